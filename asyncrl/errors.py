@@ -1,0 +1,96 @@
+"""What can go wrong, named by cause.
+
+    AsyncRLError
+    ├── ConfigError            the run description is wrong; nothing was started          exit code 2
+    │   ├── DataError          a prompt file is missing, malformed or lacks a key          exit code 2
+    │   └── PluginError        a user function does not import or has the wrong shape      exit code 2
+    ├── EngineError            a rollout engine failed
+    │   ├── EngineTimeout      no answer in time; the request was aborted                  [retry]
+    │   ├── EngineLost         the connection or the server is gone                        [retry]
+    │   └── EngineRejected     the server refused the request (4xx)
+    ├── RewardFailed           a reward function raised on one sample                      [budget]
+    ├── FilterFailed           a filter raised on one group                                    [budget]
+    ├── SampleFailed           one sample failed after its last retry                      [budget]
+    ├── FailureBudgetSpent     too many groups failed in a row; the run stops
+    ├── FilterBudgetSpent      the filter rejected too many groups in a row; the run stops
+    ├── ServerFailed           a process that we started died or did not get ready
+    ├── TrainerFailed          a trainer rank died, raised or did not answer in time
+    ├── NonFiniteLoss          the loss is NaN or infinite; no weights were changed
+    ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
+    └── Stalled                nothing moved for too long; the message says who waits for whom
+
+Errors marked [retry] are tried again, with the tokens that are already there kept; those marked [budget] cost one
+group.  Any other exception is a bug and ends the run.  Arguments are kept in ``args``, so every error pickles.
+"""
+
+
+class AsyncRLError(Exception):
+    """Base of every failure that this package names."""
+
+
+class ConfigError(AsyncRLError, ValueError):
+    """The run description is wrong; nothing was started."""
+
+
+class DataError(ConfigError):
+    """A prompt file is missing, malformed or lacks a key."""
+
+
+class PluginError(ConfigError):
+    """A user function does not import or has the wrong shape."""
+
+
+class EngineError(AsyncRLError):
+    """A rollout engine failed."""
+
+
+class EngineTimeout(EngineError, TimeoutError):
+    """No answer in time; the request was aborted."""
+
+
+class EngineLost(EngineError, ConnectionError):
+    """The connection or the server is gone."""
+
+
+class EngineRejected(EngineError):
+    """The server refused the request."""
+
+
+class RewardFailed(AsyncRLError):
+    """A reward function raised on one sample."""
+
+
+class FilterFailed(AsyncRLError):
+    """A filter raised on one group."""
+
+
+class SampleFailed(AsyncRLError):
+    """One sample failed after its last retry."""
+
+
+class FailureBudgetSpent(AsyncRLError):
+    """Too many groups failed in a row."""
+
+
+class FilterBudgetSpent(AsyncRLError):
+    """The filter rejected too many groups in a row."""
+
+
+class ServerFailed(AsyncRLError):
+    """A process that we started died or did not get ready."""
+
+
+class TrainerFailed(AsyncRLError):
+    """A trainer rank died, raised or did not answer in time."""
+
+
+class NonFiniteLoss(AsyncRLError, ArithmeticError):
+    """The loss is NaN or infinite; no weights were changed."""
+
+
+class WeightUpdateFailed(AsyncRLError):
+    """Engines and trainer no longer agree on the weights."""
+
+
+class Stalled(AsyncRLError, TimeoutError):
+    """Nothing moved for too long."""

@@ -1,0 +1,93 @@
+"""What rooms promise each other.  For each promise there is a fake in ``engines/fake.py`` and a contract test."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from asyncrl.types import (
+    Batch,
+    Chunk,
+    FinishReason,
+    Prompt,
+    Request,
+    Sample,
+    ScoredGroup,
+    TrainReport,
+    UpdateReport,
+    Weights,
+)
+
+
+class RolloutEngine(Protocol):
+    """Turns prompts into tokens.  Safe to call from many tasks at once."""
+
+    async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
+        """Sample one answer, calling ``on_chunk`` with its tokens as they arrive, in order.
+
+        Every token that the caller is charged for went through ``on_chunk`` exactly once, also when this raises.
+        A weight update during the call does not end it.  Cancelling the caller aborts the request on the server.
+        Raises EngineTimeout, EngineLost or EngineRejected.
+        """
+
+    async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        """Log-probs of ``token_ids[start:]`` at temperature 1, each given all tokens before it, under the weights now
+        served.
+
+        Raises EngineTimeout, EngineLost or EngineRejected.
+        """
+
+
+class WeightUpdater(Protocol):
+    """Carries the trainer's weights to every engine."""
+
+    async def push(self, weights: Weights) -> UpdateReport:
+        """Return once every engine samples from the trainer's present weights, labelled ``weights``.
+
+        Requests in flight are paused, not lost.  Cancelling in mid-update leaves the engines unusable.
+        Raises WeightUpdateFailed.
+        """
+
+
+class Trainer(Protocol):
+    """Makes weights."""
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """Run one step; the new weights stay in the trainer until they are pushed.
+
+        The gradient depends on the batch's content alone, not on how it is packed.
+        Raises NonFiniteLoss (weights unchanged) or TrainerFailed.
+        """
+
+    async def save(self, path: Path) -> None:
+        """Write the present weights to ``path`` in Hugging Face format.  Raises TrainerFailed."""
+
+
+class PromptSource(Protocol):
+    """Endless prompts, each epoch a fresh permutation, the same for the same seed."""
+
+    def take(self) -> Prompt:
+        """The next prompt.  Never waits."""
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, without special tokens added."""
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        """Text, special tokens left out."""
+
+
+class RewardFn(Protocol):
+    """What an answer is worth."""
+
+    async def __call__(self, prompt: Prompt, sample: Sample, /) -> float:
+        """One finite number.  May raise anything; that costs the group."""
+
+
+class KeepFn(Protocol):
+    """Which groups to keep (dynamic sampling)."""
+
+    def __call__(self, group: ScoredGroup, /) -> str | None:
+        """``None`` to keep the group, or a short reason for dropping it, which becomes a metric."""
