@@ -1,0 +1,1 @@
+"""Who makes tokens, who makes weights, where they run."""

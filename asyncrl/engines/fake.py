@@ -1,0 +1,169 @@
+"""Engines, trainer and weight updates that compute nothing: they keep the same promises, on any clock, in no time.
+
+For tests of scheduling, never for a run.  A contract test holds the fake and the real engine to the same promises.
+"""
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from asyncrl.errors import EngineError
+from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
+
+VOCABULARY = 64
+
+
+def eight_tokens(request: Request) -> int:
+    """The default length of an answer."""
+    return 8
+
+
+class FakeEngine:
+    """Writes ``lengths(request)`` pseudo-random tokens, ``chunk`` at a time, at a steady rate.
+
+    ``failures`` maps a request id to the error raised after its first chunk.
+    """
+
+    def __init__(
+        self,
+        lengths: Callable[[Request], int] = eight_tokens,
+        *,
+        seconds_per_token: float = 0.01,
+        chunk: int = 4,
+        failures: dict[str, EngineError] | None = None,
+    ) -> None:
+        self.busy = 0
+        self.most_busy = 0
+        self.requests: list[Request] = []
+        self._version = 0
+        self._lengths = lengths
+        self._seconds_per_token = seconds_per_token
+        self._chunk = chunk
+        self._failures = failures or {}
+        self._going_on = asyncio.Event()
+        self._going_on.set()
+
+    async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
+        """See ``RolloutEngine.generate``."""
+        self.requests.append(request)
+        self.busy += 1
+        self.most_busy = max(self.most_busy, self.busy)
+        try:
+            return await self._write(request, on_chunk)
+        finally:
+            self.busy -= 1
+
+    async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        """See ``RolloutEngine.score``."""
+        await asyncio.sleep(self._seconds_per_token)
+        return tuple(
+            _logprob(token_ids[place - 1], token_ids[place], self._version) for place in range(start, len(token_ids))
+        )
+
+    async def pause(self) -> None:
+        """Hold every request where it is."""
+        self._going_on.clear()
+
+    def go_on(self, version: int) -> None:
+        """Let requests go on, under ``version``."""
+        self._version = version
+        self._going_on.set()
+
+    async def _write(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
+        wanted, limit = self._lengths(request), request.sampling.max_new_tokens
+        length, last, written = min(wanted, limit), request.token_ids[-1], 0
+        while written < length:
+            version, size = self._version, min(self._chunk, length - written)
+            await asyncio.sleep(size * self._seconds_per_token)
+            await self._going_on.wait()
+            tokens = [_token(request.seed, len(request.token_ids) + written + place) for place in range(size)]
+            logprobs = [
+                _logprob(before, token, version) for before, token in zip([last, *tokens], tokens, strict=False)
+            ]
+            on_chunk(Chunk(token_ids=tuple(tokens), logprobs=tuple(logprobs), version=version))
+            written, last = written + size, tokens[-1]
+            if request.request_id in self._failures:
+                raise self._failures[request.request_id]
+        return FinishReason.STOP if wanted <= limit else FinishReason.LENGTH
+
+
+class FakeUpdater:
+    """Puts new versions into fake engines, with a pause."""
+
+    def __init__(self, *engines: FakeEngine, seconds: float = 0.1) -> None:
+        self.pushed: list[Weights] = []
+        self._engines = engines
+        self._seconds = seconds
+
+    async def push(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.push``."""
+        for engine in self._engines:
+            await engine.pause()
+        await asyncio.sleep(self._seconds)
+        for engine in self._engines:
+            engine.go_on(weights.version)
+        self.pushed.append(weights)
+        return UpdateReport(pause_s=self._seconds, total_s=self._seconds, num_bytes=0)
+
+
+class FakeTrainer:
+    """Takes ``seconds`` for a step and remembers the batches."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.batches: list[Batch] = []
+        self.saved: list[Path] = []
+        self._seconds = seconds
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """See ``Trainer.train``."""
+        await asyncio.sleep(self._seconds)
+        self.batches.append(batch)
+        return TrainReport(
+            loss=0.0,
+            grad_norm=1.0,
+            clip_fraction=0.0,
+            entropy=math.log(VOCABULARY),
+            learning_rate=0.0,
+            seconds=self._seconds,
+            logprobs=tuple(scored.sample.logprobs for group in batch.groups for scored in group.samples),
+        )
+
+    async def save(self, path: Path) -> None:
+        """See ``Trainer.save``."""
+        self.saved.append(path)
+
+
+class FakePrompts:
+    """Numbered prompts; remembers what was taken."""
+
+    def __init__(self, rows: int = 1_000_000) -> None:
+        self.taken = 0
+        self._rows = rows
+
+    def take(self) -> Prompt:
+        """See ``PromptSource.take``."""
+        epoch, row = divmod(self.taken, self._rows)
+        self.taken += 1
+        return Prompt(row=row, epoch=epoch, text=str(row), token_ids=(1 + row % (VOCABULARY - 1), 2, 3), label=str(row))
+
+
+class FakeTokenizer:
+    """One number per token."""
+
+    def encode(self, text: str) -> list[int]:
+        """See ``Tokenizer.encode``."""
+        return [int(word) for word in text.split()]
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        """See ``Tokenizer.decode``."""
+        return " ".join(map(str, token_ids))
+
+
+def _token(seed: int, position: int) -> int:
+    return hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=1).digest()[0] % VOCABULARY
+
+
+def _logprob(before: int, token: int, version: int) -> float:
+    return -0.01 - (before * 13 + token * 7 + version) % 97 / 97

@@ -1,0 +1,82 @@
+"""What a run came to, in one table at its end."""
+
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.metrics.history import History
+from asyncrl.metrics.logs import LOG_FILE
+from asyncrl.metrics.progress import Plan
+from asyncrl.metrics.sinks import METRICS_FILE, TENSORBOARD_FOLDER
+from asyncrl.metrics.timeline import TIMELINE_FILE
+from asyncrl.metrics.words import bottleneck, duration, percent, share, short_s
+
+_FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
+
+_PLACES = {
+    METRICS_FILE: "every number of every step",
+    TENSORBOARD_FOLDER: "the same: tensorboard --logdir",
+    TIMELINE_FILE: "who did what when: open in ui.perfetto.dev",
+    LOG_FILE: "the whole log",
+}
+
+
+def closing_table(history: History, plan: Plan, wall_s: float, run_dir: Path) -> Table:
+    """The run in numbers, and where to look for more; ``history`` has been a sink of the run."""
+    table = Table(box=SIMPLE_HEAD, show_header=False, title_justify="left", title_style="bold", pad_edge=False)
+    table.title = Text(f"asyncrl · {plan.name}")
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    _add_outcome(table, history, plan, wall_s)
+    _add_tokens(table, history)
+    _add_timing(table, history, plan)
+    _add_places(table, run_dir)
+    return table
+
+
+def _add_outcome(table: Table, history: History, plan: Plan, wall_s: float) -> None:
+    table.add_row("steps", f"{history.steps:,} of {plan.num_steps:,} in {duration(wall_s)}")
+    table.add_row("held-out accuracy", _held_out(history))
+    if history.first_reward is not None:
+        table.add_row("reward", f"{history.first_reward:.3f} → {history.last_reward:.3f}")
+
+
+def _held_out(history: History) -> Text:
+    if history.first_accuracy is None or history.last_accuracy is None:
+        return Text("not measured", style="dim")
+    (first_step, first), (last_step, last) = history.first_accuracy, history.last_accuracy
+    if first_step == last_step:
+        return Text.assemble(f"{last:.3f}", (f"  at step {last_step}", "dim"))
+    return Text.assemble(f"{first:.3f} → {last:.3f}", (f"  at steps {first_step} → {last_step}", "dim"))
+
+
+def _add_tokens(table: Table, history: History) -> None:
+    generated = history.last.get("tokens/generated", 0)
+    width = len(f"{generated:,}")
+    table.add_section()
+    table.add_row("tokens generated", f"{generated:,}  {history.tokens_per_s:,.0f} tokens/s")
+    for fate in _FATES:
+        tokens = history.last.get(f"tokens/{fate}", 0)
+        table.add_row(f"  {fate}", f"{tokens:>{width},}  {percent(share(tokens, generated)):>5}")
+
+
+def _add_timing(table: Table, history: History, plan: Plan) -> None:
+    most = "no token trained" if history.max_lag is None else f"max {history.max_lag}, bound {plan.max_staleness}"
+    over = history.max_lag is not None and history.max_lag > plan.max_staleness
+    table.add_section()
+    table.add_row("lag", Text(most, style="red" if over else ""))
+    if history.updates:
+        table.add_row("weight updates", f"{history.updates:,}, mean pause {short_s(history.mean_pause_s)}")
+    table.add_row("trainer waited", f"{percent(history.trainer_waited)} of the time")
+    table.add_row("engines idle", f"{percent(history.engines_idle)} of the time")
+    table.add_row("the run was", bottleneck(history.trainer_waited, history.engines_idle))
+
+
+def _add_places(table: Table, run_dir: Path) -> None:
+    table.add_section()
+    table.add_row("where to look", Text(str(run_dir)))
+    for name, meaning in _PLACES.items():
+        if (run_dir / name).exists():
+            table.add_row(f"  {name}", meaning)

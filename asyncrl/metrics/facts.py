@@ -1,0 +1,86 @@
+"""What a stage can say about itself, as frozen snapshots; the reporter turns them into numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from asyncrl.types import Batch, EvalReport, TrainReport, UpdateReport, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """Where every generated token of the run went.  ``generated`` is the sum of all the others, always."""
+
+    generated: int = 0
+    trained: int = 0
+    masked: int = 0
+    """In a trained group, left out of its loss."""
+    filtered: int = 0
+    """In a group that the filter dropped."""
+    stale: int = 0
+    """Too old to train on."""
+    failed: int = 0
+    """In a group that failed."""
+    held: int = 0
+    """In groups in flight, buffered, or in the batch being trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCounts:
+    """Where every admitted group of the run went.  ``admitted`` is the sum of all the others, always."""
+
+    admitted: int = 0
+    trained: int = 0
+    filtered: int = 0
+    stale: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    """Admitted and not yet scored."""
+    buffered: int = 0
+    """Scored and kept, waiting for a batch."""
+    training: int = 0
+    """In the batch being trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """What the scheduler holds now."""
+
+    tokens: TokenCounts
+    groups: GroupCounts
+    filter_reasons: Mapping[str, int]
+    """Groups dropped by the filter, by its reason, over the whole run."""
+    retries: int
+    """Attempts after the first, over the whole run."""
+    samples_in_flight: int
+    """Slots in use."""
+    slots: int
+    """Slots in all."""
+    weights: Weights
+    """What the engines serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """One training step, from the moment the trainer was free to the moment it is free again."""
+
+    batch: Batch
+    report: TrainReport
+    update: UpdateReport | None
+    """The push that followed this step, if one was due."""
+    evaluation: EvalReport | None
+    """An evaluation that finished since the last step."""
+    scheduler: SchedulerStats
+    """After the step."""
+    trainer_waited_s: float
+    """For a batch."""
+    engines_idle_s: float
+    """With no sample in flight at all, within this step."""
+    train_s: float
+    """Training, seen from the controller."""
+    step_s: float
+    """The whole step: waiting, training, pushing."""
+    loop_lag_ms: float
+    """Longest delay of the controller's event loop."""
+    logprob_diff: float | None
+    """Mean absolute difference between engine and trainer log-probs of the same tokens under the same weights; None
+    when the engines serve other weights than the trainer held."""

@@ -1,0 +1,95 @@
+"""What views and the closing table remember of a run's rows."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from asyncrl.metrics.sinks import Row
+from asyncrl.metrics.words import share
+
+_RECENT_STEPS = 40
+"""Steps in the sparkline and in the estimate of the time left; 40 blocks fit a terminal of 80 columns."""
+
+
+@dataclass(slots=True)
+class History:
+    """Sums and extremes of the rows written to it; a sink, of constant size."""
+
+    steps: int = 0
+    last: Row = field(default_factory=dict)
+    """Row of the last step."""
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+    """Mean rewards of recent steps."""
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+    """Durations of recent steps."""
+    first_reward: float | None = None
+    last_reward: float | None = None
+    first_accuracy: tuple[int, float] | None = None
+    """Step of the weights, and their accuracy."""
+    last_accuracy: tuple[int, float] | None = None
+    max_lag: int | None = None
+    updates: int = 0
+    pause_s: float = 0.0
+    step_s: float = 0.0
+    trainer_waited_s: float = 0.0
+    engines_idle_s: float = 0.0
+    generated: float = 0.0
+    """Tokens generated within these steps; a resumed run has more behind it."""
+
+    def write(self, row: Row, /) -> None:
+        """Remember one row."""
+        self._remember_accuracy(row)
+        if "time/step_s" not in row:
+            return  # an evaluation on its own
+        self.steps += 1
+        self.last = row
+        self._remember_reward(row)
+        self._remember_lag(row)
+        self._remember_times(row)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    @property
+    def mean_pause_s(self) -> float:
+        """Per weight update."""
+        return share(self.pause_s, self.updates)
+
+    @property
+    def trainer_waited(self) -> float:
+        """Share of the time of all steps."""
+        return share(self.trainer_waited_s, self.step_s)
+
+    @property
+    def engines_idle(self) -> float:
+        """Share of the time of all steps."""
+        return share(self.engines_idle_s, self.step_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated, over the time of all steps."""
+        return share(self.generated, self.step_s)
+
+    def _remember_accuracy(self, row: Row) -> None:
+        if "eval/accuracy" in row:
+            self.last_accuracy = (int(row["eval/step"]), row["eval/accuracy"])
+            self.first_accuracy = self.first_accuracy or self.last_accuracy
+
+    def _remember_reward(self, row: Row) -> None:
+        if "reward/mean" in row:
+            self.last_reward = row["reward/mean"]
+            self.first_reward = self.last_reward if self.first_reward is None else self.first_reward
+            self.rewards.append(self.last_reward)
+
+    def _remember_lag(self, row: Row) -> None:
+        if "lag/max" in row:
+            self.max_lag = max(int(row["lag/max"]), self.max_lag or 0)
+
+    def _remember_times(self, row: Row) -> None:
+        self.recent_s.append(row["time/step_s"])
+        self.step_s += row["time/step_s"]
+        self.trainer_waited_s += row["time/trainer_waited_s"]
+        self.engines_idle_s += row["time/engines_idle_s"]
+        self.generated += row.get("throughput/tokens_generated_per_s", 0.0) * row["time/step_s"]
+        if "time/update_pause_s" in row:
+            self.updates += 1
+            self.pause_s += row["time/update_pause_s"]

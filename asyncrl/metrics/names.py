@@ -1,0 +1,77 @@
+"""Every number that a run reports: its name, unit and meaning, declared once.
+
+A part of a name in capitals stands for any text: ``filter/REASON``.  ``docs/metrics.md`` lists them all; a test keeps
+it so.  A number that does not exist (no update followed the step, no token was trained) is left out of its row.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One reported number."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("step", "step", "training step of this row, counted from 0"),
+    Metric("version", "push", "weights that the engines serve after the step, counted in pushes"),
+    Metric("reward/mean", "reward", "mean reward of the samples of the batch"),
+    Metric("reward/std", "reward", "standard deviation of the same rewards"),
+    Metric("eval/accuracy", "reward", "mean reward on held-out prompts; with several sets, the mean over the sets"),
+    Metric("eval/NAME/accuracy", "reward", "the same for one set; only with several sets"),
+    Metric("eval/failed", "sample", "held-out answers left out because an engine or the reward failed"),
+    Metric("eval/version", "push", "weights that were served when the evaluation began"),
+    Metric("eval/step", "step", "training steps that made those weights"),
+    Metric("lag/max", "step", "largest lag of a trained token: step trained in minus step of its weights"),
+    Metric("lag/mean", "step", "mean lag over trained tokens"),
+    Metric("tokens/generated", "token", "generated so far: the sum of the six below"),
+    Metric("tokens/trained", "token", "trained on so far"),
+    Metric("tokens/masked", "token", "in a trained group, left out of its loss, so far"),
+    Metric("tokens/filtered", "token", "in a group that the filter dropped, so far"),
+    Metric("tokens/stale", "token", "too old to train on, so far"),
+    Metric("tokens/failed", "token", "in a group that failed, so far"),
+    Metric("tokens/held", "token", "in groups in flight, buffered or being trained, now"),
+    Metric("groups/admitted", "group", "admitted so far: the sum of the seven below"),
+    Metric("groups/trained", "group", "trained on so far"),
+    Metric("groups/filtered", "group", "dropped by the filter so far"),
+    Metric("groups/stale", "group", "dropped as too old so far"),
+    Metric("groups/failed", "group", "failed so far"),
+    Metric("groups/in_flight", "group", "admitted and not yet scored, now"),
+    Metric("groups/buffered", "group", "kept and waiting for a batch, now"),
+    Metric("groups/training", "group", "in the batch being trained, now"),
+    Metric("filter/REASON", "group", "dropped by the filter for this reason, so far"),
+    Metric("retries", "attempt", "attempts after a sample's first, so far"),
+    Metric("samples/in_flight", "sample", "slots in use, now"),
+    Metric("samples/slots", "sample", "slots in all"),
+    Metric("response/tokens_mean", "token", "mean length of the batch's answers"),
+    Metric("response/tokens_max", "token", "longest answer of the batch"),
+    Metric("response/truncated", "share", "answers of the batch that were cut at the length limit, 0 to 1"),
+    Metric("time/step_s", "s", "the whole step: waiting, training, pushing"),
+    Metric("time/train_s", "s", "training, seen from the controller"),
+    Metric("time/trainer_waited_s", "s", "the trainer waited for a batch, within the step"),
+    Metric("time/engines_idle_s", "s", "no sample at all was in flight, within the step"),
+    Metric("time/update_pause_s", "s", "generation stood still for the weight update after the step"),
+    Metric("time/update_s", "s", "the whole of that update"),
+    Metric("time/loop_lag_ms", "ms", "longest delay of the controller's event loop"),
+    Metric("throughput/tokens_generated_per_s", "token/s", "generated within the step, over its time"),
+    Metric("throughput/tokens_trained_per_s", "token/s", "trained on within the step, over its time"),
+    Metric("train/loss", "", "loss of the step"),
+    Metric("train/grad_norm", "", "gradient norm before clipping"),
+    Metric("train/clip_fraction", "share", "trained tokens whose probability ratio was clipped, 0 to 1"),
+    Metric("train/entropy", "nat", "mean policy entropy per trained token"),
+    Metric("train/lr", "", "learning rate"),
+    Metric("train/logprob_diff", "nat", "mean difference of engine and trainer log-probs under the same weights"),
+)
+
+
+def is_declared(name: str) -> bool:
+    """Whether ``name`` is one of ``METRICS``, capitals standing for any text."""
+    return _DECLARED.fullmatch(name) is not None
+
+
+_DECLARED = re.compile("|".join(re.sub(r"[A-Z]{2,}", ".+", re.escape(metric.name)) for metric in METRICS))

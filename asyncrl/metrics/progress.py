@@ -1,0 +1,293 @@
+"""What a person sees while a run goes on: a live panel on a terminal, one line per step elsewhere."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rich.box import ROUNDED
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.metrics.facts import SchedulerStats, StepFacts
+from asyncrl.metrics.history import History
+from asyncrl.metrics.sinks import Row
+from asyncrl.metrics.words import bottleneck, duration, share, short_s, sparkline, who_waits
+
+_REDRAWS_PER_S = 2
+"""Enough for a clock; calm to look at."""
+_PANEL_WIDTH = 100
+"""At most, in columns: wider lines are harder to read."""
+_LINES_PER_HEADER = 20
+"""So that one header is on the screen of 24 lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run set out to do, as far as a view shows it."""
+
+    name: str
+    num_steps: int
+    max_staleness: int
+
+
+class View(Protocol):
+    """Shows a run to a person.  Returns at once; never raises for lack of a terminal."""
+
+    def phase(self, text: str) -> None:
+        """Something that takes a while begins, and what was going on before is over.  The view shows its time."""
+
+    def step(self, row: Row, facts: StepFacts) -> None:
+        """A step is done; so is the phase, if one was shown."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line that stays."""
+
+    def close(self) -> None:
+        """Leave the screen as it is and give it back.  May be called again."""
+
+
+def open_view(mode: Literal["auto", "live", "lines"], console: Console, plan: Plan) -> View:
+    """The view that ``--progress`` asks for; auto is live on a terminal that can draw it."""
+    can_draw = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
+    if mode == "live" or (mode == "auto" and can_draw):
+        return LiveView(console, plan)
+    return LineView(console, plan)
+
+
+class LiveView:
+    """A panel that is redrawn in place.  What else is written through ``console``, or to stdout, scrolls above it."""
+
+    def __init__(self, console: Console, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._plan = plan
+        self._clock = clock
+        self._started_s = clock()
+        self._history = History()
+        self._body: tuple[RenderableType, ...] = ()
+        self._phase: _Phase | None = None
+        # Rich redraws from a thread of its own, also while the event loop is blocked: it reads whole values only.
+        self._live = Live(get_renderable=self.__rich__, console=console, refresh_per_second=_REDRAWS_PER_S)
+        self._live.start()
+
+    def phase(self, text: str) -> None:
+        """Something that takes a while begins."""
+        self._end_phase()
+        self._phase = _Phase(text, self._clock())
+        self._live.refresh()
+
+    def step(self, row: Row, facts: StepFacts) -> None:
+        """A step is done."""
+        self._end_phase()
+        self._history.write(row)
+        self.gauges(facts.scheduler)
+        self._live.refresh()
+
+    def gauges(self, stats: SchedulerStats) -> None:
+        """Show what the scheduler holds now; to be called in the middle of long steps."""
+        if self._history.steps:
+            self._body = (_bar(self._plan, self._history), Text(), _board(self._plan, self._history, stats))
+
+    def note(self, text: str) -> None:
+        """A line that stays, above the panel."""
+        self._console.print(Text(text))
+
+    def close(self) -> None:
+        """Leave the last panel on the screen."""
+        self._phase = None
+        self._live.stop()
+
+    def _end_phase(self) -> None:
+        phase, self._phase = self._phase, None
+        if phase is not None and self._history.steps == 0:  # later ones come again with every step
+            took = Text(f"  {short_s(self._clock() - phase.started_s)}", style="dim")
+            self._console.print(Text.assemble(("✓ ", "green"), phase.text, took))
+
+    def __rich__(self) -> RenderableType:
+        phase = self._phase
+        doing = phase.draw(self._clock()) if phase else Text()
+        if not self._body:
+            return doing
+        return Panel(
+            Group(*self._body, Text(), doing),  # a line is kept for it: the height never changes
+            box=ROUNDED,
+            border_style="dim",
+            title=Text(f"asyncrl · {self._plan.name}"),
+            title_align="left",
+            subtitle=f"{duration(self._clock() - self._started_s)} elapsed",
+            subtitle_align="right",
+            width=min(self._console.width, _PANEL_WIDTH),
+            padding=(1, 2, 0, 2),
+        )
+
+
+class LineView:
+    """One plain line per step, in columns, with a header now and then.  Fits 80 columns up to 999 steps."""
+
+    def __init__(self, console: Console, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._plan = plan
+        self._clock = clock
+        self._started_s = clock()
+        self._history = History()
+
+    def phase(self, text: str) -> None:
+        """Say that it begins."""
+        self._say(f"[{duration(self._clock() - self._started_s)}] {text}")
+
+    def step(self, row: Row, facts: StepFacts) -> None:
+        """Say how it went; a held-out accuracy gets a line of its own."""
+        if self._history.steps % _LINES_PER_HEADER == 0:
+            self._say(_aligned(tuple(_COLUMNS)))
+        self._history.write(row)
+        self._say(_aligned(_cells(self._plan, self._history, row)))
+        if "eval/accuracy" in row:
+            self.note(f"held-out accuracy {_accuracies(self._history)}")
+
+    def note(self, text: str) -> None:
+        """Say it."""
+        self._say(text)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Phase:
+    def __init__(self, text: str, started_s: float) -> None:
+        self.text = text
+        self.started_s = started_s
+        self._spinner = Spinner("dots", style="cyan")
+
+    def draw(self, now_s: float) -> RenderableType:
+        self._spinner.update(text=Text.assemble(self.text, (f" ({now_s - self.started_s:.0f} s)", "dim")))
+        return self._spinner
+
+
+def _bar(plan: Plan, history: History) -> RenderableType:
+    done = int(history.last["step"]) + 1
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True, justify="right")
+    bar = ProgressBar(total=plan.num_steps, completed=done, complete_style="cyan", finished_style="green")
+    left = duration(_left_s(plan, history))
+    grid.add_row(Text(f"step {done}/{plan.num_steps}", style="bold"), bar, Text(f"{left} left"))
+    return grid
+
+
+def _board(plan: Plan, history: History, stats: SchedulerStats) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column()
+    row = history.last
+    facts: dict[str, str | Text] = {
+        "reward": _reward(history),
+        "held-out": _held_out(history),
+        "generated": f"{row.get('throughput/tokens_generated_per_s', 0):,.0f} tokens/s",
+        "in flight": _in_flight(stats),
+        "lag": _lag(plan, row),
+        "weights": _pause(row),
+        "waiting": f"{who_waits(*_waits(row))} of the step",
+    }
+    for label, text in facts.items():
+        grid.add_row(label, text)
+    return grid
+
+
+def _reward(history: History) -> Text:
+    row = history.last
+    number = f"{row['reward/mean']:.3f} ± {row['reward/std']:.3f}" if "reward/mean" in row else "none"
+    return Text.assemble(number, "  ", (sparkline(history.rewards), "cyan"))
+
+
+def _held_out(history: History) -> Text:
+    if history.last_accuracy is None:
+        return Text("not measured", style="dim")
+    return Text.assemble(_accuracies(history, arrow="→"), (f"  at step {history.last_accuracy[0]}", "dim"))
+
+
+def _accuracies(history: History, arrow: str = "->") -> str:
+    if history.first_accuracy is None or history.last_accuracy is None:
+        return "not measured"
+    first, last = history.first_accuracy[1], history.last_accuracy[1]
+    return f"{last:.3f}" if history.first_accuracy is history.last_accuracy else f"{first:.3f} {arrow} {last:.3f}"
+
+
+def _in_flight(stats: SchedulerStats) -> str:
+    return f"{stats.samples_in_flight:,} of {stats.slots:,} samples; groups buffered: {stats.groups.buffered:,}"
+
+
+def _lag(plan: Plan, row: Row) -> Text:
+    if "lag/max" not in row:
+        return Text("no token trained", style="dim")
+    over = row["lag/max"] > plan.max_staleness
+    most = f"max {row['lag/max']}"
+    return Text.assemble((most, "red" if over else ""), f", mean {row['lag/mean']:.2f}, bound {plan.max_staleness}")
+
+
+def _pause(row: Row) -> Text:
+    if "time/update_pause_s" not in row:
+        return Text("no update after this step", style="dim")
+    return Text(f"paused {short_s(row['time/update_pause_s'])} of a {short_s(row['time/update_s'])} update")
+
+
+def _waits(row: Row) -> tuple[float, float]:
+    step_s = row["time/step_s"]
+    return share(row["time/trainer_waited_s"], step_s), share(row["time/engines_idle_s"], step_s)
+
+
+def _left_s(plan: Plan, history: History) -> float:
+    steps = max(0, plan.num_steps - int(history.last["step"]) - 1)
+    return steps * share(sum(history.recent_s), len(history.recent_s))
+
+
+_COLUMNS = {
+    "step": 7,
+    "reward": 6,
+    "tok/s": 7,
+    "in flight": 9,
+    "ready": 5,
+    "lag": 6,
+    "pause": 5,
+    "left": 7,
+    "who waits": 11,
+}
+"""Header and width of each column of LineView; ``ready`` are groups buffered, ``lag`` is largest/mean."""
+
+
+def _cells(plan: Plan, history: History, row: Row) -> tuple[str, ...]:
+    return (
+        f"{row['step'] + 1}/{plan.num_steps}",
+        f"{row['reward/mean']:.3f}" if "reward/mean" in row else "-",
+        f"{row.get('throughput/tokens_generated_per_s', 0):,.0f}",
+        f"{row['samples/in_flight']}/{row['samples/slots']}",
+        f"{row['groups/buffered']}",
+        f"{row['lag/max']}/{row['lag/mean']:.2f}" if "lag/max" in row else "-",
+        f"{row['time/update_pause_s']:.2f}s" if "time/update_pause_s" in row else "-",
+        duration(_left_s(plan, history)),
+        _waits_briefly(*_waits(row)),
+    )
+
+
+def _aligned(cells: tuple[str, ...]) -> str:
+    *numbers, last = cells
+    right = [cell.rjust(width) for cell, width in zip(numbers, _COLUMNS.values(), strict=False)]
+    return "  ".join([*right, last])
+
+
+def _waits_briefly(trainer_waited: float, engines_idle: float) -> str:
+    trainer, engines = f"{100 * trainer_waited:.0f}", f"{100 * engines_idle:.0f}"
+    return {
+        "rollout-bound": f"trainer {trainer}%",
+        "trainer-bound": f"engines {engines}%",
+        "taking turns": f"both {trainer}/{engines}%",
+        "overlapped": "nobody",
+    }[bottleneck(trainer_waited, engines_idle)]

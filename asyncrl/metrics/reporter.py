@@ -1,0 +1,180 @@
+"""One step in, one row of numbers out.  Knows no backend: a row goes to every sink."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
+from asyncrl.metrics.sinks import Row, Sink
+from asyncrl.types import Batch, EvalReport, FinishReason, Sample, TrainReport, UpdateReport
+
+
+class Reporter:
+    """Turns facts into rows and hands each row to every sink.
+
+    It reads each token of a batch once (about 6 ns) and the sinks write to files: with batches of millions of tokens,
+    call ``step`` in a thread.  The caller closes; that closes the sinks.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], before: TokenCounts | None = None) -> None:
+        """``before`` are the counts that a resumed run starts from."""
+        self._sinks = tuple(sinks)
+        self._before = before or TokenCounts()
+
+    def step(self, facts: StepFacts) -> Row:
+        """Report one step and return its row."""
+        numbers = row(facts, self._before)
+        self._before = facts.scheduler.tokens
+        return self._write(numbers)
+
+    def evaluated(self, report: EvalReport) -> Row:
+        """Report an evaluation that no step follows, such as the one after the last step."""
+        return self._write({"step": report.weights.step, **_evaluation(report)})
+
+    def close(self) -> None:
+        """Close every sink, also when one of them raises."""
+        with ExitStack() as closing:
+            for sink in self._sinks:
+                closing.callback(sink.close)
+
+    def _write(self, numbers: Row) -> Row:
+        for sink in self._sinks:
+            sink.write(numbers)
+        return numbers
+
+
+def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
+    """All numbers of one step by name; ``before`` are the token counts at the end of the step before."""
+    return {
+        "step": facts.batch.step,
+        "version": facts.scheduler.weights.version,
+        **_rewards(facts.batch),
+        **(_evaluation(facts.evaluation) if facts.evaluation else {}),
+        **_lags(facts.batch),
+        **_tokens(facts.scheduler.tokens),
+        **_groups(facts.scheduler.groups),
+        **_scheduler(facts.scheduler),
+        **_responses(facts.batch),
+        **_times(facts),
+        **(_update(facts.update) if facts.update else {}),
+        **(_throughput(facts.scheduler.tokens, before, facts.step_s) if facts.step_s > 0 else {}),
+        **_training(facts.report),
+        **({} if facts.logprob_diff is None else {"train/logprob_diff": facts.logprob_diff}),
+    }
+
+
+def trained_lags(batch: Batch) -> Iterator[tuple[int, int]]:
+    """(lag, trained tokens) of each span of the batch that has any."""
+    for group in batch.groups:
+        for scored in group.samples:
+            for span in scored.sample.spans:
+                trained = scored.loss_mask[span.start : span.stop].count(1)
+                if trained:
+                    yield batch.step - span.weights.step, trained
+
+
+def _rewards(batch: Batch) -> dict[str, float | int]:
+    rewards = [scored.reward for group in batch.groups for scored in group.samples]
+    if not rewards:
+        return {}
+    mean = math.fsum(rewards) / len(rewards)
+    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+    return {"reward/mean": mean, "reward/std": math.sqrt(variance)}
+
+
+def _evaluation(report: EvalReport) -> dict[str, float | int]:
+    numbers: dict[str, float | int] = {
+        "eval/version": report.weights.version,
+        "eval/step": report.weights.step,
+        "eval/failed": report.num_failed,
+    }
+    if report.accuracy:
+        numbers["eval/accuracy"] = math.fsum(report.accuracy.values()) / len(report.accuracy)
+    if len(report.accuracy) > 1:
+        numbers |= {f"eval/{name}/accuracy": accuracy for name, accuracy in report.accuracy.items()}
+    return numbers
+
+
+def _lags(batch: Batch) -> dict[str, float | int]:
+    lags = list(trained_lags(batch))
+    if not lags:
+        return {}
+    tokens = sum(trained for _, trained in lags)
+    return {"lag/max": max(lag for lag, _ in lags), "lag/mean": sum(lag * trained for lag, trained in lags) / tokens}
+
+
+def _tokens(counts: TokenCounts) -> dict[str, float | int]:
+    return {
+        "tokens/generated": counts.generated,
+        "tokens/trained": counts.trained,
+        "tokens/masked": counts.masked,
+        "tokens/filtered": counts.filtered,
+        "tokens/stale": counts.stale,
+        "tokens/failed": counts.failed,
+        "tokens/held": counts.held,
+    }
+
+
+def _groups(counts: GroupCounts) -> dict[str, float | int]:
+    return {
+        "groups/admitted": counts.admitted,
+        "groups/trained": counts.trained,
+        "groups/filtered": counts.filtered,
+        "groups/stale": counts.stale,
+        "groups/failed": counts.failed,
+        "groups/in_flight": counts.in_flight,
+        "groups/buffered": counts.buffered,
+        "groups/training": counts.training,
+    }
+
+
+def _scheduler(stats: SchedulerStats) -> dict[str, float | int]:
+    return {
+        **{f"filter/{reason}": groups for reason, groups in stats.filter_reasons.items()},
+        "retries": stats.retries,
+        "samples/in_flight": stats.samples_in_flight,
+        "samples/slots": stats.slots,
+    }
+
+
+def _responses(batch: Batch) -> dict[str, float | int]:
+    samples: list[Sample] = [scored.sample for group in batch.groups for scored in group.samples]
+    if not samples:
+        return {}
+    lengths = [len(sample.token_ids) for sample in samples]
+    return {
+        "response/tokens_mean": sum(lengths) / len(lengths),
+        "response/tokens_max": max(lengths),
+        "response/truncated": sum(sample.finish is FinishReason.LENGTH for sample in samples) / len(samples),
+    }
+
+
+def _times(facts: StepFacts) -> dict[str, float | int]:
+    return {
+        "time/step_s": facts.step_s,
+        "time/train_s": facts.train_s,
+        "time/trainer_waited_s": facts.trainer_waited_s,
+        "time/engines_idle_s": facts.engines_idle_s,
+        "time/loop_lag_ms": facts.loop_lag_ms,
+    }
+
+
+def _update(report: UpdateReport) -> dict[str, float | int]:
+    return {"time/update_pause_s": report.pause_s, "time/update_s": report.total_s}
+
+
+def _throughput(now: TokenCounts, before: TokenCounts, step_s: float) -> dict[str, float | int]:
+    return {
+        "throughput/tokens_generated_per_s": (now.generated - before.generated) / step_s,
+        "throughput/tokens_trained_per_s": (now.trained - before.trained) / step_s,
+    }
+
+
+def _training(report: TrainReport) -> dict[str, float | int]:
+    return {
+        "train/loss": report.loss,
+        "train/grad_norm": report.grad_norm,
+        "train/clip_fraction": report.clip_fraction,
+        "train/entropy": report.entropy,
+        "train/lr": report.learning_rate,
+    }

@@ -1,0 +1,133 @@
+"""When everything happened: a Chrome trace that ui.perfetto.dev and chrome://tracing open.
+
+Times are the event loop's, in seconds.  What a track shows: ``trainer`` training, waiting for a batch and saving;
+``engines`` pauses and weight updates; ``evaluation`` its passes; below them one lane per slot with its samples, and
+counters.  A span costs about 3 microseconds, and one write of 64 KiB per several hundred of them.
+"""
+
+import itertools
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import orjson
+
+type Track = Literal["trainer", "engines", "evaluation"]
+
+TIMELINE_FILE = "timeline.json"
+
+_TRACKS: dict[str, int] = {"trainer": 1, "engines": 2, "evaluation": 3}
+"""Process id of each track; Perfetto shows them in this order."""
+_SAMPLES = 4
+"""Process id of the samples and the counters."""
+_BATCH_BYTES = 64 * 1024
+"""Waits in memory at most: some 400 samples, little enough to lose and to write in one go (about 30 microseconds)."""
+_BATCH_S = 2.0
+"""An event is on disk this long after it ended, provided that another one follows."""
+
+
+class Timeline(Protocol):
+    """Takes what happened, in any order.  Spans of one track, and samples of one slot, nest or do not overlap."""
+
+    def span(self, track: Track, name: str, start_s: float, stop_s: float, **args: Any) -> None:
+        """Something a track did; ``args`` are shown when it is clicked."""
+
+    def sample(self, slot: int, name: str, start_s: float, stop_s: float, **args: Any) -> None:
+        """One sample held ``slot``."""
+
+    def counter(self, name: str, at_s: float, value: float) -> None:
+        """``name`` has ``value`` from now on."""
+
+    def close(self) -> None:
+        """Finish; nothing is recorded afterwards."""
+
+
+class NoTimeline:
+    """Records nothing."""
+
+    def span(self, track: Track, name: str, start_s: float, stop_s: float, **args: Any) -> None:
+        """Do nothing."""
+
+    def sample(self, slot: int, name: str, start_s: float, stop_s: float, **args: Any) -> None:
+        """Do nothing."""
+
+    def counter(self, name: str, at_s: float, value: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class TimelineFile:
+    """Writes ``run_dir/timeline.json`` as it goes; without ``close`` only the final bracket is missing, which both
+    viewers forgive.  A resumed run leaves what is there and writes ``timeline-2.json``.  Memory stays below a batch of
+    events, however long the run."""
+
+    def __init__(self, run_dir: Path, origin_s: float) -> None:
+        """``origin_s`` is the loop time to be shown as 0."""
+        self._file = _unused(run_dir / TIMELINE_FILE).open("xb", buffering=0)
+        self._origin_s = origin_s
+        self._waiting = bytearray()
+        self._separator = b"[\n"
+        self._written_s = origin_s
+        self._slots: set[int] = set()
+        for order, (track, process) in enumerate([*_TRACKS.items(), ("samples in flight", _SAMPLES)]):
+            self._name("process_name", process, 0, name=track)
+            self._name("process_sort_index", process, 0, sort_index=order)
+            if process != _SAMPLES:
+                self._name("thread_name", process, 1, name=track)
+        self._write()
+
+    def span(self, track: Track, name: str, start_s: float, stop_s: float, **args: Any) -> None:
+        """Something a track did; ``args`` are shown when it is clicked."""
+        self._add(_TRACKS[track], 1, name, start_s, stop_s, args)
+
+    def sample(self, slot: int, name: str, start_s: float, stop_s: float, **args: Any) -> None:
+        """One sample held ``slot``."""
+        lane = slot + 1  # thread 0 would be taken for the process itself
+        if slot not in self._slots:
+            self._slots.add(slot)
+            self._name("thread_name", _SAMPLES, lane, name=f"slot {slot}")
+            self._name("thread_sort_index", _SAMPLES, lane, sort_index=slot)
+        self._add(_SAMPLES, lane, name, start_s, stop_s, args)
+
+    def counter(self, name: str, at_s: float, value: float) -> None:
+        """``name`` has ``value`` from now on."""
+        event = {"ph": "C", "name": name, "pid": _SAMPLES, "ts": self._microseconds(at_s), "args": {"value": value}}
+        self._put(event, at_s)
+
+    def close(self) -> None:
+        """Write what is waiting and the final bracket.  May be called again."""
+        if not self._file.closed:
+            self._waiting += b"\n]\n"
+            self._write()
+            self._file.close()
+
+    def _add(self, process: int, lane: int, name: str, start_s: float, stop_s: float, args: dict[str, Any]) -> None:
+        start = self._microseconds(start_s)
+        duration = self._microseconds(stop_s) - start
+        event = {"ph": "X", "name": name, "pid": process, "tid": lane, "ts": start, "dur": duration, "args": args}
+        self._put(event, stop_s)
+
+    def _name(self, what: str, process: int, lane: int, **args: Any) -> None:
+        self._put({"ph": "M", "name": what, "pid": process, "tid": lane, "args": args}, self._written_s)
+
+    def _microseconds(self, at_s: float) -> int:
+        # Both ends of a span are rounded, never its length, so that neighbours still touch and never overlap.
+        return round((at_s - self._origin_s) * 1e6)
+
+    def _put(self, event: dict[str, Any], at_s: float) -> None:
+        self._waiting += self._separator
+        self._waiting += orjson.dumps(event)
+        self._separator = b",\n"
+        if len(self._waiting) >= _BATCH_BYTES or at_s - self._written_s >= _BATCH_S:
+            self._written_s = at_s
+            self._write()
+
+    def _write(self) -> None:
+        self._file.write(self._waiting)
+        self._waiting.clear()
+
+
+def _unused(path: Path) -> Path:
+    names = itertools.chain([path], (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2)))
+    return next(name for name in names if not name.exists())

@@ -1,0 +1,101 @@
+"""Held-out prompts, answered by the same engines while training goes on.
+
+consumes      held-out prompts
+produces      one EvalReport per pass
+waits for     slots; it never holds more than half of them, so training is not starved
+unblocked by  samples that end
+on cancel     its requests are aborted on their server
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from asyncrl.errors import EngineRejected, RewardFailed, SampleFailed
+from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.plainly import plainly
+from asyncrl.pipeline.sampler import Sampler, Served
+from asyncrl.pipeline.slots import Slots
+from asyncrl.types import EvalReport, Prompt, Sample, ScoredSample, Weights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """What is evaluated."""
+
+    prompts: Mapping[str, tuple[Prompt, ...]]
+    """By data set name."""
+    samples_per_prompt: int
+
+
+class Evaluator:
+    """Runs passes over the held-out prompts, one at a time."""
+
+    def __init__(
+        self, *, held_out: HeldOut, sampler: Sampler, slots: Slots, served: Served, timeline: Timeline
+    ) -> None:
+        self._held_out = held_out
+        self._sampler = sampler
+        self._slots = slots
+        self._served = served
+        self._timeline = timeline
+        self._at_once = asyncio.Semaphore(max(1, slots.size // 2))
+
+    async def run(self) -> EvalReport:
+        """One pass.  The seeds of its draws are the same in every pass; answers that fail are left out and counted."""
+        start, weights = _now(), self._served.now
+        with plainly():
+            async with asyncio.TaskGroup() as answers:
+                tasks = {
+                    name: [
+                        answers.create_task(self._one(f"eval-{weights.version}-{name}-{row}", row, index, prompt))
+                        for row, prompt in enumerate(prompts)
+                        for index in range(self._held_out.samples_per_prompt)
+                    ]
+                    for name, prompts in self._held_out.prompts.items()
+                }
+        self._timeline.span("evaluation", f"version {weights.version}", start, _now())
+        return self._report(
+            weights, {name: [task.result() for task in answered] for name, answered in tasks.items()}, start
+        )
+
+    def _report(self, weights: Weights, answers: Mapping[str, list[ScoredSample | None]], start: float) -> EvalReport:
+        scored = {name: [answer for answer in answered if answer] for name, answered in answers.items()}
+        samples = [answer.sample for answered in scored.values() for answer in answered]
+        seen = [span.weights for sample in samples for span in sample.spans]
+        return EvalReport(
+            weights=weights,
+            newest=max(seen, key=lambda known: known.version, default=weights),
+            accuracy={
+                name: fmean(answer.reward for answer in answered) for name, answered in scored.items() if answered
+            },
+            num_samples=len(samples),
+            num_failed=sum(len(answered) for answered in answers.values()) - len(samples),
+            num_tokens=sum(len(sample.token_ids) for sample in samples),
+            seconds=_now() - start,
+        )
+
+    async def _one(self, name: str, row: int, index: int, prompt: Prompt) -> ScoredSample | None:
+        try:
+            sample = await self._generate(name, row, index, prompt)
+            return await self._sampler.score(prompt, sample)
+        except (SampleFailed, EngineRejected, RewardFailed) as error:
+            logger.warning("held-out row %d left out: %s", row, error)
+            return None
+
+    async def _generate(self, name: str, row: int, index: int, prompt: Prompt) -> Sample:
+        async with self._at_once:
+            self._slots.claim(1)
+            try:
+                draft = self._sampler.draft(index)
+                return await self._sampler.generate(name, -1 - row, prompt, draft, lambda num_tokens: None)
+            finally:
+                self._slots.unclaim(1)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

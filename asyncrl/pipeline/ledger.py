@@ -1,0 +1,106 @@
+"""The ledger: where every admitted group and every generated token went.
+
+    admitted = trained + filtered + stale + failed + outstanding          by group
+    generated = trained + masked + filtered + stale + failed + held       by token
+
+Each transition is one entry.  What is still held is counted from the data itself by whoever holds it, never derived
+from the other columns, so that the balance can be wrong, and is checked.
+"""
+
+import enum
+from collections import Counter
+
+from asyncrl.metrics.facts import GroupCounts, TokenCounts
+from asyncrl.types import GroupId, ScoredGroup
+
+
+class State(enum.Enum):
+    """Of a group that is not settled yet."""
+
+    IN_FLIGHT = "in_flight"
+    BUFFERED = "buffered"
+    TRAINING = "training"
+
+
+class Outcome(enum.Enum):
+    """How a group leaves without being trained."""
+
+    FILTERED = "filtered"
+    STALE = "stale"
+    FAILED = "failed"
+
+
+class Ledger:
+    """Entries for groups by id; tokens by count."""
+
+    def __init__(self) -> None:
+        self._states: dict[GroupId, State] = {}
+        self._groups: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+
+    def admit(self, group_id: GroupId) -> None:
+        """A group was started."""
+        if group_id in self._states:
+            raise AssertionError(f"group {group_id} was admitted twice")
+        self._states[group_id] = State.IN_FLIGHT
+        self._groups["admitted"] += 1
+
+    def generate(self, num_tokens: int) -> None:
+        """An engine delivered tokens of an admitted group."""
+        self._tokens["generated"] += num_tokens
+
+    def buffer(self, group_id: GroupId) -> None:
+        """A group was scored and kept."""
+        self._move(group_id, State.IN_FLIGHT, State.BUFFERED)
+
+    def take(self, group_id: GroupId) -> None:
+        """A group went into the batch that the trainer took."""
+        self._move(group_id, State.BUFFERED, State.TRAINING)
+
+    def train(self, group: ScoredGroup) -> None:
+        """A group was trained."""
+        self._expect(group.group_id, State.TRAINING)
+        del self._states[group.group_id]
+        trained = sum(sum(scored.loss_mask) for scored in group.samples)
+        self._groups["trained"] += 1
+        self._tokens["trained"] += trained
+        self._tokens["masked"] += group.num_tokens - trained
+
+    def drop(self, group_id: GroupId, outcome: Outcome, num_tokens: int) -> None:
+        """A group left with ``num_tokens`` generated tokens and was not trained."""
+        if self._states.pop(group_id, None) is None:
+            raise AssertionError(f"group {group_id} is {outcome.value} but was not outstanding")
+        self._groups[outcome.value] += 1
+        self._tokens[outcome.value] += num_tokens
+
+    @property
+    def outstanding(self) -> int:
+        """Groups in flight or buffered."""
+        return sum(state is not State.TRAINING for state in self._states.values())
+
+    def groups(self) -> GroupCounts:
+        """The group account now."""
+        states = Counter(state.value for state in self._states.values())
+        return GroupCounts(**{**self._groups, **states})
+
+    def tokens(self, held: int) -> TokenCounts:
+        """The token account now, given what is held."""
+        return TokenCounts(**self._tokens, held=held)
+
+    def _move(self, group_id: GroupId, old: State, new: State) -> None:
+        self._expect(group_id, old)
+        self._states[group_id] = new
+
+    def _expect(self, group_id: GroupId, state: State) -> None:
+        if self._states.get(group_id) is not state:
+            raise AssertionError(f"group {group_id} is {self._states.get(group_id)}, expected {state}")
+
+
+def check_balance(tokens: TokenCounts, groups: GroupCounts) -> None:
+    """Raise AssertionError when an account does not balance: something was lost or counted twice."""
+    spent = tokens.trained + tokens.masked + tokens.filtered + tokens.stale + tokens.failed + tokens.held
+    if tokens.generated != spent:
+        raise AssertionError(f"{tokens.generated} tokens generated, {spent} accounted for: {tokens}")
+    settled = groups.trained + groups.filtered + groups.stale + groups.failed
+    if groups.admitted != settled + groups.in_flight + groups.buffered + groups.training:
+        raise AssertionError(f"{groups.admitted} groups admitted, but the account says {groups}")

@@ -1,0 +1,231 @@
+"""The run: the trainer is the clock, everything else keeps it supplied.
+
+scheduler ──batch──▶ train ──weights──▶ push ──▶ scheduler            one turn of ``_step``, on this task
+    ▲                                     └────▶ evaluation           beside it, in the same task group
+
+consumes      batches, evaluation reports
+produces      one StepFacts per step, the summary
+waits for     a batch; the trainer; a weight update; the first evaluation, before the first step
+unblocked by  the scheduler, the trainer, the engines; each wait has a deadline of its own
+on cancel     the scheduler's and the evaluation's requests are aborted
+on crash      everything since the last save is lost
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from asyncrl.errors import EngineError
+from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.loop_lag import LoopLag
+from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.evaluation import Evaluator
+from asyncrl.pipeline.plainly import plainly
+from asyncrl.pipeline.sampler import Served
+from asyncrl.pipeline.scheduler import Scheduler
+from asyncrl.pipeline.slots import Slots
+from asyncrl.protocols import RolloutEngine, Trainer, WeightUpdater
+from asyncrl.types import Batch, EvalReport, ScoredSample, TrainReport, UpdateReport, Weights
+
+logger = logging.getLogger(__name__)
+
+PROBED_SAMPLES = 4
+"""Answers scored again by the engines at a step that trains on none of their present weights' tokens: enough for a mean
+over some hundred tokens, too few to be noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long the run is, and what happens when."""
+
+    num_steps: int
+    update_weights_interval: int
+    eval_interval: int | None
+    eval_before_train: bool
+    temperature: float
+    save_to: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the run is made of.  ``scheduler`` and ``evaluator`` share ``slots`` and ``served``."""
+
+    scheduler: Scheduler
+    evaluator: Evaluator | None
+    engine: RolloutEngine
+    trainer: Trainer
+    updater: WeightUpdater
+    slots: Slots
+    served: Served
+    timeline: Timeline
+    loop_lag: LoopLag
+
+
+async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -> None:
+    """Train to the last step, handing each step's facts to ``report``, and save.
+
+    When this returns, nothing is in flight.  Raises the named error that ended the run.
+    """
+    with plainly():
+        async with asyncio.TaskGroup() as stages:
+            run = _Run(parts, plan, stages)
+            scheduling = stages.create_task(parts.scheduler.run(), name="scheduler")
+            for step in range(plan.num_steps):
+                report(await run.step(step))
+            scheduling.cancel()
+            await run.save()
+
+
+class _Run:
+    """The trainer's side of a run; lives as long as its task group."""
+
+    def __init__(self, parts: Parts, plan: Plan, stages: asyncio.TaskGroup) -> None:
+        self._parts = parts
+        self._plan = plan
+        self._stages = stages
+        self._evaluation: asyncio.Task[EvalReport] | None = None
+        if plan.eval_before_train:
+            self._evaluate()
+
+    async def step(self, step: int) -> StepFacts:
+        """Wait for a batch, train on it, push and evaluate as planned."""
+        parts, start = self._parts, _now()
+        batch = await parts.scheduler.next_batch()
+        if step == 0 and self._evaluation is not None:
+            await self._evaluation  # before the weights change for the first time
+        taken = _now()
+        parts.timeline.span("trainer", "wait for a batch", start, taken)
+        report, logprob_diff = await self._train(batch)
+        trained = _now()
+        num_tokens = sum(group.num_tokens for group in batch.groups)
+        parts.timeline.span("trainer", f"step {step}", taken, trained, tokens=num_tokens)
+        parts.scheduler.settle()
+        update = await self._push(step) if self._push_is_due(step) else None
+        evaluation = await self._evaluations(step)
+        return StepFacts(
+            batch=batch,
+            report=report,
+            update=update,
+            evaluation=evaluation,
+            scheduler=parts.scheduler.stats(),
+            trainer_waited_s=taken - start,
+            engines_idle_s=parts.slots.take_idle_s(),
+            train_s=trained - taken,
+            step_s=_now() - start,
+            loop_lag_ms=parts.loop_lag.take_max_ms(),
+            logprob_diff=logprob_diff,
+        )
+
+    async def save(self) -> None:
+        """Write the final weights."""
+        start = _now()
+        await self._parts.trainer.save(self._plan.save_to)
+        self._parts.timeline.span("trainer", "save", start, _now())
+
+    # ---- training, and the same log-probs from the engine
+
+    async def _train(self, batch: Batch) -> tuple[TrainReport, float | None]:
+        """Train, while the engines score a few of the same tokens if they serve the weights that the trainer holds."""
+        with plainly():
+            async with asyncio.TaskGroup() as both:
+                training = both.create_task(self._parts.trainer.train(batch), name=f"train-{batch.step}")
+                scoring = both.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
+        report, from_engine = training.result(), scoring.result()
+        return report, mean_difference(from_engine, report.logprobs)
+
+    async def _engine_logprobs(self, batch: Batch) -> dict[int, tuple[float, ...]]:
+        """By place in the batch: log-probs of answers under the trainer's present weights, as the engines see them.
+
+        Answers written by these very weights bring them along; failing those, the engines score some answers anew.
+        """
+        served = self._parts.served.now
+        if served.step != batch.step:
+            return {}
+        answers = dict(enumerate(_answers(batch)))
+        fresh = {place: scored.sample.logprobs for place, scored in answers.items() if _written_by(scored, served)}
+        if fresh or self._plan.temperature != 1.0:
+            return fresh
+        size = len(batch.groups[0].samples)
+        chosen = list(answers)[::size][:PROBED_SAMPLES]
+        prompts = {place: batch.groups[place // size].prompt.token_ids for place in chosen}
+        try:
+            return {
+                place: await self._parts.engine.score(
+                    (*prompts[place], *answers[place].sample.token_ids), len(prompts[place])
+                )
+                for place in chosen
+            }
+        except EngineError as error:
+            logger.warning("step %d: no log-probs to compare with: %s", batch.step, error)
+            return {}
+
+    # ---- weights
+
+    def _push_is_due(self, step: int) -> bool:
+        last = step == self._plan.num_steps - 1
+        wanted = self._plan.eval_interval is not None and self._parts.evaluator is not None
+        return (step + 1) % self._plan.update_weights_interval == 0 or (last and wanted)
+
+    async def _push(self, step: int) -> UpdateReport:
+        """Push at once; samples in flight go on under the new weights."""
+        parts, start = self._parts, _now()
+        weights = Weights(version=parts.served.now.version + 1, step=step + 1)
+        parts.served.expect(weights)
+        update = await parts.updater.push(weights)
+        parts.served.set(weights)
+        parts.scheduler.look_again()
+        parts.timeline.span("engines", f"update to version {weights.version}", start, _now(), bytes=update.num_bytes)
+        return update
+
+    # ---- evaluation
+
+    def _evaluate(self) -> None:
+        if self._parts.evaluator is not None:
+            self._evaluation = self._stages.create_task(self._parts.evaluator.run(), name="evaluation")
+
+    async def _evaluations(self, step: int) -> EvalReport | None:
+        """The report of a pass that is over, and a new pass if one is due.
+
+        Training does not wait for a pass, except at the end: the last step reports the final weights.
+        """
+        last = step == self._plan.num_steps - 1
+        due = self._plan.eval_interval is not None and (last or (step + 1) % self._plan.eval_interval == 0)
+        if last and due and self._evaluation is not None and not self._evaluation.done():
+            await self._evaluation
+        report = self._evaluation.result() if self._evaluation is not None and self._evaluation.done() else None
+        if report is not None:
+            self._evaluation = None
+        if due and self._evaluation is not None:
+            logger.warning("step %d: the evaluation is skipped, the one before still runs", step)
+        elif due:
+            self._evaluate()
+        if last and self._evaluation is not None:
+            report = await self._evaluation
+        return report
+
+
+def mean_difference(
+    from_engine: dict[int, tuple[float, ...]], from_trainer: tuple[tuple[float, ...], ...]
+) -> float | None:
+    """Mean absolute difference over the tokens that both sides know; None when there are none."""
+    differences = [
+        abs(ours - theirs)
+        for place, logprobs in from_engine.items()
+        for ours, theirs in zip(logprobs, from_trainer[place], strict=True)
+    ]
+    return sum(differences) / len(differences) if differences else None
+
+
+def _answers(batch: Batch) -> list[ScoredSample]:
+    return list(chain.from_iterable(group.samples for group in batch.groups))
+
+
+def _written_by(scored: ScoredSample, weights: Weights) -> bool:
+    return all(span.weights == weights for span in scored.sample.spans) and bool(scored.sample.token_ids)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

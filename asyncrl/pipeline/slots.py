@@ -1,0 +1,79 @@
+"""The right to have one sample on the engines, numbered so that a timeline can show who holds which."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+
+class Slots:
+    """``size`` slots, handed out one sample at a time in order of asking, the lowest free number first.
+
+    A sample is *claimed* from the moment its group is admitted until it has been generated or given up, whether it
+    holds a slot yet or not: admission looks at claims, so it never starts work that would only queue.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._claimed = 0
+        self._free: asyncio.PriorityQueue[int] = asyncio.PriorityQueue()
+        for number in range(size):
+            self._free.put_nowait(number)
+        self._on_unclaim: Callable[[], None] = lambda: None
+        self._idle_since: float | None = None
+        self._idle_s = 0.0
+
+    def notify(self, on_unclaim: Callable[[], None]) -> None:
+        """Call ``on_unclaim`` whenever claims are given up."""
+        self._on_unclaim = on_unclaim
+
+    @property
+    def in_use(self) -> int:
+        """Slots held now."""
+        return self.size - self._free.qsize()
+
+    @property
+    def free(self) -> int:
+        """Slots beyond all claims (0 or more)."""
+        return max(0, self.size - self._claimed)
+
+    def claim(self, num_samples: int) -> None:
+        """These samples will ask for a slot."""
+        self._claimed += num_samples
+
+    def unclaim(self, num_samples: int) -> None:
+        """These samples are done with their slot, or will not ask for one after all."""
+        if num_samples > self._claimed:
+            raise AssertionError(f"{num_samples} claims given up, {self._claimed} were made")
+        self._claimed -= num_samples
+        self._on_unclaim()
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[int]:
+        """Wait for a slot, hold it for the body, and give it back however the body ends."""
+        number = await self._free.get()
+        self._close_idle(_now())
+        try:
+            yield number
+        finally:
+            self._free.put_nowait(number)
+            if self.in_use == 0:
+                self._idle_since = _now()
+
+    def take_idle_s(self) -> float:
+        """Seconds with no slot in use since the last call (0 before the first slot is taken)."""
+        now = _now()
+        was_idle = self._idle_since is not None
+        self._close_idle(now)
+        if was_idle:
+            self._idle_since = now
+        idle_s, self._idle_s = self._idle_s, 0.0
+        return idle_s
+
+    def _close_idle(self, now: float) -> None:
+        if self._idle_since is not None:
+            self._idle_s += now - self._idle_since
+            self._idle_since = None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

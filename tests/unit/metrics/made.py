@@ -1,0 +1,116 @@
+"""Facts made by hand; the figures that follow from them are worked out in the tests."""
+
+from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
+from asyncrl.types import (
+    Batch,
+    EvalReport,
+    FinishReason,
+    GroupId,
+    Prompt,
+    Sample,
+    ScoredGroup,
+    ScoredSample,
+    Span,
+    TrainReport,
+    UpdateReport,
+    Weights,
+)
+
+TOKENS = TokenCounts(generated=1000, trained=600, masked=50, filtered=200, stale=40, failed=10, held=100)
+GROUPS = GroupCounts(admitted=28, trained=12, filtered=6, stale=2, failed=1, in_flight=4, buffered=3, training=0)
+
+
+def weights(step: int) -> Weights:
+    return Weights(version=step, step=step)
+
+
+def scored(
+    index: int, reward: float, loss_mask: tuple[int, ...], *spans: tuple[int, int, int], cut: bool = False
+) -> ScoredSample:
+    """``spans`` are (step of the weights, start, stop)."""
+    sample = Sample(
+        index=index,
+        token_ids=(7,) * len(loss_mask),
+        logprobs=(-0.5,) * len(loss_mask),
+        spans=tuple(Span(weights=weights(step), start=start, stop=stop) for step, start, stop in spans),
+        text="",
+        finish=FinishReason.LENGTH if cut else FinishReason.STOP,
+        seconds=1.0,
+    )
+    return ScoredSample(sample=sample, reward=reward, loss_mask=loss_mask)
+
+
+def group(group_id: int, *samples: ScoredSample) -> ScoredGroup:
+    prompt = Prompt(row=0, epoch=0, text="1+1=", token_ids=(1, 2), label="2")
+    return ScoredGroup(group_id=GroupId(group_id), prompt=prompt, dispatched=weights(3), samples=samples)
+
+
+def batch(step: int = 5) -> Batch:
+    """Four answers of 4, 3, 2 and 6 tokens; trained are 5 tokens of lag 1 and 7 of lag 0."""
+    first = group(
+        0,
+        scored(0, 1.0, (1, 1, 1, 1), (step - 1, 0, 4)),
+        scored(1, 0.0, (1, 1, 0), (step - 1, 0, 1), (step, 1, 3), cut=True),
+    )
+    second = group(
+        1,
+        scored(0, 0.5, (0, 0), (step - 2, 0, 2)),
+        scored(1, 1.0, (1, 1, 1, 1, 1, 1), (step, 0, 6)),
+    )
+    return Batch(step=step, groups=(first, second))
+
+
+def scheduler(tokens: TokenCounts = TOKENS, step: int = 5) -> SchedulerStats:
+    return SchedulerStats(
+        tokens=tokens,
+        groups=GROUPS,
+        filter_reasons={"all rewards equal": 4, "too long": 2},
+        retries=3,
+        samples_in_flight=13,
+        slots=16,
+        weights=weights(step + 1),
+    )
+
+
+def evaluation(step: int, **accuracy: float) -> EvalReport:
+    return EvalReport(
+        weights=weights(step),
+        newest=weights(step),
+        accuracy=accuracy,
+        num_samples=8,
+        num_failed=1,
+        num_tokens=80,
+        seconds=2.0,
+    )
+
+
+def facts(
+    step: int = 5,
+    *,
+    tokens: TokenCounts = TOKENS,
+    update: UpdateReport | None = None,
+    evaluated: EvalReport | None = None,
+    trainer_waited_s: float = 1.0,
+    engines_idle_s: float = 0.5,
+    logprob_diff: float | None = None,
+) -> StepFacts:
+    """A step of 4 seconds."""
+    report = TrainReport(
+        loss=0.25, grad_norm=1.5, clip_fraction=0.125, entropy=2.0, learning_rate=1e-6, seconds=2.5, logprobs=()
+    )
+    return StepFacts(
+        batch=batch(step),
+        report=report,
+        update=update,
+        evaluation=evaluated,
+        scheduler=scheduler(tokens, step),
+        trainer_waited_s=trainer_waited_s,
+        engines_idle_s=engines_idle_s,
+        train_s=2.75,
+        step_s=4.0,
+        loop_lag_ms=1.5,
+        logprob_diff=logprob_diff,
+    )
+
+
+UPDATE = UpdateReport(pause_s=0.02, total_s=0.25, num_bytes=4096)

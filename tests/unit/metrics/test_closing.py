@@ -1,0 +1,68 @@
+import io
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from asyncrl.metrics.closing import closing_table
+from asyncrl.metrics.history import History
+from asyncrl.metrics.progress import Plan
+from asyncrl.metrics.reporter import Reporter
+from asyncrl.metrics.sinks import JsonlSink
+from asyncrl.types import UpdateReport
+from tests.unit.metrics.made import TOKENS, UPDATE, evaluation, facts
+
+PLAN = Plan(name="tiny", num_steps=3, max_staleness=1)
+
+
+def printed(history: History, run_dir: Path) -> dict[str, str]:
+    """Lines of the table by what they are about."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(closing_table(history, PLAN, 75.0, run_dir))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.strip() for line in console.file.getvalue().splitlines()]
+    assert all(len(line) <= 80 for line in lines)
+    return {label: text.strip() for label, _, text in (line.partition("  ") for line in lines)}
+
+
+def three_steps(run_dir: Path) -> History:
+    history = History()
+    reporter = Reporter([JsonlSink(run_dir), history])
+    slow = UpdateReport(pause_s=0.04, total_s=0.3, num_bytes=4096)
+    reporter.step(facts(0, update=UPDATE, evaluated=evaluation(0, held=0.125)))
+    reporter.step(facts(1, update=None, tokens=replace(TOKENS, generated=1400, trained=1000)))
+    reporter.step(facts(2, update=slow, tokens=replace(TOKENS, generated=2000, trained=1596, failed=14)))
+    reporter.evaluated(evaluation(3, held=0.5))
+    reporter.close()
+    return history
+
+
+def test_the_closing_table_adds_up_the_run(tmp_path: Path) -> None:
+    lines = printed(three_steps(tmp_path), tmp_path)
+    assert lines["steps"] == "3 of 3 in 1:15"
+    assert lines["held-out accuracy"] == "0.125 → 0.500  at steps 0 → 3"
+    assert lines["reward"] == "0.625 → 0.625"
+    assert lines["tokens generated"] == "2,000  167 tokens/s"  # 2000 tokens in 12 s of steps
+    assert lines["trained"].split("  ") == ["1,596", " 80 %"]
+    assert lines["filtered"].split() == ["200", "10", "%"]
+    assert lines["failed"].split() == ["14", "1", "%"]
+    assert lines["held"].split() == ["100", "5", "%"]
+    assert lines["lag"] == "max 1, bound 1"
+    assert lines["weight updates"] == "2, mean pause 0.030 s"
+    assert lines["trainer waited"] == "25 % of the time"
+    assert lines["engines idle"] == "12 % of the time"
+    assert lines["the run was"] == "taking turns"
+
+
+def test_it_points_only_to_files_that_exist(tmp_path: Path) -> None:
+    lines = printed(three_steps(tmp_path), tmp_path)
+    assert "metrics.jsonl" in lines
+    assert "timeline.json" not in lines
+
+
+def test_a_run_that_ended_before_its_first_step_has_a_table_too(tmp_path: Path) -> None:
+    lines = printed(History(), tmp_path)
+    assert lines["steps"] == "0 of 3 in 1:15"
+    assert lines["held-out accuracy"] == "not measured"
+    assert lines["lag"] == "no token trained"
+    assert "weight updates" not in lines

@@ -1,0 +1,123 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from asyncrl.metrics.facts import TokenCounts
+from asyncrl.metrics.reporter import Reporter, row
+from asyncrl.metrics.sinks import Row
+from asyncrl.types import Batch
+from tests.unit.metrics.made import TOKENS, UPDATE, evaluation, facts, group, scored
+
+BEFORE = TokenCounts(generated=700, trained=500, held=200)
+
+
+class KeptRows:
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.closed = False
+
+    def write(self, row: Row, /) -> None:
+        self.rows.append(row)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_rewards_are_those_of_the_batch() -> None:
+    numbers = row(facts(), BEFORE)
+    assert numbers["reward/mean"] == 0.625  # 1, 0, 0.5, 1
+    assert numbers["reward/std"] == pytest.approx(math.sqrt(0.171875))
+
+
+def test_lag_counts_trained_tokens_only() -> None:
+    numbers = row(facts(), BEFORE)
+    assert numbers["lag/max"] == 1  # the span of lag 2 is masked out
+    assert numbers["lag/mean"] == pytest.approx(5 / 12)
+
+
+def test_lag_is_left_out_when_nothing_was_trained() -> None:
+    masked = Batch(step=5, groups=(group(0, scored(0, 1.0, (0, 0), (1, 0, 2))),))
+    numbers = row(replace(facts(), batch=masked), BEFORE)
+    assert "lag/max" not in numbers
+    assert "lag/mean" not in numbers
+
+
+def test_responses_are_those_of_the_batch() -> None:
+    numbers = row(facts(), BEFORE)
+    assert numbers["response/tokens_mean"] == 3.75
+    assert numbers["response/tokens_max"] == 6
+    assert numbers["response/truncated"] == 0.25
+
+
+def test_token_and_group_counts_balance_in_a_row() -> None:
+    numbers = row(facts(), BEFORE)
+    tokens = [numbers[f"tokens/{fate}"] for fate in ("trained", "masked", "filtered", "stale", "failed", "held")]
+    groups = [value for name, value in numbers.items() if name.startswith("groups/") and name != "groups/admitted"]
+    assert tokens == [600, 50, 200, 40, 10, 100]
+    assert numbers["tokens/generated"] == sum(tokens)
+    assert numbers["groups/admitted"] == sum(groups)
+
+
+def test_a_filter_reason_becomes_a_metric() -> None:
+    numbers = row(facts(), BEFORE)
+    assert numbers["filter/all rewards equal"] == 4
+    assert numbers["filter/too long"] == 2
+
+
+def test_numbers_that_do_not_exist_are_left_out() -> None:
+    numbers = row(facts(), BEFORE)
+    assert not [name for name in numbers if name.startswith(("eval/", "time/update"))]
+    assert "train/logprob_diff" not in numbers
+    assert row(facts(logprob_diff=0.01), BEFORE)["train/logprob_diff"] == 0.01
+    assert row(facts(update=UPDATE), BEFORE)["time/update_pause_s"] == 0.02
+
+
+def test_one_held_out_set_has_one_accuracy_and_several_have_a_mean() -> None:
+    one = row(facts(evaluated=evaluation(4, gsm=0.5)), BEFORE)
+    two = row(facts(evaluated=evaluation(4, gsm=0.5, hard=0.25)), BEFORE)
+    assert (one["eval/accuracy"], one["eval/version"], one["eval/step"]) == (0.5, 4, 4)
+    assert "eval/gsm/accuracy" not in one
+    assert (two["eval/accuracy"], two["eval/gsm/accuracy"], two["eval/hard/accuracy"]) == (0.375, 0.5, 0.25)
+
+
+def test_throughput_is_what_the_step_added() -> None:
+    numbers = row(facts(), BEFORE)
+    assert numbers["throughput/tokens_generated_per_s"] == 75  # 300 tokens in 4 s
+    assert numbers["throughput/tokens_trained_per_s"] == 25
+
+
+def test_a_step_without_duration_has_no_throughput() -> None:
+    numbers = row(replace(facts(), step_s=0.0), BEFORE)
+    assert "throughput/tokens_generated_per_s" not in numbers
+
+
+def test_the_reporter_carries_the_counts_from_step_to_step() -> None:
+    kept = KeptRows()
+    reporter = Reporter([kept])
+    reporter.step(facts(0))
+    reporter.step(facts(1, tokens=replace(TOKENS, generated=1400, trained=1000)))
+    assert [row["throughput/tokens_generated_per_s"] for row in kept.rows] == [250, 100]
+    assert [row["throughput/tokens_trained_per_s"] for row in kept.rows] == [150, 100]
+
+
+def test_a_resumed_run_does_not_count_old_tokens_as_new() -> None:
+    assert Reporter([], before=BEFORE).step(facts())["throughput/tokens_generated_per_s"] == 75
+
+
+def test_an_evaluation_after_the_last_step_gets_a_row_of_its_own() -> None:
+    kept = KeptRows()
+    Reporter([kept]).evaluated(evaluation(6, gsm=0.75))
+    assert kept.rows == [{"step": 6, "eval/version": 6, "eval/step": 6, "eval/failed": 1, "eval/accuracy": 0.75}]
+
+
+def test_closing_the_reporter_closes_every_sink_even_when_one_fails() -> None:
+    class FullDisk(KeptRows):
+        def close(self) -> None:
+            raise OSError("no space left")
+
+    first, last = KeptRows(), KeptRows()
+    with pytest.raises(OSError, match="no space"):
+        Reporter([first, FullDisk(), last]).close()
+    assert first.closed
+    assert last.closed

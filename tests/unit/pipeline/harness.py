@@ -1,0 +1,147 @@
+"""The whole pipeline on fakes and a virtual clock."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asyncrl.engines.fake import FakeEngine, FakePrompts, FakeTokenizer, FakeTrainer, FakeUpdater
+from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.loop_lag import LoopLag
+from asyncrl.metrics.timeline import NoTimeline
+from asyncrl.pipeline.admission import Limits
+from asyncrl.pipeline.evaluation import Evaluator, HeldOut
+from asyncrl.pipeline.retry import RetryingEngine
+from asyncrl.pipeline.run import Parts, Plan, train
+from asyncrl.pipeline.sampler import Sampler, Served
+from asyncrl.pipeline.scheduler import Budgets, Scheduler
+from asyncrl.pipeline.slots import Slots
+from asyncrl.types import Prompt, Sample, SamplingParams, ScoredGroup, Weights
+from tests.virtual_time import run_virtually
+
+SAMPLING = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=10_000)
+
+
+async def token_sum(prompt: Prompt, sample: Sample) -> float:
+    """A reward that depends on the answer."""
+    return float(sum(sample.token_ids) % 2)
+
+
+def keep_all(group: ScoredGroup) -> str | None:
+    """A filter that rejects nothing."""
+    return None
+
+
+@dataclass(kw_only=True)
+class World:
+    """A run to be: change what a test is about, then ``run``."""
+
+    steps: int = 4
+    groups_per_step: int = 4
+    group_size: int = 2
+    staleness: int = 1
+    interval: int = 1
+    slots: int = 16
+    lengths: Callable[[Any], int] = lambda request: 8
+    seconds_per_token: float = 0.01
+    train_seconds: float = 1.0
+    push_seconds: float = 0.1
+    reward: Any = token_sum
+    keep: Any = keep_all
+    failures: dict[str, Exception] = field(default_factory=dict)
+    retries: int = 2
+    max_failed_groups: int = 3
+    max_filtered_groups: int = 50
+    watchdog_s: float = 1000.0
+    held_out: int = 0
+    eval_interval: int | None = None
+    rows: int = 1_000_000
+    facts: list[StepFacts] = field(default_factory=list)
+
+    def run(self) -> "World":
+        """Run to the end on a virtual clock; ``seconds`` is what it took."""
+        _, self.seconds = run_virtually(self.main())
+        return self
+
+    async def main(self) -> None:
+        """The run itself."""
+        self.engine = FakeEngine(self.lengths, seconds_per_token=self.seconds_per_token, failures=self.failures)
+        self.trainer = FakeTrainer(self.train_seconds)
+        self.updater = FakeUpdater(self.engine, seconds=self.push_seconds)
+        self.prompts = FakePrompts(self.rows)
+        plan = Plan(
+            num_steps=self.steps,
+            update_weights_interval=self.interval,
+            eval_interval=self.eval_interval,
+            eval_before_train=self.held_out > 0,
+            temperature=1.0,
+            save_to=Path("model"),
+        )
+        await train(self._parts(), plan, self.facts.append)
+
+    def _parts(self) -> Parts:
+        slots, timeline = Slots(self.slots), NoTimeline()
+        served = Served(Weights(version=0, step=0))
+        engine = RetryingEngine(self.engine, self.retries, lambda: served.now)
+        sampler = Sampler(
+            engine=engine,
+            reward=self.reward,
+            reward_timeout_s=60.0,
+            tokenizer=FakeTokenizer(),
+            sampling=SAMPLING,
+            slots=slots,
+            served=served,
+            timeline=timeline,
+            seed=1,
+        )
+        self.scheduler = Scheduler(
+            prompts=self.prompts,
+            sampler=sampler,
+            keep=self.keep,
+            limits=Limits(
+                groups_per_step=self.groups_per_step,
+                group_size=self.group_size,
+                max_staleness=self.staleness,
+                num_steps=self.steps,
+                slots=self.slots,
+            ),
+            budgets=Budgets(
+                max_failed_groups=self.max_failed_groups,
+                max_filtered_groups=self.max_filtered_groups,
+                watchdog_timeout_s=self.watchdog_s,
+            ),
+            slots=slots,
+            served=served,
+            timeline=timeline,
+        )
+        prompts = FakePrompts()
+        held_out = HeldOut(prompts={"held": tuple(prompts.take() for _ in range(self.held_out))}, samples_per_prompt=1)
+        return Parts(
+            scheduler=self.scheduler,
+            evaluator=Evaluator(held_out=held_out, sampler=sampler, slots=slots, served=served, timeline=timeline)
+            if self.held_out
+            else None,
+            engine=engine,
+            trainer=self.trainer,
+            updater=self.updater,
+            slots=slots,
+            served=served,
+            timeline=timeline,
+            loop_lag=LoopLag(),
+        )
+
+    @property
+    def lags(self) -> Sequence[int]:
+        """Of every trained token's span, in steps."""
+        return [
+            batch.step - span.weights.step
+            for batch in self.trainer.batches
+            for group in batch.groups
+            for scored in group.samples
+            for span in scored.sample.spans
+        ]
+
+    @property
+    def trained_ids(self) -> list[list[int]]:
+        """Group ids by batch."""
+        return [[group.group_id for group in batch.groups] for batch in self.trainer.batches]
