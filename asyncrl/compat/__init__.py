@@ -1,0 +1,13 @@
+"""slime's plug-in shapes, translated at the edge.  Plug-ins import ``Sample`` and ``DynamicFilterOutput`` from here."""
+
+from asyncrl.compat.plugin_shapes import filter_from_slime, reward_from_slime
+from asyncrl.compat.slime import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
+
+__all__ = [
+    "OUR_NAMES",
+    "DynamicFilterOutput",
+    "Sample",
+    "SlimeArgs",
+    "filter_from_slime",
+    "reward_from_slime",
+]

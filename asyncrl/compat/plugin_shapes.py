@@ -1,0 +1,38 @@
+"""slime's functions as ours."""
+
+from collections.abc import Awaitable, Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from asyncrl.compat.slime import SlimeArgs, group_to_slime, to_slime
+from asyncrl.errors import RewardFailed
+from asyncrl.protocols import KeepFn, RewardFn
+from asyncrl.types import Prompt, Sample, ScoredGroup
+
+
+def reward_from_slime(function: Callable[..., Awaitable[Any]], args: SlimeArgs) -> RewardFn:
+    """``async rm(args, sample, **kwargs) -> float`` as a RewardFn."""
+
+    async def reward(prompt: Prompt, sample: Sample, /) -> float:
+        value = await function(args, to_slime(prompt, sample, None, (1,) * len(sample.token_ids)))
+        if isinstance(value, Real):
+            return float(value)
+        raise RewardFailed(f"a reward must be one number, got a {type(value).__name__}: {value!r}")
+
+    return reward
+
+
+def filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> KeepFn:
+    """``filter(args, samples, **kwargs)`` as a KeepFn; it returns a bool or an object with ``keep`` and ``reason``."""
+    name = getattr(function, "__name__", type(function).__name__)
+
+    def keep(group: ScoredGroup, /) -> str | None:
+        verdict = function(args, group_to_slime(group))
+        kept = verdict if isinstance(verdict, bool | np.bool_) else getattr(verdict, "keep", None)
+        if kept is None:
+            raise TypeError(f"{name} must return a bool or an object with keep and reason, got {verdict!r}")
+        return None if kept else str(getattr(verdict, "reason", None) or name)
+
+    return keep

@@ -1,0 +1,96 @@
+"""What slime's plug-ins expect to be handed: its ``Sample`` and its ``args``."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from asyncrl.types import FinishReason, Prompt, ScoredGroup
+from asyncrl.types import Sample as OurSample
+
+SlimeArgs = SimpleNamespace
+"""Every flag of the run by its name with underscores: ``SlimeArgs(**config.flat(run))``."""
+
+
+class SlimeStatus(enum.Enum):
+    """slime's names of how a sample ended."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Sample:
+    """slime's view of one answer.  A copy: what a plug-in writes to it is lost."""
+
+    Status: ClassVar[type[SlimeStatus]] = SlimeStatus
+
+    group_index: int
+    """Row of the prompt in its file."""
+    index: int
+    """Place in its group."""
+    prompt: str
+    tokens: list[int]
+    """Prompt and answer."""
+    response: str
+    response_length: int
+    """Tokens of the answer."""
+    label: str | None
+    reward: float | None
+    """None until it is scored."""
+    loss_mask: list[int]
+    weight_versions: list[str]
+    """One per set of weights that wrote some of it, in order."""
+    rollout_log_probs: list[float]
+    status: SlimeStatus
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicFilterOutput:
+    """slime's verdict of a filter."""
+
+    keep: bool
+    reason: str | None = None
+
+
+def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask: Sequence[int]) -> Sample:
+    """One answer in slime's terms."""
+    return Sample(
+        group_index=prompt.row,
+        index=sample.index,
+        prompt=prompt.text,
+        tokens=[*prompt.token_ids, *sample.token_ids],
+        response=sample.text,
+        response_length=len(sample.token_ids),
+        label=prompt.label,
+        reward=reward,
+        loss_mask=list(loss_mask),
+        weight_versions=[str(span.weights.version) for span in sample.spans],
+        rollout_log_probs=list(sample.logprobs),
+        status=_STATUS[sample.finish],
+        metadata=dict(prompt.metadata),
+    )
+
+
+def group_to_slime(group: ScoredGroup) -> list[Sample]:
+    """All answers of a group in slime's terms."""
+    return [to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask) for scored in group.samples]
+
+
+OUR_NAMES = {
+    "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std": (
+        "asyncrl.filters.check_reward_nonzero_std"
+    ),
+}
+"""slime's built-in functions that we have as well, by dotted path."""
+
+_STATUS = {
+    FinishReason.STOP: SlimeStatus.COMPLETED,
+    FinishReason.LENGTH: SlimeStatus.TRUNCATED,
+    FinishReason.ABORT: SlimeStatus.ABORTED,
+}

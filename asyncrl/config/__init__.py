@@ -1,0 +1,34 @@
+"""What a run is: settings from flags and TOML, checked before anything starts."""
+
+from asyncrl.config.areas import (
+    ClusterConfig,
+    DataConfig,
+    EvalConfig,
+    FailureConfig,
+    ModelConfig,
+    OutputConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+)
+from asyncrl.config.load import load_run
+from asyncrl.config.passthrough import check_passthrough
+from asyncrl.config.problems import problems
+from asyncrl.config.resolved import flat, resolved
+
+__all__ = [
+    "ClusterConfig",
+    "DataConfig",
+    "EvalConfig",
+    "FailureConfig",
+    "ModelConfig",
+    "OutputConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "TrainConfig",
+    "check_passthrough",
+    "flat",
+    "load_run",
+    "problems",
+    "resolved",
+]

@@ -1,0 +1,60 @@
+"""Defaults that depend on other areas, and the numbers that follow.  Nothing is written back into the configuration."""
+
+from datetime import datetime
+from pathlib import Path
+
+from asyncrl.config.areas import EvalConfig, RolloutConfig, RunConfig, TrainConfig
+
+
+def num_steps_per_rollout(train: TrainConfig, rollout: RolloutConfig) -> int:
+    """Optimiser updates of one training step."""
+    if train.num_steps_per_rollout is not None:
+        return train.num_steps_per_rollout
+    if train.global_batch_size is not None:
+        return max(1, rollout.samples_per_step // train.global_batch_size)
+    return 1
+
+
+def global_batch_size(train: TrainConfig, rollout: RolloutConfig) -> int:
+    """Samples of one optimiser update."""
+    return train.global_batch_size or rollout.samples_per_step // num_steps_per_rollout(train, rollout)
+
+
+def use_rollout_logprobs(train: TrainConfig, rollout: RolloutConfig) -> bool:
+    """Whether the ratio is taken against the log-probs of the engine that sampled."""
+    return rollout.staleness > 0 if train.use_rollout_logprobs is None else train.use_rollout_logprobs
+
+
+def eps_clip_high(train: TrainConfig) -> float:
+    """Upper clip range."""
+    return train.eps_clip if train.eps_clip_high is None else train.eps_clip_high
+
+
+def eval_temperature(evaluation: EvalConfig, rollout: RolloutConfig) -> float:
+    """Of held-out answers; 0 is greedy."""
+    return rollout.rollout_temperature if evaluation.eval_temperature is None else evaluation.eval_temperature
+
+
+def eval_max_response_len(evaluation: EvalConfig, rollout: RolloutConfig) -> int:
+    """Most tokens of one held-out answer."""
+    return evaluation.eval_max_response_len or rollout.rollout_max_response_len
+
+
+def run_dir(run: RunConfig, now: datetime) -> Path:
+    """Where the run writes.  Ask once: the default has the time in it."""
+    return run.output.run_dir or Path.cwd() / "runs" / f"{run.name}-{now:%Y%m%d-%H%M%S}"
+
+
+def filled_in(run: RunConfig) -> dict[str, object]:
+    """By the setting's name, what each setting that was left to its default means in this run."""
+    train, rollout, evaluation = run.train, run.rollout, run.evaluation
+    meant = {
+        "max-staleness": (rollout.max_staleness, rollout.staleness),
+        "eps-clip-high": (train.eps_clip_high, eps_clip_high(train)),
+        "use-rollout-logprobs": (train.use_rollout_logprobs, use_rollout_logprobs(train, rollout)),
+        "global-batch-size": (train.global_batch_size, global_batch_size(train, rollout)),
+        "num-steps-per-rollout": (train.num_steps_per_rollout, num_steps_per_rollout(train, rollout)),
+        "eval-temperature": (evaluation.eval_temperature, eval_temperature(evaluation, rollout)),
+        "eval-max-response-len": (evaluation.eval_max_response_len, eval_max_response_len(evaluation, rollout)),
+    }
+    return {name: value for name, (given, value) in meant.items() if given is None}

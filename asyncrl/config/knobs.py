@@ -1,0 +1,105 @@
+"""Every setting of a run, read once from the areas' fields and the texts under them.  Flags and TOML both use these."""
+
+import ast
+import difflib
+import functools
+import inspect
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from asyncrl.config import areas
+from asyncrl.config.ranges import flag
+
+AREAS: dict[str, type[Any]] = {
+    "model": areas.ModelConfig,
+    "cluster": areas.ClusterConfig,
+    "data": areas.DataConfig,
+    "rollout": areas.RolloutConfig,
+    "failures": areas.FailureConfig,
+    "train": areas.TrainConfig,
+    "evaluation": areas.EvalConfig,
+    "output": areas.OutputConfig,
+}
+"""By the name of their field in RunConfig."""
+
+ALIASES = {"prompt-key": "input-key"}
+"""Other spellings of a flag."""
+
+PASSED_THROUGH = ("sglang-", "router-")
+"""Prefixes of flags that belong to the SGLang server and to its router."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One setting."""
+
+    name: str
+    """Flag without its dashes; TOML key."""
+    area: str
+    """Field of RunConfig that holds it."""
+    field: str
+    type: Any
+    """Of one value: bool, int, float, str or Path."""
+    choices: tuple[str, ...]
+    """Allowed texts; empty if any."""
+    is_many: bool
+    """A tuple of values."""
+    default: Any
+    """MISSING if the setting must be given."""
+    help: str
+
+
+@functools.cache
+def knobs() -> dict[str, Knob]:
+    """All settings by name, in the order of the areas."""
+    texts = _texts_under_fields()
+    return {
+        knob.name: knob
+        for area, cls in AREAS.items()
+        for hints in [get_type_hints(cls)]
+        for field in fields(cls)
+        for knob in [_knob(area, field.name, hints[field.name], field.default, texts[cls.__name__][field.name])]
+    }
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant."""
+    dashed = name.replace("_", "-").lower()
+    return next(iter(difflib.get_close_matches(dashed, sorted(names), n=1, cutoff=0.7)), None)
+
+
+def _knob(area: str, field: str, hint: Any, default: Any, text: str) -> Knob:
+    kind, is_many, choices = hint, False, ()
+    if get_origin(kind) in (types.UnionType, Union):
+        (kind,) = (arm for arm in get_args(kind) if arm is not types.NoneType)
+    if get_origin(kind) is Literal:
+        kind, choices = str, get_args(kind)
+    elif get_origin(kind) is tuple:
+        kind, is_many = get_args(kind)[0], True
+    return Knob(
+        name=flag(field),
+        area=area,
+        field=field,
+        type=kind,
+        choices=choices,
+        is_many=is_many,
+        default=default,
+        help=" ".join(text.split()),
+    )
+
+
+def _texts_under_fields() -> dict[str, dict[str, str]]:
+    """By class and field; they are not kept at run time, so they are read from the source."""
+    texts: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(areas)).body:
+        if isinstance(node, ast.ClassDef):
+            texts[node.name] = {
+                before.target.id: after.value.value
+                for before, after in zip(node.body, node.body[1:], strict=False)
+                if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                if isinstance(after.value.value, str)
+            }
+    return texts

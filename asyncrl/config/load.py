@@ -1,0 +1,52 @@
+"""From command line and file to one checked run."""
+
+from collections.abc import Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.areas import RunConfig
+from asyncrl.config.flags import Given, read_flags
+from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
+from asyncrl.config.passthrough import owned
+from asyncrl.config.problems import problems
+from asyncrl.config.ranges import refuse
+from asyncrl.config.toml_file import read_toml
+from asyncrl.errors import ConfigError
+
+
+def load_run(argv: Sequence[str]) -> RunConfig:
+    """The run that ``argv`` (without the program's name) describes.  Flags win over the TOML file.
+
+    Raises ConfigError with one line per mistake; whatever can be found without correcting another one comes at once.
+    """
+    path, flags = read_flags(argv)
+    file = read_toml(path) if path else Given(values={}, passed={}, mistakes=[])
+    values = file.values | flags.values
+    passed = {prefix: file.passed.get(prefix, {}) | flags.passed[prefix] for prefix in PASSED_THROUGH}
+    mistakes = file.mistakes + flags.mistakes + owned(*passed.values())
+    refuse(mistakes or _missing(values))
+    run = _assembled(path, values, passed)
+    refuse(problems(run))
+    return run
+
+
+def _missing(values: dict[str, Any]) -> list[str]:
+    return [
+        f"--{knob.name} is missing: {knob.help}"
+        for knob in knobs().values()
+        if knob.default is MISSING and knob.name not in values
+    ]
+
+
+def _assembled(path: Path | None, values: dict[str, Any], passed: dict[str, dict[str, str | bool]]) -> RunConfig:
+    areas, broken = {}, []
+    for area, cls in AREAS.items():
+        mine = {knob.field: values[name] for name, knob in knobs().items() if knob.area == area and name in values}
+        try:
+            areas[area] = cls(**mine)
+        except ConfigError as error:
+            broken.append(str(error))
+    refuse(broken)
+    name = path.stem if path else values["hf-checkpoint"].name
+    return RunConfig(name=name, sglang=passed["sglang-"], router=passed["router-"], **areas)

@@ -1,0 +1,91 @@
+"""Flags that belong to the SGLang server (``--sglang-*``) and to its router (``--router-*``)."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from asyncrl.config.areas import RunConfig
+from asyncrl.config.knobs import PASSED_THROUGH, knobs, nearest
+from asyncrl.config.ranges import must, refuse
+from asyncrl.config.values import WrongValue, shown
+
+_LAUNCHER = "asyncrl chooses it when it starts the servers"
+_CLUSTER = "an engine runs on one node; use --rollout-num-gpus and --rollout-num-gpus-per-engine"
+_TENSOR_PARALLEL = "use --rollout-num-gpus-per-engine"
+
+OWNED = {
+    "sglang-": {
+        "model-path": "use --hf-checkpoint",
+        "model": "use --hf-checkpoint",
+        "tokenizer-path": "use --hf-checkpoint",
+        "tp-size": _TENSOR_PARALLEL,
+        "tensor-parallel-size": _TENSOR_PARALLEL,
+        "tp": _TENSOR_PARALLEL,
+        "pp-size": _TENSOR_PARALLEL,
+        "pipeline-parallel-size": _TENSOR_PARALLEL,
+        "device": "use --device",
+        "dtype": "use --dtype",
+        "random-seed": "use --seed",
+        "nnodes": _CLUSTER,
+        "node-rank": _CLUSTER,
+        "dist-init-addr": _CLUSTER,
+        "base-gpu-id": _CLUSTER,
+        "gpu-id-step": _CLUSTER,
+        "host": _LAUNCHER,
+        "port": _LAUNCHER,
+        "nccl-port": _LAUNCHER,
+        "config": "give the server's flags as --sglang-*",
+        "weight-version": "asyncrl counts the versions",
+        "incremental-streaming-output": "asyncrl always sets it",
+    },
+    "router-": {
+        "worker-urls": _LAUNCHER,
+        "host": _LAUNCHER,
+        "port": _LAUNCHER,
+    },
+}
+"""Names that we set ourselves, by prefix, and what to do instead."""
+
+
+def passed_through(name: str) -> tuple[str, str] | None:
+    """Prefix and bare name of another program's flag; None for ours."""
+    if name in knobs():
+        return None
+    return next(((prefix, name.removeprefix(prefix)) for prefix in PASSED_THROUGH if name.startswith(prefix)), None)
+
+
+def as_flag_text(given: Any) -> str | bool:
+    """A TOML value as the other program's command line has it."""
+    if isinstance(given, bool | str):
+        return given
+    if isinstance(given, int | float):
+        return str(given)
+    raise WrongValue(f"must be text, a number or true, got {shown(given)}")
+
+
+def owned(sglang: Iterable[str], router: Iterable[str]) -> list[str]:
+    """One line for each flag that is ours to set."""
+    given = {"sglang-": sglang, "router-": router}
+    return [
+        f"--{prefix}{name} cannot be given: {OWNED[prefix][name]}"
+        for prefix, names in given.items()
+        for name in names
+        if name in OWNED[prefix]
+    ]
+
+
+def check_passthrough(run: RunConfig, server_flags: Collection[str], router_flags: Collection[str]) -> None:
+    """Raise ConfigError if the installed server or router lacks a flag.  Known names are dashed, without ``--``."""
+    refuse(
+        _unknown("sglang-", run.sglang, server_flags, "SGLang server")
+        + _unknown("router-", run.router, router_flags, "router")
+    )
+
+
+def _unknown(prefix: str, given: Mapping[str, Any], known: Collection[str], owner: str) -> list[str]:
+    ours = {name.removeprefix(prefix) for name in knobs() if name.startswith(prefix)}
+    lines = []
+    for name in given:
+        guess = nearest(name, {*known, *ours})
+        hint = f"; did you mean --{prefix}{guess}?" if guess else f"; the installed {owner} has no such flag"
+        lines += must(name in known, f"unknown flag --{prefix}{name}{hint}")
+    return lines

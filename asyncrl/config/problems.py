@@ -1,0 +1,108 @@
+"""Contradictions between settings, and files that are not there.  Ranges of single fields are in ``areas.py``."""
+
+from pathlib import Path
+
+from asyncrl.config.areas import (
+    ClusterConfig,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    OutputConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+)
+from asyncrl.config.derived import num_steps_per_rollout
+from asyncrl.config.ranges import must
+
+
+def problems(run: RunConfig) -> list[str]:
+    """One line each, with the numbers; empty if the run can start."""
+    return [
+        *_checkpoint(run.model),
+        *_cluster(run.cluster),
+        *_data(run.data),
+        *_reward(run.rollout, run.data),
+        *_staleness(run.rollout),
+        *_batch(run.rollout, run.train),
+        *_evaluation(run.evaluation),
+        *_output(run.output),
+    ]
+
+
+def _checkpoint(model: ModelConfig) -> list[str]:
+    folder = model.hf_checkpoint
+    if not folder.is_dir():
+        return [f"hf-checkpoint {folder}: no such folder; give a local folder in Hugging Face format"]
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
+    return must(not missing, f"hf-checkpoint {folder} has no {', no '.join(missing)}")
+
+
+def _cluster(cluster: ClusterConfig) -> list[str]:
+    total, each = cluster.rollout_num_gpus, cluster.rollout_num_gpus_per_engine
+    return must(total % each == 0, f"rollout-num-gpus {total} is not a multiple of rollout-num-gpus-per-engine {each}")
+
+
+def _data(data: DataConfig) -> list[str]:
+    return _file("prompt-data", data.prompt_data)
+
+
+def _reward(rollout: RolloutConfig, data: DataConfig) -> list[str]:
+    if rollout.custom_rm_path is not None:
+        return []
+    if rollout.rm_type is None:
+        return ["there is no reward: give rm-type or custom-rm-path"]
+    return must(data.label_key is not None, f"rm-type {rollout.rm_type} compares with a label: give label-key")
+
+
+def _staleness(rollout: RolloutConfig) -> list[str]:
+    allowed, interval = rollout.staleness, rollout.update_weights_interval
+    return must(
+        allowed >= interval - 1,
+        f"max-staleness {allowed} can never be met with update-weights-interval {interval}: the engines keep their "
+        f"weights for {interval} steps, so the last of these trains on tokens {interval - 1} steps old; "
+        f"give max-staleness {interval - 1} or more",
+    )
+
+
+def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
+    groups, each, samples = rollout.rollout_batch_size, rollout.n_samples_per_prompt, rollout.samples_per_step
+    made = f"rollout-batch-size {groups} x n-samples-per-prompt {each} = {samples} samples"
+    lines = must(
+        each >= 2 or train.advantage_estimator != "grpo",
+        f"advantage-estimator grpo compares answers to one prompt: n-samples-per-prompt must be at least 2, got {each}",
+    )
+    size, updates = train.global_batch_size, num_steps_per_rollout(train, rollout)
+    if size is not None and train.num_steps_per_rollout is not None and size * updates != samples:
+        used = f"global-batch-size {size} x num-steps-per-rollout {updates} = {size * updates}"
+        return [*lines, f"{made}, but {used}; leave one of them out"]
+    if size is not None and samples % size:
+        return [*lines, f"{made}, which is not a multiple of global-batch-size {size}"]
+    derived = "" if train.num_steps_per_rollout is not None else f" (from global-batch-size {size})"
+    return lines + must(
+        groups % updates == 0,
+        f"num-steps-per-rollout {updates}{derived} does not divide rollout-batch-size {groups}: no group is split",
+    )
+
+
+def _evaluation(evaluation: EvalConfig) -> list[str]:
+    interval, data_sets = evaluation.eval_interval, evaluation.data_sets
+    lines = must(
+        interval is None or bool(data_sets),
+        f"eval-interval {interval} without eval-prompt-data: nothing to evaluate on",
+    )
+    return lines + [line for name, path in data_sets for line in _file(f"eval-prompt-data {name}", path)]
+
+
+def _output(output: OutputConfig) -> list[str]:
+    path = output.run_dir
+    if path is None or not path.exists():
+        return []
+    if not path.is_dir():
+        return [f"run-dir {path} is not a folder"]
+    return must(not any(path.iterdir()), f"run-dir {path} exists and is not empty")
+
+
+def _file(setting: str, path: Path) -> list[str]:
+    return must(path.is_file(), f"{setting} {path}: {'is a folder' if path.is_dir() else 'no such file'}")

@@ -1,0 +1,47 @@
+"""The whole configuration in one piece: as TOML, to repeat the run with, or by flag."""
+
+import re
+from typing import Any
+
+from asyncrl.config.areas import RunConfig
+from asyncrl.config.derived import filled_in
+from asyncrl.config.knobs import AREAS, knobs
+from asyncrl.config.values import shown
+
+
+def resolved(run: RunConfig) -> str:
+    """TOML text for ``--config``, with absolute paths; what was left to its default is a comment.
+
+    Saved as ``{run.name}.toml`` it gives an equal RunConfig.
+    """
+    meant, lines = filled_in(run), []
+    for area, cls in AREAS.items():
+        lines += ["", f"# {(cls.__doc__ or '').splitlines()[0]}"]
+        for knob in knobs().values():
+            if knob.area != area:
+                continue
+            value = getattr(getattr(run, area), knob.field)
+            if value is not None:
+                lines.append(f"{knob.name} = {shown(value)}")
+            elif knob.name in meant:
+                lines.append(f"# {knob.name} = {shown(meant[knob.name])}")
+    passed = _passed(run)
+    lines += ["", "# Passed through"] if passed else []
+    lines += [f"{_key(name)} = {shown(value)}" for name, value in passed.items()]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def flat(run: RunConfig) -> dict[str, Any]:
+    """Every flag's value by its name with underscores, passed-through flags included."""
+    ours = {knob.field: getattr(getattr(run, knob.area), knob.field) for knob in knobs().values()}
+    return {name.replace("-", "_"): value for name, value in _passed(run).items()} | ours
+
+
+def _passed(run: RunConfig) -> dict[str, str | bool]:
+    return {f"sglang-{name}": value for name, value in run.sglang.items()} | {
+        f"router-{name}": value for name, value in run.router.items()
+    }
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else shown(name)

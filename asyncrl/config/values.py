@@ -1,0 +1,92 @@
+"""One value: from a flag's text or from TOML to its field's type, and back to TOML text."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.knobs import Knob
+
+KINDS = {int: "a whole number", float: "a number", str: "text", Path: "a path", bool: "true or false"}
+"""What a value of this type is called."""
+
+PLUGINS = ("custom-rm-path", "dynamic-sampling-filter-path")
+"""Settings that may hold file.py:function."""
+
+
+class WrongValue(ValueError):
+    """The message says what the value must be and what it is, without naming the setting."""
+
+
+def from_flag(knob: Knob, given: str | bool | Sequence[str], folder: Path) -> Any:
+    """The value of a flag.  Relative paths start at ``folder``."""
+    if knob.is_many:
+        return _located(knob, tuple(_from_text(knob, text) for text in given), folder)  # type: ignore[union-attr]
+    return _located(knob, _from_text(knob, given) if isinstance(given, str) else given, folder)
+
+
+def from_toml(knob: Knob, given: Any, folder: Path) -> Any:
+    """The value of a TOML key.  Relative paths start at ``folder``."""
+    if not knob.is_many:
+        return _located(knob, _from_typed(knob, given), folder)
+    if not isinstance(given, list):
+        raise WrongValue(f"must be a list, got {shown(given)}")
+    return _located(knob, tuple(_from_typed(knob, item) for item in given), folder)
+
+
+def shown(value: Any) -> str:
+    """As it would be written in TOML."""
+    if isinstance(value, str | Path):
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no bare DEL
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(shown(item) for item in value)}]"
+    return str(value)
+
+
+def absolute(path: str | Path, folder: Path) -> Path:
+    """Without following links, so that the name stays the one that was given."""
+    return Path(os.path.abspath(folder / Path(path).expanduser()))
+
+
+def _from_text(knob: Knob, text: str) -> Any:
+    if knob.type not in (int, float):
+        return _from_typed(knob, text)
+    try:
+        number = knob.type(text)
+    except ValueError:
+        raise WrongValue(f"must be {KINDS[knob.type]}, got {shown(text)}") from None
+    return _checked(knob, number)
+
+
+def _from_typed(knob: Knob, given: Any) -> Any:
+    wanted = str if knob.type is Path else knob.type
+    if wanted is float and isinstance(given, int) and not isinstance(given, bool):
+        given = float(given)
+    if not isinstance(given, wanted) or (wanted is int and isinstance(given, bool)):
+        raise WrongValue(f"must be {KINDS[knob.type]}, got {shown(given)}")
+    return _checked(knob, given)
+
+
+def _checked(knob: Knob, value: Any) -> Any:
+    if knob.choices and value not in knob.choices:
+        raise WrongValue(f"must be one of {', '.join(knob.choices)}, got {shown(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise WrongValue(f"must be a finite number, got {value}")
+    if knob.type is Path and not value:
+        raise WrongValue("must be a path, got an empty text")
+    return value
+
+
+def _located(knob: Knob, value: Any, folder: Path) -> Any:
+    if knob.type is Path:
+        return absolute(value, folder)
+    if knob.name == "eval-prompt-data":
+        return tuple(str(absolute(word, folder)) if place % 2 else word for place, word in enumerate(value))
+    if knob.name in PLUGINS:
+        file, colon, function = value.rpartition(":")
+        return f"{absolute(file, folder)}:{function}" if colon and file.endswith(".py") else value
+    return value

@@ -1,0 +1,6 @@
+"""Where prompts come from, and where we were in them."""
+
+from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
+from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
+
+__all__ = ["EndlessPrompts", "TextTokenizer", "load_held_out", "load_prompts", "load_tokenizer"]

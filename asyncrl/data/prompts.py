@@ -1,0 +1,109 @@
+"""Prompts of a file, tokenised once, and the endless seeded walk over them."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from asyncrl.config.areas import DataConfig
+from asyncrl.data.rows import Row, read_rows
+from asyncrl.data.tokenizer import TextTokenizer
+from asyncrl.errors import DataError
+from asyncrl.types import Prompt
+
+logger = logging.getLogger(__name__)
+
+
+class EndlessPrompts:
+    """Every prompt once per epoch: in file order, or with ``shuffle_seed`` in an order of the epoch's own.
+
+    ``position`` counts the prompts taken; another source of the same prompts and seed goes on alike after ``seek``.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], shuffle_seed: int | None) -> None:
+        if not prompts:
+            raise ValueError("prompts must not be empty")
+        self._prompts = tuple(prompts)
+        self._seed = shuffle_seed
+        self._position = 0
+        self._epoch = -1
+        self._order: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        """Prompts per epoch."""
+        return len(self._prompts)
+
+    @property
+    def position(self) -> int:
+        """Prompts taken since the first epoch began."""
+        return self._position
+
+    def seek(self, position: int) -> None:
+        """The next prompt is the one at ``position``."""
+        if position < 0:
+            raise ValueError(f"position must be at least 0, got {position}")
+        self._position = position
+
+    def take(self) -> Prompt:
+        """The next prompt.  Never waits."""
+        epoch, place = divmod(self._position, len(self._prompts))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._permutation(epoch)
+        self._position += 1
+        return replace(self._prompts[self._order[place]], epoch=epoch)
+
+    def _permutation(self, epoch: int) -> Sequence[int]:
+        if self._seed is None:
+            return range(len(self._prompts))
+        order: list[int] = np.random.default_rng([self._seed, epoch]).permutation(len(self._prompts)).tolist()
+        return order
+
+
+def load_prompts(data: DataConfig, tokenizer: TextTokenizer) -> EndlessPrompts:
+    """Training prompts.  Raises DataError, also if --rollout-max-prompt-len leaves none."""
+    prompts = _read(data.prompt_data, data, tokenizer)
+    kept = _short_enough(prompts, data.rollout_max_prompt_len)
+    if not kept:
+        shortest = min(len(prompt.token_ids) for prompt in prompts)
+        raise DataError(
+            f"{data.prompt_data}: no prompt has at most rollout-max-prompt-len {data.rollout_max_prompt_len} tokens; "
+            f"the shortest has {shortest}"
+        )
+    logger.info("%s: %d prompts, %d longer ones left out", data.prompt_data, len(kept), len(prompts) - len(kept))
+    return EndlessPrompts(kept, data.rollout_seed if data.rollout_shuffle else None)
+
+
+def load_held_out(path: Path, data: DataConfig, tokenizer: TextTokenizer) -> tuple[Prompt, ...]:
+    """All prompts of an evaluation file, in file order, long ones too; keys are those of the training prompts.
+
+    Raises DataError.
+    """
+    return tuple(_read(path, data, tokenizer))
+
+
+def _read(path: Path, data: DataConfig, tokenizer: TextTokenizer) -> list[Prompt]:
+    rows = read_rows(path, data)
+    texts = [_text(path, row, tokenizer) for row in rows]
+    prompts = []
+    for place, (row, text, token_ids) in enumerate(zip(rows, texts, tokenizer.encode_all(texts), strict=True)):
+        if not token_ids:
+            raise DataError(f'{path}:{row.line}: key "{data.input_key}" has no tokens')
+        prompts.append(
+            Prompt(row=place, epoch=0, text=text, token_ids=tuple(token_ids), label=row.label, metadata=row.metadata)
+        )
+    return prompts
+
+
+def _text(path: Path, row: Row, tokenizer: TextTokenizer) -> str:
+    if isinstance(row.prompt, str):
+        return row.prompt
+    try:
+        return tokenizer.render(row.prompt)
+    except DataError as error:
+        raise DataError(f"{path}:{row.line}: {error}") from error
+
+
+def _short_enough(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
+    return prompts if limit is None else [prompt for prompt in prompts if len(prompt.token_ids) <= limit]

@@ -1,0 +1,34 @@
+"""Rewards an answer whose last number is the label."""
+
+import re
+from decimal import Decimal
+
+from asyncrl.errors import RewardFailed
+from asyncrl.types import Prompt, Sample
+
+# A sign counts unless it stands behind a word, a number or a bracket, where it is a minus or a hyphen.
+_NUMBER = re.compile(
+    r"(?P<sign>(?<![\w.)\]}])[-\u2212])?[$\u20ac\u00a3]?"
+    r"(?P<size>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?P<exponent>[eE][+-]?[0-9]{1,3}(?![0-9]))?"
+)
+
+
+async def same_number(prompt: Prompt, sample: Sample) -> float:
+    """1.0 if the last number of the answer equals the last number of the label, else 0.0."""
+    if prompt.label is None:
+        raise RewardFailed(f"row {prompt.row} has no label")
+    wanted = last_number(prompt.label)
+    if wanted is None:
+        raise RewardFailed(f"row {prompt.row}: there is no number in the label {prompt.label!r}")
+    return float(last_number(sample.text) == wanted)
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number of a text; ``1,234.50`` is one number, ``1, 2`` and ``3-4`` are two."""
+    every = list(_NUMBER.finditer(text))
+    if not every:
+        return None
+    found = every[-1]
+    size = Decimal(found["size"].replace(",", "") + (found["exponent"] or ""))
+    return size.copy_negate() if found["sign"] else size

@@ -1,0 +1,30 @@
+"""A complete run on empty files, for tests that change one thing in it."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config import RunConfig, load_run
+from asyncrl.errors import ConfigError
+
+
+def complete(folder: Path) -> list[str]:
+    """Flags of a run without problems."""
+    checkpoint = folder / "tiny-model"
+    checkpoint.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (checkpoint / name).touch()
+    (folder / "train.jsonl").touch()
+    flags = "--num-rollout 3 --rollout-batch-size 8 --n-samples-per-prompt 4 --label-key label --rm-type exact"
+    return [*flags.split(), "--hf-checkpoint", str(checkpoint), "--prompt-data", str(folder / "train.jsonl")]
+
+
+def load(folder: Path, *more: str) -> RunConfig:
+    return load_run([*complete(folder), *more])
+
+
+def complaints(*argv: str) -> list[str]:
+    """The lines of the ConfigError that these flags give."""
+    with pytest.raises(ConfigError) as error:
+        load_run(argv)
+    return str(error.value).split("\n")

@@ -1,0 +1,151 @@
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config import RolloutConfig, TrainConfig, check_passthrough, derived, flat, problems
+from asyncrl.errors import ConfigError
+from tests.unit.config.runs import complaints, complete, load
+
+
+def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
+    assert problems(load(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--n-samples-per-prompt 1", "at least 2, got 1"),
+        (
+            "--global-batch-size 5",
+            "x n-samples-per-prompt 4 = 32 samples, which is not a multiple of global-batch-size 5",
+        ),
+        ("--global-batch-size 8 --num-steps-per-rollout 2", "but global-batch-size 8 x num-steps-per-rollout 2 = 16"),
+        (
+            "--num-steps-per-rollout 3",
+            "num-steps-per-rollout 3 does not divide rollout-batch-size 8: no group is split",
+        ),
+        ("--global-batch-size 2", "num-steps-per-rollout 16 (from global-batch-size 2) does not divide rollout-batch"),
+        ("--global-batch-size 64", "= 32 samples, which is not a multiple of global-batch-size 64"),
+        (
+            "--update-weights-interval 3 --max-staleness 1",
+            "max-staleness 1 can never be met with update-weights-interval 3",
+        ),
+        ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "rollout-num-gpus 3 is not a multiple of"),
+        ("--eval-interval 2", "eval-interval 2 without eval-prompt-data: nothing to evaluate on"),
+        ("--eval-prompt-data held nowhere.jsonl", "nowhere.jsonl: no such file"),
+        ("--prompt-data nowhere.jsonl", "nowhere.jsonl: no such file"),
+        ("--prompt-data /", "prompt-data /: is a folder"),
+        ("--hf-checkpoint Qwen/Qwen3-0.6B", "no such folder; give a local folder in Hugging Face format"),
+        ("--hf-checkpoint /usr", "hf-checkpoint /usr has no config.json, no tokenizer.json, no *.safetensors"),
+        ("--run-dir /usr", "run-dir /usr exists and is not empty"),
+        ("--run-dir /dev/null", "run-dir /dev/null is not a folder"),
+    ],
+)
+def test_a_contradiction_is_one_line_with_the_numbers(tmp_path: Path, words: str, line: str) -> None:
+    (found,) = complaints(*complete(tmp_path), *words.split())
+    assert line in found
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--rollout-temperature 0", "rollout-temperature must be above 0, got 0.0"),
+        ("--rollout-top-p 1.5", "rollout-top-p must be above 0 and at most 1, got 1.5"),
+        ("--rollout-top-k 0", "rollout-top-k must be -1 (off) or at least 1, got 0"),
+        ("--lr 0", "lr must be above 0, got 0.0"),
+        ("--num-rollout 0", "num-rollout must be at least 1, got 0"),
+        ("--max-staleness -1", "max-staleness must be at least 0, got -1"),
+        ("--adam-beta2 1", "adam-beta2 must be at least 0 and below 1, got 1.0"),
+        ("--seed -1", "seed must be at least 0 and below 2**31, got -1"),
+        ("--eval-prompt-data a", "eval-prompt-data must be NAME PATH pairs, got 1 words"),
+        ("--eval-prompt-data a x a y", "eval-prompt-data has a name twice: a, a"),
+        ("--reward-timeout-s 0", "reward-timeout-s must be above 0, got 0.0"),
+        ("--actor-num-nodes 0", "actor-num-nodes must be at least 1, got 0"),
+        ("--rollout-stop=", "rollout-stop must not contain an empty text"),
+        ("--rollout-max-prompt-len 0", "rollout-max-prompt-len must be at least 1, got 0"),
+        ("--input-key=", "input-key must not be empty"),
+    ],
+)
+def test_a_value_out_of_range_is_one_line(tmp_path: Path, words: str, line: str) -> None:
+    assert complaints(*complete(tmp_path), *words.split()) == [line]
+
+
+def test_all_problems_come_at_once(tmp_path: Path) -> None:
+    words = "--prompt-data no.jsonl --eval-interval 1 --n-samples-per-prompt 1 --num-steps-per-rollout 3"
+    assert len(complaints(*complete(tmp_path), *words.split())) == 4
+    assert len(complaints(*complete(tmp_path), "--lr", "0", "--seed", "-1", "--rollout-top-p", "2")) == 3
+
+
+def test_the_reward_is_one_of_two_and_built_in_ones_need_labels(tmp_path: Path) -> None:
+    run = load(tmp_path)
+    no_reward = replace(run, rollout=replace(run.rollout, rm_type=None))
+    no_label = replace(run, data=replace(run.data, label_key=None))
+    own = replace(no_label, rollout=replace(run.rollout, rm_type=None, custom_rm_path="a:b"))
+    assert problems(no_reward) == ["there is no reward: give rm-type or custom-rm-path"]
+    assert problems(no_label) == ["rm-type exact compares with a label: give label-key"]
+    assert problems(own) == []
+
+
+def test_an_empty_run_dir_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert load(tmp_path, "--run-dir", str(tmp_path / "out")).output.run_dir == tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("size", "updates", "expected"),
+    [(None, None, (32, 1)), (8, None, (8, 4)), (None, 2, (16, 2)), (16, 2, (16, 2))],
+)
+def test_batch_size_and_updates_follow_from_each_other(
+    size: int | None, updates: int | None, expected: tuple[int, int]
+) -> None:
+    rollout = RolloutConfig(num_rollout=1, rollout_batch_size=8, n_samples_per_prompt=4)
+    train = TrainConfig(global_batch_size=size, num_steps_per_rollout=updates)
+    assert (derived.global_batch_size(train, rollout), derived.num_steps_per_rollout(train, rollout)) == expected
+
+
+@pytest.mark.parametrize(
+    ("interval", "staleness", "given", "expected"),
+    [(1, None, None, (1, True)), (3, None, None, (3, True)), (1, 0, None, (0, False)), (1, 0, True, (0, True))],
+)
+def test_staleness_and_the_ratio_have_defaults(
+    interval: int, staleness: int | None, given: bool | None, expected: tuple[int, bool]
+) -> None:
+    rollout = RolloutConfig(
+        num_rollout=1, rollout_batch_size=1, update_weights_interval=interval, max_staleness=staleness
+    )
+    found = derived.use_rollout_logprobs(TrainConfig(use_rollout_logprobs=given), rollout)
+    assert (rollout.staleness, found) == expected
+
+
+def test_evaluation_samples_like_training_unless_told(tmp_path: Path) -> None:
+    run = load(tmp_path, "--rollout-temperature", "0.5", "--rollout-max-response-len", "9")
+    greedy = replace(run.evaluation, eval_temperature=0.0, eval_max_response_len=7)
+    assert derived.eval_temperature(run.evaluation, run.rollout) == 0.5
+    assert derived.eval_max_response_len(run.evaluation, run.rollout) == 9
+    assert derived.eval_temperature(greedy, run.rollout) == 0.0
+    assert derived.eval_max_response_len(greedy, run.rollout) == 7
+
+
+def test_the_run_dir_has_name_and_time(tmp_path: Path) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    assert derived.run_dir(load(tmp_path), now) == Path.cwd() / "runs/tiny-model-20260102-030405"
+    assert derived.run_dir(load(tmp_path, "--run-dir", "/x"), now) == Path("/x")
+
+
+def test_passed_flags_are_checked_against_the_installed_programs(tmp_path: Path) -> None:
+    run = load(tmp_path, "--sglang-mem-fraction-statik", "1", "--sglang-server-concurency", "1", "--router-xyzzy")
+    with pytest.raises(ConfigError) as error:
+        check_passthrough(run, {"mem-fraction-static", "log-level"}, {"policy"})
+    assert str(error.value).split("\n") == [
+        "unknown flag --sglang-mem-fraction-statik; did you mean --sglang-mem-fraction-static?",
+        "unknown flag --sglang-server-concurency; did you mean --sglang-server-concurrency?",
+        "unknown flag --router-xyzzy; the installed router has no such flag",
+    ]
+    check_passthrough(load(tmp_path, "--sglang-log-level", "info"), {"log-level"}, set())
+
+
+def test_flat_has_every_flag_by_its_name_with_underscores(tmp_path: Path) -> None:
+    found = flat(load(tmp_path, "--sglang-log-level", "info"))
+    assert (found["rollout_batch_size"], found["sglang_log_level"], found["lr"]) == (8, "info", 1e-6)

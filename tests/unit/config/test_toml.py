@@ -1,0 +1,126 @@
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.config import load_run, resolved
+from asyncrl.errors import ConfigError
+from tests.unit.config.runs import complaints, complete, load
+
+
+def file(folder: Path, text: str) -> Path:
+    complete(folder)
+    path = folder / "quick.toml"
+    path.write_text(text)
+    return path
+
+
+REQUIRED = """
+hf-checkpoint = "tiny-model"
+prompt-data = "train.jsonl"
+num-rollout = 3
+rollout-batch-size = 8
+n-samples-per-prompt = 4
+rm-type = "exact"
+label-key = "label"
+"""
+
+
+def test_a_file_alone_is_a_run_and_its_paths_start_at_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "held.jsonl").touch()
+    more = 'eval-prompt-data = ["held", "held.jsonl"]\ncustom-rm-path = "my.py:f"\nlr = 1\nrollout-stop = ["a"]\n'
+    run = load_run(["--config", str(file(tmp_path, REQUIRED + more))])
+    assert run.name == "quick"
+    assert run.model.hf_checkpoint == tmp_path / "tiny-model"
+    assert run.evaluation.data_sets == (("held", tmp_path / "held.jsonl"),)
+    assert run.rollout.custom_rm_path == f"{tmp_path}/my.py:f"
+    assert (run.train.lr, run.rollout.rollout_stop) == (1.0, ("a",))
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    more = 'prompt-key = "q"\nsglang-mem-fraction-static = 0.5\nsglang-enable-metrics = true\nrouter-x = false\n'
+    path = file(tmp_path, REQUIRED + more)
+    run = load_run(["--config", str(path), "--num-rollout", "9", "--input-key", "p", "--sglang-mem-fraction-static=1"])
+    assert (run.rollout.num_rollout, run.data.input_key) == (9, "p")
+    assert run.sglang == {"mem-fraction-static": "1", "enable-metrics": True}
+    assert run.router == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('rollout-batch-size = "x"', ': rollout-batch-size must be a whole number, got "x"'),
+        ("rollout-batch-size = 1.0", ": rollout-batch-size must be a whole number, got 1.0"),
+        ("rollout-batch-size = true", ": rollout-batch-size must be a whole number, got true"),
+        ("lr = true", ": lr must be a number, got true"),
+        ("lr = inf", ": lr must be a finite number, got inf"),
+        ("rollout-shuffle = 1", ": rollout-shuffle must be true or false, got 1"),
+        ('rollout-stop = "a"', ': rollout-stop must be a list, got "a"'),
+        ("rollout-stop = [1]", ": rollout-stop must be text, got 1"),
+        ("prompt-data = 3", ": prompt-data must be a path, got 3"),
+        ('prompt-data = ""', ": prompt-data must be a path, got an empty text"),
+        ('rm-type = "math"', ': rm-type must be one of number, exact, got "math"'),
+        ("batch-size = 4", ": unknown key batch-size; did you mean global-batch-size?"),
+        ("xyzzy = 4", ": unknown key xyzzy"),
+        ("rollout-batchsize = 4", ": unknown key rollout-batchsize; did you mean rollout-batch-size?"),
+        ("rollout_batch_size = 4", ": unknown key rollout_batch_size; did you mean rollout-batch-size?"),
+        ('input-key = "a"\nprompt-key = "b"', ": prompt-key is another name of a key that is there already"),
+        ("[rollout]\nlr = 1", ": [rollout] is a table; keys are flat, named like the flags"),
+        ("sglang-x = [1]", ": sglang-x must be text, a number or true, got [1]"),
+        ("lr = 1\nnum-rollout = = 3", ":2: not TOML: Invalid value, column 15"),
+        ("lr = 1\nlr = 2\n", ":2: not TOML: a key is there twice, column 7"),
+        ('input-key = "a', ": not TOML: Unterminated string (at end of document)"),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, text: str, line: str) -> None:
+    path = file(tmp_path, text)
+    assert complaints("--config", str(path)) == [f"{path}{line}"]
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"lr = \xff")
+    assert complaints("--config", str(path)) == [f"{path}: not UTF-8 text"]
+
+
+def test_the_resolved_text_names_what_was_derived(tmp_path: Path) -> None:
+    text = resolved(load(tmp_path, "--num-steps-per-rollout", "2", "--rollout-temperature", "0.7"))
+    for line in ("# global-batch-size = 16", "# eval-temperature = 0.7", "# max-staleness = 1", "lr = 1e-06"):
+        assert f"\n{line}\n" in text
+    assert "None" not in text
+
+
+words = st.text(min_size=1).filter(lambda text: not text.startswith("-"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lr=st.floats(1e-12, 1e3),
+    stops=st.lists(words, max_size=3),
+    key=words,
+    staleness=st.none() | st.integers(0, 9),
+    flag=st.booleans(),
+    passed=words,
+)
+def test_resolved_text_gives_the_same_run(
+    lr: float, stops: list[str], key: str, staleness: int | None, flag: bool, passed: str
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        more = ["--lr", repr(lr), "--input-key", key, "--sglang-chat-template", passed, "--sglang-enable-metrics"]
+        more += ["--rollout-stop", *stops, "--rollout-shuffle" if flag else "--no-timeline"]
+        more += [] if staleness is None else ["--max-staleness", str(staleness)]
+        run = load(folder, *more)
+        again = folder / f"{run.name}.toml"
+        again.write_text(resolved(run), encoding="utf-8", newline="")
+        assert load_run(["--config", str(again)]) == run
+
+
+def test_errors_are_config_errors_and_pickle() -> None:
+    import pickle
+
+    with pytest.raises(ConfigError) as error:
+        load_run(["--x"])
+    assert str(pickle.loads(pickle.dumps(error.value))) == "unknown flag --x"

@@ -1,0 +1,77 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.data import load_tokenizer
+from asyncrl.errors import DataError
+from tests.unit.data.tokenizers_for_tests import TEMPLATE, tokenizer, tokenizer_folder
+
+
+def test_text_to_tokens_and_back(tmp_path: Path) -> None:
+    words = tokenizer(tmp_path)
+    assert words.encode("one two three") == [1, 2, 3]
+    assert words.encode_all(["one", "two three"]) == [[1], [2, 3]]
+    assert words.decode((1, 2, 0)) == "one two"
+
+
+def test_chats_are_rendered_up_to_the_answer(tmp_path: Path) -> None:
+    words = tokenizer(tmp_path, TEMPLATE)
+    text = words.render([{"role": "user", "content": "one"}])
+    assert text == "user : one <end> assistant :"
+    assert words.encode(text) == [4, 6, 1, 0, 5, 6]
+
+
+def test_a_template_file_goes_before_the_settings(tmp_path: Path) -> None:
+    tokenizer_folder(tmp_path, TEMPLATE)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages | tojson }}")
+    assert load_tokenizer(tmp_path).render([{"content": "<ä>"}]) == '[{"content": "<ä>"}]'
+
+
+def test_templates_may_ask_for_tools_and_mark_the_answer(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ tools is none }}"
+    )
+    assert tokenizer(tmp_path, template).render([{"content": "one"}]) == "oneTrue"
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "line"),
+    [
+        (None, {}, "apply-chat-template: the checkpoint has no chat template"),
+        (TEMPLATE, {"role": "system"}, "the chat template refuses the messages: no system"),
+        (
+            "{{ messages[0].content.x.y }}",
+            {"content": "a"},
+            "the chat template refuses the messages: 'str object' has no",
+        ),
+    ],
+)
+def test_a_chat_that_cannot_be_rendered_is_refused(
+    tmp_path: Path, template: str | None, message: dict[str, str], line: str
+) -> None:
+    with pytest.raises(DataError, match=line):
+        tokenizer(tmp_path, template).render([message])
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"tokenizer.json: no such file; save_pretrained\(\)"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(DataError, match="the chat template does not compile"):
+        tokenizer(tmp_path, "{% if %}")
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer_config.json: not JSON"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer.json: not a tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_loading_imports_no_torch(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path, TEMPLATE)
+    code = (
+        "import asyncrl.data, pathlib, sys; words = asyncrl.data.load_tokenizer(pathlib.Path(sys.argv[1]));"
+        "words.render([{'role': 'user', 'content': 'a'}]); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)

@@ -1,0 +1,83 @@
+import asyncio
+from decimal import Decimal
+
+import pytest
+
+from asyncrl.errors import RewardFailed
+from asyncrl.rewards import BUILT_IN
+from asyncrl.rewards.number import last_number
+from asyncrl.types import FinishReason, Prompt, Sample
+
+
+def reward(rm_type: str, text: str, label: str | None) -> float:
+    prompt = Prompt(row=3, epoch=0, text="", token_ids=(1,), label=label)
+    sample = Sample(index=0, token_ids=(), logprobs=(), spans=(), text=text, finish=FinishReason.STOP, seconds=0.0)
+
+    async def call() -> float:
+        return await BUILT_IN[rm_type](prompt, sample)
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("", None),
+        ("no number", None),
+        ("first 3, then 4.", "4"),
+        ("it is -7", "-7"),
+        ("it is \u22127", "-7"),
+        ("10-5", "5"),
+        ("x-5", "5"),
+        ("(3)-5", "5"),
+        ("= -5", "-5"),
+        (r"\boxed{-5}", "-5"),
+        ("1,234,567.50 in all", "1234567.50"),
+        ("1, 2, 3", "3"),
+        ("1,2,3", "3"),
+        ("12,345,6789", "6789"),
+        ("$1,000", "1000"),
+        ("-$20", "-20"),
+        ("50%", "50"),
+        (".5", "0.5"),
+        ("3.", "3"),
+        ("1.5e-3", "0.0015"),
+        ("2.5 eggs", "2.5"),
+        ("version 1.2.3", "0.3"),
+        ("#### 18", "18"),
+        ("007", "7"),
+    ],
+)
+def test_the_last_number_of_a_text(text: str, number: str | None) -> None:
+    assert last_number(text) == (None if number is None else Decimal(number))
+
+
+@pytest.mark.parametrize(
+    ("rm_type", "text", "label", "expected"),
+    [
+        ("number", "so it is 42.0", "42", 1.0),
+        ("number", "so it is 1,000", "1000", 1.0),
+        ("number", "42, no, 43", "42", 0.0),
+        ("number", "-42", "42", 0.0),
+        ("number", "I do not know", "0", 0.0),
+        ("number", "18", "16 - 3 = 13\n#### 18", 1.0),
+        ("number", "9" * 5000, "9" * 5000, 1.0),
+        ("exact", " yes\n", "yes", 1.0),
+        ("exact", "Yes", "yes", 0.0),
+        ("exact", "", "", 1.0),
+    ],
+)
+def test_rewards(rm_type: str, text: str, label: str, expected: float) -> None:
+    assert reward(rm_type, text, label) == expected
+
+
+def test_a_label_that_cannot_be_compared_with_is_a_failure() -> None:
+    for rm_type in BUILT_IN:
+        with pytest.raises(RewardFailed, match="row 3 has no label"):
+            reward(rm_type, "1", None)
+    with pytest.raises(RewardFailed, match="row 3: there is no number in the label 'blue'"):
+        reward("number", "1", "blue")
+
+
+def test_a_very_long_answer_takes_no_time() -> None:
+    assert last_number("1,234," * 20_000 + "x") == 1234
