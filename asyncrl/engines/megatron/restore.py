@@ -1,0 +1,30 @@
+"""Taking back a training step of several optimiser updates when a later one fails."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RestorePoint:
+    """A copy, in host memory, of a model's weights and of its (chained) optimizer."""
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self._optimizers = [part.optimizer for part in optimizer.chained_optimizers]
+        self._known = [set(part.state) for part in self._optimizers]
+        tensors: list[Tensor] = list(model.parameters())
+        for part in self._optimizers:
+            for group in part.param_groups:
+                tensors += group["params"]
+            for state in part.state.values():
+                tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        self._copies = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back as it was."""
+        for tensor, copy in self._copies:
+            tensor.copy_(copy)
+        for part, known in zip(self._optimizers, self._known, strict=True):
+            for parameter in set(part.state) - known:  # torch makes a parameter's state in its first update
+                del part.state[parameter]

@@ -1,0 +1,31 @@
+"""What a trainer rank is told.  Imports neither torch nor Megatron: the driver uses it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from asyncrl.config.areas import ModelConfig, TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """Everything a rank needs to know, with no ``auto`` left in it."""
+
+    model: ModelConfig
+    train: TrainConfig
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16"]
+    """Of weights and activations; gradients and the optimizer are float32."""
+    temperature: float
+    """Logits are divided by it, as the engines do when they sample."""
+    num_steps_per_rollout: int
+    """Optimiser updates per training step."""
+    use_rollout_logprobs: bool
+    """Ratio against the log-probs of the engine that sampled, else against the trainer's at the start of the step."""
+    timeout_s: float
+    """For one collective operation."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if self.num_steps_per_rollout < 1:
+            raise ValueError(f"num_steps_per_rollout must be at least 1, got {self.num_steps_per_rollout}")

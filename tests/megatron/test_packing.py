@@ -1,0 +1,73 @@
+"""Where the tokens of a sample end up."""
+
+import random
+
+import pytest
+from tiny import random_batch
+
+from asyncrl.engines.megatron.packing import Example, contiguous_parts, examples_of, microbatches, pack
+
+
+def test_bins_hold_everything_once_and_no_more_than_they_may():
+    for seed in range(200):
+        rng = random.Random(seed)
+        lengths = [rng.randint(1, 40) for _ in range(rng.randint(0, 60))]
+        bins = pack(lengths, 32)
+        assert sorted(place for places in bins for place in places) == list(range(len(lengths)))
+        for places in bins:
+            assert sum(lengths[place] for place in places) <= 32 or len(places) == 1
+        assert len(bins) <= 11 / 9 * (sum(lengths) / 32) * 2 + 1  # half-full bins at worst
+
+
+def test_packing_does_not_depend_on_chance():
+    lengths = [5, 9, 5, 3, 9, 1]
+    assert pack(lengths, 10) == [[0, 2], [1, 5], [3], [4]] == pack(lengths, 10)
+
+
+def test_parts_are_contiguous_and_even():
+    assert [list(range(10))[part] for part in contiguous_parts(10, 4)] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+
+
+def test_a_response_token_is_predicted_one_place_before_it():
+    first = Example(
+        index=0,
+        token_ids=(10, 11, 12, 13),
+        num_response=2,
+        loss_mask=(1, 0),
+        advantage=0.5,
+        old_logprobs=(-1.0, -2.0),
+    )
+    second = Example(index=1, token_ids=(20, 21), num_response=1, loss_mask=(1,), advantage=-1.0, old_logprobs=(-3.0,))
+    (row,) = microbatches([first, second], 0, 1, 100)
+    assert row.token_ids_T.tolist() == [10, 11, 12, 20]
+    assert row.positions_T.tolist() == [0, 1, 2, 0]
+    assert row.edges.tolist() == [0, 3, 4]
+    assert row.longest == 3
+    assert [(row.token_ids_T[s], t) for s, t in zip(row.sources_R, row.targets_R, strict=True)] == [
+        (11, 12),
+        (12, 13),
+        (20, 21),
+    ]
+    assert row.mask_R.tolist() == [True, False, True]
+    assert row.advantages_R.tolist() == [0.5, 0.5, -1.0]
+    assert row.old_logprobs_R is not None
+    assert row.old_logprobs_R.tolist() == [-1.0, -2.0, -3.0]
+
+
+def test_every_rank_has_as_many_microbatches_and_each_sample_is_on_one():
+    batch = random_batch(groups=3, group_size=3)
+    examples = [example for group in examples_of(batch, [0.0] * 9, against_rollout=True) for example in group]
+    ranks = [microbatches(examples, rank, 4, 20) for rank in range(4)]
+    assert len({len(rows) for rows in ranks}) == 1
+    assert sorted(index for rows in ranks for row in rows for index in row.indices) == list(range(9))
+
+
+def test_a_rank_without_samples_still_has_a_microbatch():
+    (row,) = microbatches([], 0, 1, 100)
+    assert len(row.token_ids_T) == 1
+    assert len(row.targets_R) == 0
+
+
+def test_an_answer_to_nothing_is_refused():
+    with pytest.raises(ValueError, match="a response of 2 in 2 tokens"):
+        Example(index=0, token_ids=(1, 2), num_response=2, loss_mask=(1, 1), advantage=0.0, old_logprobs=None)

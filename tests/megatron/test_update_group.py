@@ -1,0 +1,54 @@
+"""Our end of the weight update against SGLang's."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+
+from asyncrl.errors import WeightUpdateFailed
+
+DEADLINE_S = 150
+"""Importing SGLang takes 15 to 60 s on two shared cores."""
+
+
+@pytest.mark.timeout(DEADLINE_S + 30)
+def test_what_is_sent_is_what_sglang_receives(tmp_path):
+    checkpoint = write_checkpoint(tmp_path / "hf", tied=True)
+    port = free_port()
+    program = Path(__file__).with_name("engine_process.py")
+    engine = subprocess.Popen(
+        [sys.executable, program, str(port), tmp_path / "received.safetensors"], stdin=subprocess.PIPE, text=True
+    )
+    try:
+        settings = trainer_settings(checkpoint, update_weight_buffer_size=20_000, timeout_s=DEADLINE_S)
+        with one_rank(settings) as rank:
+            rank.train(random_batch())
+            rank.save(tmp_path / "saved")
+            rank.join_engines("127.0.0.1", port, 2, "weights", "gloo")
+            buckets = rank.weight_buckets()
+            assert engine.stdin is not None
+            engine.stdin.write(json.dumps([asdict(bucket) for bucket in buckets]) + "\n")
+            engine.stdin.flush()
+            for index in range(len(buckets)):
+                rank.send(index)
+            assert engine.wait(timeout=DEADLINE_S) == 0
+    finally:
+        engine.kill()
+        engine.communicate()
+    saved, received = load_file(tmp_path / "saved" / "model.safetensors"), load_file(tmp_path / "received.safetensors")
+    assert saved.keys() == received.keys()
+    assert all((saved[name] == received[name]).all() for name in saved)
+
+
+def test_engines_that_do_not_come_are_a_named_error(tmp_path):
+    settings = replace(trainer_settings(write_checkpoint(tmp_path / "hf")), timeout_s=1.0)
+    with one_rank(settings) as rank:
+        with pytest.raises(ValueError, match="send before join_engines"):
+            rank.send(0)
+        with pytest.raises(WeightUpdateFailed, match="no update group weights of 2"):
+            rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")
