@@ -1,0 +1,102 @@
+"""Server processes that we start: they log to a file, die with their parent, and leave nothing behind."""
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from asyncrl.errors import ServerFailed
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LIBC = ctypes.CDLL(None)  # opened here: between fork and exec, loading a library may deadlock
+_KILL_S = 5.0
+"""For the kernel to collect killed processes; more than this means one is stuck in a driver."""
+
+
+class ServerProcess:
+    """A running server, in a session of its own, with all the processes it starts.
+
+    The kernel kills the server when the *thread* that made this object ends, so make it in a thread that lives as long
+    as the server should.  Safe to use from one thread at a time.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
+        """Start it.  ``environment`` is added to ours.  Raises ServerFailed."""
+        self.name = name
+        self.log_path = log_path
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            try:
+                self._process = subprocess.Popen(
+                    list(arguments),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **environment},
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
+            except OSError as error:
+                raise ServerFailed(f"{name} did not start: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server itself."""
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Whether the server itself still runs."""
+        return self._process.poll() is None
+
+    def raise_if_dead(self) -> None:
+        """Raises ServerFailed with the line of the log that says why."""
+        code = self._process.poll()
+        if code is not None:
+            raise ServerFailed(f"{self.name} ended with code {code}: {self.cause()} (log: {self.log_path})")
+
+    def stop(self) -> None:
+        """Kill the server and everything it started; return when they are gone.  Safe to call twice.
+
+        SIGKILL at once: SGLang's graceful shutdown takes many seconds and there is nothing on the server to lose.
+        """
+        family = self._family()
+        for process in family:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(family, timeout=_KILL_S)
+        self._process.poll()
+
+    def tail(self, num_lines: int = 20) -> str:
+        """The last lines of the log."""
+        text = self.log_path.read_bytes()[-65536:].decode(errors="replace")
+        return "\n".join(text.splitlines()[-num_lines:])
+
+    def cause(self) -> str:
+        """The line of the log's end that most likely says what went wrong."""
+        lines = [line.strip() for line in self.tail(200).splitlines() if line.strip()]
+        for line in reversed(lines):
+            first_word = line.split(maxsplit=1)[0]
+            if first_word.endswith(("Error:", "Error", "Exception:")) or "error:" in line.lower():
+                return line
+        return lines[-1] if lines else "nothing in the log"
+
+    def _family(self) -> list[psutil.Process]:
+        """The session's processes.  By session, not by parent: a child whose parent died is not lost."""
+        family = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self._process.pid:
+                    family.append(process)
+            except ProcessLookupError:
+                continue
+        return family
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""SGLang: launched unpatched, spoken to over HTTP."""

@@ -1,0 +1,14 @@
+"""The KV slot allocator of the CPU platform; see ``cpu``."""
+
+from typing import Any
+
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+
+
+class TokenAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]  # sglang is untyped
+    """The stock allocator, called the way SGLang calls an out-of-tree one: with a page size, which must be 1."""
+
+    def __init__(self, size: int, *, page_size: int, **rest: Any) -> None:
+        if page_size != 1:
+            raise ValueError(f"page-size must be 1 on a CPU, got {page_size}")
+        super().__init__(size, **rest)

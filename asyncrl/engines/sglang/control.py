@@ -1,0 +1,119 @@
+"""Control of one SGLang server: pausing, its weight-update group, and getting ready."""
+
+import asyncio
+from collections.abc import Callable
+
+from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.sglang.http import Wire
+from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
+
+_PROBE_S = 5.0
+"""For one look at a server that may not be there yet."""
+_PERIOD_S = 0.25
+"""Between two looks."""
+
+
+class EngineControl:
+    """Commands to the server at ``url``, each with a deadline of ``timeout_s``.
+
+    Every method raises EngineTimeout, EngineLost or EngineRejected.
+    """
+
+    def __init__(self, wire: Wire, url: str, *, timeout_s: float, num_ranks: int = 1) -> None:
+        self.url = url
+        self.num_ranks = num_ranks
+        """Ranks of this server in a weight-update group: its tensor parallel size."""
+        self._wire = wire
+        self._timeout_s = timeout_s
+
+    async def pause(self) -> None:
+        """Hold every request where it is, KV cache included.  (SGLang's default would abort them all.)"""
+        await self._post("pause_generation", {"mode": "in_place"})
+
+    async def go_on(self) -> None:
+        """Let requests go on where they were."""
+        await self._post("continue_generation", {})
+
+    async def join_group(
+        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """Join a weight-update group; returns when all its ranks are there."""
+        await self._post(
+            "init_weights_update_group",
+            {
+                "master_address": master_address,
+                "master_port": master_port,
+                "rank_offset": rank_offset,
+                "world_size": world_size,
+                "group_name": group_name,
+                "backend": backend,
+            },
+        )
+
+    async def leave_group(self, group_name: str) -> None:
+        """Leave a weight-update group."""
+        await self._post("destroy_weights_update_group", {"group_name": group_name})
+
+    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> None:
+        """Take one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
+
+        The cache is left alone: flushing fails while requests are held, and in one mode kills the server.
+        """
+        body = {
+            "names": bucket.names,
+            "dtypes": bucket.dtypes,
+            "shapes": bucket.shapes,
+            "group_name": group_name,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+        }
+        await self._post(
+            "update_weights_from_distributed", body if label is None else {**body, "weight_version": label}
+        )
+
+    async def abort(self, rid: str) -> None:
+        """Abort every request whose id starts with ``rid``."""
+        await self._post("abort_request", {"rid": rid})
+
+    async def num_running(self) -> int:
+        """Requests on the server, waiting ones included."""
+        loads = (await self._wire.look(f"{self.url}/v1/loads?include=core", self._timeout_s))["loads"]
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+    async def _post(self, name: str, body: dict[str, object]) -> None:
+        answer = await self._wire.command(f"{self.url}/{name}", body, self._timeout_s)
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise EngineRejected(f"{self.url}/{name}: {answer.get('message')}")
+
+
+async def wait_for_server(wire: Wire, url: str, timeout_s: float) -> None:
+    """Return once the server generates.  Raises EngineTimeout."""
+    await _poll(wire, f"{url}/health", timeout_s, lambda answer: True)
+
+
+async def wait_for_router(wire: Wire, url: str, engine_urls: tuple[str, ...], timeout_s: float) -> None:
+    """Return once the router lists every engine as healthy.  Raises EngineTimeout."""
+
+    def lists_all(answer: object) -> bool:
+        workers = answer.get("workers", []) if isinstance(answer, dict) else []
+        return set(engine_urls) <= {worker["url"] for worker in workers if worker["is_healthy"]}
+
+    await _poll(wire, f"{url}/workers", timeout_s, lists_all)
+
+
+async def _poll(wire: Wire, url: str, timeout_s: float, is_ready: Callable[[object], bool]) -> None:
+    last = "it was not asked yet"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    answer = await wire.look(url, _PROBE_S)
+                except EngineError as error:
+                    last = str(error)
+                else:
+                    if is_ready(answer):
+                        return
+                    last = f"it answered {answer}"
+                await asyncio.sleep(_PERIOD_S)
+    except TimeoutError as error:
+        raise EngineTimeout(f"{url} was not ready after {timeout_s:g} s; {last}") from error

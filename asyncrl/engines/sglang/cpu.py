@@ -1,0 +1,75 @@
+"""The CPU platform that ``platform.activate`` offers to SGLang.
+
+Two things are replaced, through SGLang's own hook registry, because upstream only has them as Triton kernels:
+drawing a token from a per-request seed, and the switch to batch-invariant kernels (on a CPU, float32 rows are
+computed independently of the batch as they are).  With both, ``sampling_seed`` repeats a draw on a CPU.
+
+SGLang makes the platform while it is itself half imported, hence the imports inside methods.
+"""
+
+from typing import Any
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.interface import PlatformEnum, SRTPlatform
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from asyncrl.engines.sglang.draw import draw_with_seed
+
+ATTENTION_BACKEND = "torch_native"
+
+
+class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # sglang is untyped
+    """Plain torch operations on a CPU."""
+
+    _enum = PlatformEnum.OOT
+
+    def __init__(self) -> None:
+        replace = HookType.REPLACE
+        HookRegistry.register("sglang.srt.layers.sampler.multinomial_with_seed", draw_with_seed, replace)
+        HookRegistry.register(
+            "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
+            _leave_kernels_alone,
+            replace,
+        )
+
+    def is_pin_memory_available(self, device: object = None) -> bool:
+        """There is no GPU to pin memory for."""
+        return False
+
+    def get_default_attention_backend(self) -> str:
+        """Attention in plain torch."""
+        return ATTENTION_BACKEND
+
+    def get_dispatch_key_name(self) -> str:
+        """Which ``forward_<key>`` of a layer runs."""
+        return "native"
+
+    def get_mha_kv_pool_cls(self) -> type[Any]:
+        """The stock pool."""
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+        return MHATokenToKVPool  # type: ignore[no-any-return]
+
+    def get_paged_allocator_cls(self) -> type[Any]:
+        """The stock allocator of single tokens."""
+        from asyncrl.engines.sglang.allocator import TokenAllocator
+
+        return TokenAllocator
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Plain torch throughout, and draws that a seed repeats."""
+        from sglang.srt import server_args as sglang_args
+
+        for choices in (
+            sglang_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+            sglang_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+        ):
+            if ATTENTION_BACKEND not in choices:
+                choices.append(ATTENTION_BACKEND)
+        server_args.attention_backend = ATTENTION_BACKEND
+        server_args.sampling_backend = "pytorch"
+        server_args.enable_deterministic_inference = True
+
+
+def _leave_kernels_alone(model_runner: object) -> None:
+    return None

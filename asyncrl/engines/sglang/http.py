@@ -1,0 +1,120 @@
+"""Requests to SGLang and its router.  The one place where HTTP, sockets and deadlines become our named errors."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+from asyncrl.engines.sglang.events import EventReader
+from asyncrl.errors import EngineLost, EngineRejected, EngineTimeout
+
+_CONNECT_S = 10.0
+"""For a TCP connection; a live server accepts at once, also when it is busy."""
+_KEEP_ALIVE_S = 2.0
+"""Below the 5 s after which SGLang's uvicorn hangs up, so that no request meets a connection just being closed."""
+_TRY_LATER = frozenset({408, 425, 429})
+"""Client errors that say nothing against the request."""
+
+
+class Wire:
+    """Two connection pools: one for tokens, without a limit, and one for control, which tokens can not starve.
+
+    ``async with`` opens and closes it.  Every method raises EngineTimeout, EngineLost or EngineRejected.
+    """
+
+    async def __aenter__(self) -> Self:
+        self._data = _session()
+        self._control = _session()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._data.close()
+        await self._control.close()
+
+    async def stream(self, url: str, body: dict[str, Any], idle_s: float) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a streamed answer; ``idle_s`` is the longest wait for the next one."""
+        reader = EventReader()
+        with _named_errors(url, idle_s):
+            async with asyncio.timeout(idle_s):
+                response = await self._data.post(url, data=orjson.dumps(body))
+        try:
+            await _raise_for_status(response, url, idle_s)
+            while piece := await _next_piece(response, url, idle_s):
+                for payload in reader.feed(piece):
+                    if payload != b"[DONE]":
+                        yield _parsed(payload, url)
+        finally:
+            response.release()  # returns it to the pool, or closes it when the answer was left in the middle
+
+    async def ask(self, url: str, body: dict[str, Any], timeout_s: float) -> Any:
+        """POST on the data connections and return the answer."""
+        return await _exchange(self._data, "POST", url, body, timeout_s)
+
+    async def command(self, url: str, body: dict[str, Any], timeout_s: float) -> Any:
+        """POST on the control connections and return the answer."""
+        return await _exchange(self._control, "POST", url, body, timeout_s)
+
+    async def look(self, url: str, timeout_s: float) -> Any:
+        """GET on the control connections and return the answer."""
+        return await _exchange(self._control, "GET", url, None, timeout_s)
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        headers={"Content-Type": "application/json"},
+    )
+
+
+async def _exchange(
+    session: aiohttp.ClientSession, method: str, url: str, body: dict[str, Any] | None, timeout_s: float
+) -> Any:
+    with _named_errors(url, timeout_s):
+        async with (
+            asyncio.timeout(timeout_s),
+            session.request(method, url, data=None if body is None else orjson.dumps(body)) as response,
+        ):
+            await _raise_for_status(response, url, timeout_s)
+            text = await response.read()
+    return _parsed(text, url) if text else None
+
+
+async def _next_piece(response: aiohttp.ClientResponse, url: str, idle_s: float) -> bytes:
+    with _named_errors(url, idle_s):
+        async with asyncio.timeout(idle_s):
+            return await response.content.readany()
+
+
+async def _raise_for_status(response: aiohttp.ClientResponse, url: str, timeout_s: float) -> None:
+    status = response.status
+    if status < 400:
+        return
+    with _named_errors(url, timeout_s):
+        async with asyncio.timeout(timeout_s):
+            said = (await response.read())[:2000].decode(errors="replace")
+    kind = EngineRejected if status < 500 and status not in _TRY_LATER else EngineLost
+    raise kind(f"{url} answered {status}: {said}")
+
+
+def _parsed(text: bytes, url: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise EngineLost(f"{url} answered what is not JSON: {text[:200]!r}") from error
+
+
+@contextmanager
+def _named_errors(url: str, timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise EngineTimeout(f"{url} did not answer within {timeout_s:g} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineLost(f"{url}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,125 @@
+"""Command lines and environments of SGLang servers and of the router, from typed values.  Starts nothing."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Flags = Mapping[str, str | bool]
+"""Flags by name without the leading dashes; True is a bare flag, False leaves our default out."""
+
+STREAM_INTERVAL = 16
+"""Tokens per streamed chunk: each chunk repeats 300 bytes of JSON, and a span's edge is known to this many tokens."""
+
+_ROUTER_PROGRAM = """
+import sys
+sys.modules["sglang"] = None
+from sglang_router.launch_router import main
+sys.exit(main())
+"""
+"""The router is a Rust program, but its launcher imports all of sglang for tracing, if it can: 2 s against 20 s."""
+
+CPU_FLAGS: dict[str, str | bool] = {
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    "grammar-backend": "none",
+    "disable-overlap-schedule": True,
+    "cuda-graph-backend-decode": "disabled",
+    "max-total-tokens": "65536",
+}
+"""What a server needs where there is no GPU; the platform plug-in does the rest."""
+
+CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""One thread: with two spinning on two cores, 16 requests once took 22 s instead of 0.5 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A process to start; ``environment`` is added to the parent's."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLaunch:
+    """One SGLang server.  Its GPUs are chosen by the caller, through ``CUDA_VISIBLE_DEVICES``."""
+
+    model_path: Path
+    port: int
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16"]
+    seed: int
+    """Of draws whose request names no seed."""
+    tensor_parallel: int = 1
+    host: str = "127.0.0.1"
+    flags: Flags = field(default_factory=dict)
+    """The user's; they win over ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterLaunch:
+    """The router in front of the servers."""
+
+    worker_urls: tuple[str, ...]
+    port: int
+    prometheus_port: int
+    """The router always opens one; two routers on a machine need two."""
+    host: str = "127.0.0.1"
+    flags: Flags = field(default_factory=dict)
+    """The user's; they win over ours."""
+
+
+def server_command(launch: ServerLaunch) -> Command:
+    """How to start this server."""
+    defaults: dict[str, str | bool] = {
+        "model-path": str(launch.model_path),
+        "host": launch.host,
+        "port": str(launch.port),
+        "device": launch.device,
+        "dtype": launch.dtype,
+        "tp-size": str(launch.tensor_parallel),
+        "random-seed": str(launch.seed),
+        "weight-version": "0",
+        "incremental-streaming-output": True,
+        "stream-interval": str(STREAM_INTERVAL),
+        "log-level": "warning",
+        **(CPU_FLAGS if launch.device == "cpu" else {}),
+    }
+    return Command(
+        arguments=(sys.executable, "-m", "sglang.launch_server", *_arguments({**defaults, **launch.flags})),
+        environment=dict(CPU_ENVIRONMENT) if launch.device == "cpu" else {},
+    )
+
+
+def router_command(launch: RouterLaunch) -> Command:
+    """How to start this router."""
+    defaults: dict[str, str | bool] = {
+        "host": launch.host,
+        "port": str(launch.port),
+        "prometheus-port": str(launch.prometheus_port),
+        "policy": "cache_aware",
+        "disable-retries": True,  # we retry, with the tokens kept
+        "disable-circuit-breaker": True,  # our own failure budget decides
+        "request-timeout-secs": "86400",  # deadlines are the client's
+        "max-concurrent-requests": "-1",  # admission is the scheduler's
+        "log-level": "warn",
+    }
+    workers = ("--worker-urls", *launch.worker_urls)
+    return Command(
+        arguments=(
+            *(sys.executable, "-c", _ROUTER_PROGRAM),
+            *workers,
+            *_arguments({**defaults, **launch.flags}),
+        ),
+        environment={},
+    )
+
+
+def _arguments(flags: Flags) -> tuple[str, ...]:
+    arguments: list[str] = []
+    for name, value in flags.items():
+        if value is not False:
+            arguments += [f"--{name}"] if value is True else [f"--{name}", value]
+    return tuple(arguments)

@@ -1,0 +1,190 @@
+"""The places a promise is tested in: the fake engine, and the real SGLang with its router on this machine's CPU."""
+
+import asyncio
+import contextlib
+import socket
+import time
+import uuid
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.fake import FakeEngine, FakeUpdater
+from asyncrl.engines.servers import ServerProcess
+from asyncrl.engines.sglang.client import SGLangEngine
+from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
+from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.engines.weights import BroadcastUpdater
+from asyncrl.protocols import RolloutEngine, WeightUpdater
+from asyncrl.types import Weights
+from tests.tiny_model import tiny_model
+
+START_S = 300.0
+"""SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An engine with somebody who can update its weights and count its requests."""
+
+    engine: RolloutEngine
+    updater: WeightUpdater
+    num_running: Callable[[], Awaitable[int]]
+    weights: Weights
+    """What it serves now."""
+
+    async def push(self) -> Weights:
+        """Put different weights into the engine."""
+        new = Weights(version=self.weights.version + 1, step=self.weights.step + 1)
+        await self.updater.push(new)
+        return new
+
+
+@dataclass(slots=True, kw_only=True)
+class Servers:
+    """One real engine behind a real router."""
+
+    model: Path
+    engine_url: str
+    router_url: str
+    ready_s: float
+    version: int = 0
+
+
+OpenPlace = Callable[[], contextlib.AbstractAsyncContextManager[Place]]
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    folder = tmp_path_factory.mktemp("contract")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what transformers imports
+        model = tiny_model(folder / "model")
+    engine_port, router_port, prometheus_port = free_ports(3)
+    engine_url, router_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
+    server = server_command(ServerLaunch(model_path=model, port=engine_port, device="cpu", dtype="float32", seed=1))
+    router = router_command(RouterLaunch(worker_urls=(engine_url,), port=router_port, prometheus_port=prometheus_port))
+    with contextlib.ExitStack() as stack:
+        began = time.monotonic()
+        for name, command in (("server", server), ("router", router)):
+            process = ServerProcess(name, command.arguments, command.environment, folder / f"{name}.log")
+            stack.callback(process.stop)
+        asyncio.run(_until_ready(engine_url, router_url))
+        yield Servers(model=model, engine_url=engine_url, router_url=router_url, ready_s=time.monotonic() - began)
+
+
+@pytest.fixture(params=["fake", "sglang"])
+def open_place(request: pytest.FixtureRequest) -> OpenPlace:
+    """Opens a place inside the test's own event loop."""
+    if request.param == "fake":
+        return open_fake
+    servers: Servers = request.getfixturevalue("servers")
+    return lambda: open_sglang(servers)
+
+
+@contextlib.asynccontextmanager
+async def open_fake() -> AsyncIterator[Place]:
+    engine = FakeEngine(lambda request: request.sampling.max_new_tokens + 1, seconds_per_token=0.001)
+
+    async def num_running() -> int:
+        return engine.busy
+
+    yield Place(engine=engine, updater=FakeUpdater(engine), num_running=num_running, weights=Weights(version=0, step=0))
+
+
+@contextlib.asynccontextmanager
+async def open_sglang(servers: Servers) -> AsyncIterator[Place]:
+    async with Wire() as wire:
+        control = EngineControl(wire, servers.engine_url, timeout_s=30.0)
+        yield Place(
+            engine=SGLangEngine(wire, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=30.0),
+            updater=_ConnectsFirst(control, servers),
+            num_running=control.num_running,
+            weights=Weights(version=servers.version, step=servers.version),
+        )
+
+
+class _ConnectsFirst:
+    """``BroadcastUpdater`` with a trainer that scales the weights, in a group of its own for each push."""
+
+    def __init__(self, control: EngineControl, servers: Servers) -> None:
+        self._control = control
+        self._servers = servers
+
+    async def push(self, weights: Weights) -> object:
+        group_name = uuid.uuid4().hex
+        updater = BroadcastUpdater(
+            (self._control,),
+            ScaledWeights(self._servers.model, 1.0 + 0.1 * weights.version),
+            master_address="127.0.0.1",
+            master_port=free_ports(1)[0],
+            backend="gloo",
+            timeout_s=30.0,
+            group_name=group_name,
+        )
+        await updater.connect()
+        report = await updater.push(weights)
+        self._servers.version = weights.version
+        await self._control.leave_group(group_name)
+        return report
+
+
+class ScaledWeights:
+    """A trainer whose weights are the model's, with the output layer scaled."""
+
+    def __init__(self, model: Path, scale: float) -> None:
+        from safetensors.torch import load_file
+
+        tensors = load_file(model / "model.safetensors")
+        tensors["lm_head.weight"] *= scale
+        names = sorted(tensors)
+        self._parts = [names[:10], names[10:]]
+        self._tensors = tensors
+
+    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
+        return tuple(
+            WeightBucket(
+                names=tuple(names),
+                dtypes=tuple(str(self._tensors[name].dtype).removeprefix("torch.") for name in names),
+                shapes=tuple(tuple(self._tensors[name].shape) for name in names),
+                num_bytes=sum(self._tensors[name].nbytes for name in names),
+            )
+            for names in self._parts
+        )
+
+    async def join_engines(
+        self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        from asyncrl.engines.megatron.update_group import join_update_group
+
+        self._group = await asyncio.to_thread(
+            join_update_group, master_address, master_port, world_size, group_name, backend, 30.0
+        )
+
+    async def send(self, index: int) -> None:
+        import torch.distributed
+
+        from asyncrl.engines.megatron.update_group import flatten
+
+        flat = flatten(self._tensors[name] for name in self._parts[index])
+        await asyncio.to_thread(torch.distributed.broadcast, flat, src=0, group=self._group)
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports that nobody listens on now; all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
+
+
+async def _until_ready(engine_url: str, router_url: str) -> None:
+    async with Wire() as wire:
+        await wait_for_server(wire, engine_url, START_S)
+        await wait_for_router(wire, router_url, (engine_url,), START_S)

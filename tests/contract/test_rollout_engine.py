@@ -1,0 +1,219 @@
+"""What ``RolloutEngine`` and ``WeightUpdater`` promise, on the fake and on the real SGLang."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from asyncrl.protocols import RolloutEngine
+from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
+from tests.contract.conftest import OpenPlace, Place, Servers, open_sglang
+
+pytestmark = [pytest.mark.timeout(360), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
+
+PROMPT = (5, 9, 33, 12, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    finish: FinishReason
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for chunk in self.chunks for token in chunk.token_ids)
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        return tuple(logprob for chunk in self.chunks for logprob in chunk.logprobs)
+
+
+def ask(place: Place, seed: int, max_new_tokens: int, prompt: tuple[int, ...] = PROMPT, **sampling: object) -> Request:
+    params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, **sampling}
+    return Request(
+        request_id=f"request-{seed}",
+        token_ids=prompt,
+        sampling=SamplingParams(max_new_tokens=max_new_tokens, **params),
+        seed=seed,
+        weights=place.weights,
+    )
+
+
+async def answer(engine: RolloutEngine, request: Request) -> Answer:
+    chunks: list[Chunk] = []
+    finish = await engine.generate(request, chunks.append)
+    return Answer(finish, tuple(chunks))
+
+
+async def answers(engine: RolloutEngine, requests: Sequence[Request]) -> list[Answer]:
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(answer(engine, request)) for request in requests]
+    return [task.result() for task in running]
+
+
+def test_an_answer_has_as_many_tokens_as_allowed_each_delivered_once(open_place: OpenPlace) -> None:
+    async def run() -> None:
+        async with open_place() as place:
+            wanted = [1, 2, 16, 17, 18, 33, 100]
+            got = await answers(place.engine, [ask(place, seed, size) for seed, size in enumerate(wanted)])
+            assert [len(one.token_ids) for one in got] == wanted
+            assert {one.finish for one in got} == {FinishReason.LENGTH}
+            assert {chunk.version for one in got for chunk in one.chunks} == {place.weights.version}
+
+    asyncio.run(run())
+
+
+def test_scoring_an_answer_gives_the_logprobs_it_was_sampled_with(open_place: OpenPlace) -> None:
+    async def run() -> None:
+        async with open_place() as place:
+            for one in await answers(place.engine, [ask(place, seed, 70) for seed in range(8)]):
+                scores = await place.engine.score(PROMPT + one.token_ids, len(PROMPT))
+                assert scores == pytest.approx(one.logprobs, abs=1e-5)
+
+    asyncio.run(run())
+
+
+def test_the_same_seed_gives_the_same_tokens_in_any_company(open_place: OpenPlace) -> None:
+    async def run() -> None:
+        async with open_place() as place:
+            requests = [ask(place, seed, 40 + seed % 7) for seed in range(32)]
+            first = await answers(place.engine, requests)
+            order = random.Random(0).sample(range(32), 32)
+            second = dict(zip(order, await answers(place.engine, [requests[seed] for seed in order]), strict=True))
+            alone = await answer(place.engine, requests[3])
+            assert [one.token_ids for one in first] == [second[seed].token_ids for seed in range(32)]
+            assert alone.token_ids == first[3].token_ids
+            assert len({one.token_ids[:20] for one in first}) == 32
+
+    asyncio.run(run())
+
+
+def test_an_answer_resumed_from_its_prefix_goes_on_as_it_would_have(open_place: OpenPlace) -> None:
+    async def run() -> None:
+        async with open_place() as place:
+            whole = await answer(place.engine, ask(place, 7, 50))
+            rest = await answer(place.engine, ask(place, 7, 30, PROMPT + whole.token_ids[:20]))
+            assert rest.token_ids == whole.token_ids[20:]
+
+    asyncio.run(run())
+
+
+def test_cancelling_frees_the_server(open_place: OpenPlace) -> None:
+    async def run() -> None:
+        async with open_place() as place, asyncio.TaskGroup() as tasks:
+            started = asyncio.Event()
+            kept = tasks.create_task(answer(place.engine, ask(place, 1, 300)))
+            running = [
+                tasks.create_task(place.engine.generate(ask(place, seed, 6000), lambda chunk: started.set()))
+                for seed in range(10, 18)
+            ]
+            await started.wait()
+            for task in running:
+                task.cancel()
+            assert len((await kept).token_ids) == 300  # request-1 is not taken for request-10
+            async with asyncio.timeout(5.0):
+                while await place.num_running():  # noqa: ASYNC110 -- a remote server can only be polled
+                    await asyncio.sleep(0.02)
+            assert all(task.cancelled() for task in running)
+
+    asyncio.run(run())
+
+
+def test_requests_in_flight_live_through_an_update(open_place: OpenPlace) -> None:
+    async def run() -> None:
+        async with open_place() as place, asyncio.TaskGroup() as tasks:
+            chunks: list[list[Chunk]] = [[] for _ in range(8)]
+            requests = [ask(place, seed, 600) for seed in range(8)]
+            running = [
+                tasks.create_task(place.engine.generate(request, mine.append))
+                for request, mine in zip(requests, chunks, strict=True)
+            ]
+            await until(lambda: all(chunks))
+            before = await place.engine.score(PROMPT, 1)
+            new = await place.push()
+            after = await place.engine.score(PROMPT, 1)
+            assert before != pytest.approx(after, abs=1e-3)
+            for task, mine in zip(running, chunks, strict=True):
+                assert await task == FinishReason.LENGTH
+                versions = [chunk.version for chunk in mine]
+                assert versions == sorted(versions)
+                assert (versions[0], versions[-1]) == (place.weights.version, new.version)
+                assert sum(len(chunk.token_ids) for chunk in mine) == 600
+
+    asyncio.run(run())
+
+
+def test_no_token_of_old_weights_is_labelled_new(servers: Servers) -> None:
+    """Only the output layer changes, so the KV cache stays valid and a token's log-prob tells which weights made it."""
+
+    async def run() -> None:
+        async with open_sglang(servers) as place:
+            requests = [ask(place, seed, 150) for seed in range(32)]
+            chunks: list[list[Chunk]] = [[] for _ in requests]
+            async with asyncio.TaskGroup() as tasks:
+                for request, mine in zip(requests, chunks, strict=True):
+                    tasks.create_task(place.engine.generate(request, mine.append))
+                await until(lambda: all(len(mine) > 1 for mine in chunks))
+                new = await place.push()
+            for mine in chunks:
+                got = Answer(FinishReason.LENGTH, tuple(mine))
+                scores = await place.engine.score(PROMPT + got.token_ids, len(PROMPT))
+                num_old = sum(len(chunk.token_ids) for chunk in mine if chunk.version < new.version)
+                assert 0 < num_old < 150
+                assert scores[num_old:] == pytest.approx(got.logprobs[num_old:], abs=1e-4)
+                assert scores[:17] != pytest.approx(got.logprobs[:17], abs=1e-4)
+
+    asyncio.run(run())
+
+
+def test_a_stop_token_ends_the_answer_and_belongs_to_it(servers: Servers) -> None:
+    async def run() -> None:
+        async with open_sglang(servers) as place:
+            ends = (3, 4, 5, 6, 7, 8)
+            got = await answers(place.engine, [ask(place, seed, 500, stop_token_ids=ends) for seed in range(16)])
+            for one in got:
+                assert one.finish == FinishReason.STOP
+                assert one.token_ids[-1] in ends
+                assert not set(one.token_ids[:-1]) & set(ends)
+
+    asyncio.run(run())
+
+
+def test_a_stop_text_ends_the_answer_and_belongs_to_it(servers: Servers) -> None:
+    async def run() -> None:
+        async with open_sglang(servers) as place:
+            got = await answers(place.engine, [ask(place, seed, 500, stop=("h", "i", "j")) for seed in range(16)])
+            ends = {ord(letter) - ord("0") + 2 for letter in "hij"}
+            for one in got:
+                assert one.finish == FinishReason.STOP
+                assert one.token_ids[-1] in ends
+                assert not set(one.token_ids[:-1]) & ends
+
+    asyncio.run(run())
+
+
+def test_scores_are_those_of_transformers(servers: Servers) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import Qwen3ForCausalLM
+
+    async def run() -> tuple[tuple[float, ...], Weights]:
+        async with open_sglang(servers) as place:
+            return await place.engine.score(token_ids, 4), place.weights
+
+    token_ids = (5, 63, 33, 12, 60, 0, 1, 63, 17, 63)
+    scores, weights = asyncio.run(run())
+    model = Qwen3ForCausalLM.from_pretrained(servers.model, dtype=torch.float32)
+    with torch.no_grad():
+        if weights.version:
+            model.lm_head.weight *= 1.0 + 0.1 * weights.version
+        logprobs = model(torch.tensor([token_ids])).logits.log_softmax(-1)[0]
+    expected = [logprobs[place - 1, token_ids[place]].item() for place in range(4, len(token_ids))]
+    assert scores == pytest.approx(expected, abs=1e-5)
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30.0):
+        while not is_true():  # noqa: ASYNC110 -- it depends on a remote server
+            await asyncio.sleep(0.01)

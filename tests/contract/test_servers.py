@@ -1,0 +1,120 @@
+"""Server processes leave nothing behind; their command lines and flags are those of the installed SGLang."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.engines.servers import ServerProcess
+from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
+from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.errors import ServerFailed
+
+WITH_CHILD = "import subprocess, time; subprocess.Popen(['sleep', '600']); print('up', flush=True); time.sleep(600)"
+
+
+def until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def session_of(pid: int) -> list[int]:
+    members = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getsid(process.pid) == pid and process.info["status"] != psutil.STATUS_ZOMBIE:
+                members.append(process.pid)
+        except ProcessLookupError:
+            continue
+    return members
+
+
+def start(code: str, folder: Path) -> ServerProcess:
+    return ServerProcess("server", [sys.executable, "-c", code], {"GREETING": "hello"}, folder / "logs" / "server.log")
+
+
+def test_stopping_ends_the_whole_family(tmp_path: Path) -> None:
+    server = start(WITH_CHILD, tmp_path)
+    until(lambda: "up" in server.tail())
+    assert len(session_of(server.pid)) == 2
+    assert server.is_alive()
+    began = time.monotonic()
+    server.stop()
+    server.stop()
+    assert time.monotonic() - began < 2.0
+    assert not server.is_alive()
+    assert not session_of(server.pid)
+
+
+def test_children_are_found_also_when_their_parent_is_gone(tmp_path: Path) -> None:
+    server = start(WITH_CHILD, tmp_path)
+    until(lambda: "up" in server.tail())
+    os.kill(server.pid, 9)
+    until(lambda: not server.is_alive())
+    server.stop()
+    assert not session_of(server.pid)
+
+
+def test_a_server_dies_with_its_parent(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from asyncrl.engines.servers import ServerProcess;"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(600)'];"
+        f"s = ServerProcess('s', sleep, {{}}, Path({str(tmp_path / 'log')!r}));"
+        "print(s.pid, flush=True); os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    until(lambda: not session_of(int(done.stdout)))
+
+
+def test_a_dead_server_says_why(tmp_path: Path) -> None:
+    server = start("import os; print(os.environ['GREETING']); raise RuntimeError('no memory')", tmp_path)
+    until(lambda: not server.is_alive())
+    assert "hello" in server.tail()
+    with pytest.raises(ServerFailed, match="server ended with code 1: RuntimeError: no memory"):
+        server.raise_if_dead()
+
+
+def test_a_program_that_is_not_there_is_a_server_failure(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match="server did not start"):
+        ServerProcess("server", ["/no/such/program"], {}, tmp_path / "log")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: str) -> None:
+    launch = ServerLaunch(model_path=Path("m"), port=1, device=device, dtype="float32", seed=1)
+    assert flags(server_command(launch).arguments) <= known_server_flags()
+    router = RouterLaunch(worker_urls=("http://x",), port=1, prometheus_port=2)
+    assert flags(router_command(router).arguments) <= known_router_flags()
+
+
+def test_the_users_flags_win() -> None:
+    users = {"stream-interval": "4", "disable-overlap-schedule": False, "enable-metrics": True}
+    launch = ServerLaunch(model_path=Path("m"), port=1, device="cpu", dtype="float32", seed=1, flags=users)
+    arguments = server_command(launch).arguments
+    assert arguments[arguments.index("--stream-interval") + 1] == "4"
+    assert "--disable-overlap-schedule" not in arguments
+    assert arguments[-1] == "--enable-metrics"
+
+
+def test_flags_are_read_without_importing_sglang_and_soon() -> None:
+    code = (
+        "import sys, time; began = time.monotonic();"
+        "from asyncrl.engines.sglang.flags import known_server_flags as server, known_router_flags as router;"
+        "assert {'mem-fraction-static', 'tp-size', 'model', 'config'} <= server();"
+        "assert {'policy', 'cache-threshold', 'worker-urls'} <= router();"
+        "assert not {'torch', 'sglang', 'sglang_router'} & set(sys.modules);"
+        "print(time.monotonic() - began)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert float(done.stdout) < 5.0  # 0.3 s on an idle core
+
+
+def flags(arguments: tuple[str, ...]) -> set[str]:
+    return {argument[2:] for argument in arguments if argument.startswith("--")}
