@@ -1,0 +1,269 @@
+"""Puts a run together from its configuration.  The one place that knows which engine and which trainer are real.
+
+    check ──▶ Checked ──▶ conduct: deploy, push the first weights, train, save
+
+``check`` reads and resolves everything that can be wrong before anything expensive starts.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Literal
+
+from asyncrl.config import RunConfig, check_passthrough
+from asyncrl.config.derived import (
+    eval_max_response_len,
+    eval_temperature,
+    num_steps_per_rollout,
+    use_rollout_logprobs,
+)
+from asyncrl.config.resolved import flat
+from asyncrl.data.end_tokens import end_tokens
+from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
+from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
+from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_device
+from asyncrl.engines.megatron.settings import TrainerSettings
+from asyncrl.engines.megatron.shape import check_architecture
+from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
+from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.loop_lag import LoopLag, watch_loop
+from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.admission import Limits
+from asyncrl.pipeline.evaluation import Evaluator, HeldOut
+from asyncrl.pipeline.plainly import plainly
+from asyncrl.pipeline.retry import RetryingEngine
+from asyncrl.pipeline.run import Parts, Plan, train
+from asyncrl.pipeline.sampler import Sampler, Served
+from asyncrl.pipeline.scheduler import Budgets, Scheduler
+from asyncrl.pipeline.slots import Slots
+from asyncrl.plugins import KEEP, REWARD, load_plugin
+from asyncrl.protocols import KeepFn, RewardFn
+from asyncrl.rewards import BUILT_IN
+from asyncrl.types import SamplingParams, ScoredGroup, Weights
+
+MODEL_FOLDER = "model"
+"""In the run directory: the final weights in Hugging Face format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A run whose files and functions are there and fit together."""
+
+    run: RunConfig
+    tokenizer: TextTokenizer
+    end_tokens: tuple[int, ...]
+    prompts: EndlessPrompts
+    held_out: HeldOut
+    reward: RewardFn
+    keep: KeepFn
+
+    @property
+    def num_processes(self) -> int:
+        """Trainer ranks and engines."""
+        return self.run.cluster.num_trainer_ranks + self.run.cluster.num_engines
+
+
+def check(run: RunConfig) -> Checked:
+    """Read and resolve everything that the run names.  Raises ConfigError, DataError or PluginError."""
+    check_passthrough(run, known_server_flags(), known_router_flags())
+    check_architecture(run.model.hf_checkpoint)
+    tokenizer = load_tokenizer(run.model.hf_checkpoint)
+    return Checked(
+        run=run,
+        tokenizer=tokenizer,
+        end_tokens=end_tokens(run.model.hf_checkpoint),
+        prompts=load_prompts(run.data, tokenizer),
+        held_out=HeldOut(
+            prompts={name: load_held_out(path, run.data, tokenizer) for name, path in run.evaluation.data_sets},
+            samples_per_prompt=run.evaluation.n_samples_per_eval_prompt,
+        ),
+        reward=_reward(run),
+        keep=_keep(run),
+    )
+
+
+async def conduct(
+    ray: ModuleType,
+    checked: Checked,
+    *,
+    run_dir: Path,
+    timeline: Timeline,
+    phase: Callable[[str], None],
+    report: Callable[[StepFacts], None],
+) -> None:
+    """Start everything, train to the end, save, and stop everything.
+
+    ``phase`` is told what is being waited for, ``report`` gets each step's facts.  Raises the error that ended the run.
+    """
+    device = pick_device(ray, checked.run.cluster.device)
+    async with deployed(ray, _deployment(checked, device, run_dir / "logs"), phase) as running:
+        parts = _parts(checked, running, timeline)
+        phase("pushing the first weights")
+        await running.updater.push(parts.served.now)
+        phase("generating the first batch")
+        with plainly():
+            async with asyncio.TaskGroup() as beside:
+                watching = [
+                    beside.create_task(running.watch(), name="servers"),
+                    beside.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
+                ]
+                await train(parts, _plan(checked, run_dir), report)
+                for task in watching:
+                    task.cancel()
+        phase("stopping")
+
+
+def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) -> Deployment:
+    run = checked.run
+    dtype = _dtype(run, device)
+    return Deployment(
+        device=device,
+        dtype=dtype,
+        model_path=run.model.hf_checkpoint,
+        seed=run.model.seed,
+        num_ranks=run.cluster.num_trainer_ranks,
+        num_engines=run.cluster.num_engines,
+        gpus_per_engine=run.cluster.rollout_num_gpus_per_engine,
+        use_router=run.cluster.use_router,
+        trainer=TrainerSettings(
+            model=run.model,
+            train=run.train,
+            device=device,
+            dtype=dtype,
+            temperature=run.rollout.rollout_temperature,
+            num_steps_per_rollout=num_steps_per_rollout(run.train, run.rollout),
+            use_rollout_logprobs=use_rollout_logprobs(run.train, run.rollout),
+            timeout_s=60 * run.cluster.distributed_timeout_minutes,
+        ),
+        server_flags=run.sglang,
+        router_flags=run.router,
+        logs=logs,
+        start_timeout_s=run.cluster.start_timeout_s,
+        request_timeout_s=run.failures.request_timeout_s,
+        control_timeout_s=run.failures.control_timeout_s,
+        train_timeout_s=run.failures.train_timeout_s,
+    )
+
+
+def _dtype(run: RunConfig, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16"]:
+    if run.model.dtype != "auto":
+        return run.model.dtype
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
+    run = checked.run
+    slots = Slots(run.rollout.sglang_server_concurrency * run.cluster.num_engines)
+    served = Served(Weights(version=0, step=0))
+    engine = RetryingEngine(running.engine, run.failures.max_sample_retries, lambda: served.now)
+
+    def sampler(sampling: SamplingParams) -> Sampler:
+        return Sampler(
+            engine=engine,
+            reward=checked.reward,
+            reward_timeout_s=run.failures.reward_timeout_s,
+            tokenizer=checked.tokenizer,
+            sampling=sampling,
+            slots=slots,
+            served=served,
+            timeline=timeline,
+            seed=run.model.seed,
+        )
+
+    scheduler = Scheduler(
+        prompts=checked.prompts,
+        sampler=sampler(_sampling(checked)),
+        keep=checked.keep,
+        limits=_limits(run, slots.size),
+        budgets=Budgets(
+            max_failed_groups=run.failures.max_failed_groups,
+            max_filtered_groups=run.failures.max_filtered_groups,
+            watchdog_timeout_s=run.failures.watchdog_timeout_s,
+        ),
+        slots=slots,
+        served=served,
+        timeline=timeline,
+    )
+    evaluator = Evaluator(
+        held_out=checked.held_out,
+        sampler=sampler(_eval_sampling(checked)),
+        slots=slots,
+        served=served,
+        timeline=timeline,
+    )
+    return Parts(
+        scheduler=scheduler,
+        evaluator=evaluator if run.evaluation.eval_interval is not None else None,
+        engine=engine,
+        trainer=running.trainer,
+        updater=running.updater,
+        slots=slots,
+        served=served,
+        timeline=timeline,
+        loop_lag=LoopLag(),
+    )
+
+
+def _limits(run: RunConfig, slots: int) -> Limits:
+    return Limits(
+        groups_per_step=run.rollout.rollout_batch_size,
+        group_size=run.rollout.n_samples_per_prompt,
+        max_staleness=run.rollout.staleness,
+        num_steps=run.rollout.num_rollout,
+        slots=slots,
+    )
+
+
+def _plan(checked: Checked, run_dir: Path) -> Plan:
+    run = checked.run
+    return Plan(
+        num_steps=run.rollout.num_rollout,
+        update_weights_interval=run.rollout.update_weights_interval,
+        eval_interval=run.evaluation.eval_interval,
+        eval_before_train=not run.evaluation.skip_eval_before_train,
+        temperature=run.rollout.rollout_temperature,
+        save_to=run_dir / MODEL_FOLDER,
+    )
+
+
+def _sampling(checked: Checked) -> SamplingParams:
+    rollout = checked.run.rollout
+    return SamplingParams(
+        temperature=rollout.rollout_temperature,
+        top_p=rollout.rollout_top_p,
+        top_k=rollout.rollout_top_k,
+        max_new_tokens=rollout.rollout_max_response_len,
+        stop=rollout.rollout_stop,
+        stop_token_ids=(*checked.end_tokens, *rollout.rollout_stop_token_ids),
+    )
+
+
+def _eval_sampling(checked: Checked) -> SamplingParams:
+    rollout, evaluation = checked.run.rollout, checked.run.evaluation
+    return SamplingParams(
+        temperature=eval_temperature(evaluation, rollout),
+        top_p=rollout.rollout_top_p,
+        top_k=rollout.rollout_top_k,
+        max_new_tokens=eval_max_response_len(evaluation, rollout),
+        stop=rollout.rollout_stop,
+        stop_token_ids=(*checked.end_tokens, *rollout.rollout_stop_token_ids),
+    )
+
+
+def _reward(run: RunConfig) -> RewardFn:
+    if run.rollout.custom_rm_path is not None:
+        return load_plugin(run.rollout.custom_rm_path, REWARD, SimpleNamespace(**flat(run)))
+    if run.rollout.rm_type is None:
+        raise AssertionError("checked by the configuration: there is a reward")
+    return BUILT_IN[run.rollout.rm_type]
+
+
+def _keep(run: RunConfig) -> KeepFn:
+    path = run.rollout.dynamic_sampling_filter_path
+    return _keep_all if path is None else load_plugin(path, KEEP, SimpleNamespace(**flat(run)))
+
+
+def _keep_all(group: ScoredGroup) -> str | None:
+    return None

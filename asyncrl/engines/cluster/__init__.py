@@ -1,0 +1,1 @@
+"""Where engines, router and trainer ranks run: Ray actors, one per process."""

@@ -1,0 +1,88 @@
+"""What runs inside Ray's worker processes.  Plain classes; ``launch.py`` makes actors of them.
+
+An actor runs its methods on one thread, the process's main thread, in order of calling.
+"""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.megatron.settings import TrainerSettings
+from asyncrl.engines.servers import ServerProcess
+from asyncrl.types import Batch, TrainReport
+
+
+class NetworkPlace:
+    """Where an actor can be reached."""
+
+    def address(self) -> str:
+        """Of the node, as the other nodes see it."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def free_ports(self, count: int) -> tuple[int, ...]:
+        """TCP ports that nobody listens on now; all different."""
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for listener in sockets:
+                listener.bind(("", 0))
+            return tuple(listener.getsockname()[1] for listener in sockets)
+        finally:
+            for listener in sockets:
+                listener.close()
+
+
+class ServerActor(NetworkPlace):
+    """Starts one server process and watches over it; the server dies with the actor."""
+
+    def __init__(self) -> None:
+        self._server: ServerProcess | None = None
+
+    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
+        """Start the server; returns before it is ready.  Raises ServerFailed."""
+        self._server = ServerProcess(name, arguments, environment, log_path)
+
+    def check(self) -> None:
+        """Raises ServerFailed, with the cause from the log, when the server has ended."""
+        if self._server is not None:
+            self._server.raise_if_dead()
+
+    def stop(self) -> None:
+        """End the server and everything that it started."""
+        if self._server is not None:
+            self._server.stop()
+
+
+class RankActor(NetworkPlace):
+    """One trainer rank."""
+
+    def start(self, settings: TrainerSettings, rank: int, world_size: int, address: str, port: int) -> None:
+        """Load the model and join the other ranks."""
+        # SGLang sets this to 0 in its own processes; unless both sides agree, the first broadcast fails.
+        os.environ["NCCL_CUMEM_ENABLE"] = "0"
+        from asyncrl.engines.megatron.rank import MegatronRank
+
+        self._rank = MegatronRank(settings, rank, world_size, address, port)
+
+    def train(self, batch: Batch) -> TrainReport:
+        """One training step, together with all other ranks."""
+        return self._rank.train(batch)
+
+    def save(self, path: Path) -> None:
+        """Write the weights, together with all other ranks."""
+        self._rank.save(path)
+
+    def weight_buckets(self) -> tuple[WeightBucket, ...]:
+        """What an update sends."""
+        return self._rank.weight_buckets()
+
+    def join_engines(self, address: str, port: int, world_size: int, group_name: str, backend: str) -> None:
+        """Join the weight-update group as its rank 0."""
+        self._rank.join_engines(address, port, world_size, group_name, backend)
+
+    def send(self, index: int) -> None:
+        """Broadcast one bucket to the engines."""
+        self._rank.send(index)

@@ -1,0 +1,216 @@
+"""From the command line to an exit code.
+
+0    trained to the end                      130  interrupted (Ctrl-C)
+1    failed, with one line naming the cause   143  terminated (SIGTERM)
+2    the configuration is wrong; nothing was started
+"""
+
+import asyncio
+import logging
+import os
+import platform
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType, ModuleType
+
+import orjson
+import uvloop
+from rich.console import Console
+from rich.text import Text
+
+from asyncrl.assembly import Checked, check, conduct
+from asyncrl.config import RunConfig, load_run, resolved
+from asyncrl.config.derived import run_dir as place_of
+from asyncrl.engines.cluster.session import ray_session
+from asyncrl.errors import AsyncRLError, ConfigError
+from asyncrl.metrics.closing import closing_table
+from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.history import History
+from asyncrl.metrics.logs import LOG_FILE, open_logging
+from asyncrl.metrics.progress import Plan, View, open_view
+from asyncrl.metrics.reporter import Reporter
+from asyncrl.metrics.sinks import JsonlSink, Sink, TensorBoardSink
+from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("megatron-core", "numpy", "ray", "sglang", "sglang-router", "torch", "transformers")
+"""Whose versions decide what a run computes."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what ``argv`` (without the program's name) describes and return the exit code."""
+    console = Console()
+    try:
+        checked = check(load_run(argv))
+        run_dir = _open_run_dir(checked.run)
+    except ConfigError as error:
+        _say(str(error))
+        return 2
+    with ExitStack() as stack:
+        stack.enter_context(open_logging(run_dir, console))
+        signals = stack.enter_context(Signals.caught())
+        return _exit_code(checked, run_dir, console, signals)
+
+
+def _exit_code(checked: Checked, run_dir: Path, console: Console, signals: "Signals") -> int:
+    """The one place where every exception ends."""
+    try:
+        _run(checked, run_dir, console, signals)
+    except (Interrupted, asyncio.CancelledError, KeyboardInterrupt):
+        return signals.exit_code
+    except SystemExit as end:  # Ray's own handler, while ray.init() runs
+        if end.code == signal.SIGTERM:
+            return 128 + signal.SIGTERM
+        raise
+    except AsyncRLError as error:
+        logger.debug("the run ended", exc_info=True)
+        _say(f"{type(error).__name__}: {error}")
+        return 2 if isinstance(error, ConfigError) else 1
+    except Exception as error:
+        logger.debug("the run ended", exc_info=True)
+        _say(f"{type(error).__name__}: {error} (a bug; the traceback is in {run_dir / LOG_FILE})")
+        return 1
+    return 0
+
+
+def _run(checked: Checked, run_dir: Path, console: Console, signals: "Signals") -> None:
+    run, started = checked.run, time.monotonic()
+    plan = Plan(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
+    with ExitStack() as stack:
+        view = open_view(run.output.progress, console, plan)
+        stack.callback(view.close)
+        view.note(f"run directory: {run_dir}")
+        history = History()
+        reporter = Reporter(_sinks(run, run_dir, history))
+        stack.callback(reporter.close)
+        view.phase("starting Ray")
+        with ray_session(checked.num_processes + 1) as ray:
+            signals.catch()  # ray.init() puts its own handler in place
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_conducted(ray, checked, run_dir, view, reporter, signals))
+            signals.catch()
+        view.close()
+        console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
+
+
+async def _conducted(
+    ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: "Signals"
+) -> None:
+    def report(facts: StepFacts) -> None:
+        view.step(reporter.step(facts), facts)
+
+    signals.cancel_running_task()
+    with _timeline(checked.run, run_dir) as timeline:
+        await conduct(ray, checked, run_dir=run_dir, timeline=timeline, phase=view.phase, report=report)
+
+
+class Interrupted(BaseException):
+    """A signal came while no event loop was running.  Like KeyboardInterrupt, not for ``except Exception``."""
+
+
+class Signals:
+    """SIGINT and SIGTERM end the run once, in an orderly way; those that follow change nothing."""
+
+    CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self._received: signal.Signals | None = None
+
+    @classmethod
+    @contextmanager
+    def caught(cls) -> Iterator["Signals"]:
+        """Catch both for the body."""
+        signals = cls()
+        before = {number: signal.getsignal(number) for number in cls.CAUGHT}
+        signals.catch()
+        try:
+            yield signals
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @property
+    def exit_code(self) -> int:
+        """By the shells' convention."""
+        return 128 + (self._received or signal.SIGINT)
+
+    def catch(self) -> None:
+        """Raise Interrupted in the main thread at the first signal.  To be called while no event loop runs."""
+        for number in self.CAUGHT:
+            signal.signal(number, self._raise)
+
+    def cancel_running_task(self) -> None:
+        """Cancel the calling task at the first signal, for as long as its event loop runs."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        for number in self.CAUGHT:
+            loop.add_signal_handler(number, self._cancel, number, task)
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        if self._first(number):
+            raise Interrupted
+
+    def _cancel(self, number: int, task: "asyncio.Task[None] | None") -> None:
+        if self._first(number) and task is not None:
+            task.cancel()
+
+    def _first(self, number: int) -> bool:
+        first = self._received is None
+        self._received = self._received or signal.Signals(number)
+        return first
+
+
+@contextmanager
+def _timeline(run: RunConfig, run_dir: Path) -> Iterator[Timeline]:
+    origin = asyncio.get_running_loop().time()
+    timeline: Timeline = TimelineFile(run_dir, origin) if run.output.timeline else NoTimeline()
+    try:
+        yield timeline
+    finally:
+        timeline.close()
+
+
+def _sinks(run: RunConfig, run_dir: Path, history: History) -> list[Sink]:
+    sinks: list[Sink] = [JsonlSink(run_dir), history]
+    return [*sinks, TensorBoardSink(run_dir)] if run.output.use_tensorboard else sinks
+
+
+def _open_run_dir(run: RunConfig) -> Path:
+    """Make the run directory, with the configuration to repeat the run and what it ran on."""
+    run_dir = place_of(run, datetime.now())
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / f"{run.name}.toml").write_text(resolved(run))
+        (run_dir / "versions.json").write_bytes(orjson.dumps(_versions(), option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        raise ConfigError(f"--run-dir {run_dir}: {error.strerror}") from error
+    return run_dir
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version(), "commit": _commit()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _commit() -> str | None:
+    """Of the checkout that asyncrl runs from; None when it is not one."""
+    command = ("git", "-C", os.fspath(Path(__file__).parent), "describe", "--always", "--dirty")
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    return None
+
+
+def _say(text: str) -> None:
+    """One line per problem, to people: plain, on the standard error."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    for line in text.splitlines():
+        errors.print(Text.assemble(("error: ", "bold red"), line))

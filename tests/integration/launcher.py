@@ -1,0 +1,98 @@
+"""Starts the real program as a person would, and looks for what it leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+ROOT = Path(__file__).parents[2]
+MARK = "ASYNCRL_TEST_RUN"
+"""Environment variable that every process of a run inherits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    code: int
+    output: str
+    run_dir: Path
+    left: tuple[str, ...]
+    """Command lines of processes that outlived the run."""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Of metrics.jsonl."""
+        return [orjson.loads(line) for line in (self.run_dir / "metrics.jsonl").read_bytes().splitlines()]
+
+
+class Launched:
+    """A run in the background."""
+
+    def __init__(self, run_dir: Path, arguments: Sequence[str]) -> None:
+        self.run_dir = run_dir
+        self._mark = uuid.uuid4().hex
+        command = [sys.executable, "train_async.py", "--run-dir", str(run_dir), "--progress", "lines", *arguments]
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, MARK: self._mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the program itself."""
+        self._process.send_signal(number)
+
+    def wait_for_steps(self, count: int, timeout_s: float) -> None:
+        """Return once so many steps are in metrics.jsonl."""
+        metrics, deadline = self.run_dir / "metrics.jsonl", time.monotonic() + timeout_s
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= count):
+            assert self._process.poll() is None, self._process.communicate()[0]
+            assert time.monotonic() < deadline, f"not {count} steps within {timeout_s:g} s"
+            time.sleep(0.2)
+
+    def members(self) -> list[psutil.Process]:
+        """Every process of this run."""
+        return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self._mark]
+
+    def finish(self, timeout_s: float) -> Outcome:
+        """Wait for the program to end by itself; kill what is left over, after noting it."""
+        try:
+            output, _ = self._process.communicate(timeout=timeout_s)
+        finally:
+            left = self.members()
+            names = tuple(" ".join(_command(process))[:120] for process in left)
+            for process in left:
+                process.kill()
+        return Outcome(code=self._process.returncode, output=output, run_dir=self.run_dir, left=names)
+
+
+def run(run_dir: Path, *arguments: str, timeout_s: float = 400.0) -> Outcome:
+    """Start the program and wait for its end."""
+    return Launched(run_dir, arguments).finish(timeout_s)
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return [f"process {process.pid}"]
