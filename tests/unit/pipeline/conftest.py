@@ -1,0 +1,12 @@
+"""No stage may block the event loop."""
+
+from collections.abc import Iterator
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+
+@pytest.fixture(autouse=True)
+def _nothing_blocks() -> Iterator[None]:
+    with blockbuster_ctx():
+        yield
