@@ -27,6 +27,7 @@ from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_d
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import check_architecture
 from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
+from asyncrl.errors import ConfigError
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
@@ -67,7 +68,7 @@ class Checked:
 
 def check(run: RunConfig) -> Checked:
     """Read and resolve everything that the run names.  Raises ConfigError, DataError or PluginError."""
-    check_passthrough(run, known_server_flags(), known_router_flags())
+    check_passthrough(run, *_known_flags(run.cluster.use_router))
     check_architecture(run.model.hf_checkpoint)
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
     return Checked(
@@ -82,6 +83,15 @@ def check(run: RunConfig) -> Checked:
         reward=_reward(run),
         keep=_keep(run),
     )
+
+
+def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
+    """Of the installed SGLang server and router."""
+    try:
+        return known_server_flags(), known_router_flags() if use_router else frozenset()
+    except ModuleNotFoundError as error:
+        hint = "; without it, --no-use-router sends requests to the engines directly" if use_router else ""
+        raise ConfigError(f"{error}{hint}") from error
 
 
 async def conduct(
