@@ -7,12 +7,12 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Literal
 
-from asyncrl.config import RunConfig, check_passthrough
+from asyncrl.config import FailureConfig, RunConfig, check_passthrough
 from asyncrl.config.derived import (
     eval_max_response_len,
     eval_temperature,
@@ -27,13 +27,12 @@ from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_d
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import check_architecture
 from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, WeightUpdateFailed, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.admission import Limits
 from asyncrl.pipeline.evaluation import Evaluator, HeldOut
-from asyncrl.pipeline.plainly import plainly
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.run import Parts, Plan, train
 from asyncrl.pipeline.sampler import Sampler, Served
@@ -110,18 +109,22 @@ async def conduct(
     device = pick_device(ray, checked.run.cluster.device)
     async with deployed(ray, _deployment(checked, device, run_dir / "logs"), phase) as running:
         parts = _parts(checked, running, timeline)
-        phase("pushing the first weights")
-        await running.updater.push(parts.served.now)
-        phase("generating the first batch")
-        with plainly():
-            async with asyncio.TaskGroup() as beside:
-                watching = [
-                    beside.create_task(running.watch(), name="servers"),
-                    beside.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
-                ]
-                await train(parts, _plan(checked, run_dir), report)
-                for task in watching:
-                    task.cancel()
+        try:
+            with plainly():
+                async with asyncio.TaskGroup() as beside:
+                    watching = [
+                        beside.create_task(running.watch(), name="servers"),
+                        beside.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
+                    ]
+                    phase("pushing the first weights")
+                    await running.updater.push(parts.served.now)
+                    phase("generating the first batch")
+                    await train(parts, _plan(checked, run_dir), report)
+                    for task in watching:
+                        task.cancel()
+        except WeightUpdateFailed:
+            await running.check()  # a server that died is a better cause than the update it left
+            raise
         phase("stopping")
 
 
@@ -187,11 +190,7 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
         sampler=sampler(_sampling(checked)),
         keep=checked.keep,
         limits=_limits(run, slots.size),
-        budgets=Budgets(
-            max_failed_groups=run.failures.max_failed_groups,
-            max_filtered_groups=run.failures.max_filtered_groups,
-            watchdog_timeout_s=run.failures.watchdog_timeout_s,
-        ),
+        budgets=_budgets(run.failures),
         slots=slots,
         served=served,
         timeline=timeline,
@@ -226,6 +225,14 @@ def _limits(run: RunConfig, slots: int) -> Limits:
     )
 
 
+def _budgets(failures: FailureConfig) -> Budgets:
+    return Budgets(
+        max_failed_groups=failures.max_failed_groups,
+        max_filtered_groups=failures.max_filtered_groups,
+        watchdog_timeout_s=failures.watchdog_timeout_s,
+    )
+
+
 def _plan(checked: Checked, run_dir: Path) -> Plan:
     run = checked.run
     return Plan(
@@ -252,13 +259,10 @@ def _sampling(checked: Checked) -> SamplingParams:
 
 def _eval_sampling(checked: Checked) -> SamplingParams:
     rollout, evaluation = checked.run.rollout, checked.run.evaluation
-    return SamplingParams(
+    return replace(
+        _sampling(checked),
         temperature=eval_temperature(evaluation, rollout),
-        top_p=rollout.rollout_top_p,
-        top_k=rollout.rollout_top_k,
         max_new_tokens=eval_max_response_len(evaluation, rollout),
-        stop=rollout.rollout_stop,
-        stop_token_ids=(*checked.end_tokens, *rollout.rollout_stop_token_ids),
     )
 
 

@@ -12,12 +12,13 @@ import platform
 import signal
 import subprocess
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 
 import orjson
 import uvloop
@@ -37,6 +38,7 @@ from asyncrl.metrics.progress import Plan, View, open_view
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import JsonlSink, Sink, TensorBoardSink
 from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
+from asyncrl.signals import Signals
 
 logger = logging.getLogger(__name__)
 
@@ -46,41 +48,38 @@ PACKAGES = ("megatron-core", "numpy", "ray", "sglang", "sglang-router", "torch",
 
 def main(argv: Sequence[str]) -> int:
     """Run what ``argv`` (without the program's name) describes and return the exit code."""
-    console = Console()
-    try:
-        checked = check(load_run(argv))
-        run_dir = _open_run_dir(checked.run)
-    except ConfigError as error:
-        _say(str(error))
-        return 2
-    with ExitStack() as stack:
-        stack.enter_context(open_logging(run_dir, console))
-        signals = stack.enter_context(Signals.caught())
-        return _exit_code(checked, run_dir, console, signals)
+    with Signals.caught() as signals, ExitStack() as logs:
+        log: Path | None = None
+        try:
+            checked = check(load_run(argv))
+            run_dir = _open_run_dir(checked.run)
+            console = Console()
+            logs.enter_context(open_logging(run_dir, console))
+            log = run_dir / LOG_FILE
+            _run(checked, run_dir, console, signals)
+        except BaseException as error:  # noqa: BLE001 (the one place where every exception ends)
+            return _exit_code(error, signals, log)
+        return signals.exit_code if signals.received else 0
 
 
-def _exit_code(checked: Checked, run_dir: Path, console: Console, signals: "Signals") -> int:
-    """The one place where every exception ends."""
-    try:
-        _run(checked, run_dir, console, signals)
-    except (Interrupted, asyncio.CancelledError, KeyboardInterrupt):
+def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
+    """By what ended the run: a signal goes before everything that it brought about.  ``log`` has the traceback."""
+    if log is not None:
+        logger.debug("the run ended", exc_info=error)
+    if signals.received:
         return signals.exit_code
-    except SystemExit as end:  # Ray's own handler, while ray.init() runs
-        if end.code == signal.SIGTERM:
-            return 128 + signal.SIGTERM
-        raise
-    except AsyncRLError as error:
-        logger.debug("the run ended", exc_info=True)
-        _say(f"{type(error).__name__}: {error}")
+    if isinstance(error, SystemExit):  # of --help; or of Ray's own handler, while ray.init() runs
+        return 128 + signal.SIGTERM if error.code == signal.SIGTERM else int(error.code or 0)
+    if isinstance(error, AsyncRLError):
+        _say(str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}")
         return 2 if isinstance(error, ConfigError) else 1
-    except Exception as error:
-        logger.debug("the run ended", exc_info=True)
-        _say(f"{type(error).__name__}: {error} (a bug; the traceback is in {run_dir / LOG_FILE})")
-        return 1
-    return 0
+    if log is None:
+        traceback.print_exception(error)
+    _say(f"{type(error).__name__}: {error} (a bug in asyncrl{f'; the traceback is in {log}' if log else ''})")
+    return 1
 
 
-def _run(checked: Checked, run_dir: Path, console: Console, signals: "Signals") -> None:
+def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) -> None:
     run, started = checked.run, time.monotonic()
     plan = Plan(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
     with ExitStack() as stack:
@@ -91,17 +90,16 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: "Signals") 
         reporter = Reporter(_sinks(run, run_dir, history))
         stack.callback(reporter.close)
         view.phase("starting Ray")
-        with ray_session(checked.num_processes + 1) as ray:
+        with ray_session(checked.num_processes + 1, closing=signals.only_remember) as ray:
             signals.catch()  # ray.init() puts its own handler in place
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(_conducted(ray, checked, run_dir, view, reporter, signals))
-            signals.catch()
         view.close()
         console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
 
 
 async def _conducted(
-    ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: "Signals"
+    ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: Signals
 ) -> None:
     def report(facts: StepFacts) -> None:
         view.step(reporter.step(facts), facts)
@@ -109,61 +107,6 @@ async def _conducted(
     signals.cancel_running_task()
     with _timeline(checked.run, run_dir) as timeline:
         await conduct(ray, checked, run_dir=run_dir, timeline=timeline, phase=view.phase, report=report)
-
-
-class Interrupted(BaseException):
-    """A signal came while no event loop was running.  Like KeyboardInterrupt, not for ``except Exception``."""
-
-
-class Signals:
-    """SIGINT and SIGTERM end the run once, in an orderly way; those that follow change nothing."""
-
-    CAUGHT = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        self._received: signal.Signals | None = None
-
-    @classmethod
-    @contextmanager
-    def caught(cls) -> Iterator["Signals"]:
-        """Catch both for the body."""
-        signals = cls()
-        before = {number: signal.getsignal(number) for number in cls.CAUGHT}
-        signals.catch()
-        try:
-            yield signals
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @property
-    def exit_code(self) -> int:
-        """By the shells' convention."""
-        return 128 + (self._received or signal.SIGINT)
-
-    def catch(self) -> None:
-        """Raise Interrupted in the main thread at the first signal.  To be called while no event loop runs."""
-        for number in self.CAUGHT:
-            signal.signal(number, self._raise)
-
-    def cancel_running_task(self) -> None:
-        """Cancel the calling task at the first signal, for as long as its event loop runs."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        for number in self.CAUGHT:
-            loop.add_signal_handler(number, self._cancel, number, task)
-
-    def _raise(self, number: int, frame: FrameType | None) -> None:
-        if self._first(number):
-            raise Interrupted
-
-    def _cancel(self, number: int, task: "asyncio.Task[None] | None") -> None:
-        if self._first(number) and task is not None:
-            task.cancel()
-
-    def _first(self, number: int) -> bool:
-        first = self._received is None
-        self._received = self._received or signal.Signals(number)
-        return first
 
 
 @contextmanager

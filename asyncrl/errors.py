@@ -23,6 +23,9 @@ Errors marked [retry] are tried again, with the tokens that are already there ke
 group.  Any other exception is a bug and ends the run.  Arguments are kept in ``args``, so every error pickles.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class AsyncRLError(Exception):
     """Base of every failure that this package names."""
@@ -94,3 +97,22 @@ class WeightUpdateFailed(AsyncRLError):
 
 class Stalled(AsyncRLError, TimeoutError):
     """Nothing moved for too long."""
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Hand on one plain error of a TaskGroup, a bug before an expected failure.
+
+    Groups of exceptions stay in the room that made them: an ExceptionGroup matches no outer ``except EngineLost``.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        _, bugs = errors.split(AsyncRLError)
+        raise _first(bugs or errors) from errors
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -37,7 +37,7 @@ class FakeEngine:
         self.busy = 0
         self.most_busy = 0
         self.requests: list[Request] = []
-        self._version = 0
+        self._weights = Weights(version=0, step=0)
         self._lengths = lengths
         self._seconds_per_token = seconds_per_token
         self._chunk = chunk
@@ -58,31 +58,29 @@ class FakeEngine:
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
         """See ``RolloutEngine.score``."""
         await asyncio.sleep(self._seconds_per_token)
-        return tuple(
-            _logprob(token_ids[place - 1], token_ids[place], self._version) for place in range(start, len(token_ids))
-        )
+        return _logprobs(token_ids, start, self._weights.step)
 
     async def pause(self) -> None:
         """Hold every request where it is."""
         self._going_on.clear()
 
-    def go_on(self, version: int) -> None:
-        """Let requests go on, under ``version``."""
-        self._version = version
+    def go_on(self, weights: Weights) -> None:
+        """Let requests go on, under ``weights``."""
+        self._weights = weights
         self._going_on.set()
 
     async def _write(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         wanted, limit = self._lengths(request), request.sampling.max_new_tokens
         length, last, written = min(wanted, limit), request.token_ids[-1], 0
         while written < length:
-            version, size = self._version, min(self._chunk, length - written)
+            weights, size = self._weights, min(self._chunk, length - written)
             await asyncio.sleep(size * self._seconds_per_token)
             await self._going_on.wait()
             tokens = [_token(request.seed, len(request.token_ids) + written + place) for place in range(size)]
             logprobs = [
-                _logprob(before, token, version) for before, token in zip([last, *tokens], tokens, strict=False)
+                _logprob(before, token, weights.step) for before, token in zip([last, *tokens], tokens, strict=False)
             ]
-            on_chunk(Chunk(token_ids=tuple(tokens), logprobs=tuple(logprobs), version=version))
+            on_chunk(Chunk(token_ids=tuple(tokens), logprobs=tuple(logprobs), version=weights.version))
             written, last = written + size, tokens[-1]
             if request.request_id in self._failures:
                 raise self._failures[request.request_id]
@@ -103,9 +101,10 @@ class FakeUpdater:
             await engine.pause()
         await asyncio.sleep(self._seconds)
         for engine in self._engines:
-            engine.go_on(weights.version)
+            engine.go_on(weights)
+        await asyncio.sleep(self._seconds)  # chunks under the new weights may arrive before push returns
         self.pushed.append(weights)
-        return UpdateReport(pause_s=self._seconds, total_s=self._seconds, num_bytes=0)
+        return UpdateReport(pause_s=self._seconds, total_s=2 * self._seconds, num_bytes=0)
 
 
 class FakeTrainer:
@@ -127,7 +126,11 @@ class FakeTrainer:
             entropy=math.log(VOCABULARY),
             learning_rate=0.0,
             seconds=self._seconds,
-            logprobs=tuple(scored.sample.logprobs for group in batch.groups for scored in group.samples),
+            logprobs=tuple(
+                _logprobs((*group.prompt.token_ids, *scored.sample.token_ids), len(group.prompt.token_ids), batch.step)
+                for group in batch.groups
+                for scored in group.samples
+            ),
         )
 
     async def save(self, path: Path) -> None:
@@ -165,5 +168,10 @@ def _token(seed: int, position: int) -> int:
     return hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=1).digest()[0] % VOCABULARY
 
 
-def _logprob(before: int, token: int, version: int) -> float:
-    return -0.01 - (before * 13 + token * 7 + version) % 97 / 97
+def _logprobs(token_ids: tuple[int, ...], start: int, step: int) -> tuple[float, ...]:
+    return tuple(_logprob(token_ids[place - 1], token_ids[place], step) for place in range(start, len(token_ids)))
+
+
+def _logprob(before: int, token: int, step: int) -> float:
+    """Under the weights that ``step`` training steps made: engine and trainer agree on it, other weights do not."""
+    return -0.01 - (before * 13 + token * 7 + step) % 97 / 97

@@ -19,7 +19,8 @@ _PLACES = {
     METRICS_FILE: "every number of every step",
     TENSORBOARD_FOLDER: "the same: tensorboard --logdir",
     TIMELINE_FILE: "who did what when: open in ui.perfetto.dev",
-    LOG_FILE: "the whole log",
+    LOG_FILE: "the whole log; what the servers said is in logs/",
+    "model": "the final weights, in Hugging Face format",
 }
 
 

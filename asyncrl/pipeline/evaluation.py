@@ -2,7 +2,7 @@
 
 consumes      held-out prompts
 produces      one EvalReport per pass
-waits for     slots; it never holds more than half of them, so training is not starved
+waits for     slots; it never holds more than half of them (but one), so training is not starved
 unblocked by  samples that end
 on cancel     its requests are aborted on their server
 """
@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from asyncrl.errors import EngineRejected, RewardFailed, SampleFailed
+from asyncrl.errors import EngineRejected, RewardFailed, SampleFailed, plainly
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.plainly import plainly
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.slots import Slots
 from asyncrl.types import EvalReport, Prompt, Sample, ScoredSample, Weights

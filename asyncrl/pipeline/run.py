@@ -1,14 +1,14 @@
 """The run: the trainer is the clock, everything else keeps it supplied.
 
-scheduler ──batch──▶ train ──weights──▶ push ──▶ scheduler            one turn of ``_step``, on this task
+scheduler ──batch──▶ train ──weights──▶ push ──▶ scheduler            one turn of ``_Run.step``, on this task
     ▲                                     └────▶ evaluation           beside it, in the same task group
 
 consumes      batches, evaluation reports
-produces      one StepFacts per step, the summary
+produces      one StepFacts per step; the saved model
 waits for     a batch; the trainer; a weight update; the first evaluation, before the first step
 unblocked by  the scheduler, the trainer, the engines; each wait has a deadline of its own
 on cancel     the scheduler's and the evaluation's requests are aborted
-on crash      everything since the last save is lost
+on crash      the training since the start is lost
 """
 
 import asyncio
@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import EngineError, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.evaluation import Evaluator
-from asyncrl.pipeline.plainly import plainly
 from asyncrl.pipeline.sampler import Served
 from asyncrl.pipeline.scheduler import Scheduler
 from asyncrl.pipeline.slots import Slots
@@ -35,6 +34,8 @@ logger = logging.getLogger(__name__)
 PROBED_SAMPLES = 4
 """Answers scored again by the engines at a step that trains on none of their present weights' tokens: enough for a mean
 over some hundred tokens, too few to be noticed."""
+PROBE_TIMEOUT_S = 30.0
+"""For scoring them: a measurement must not hold up the push that follows the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +94,19 @@ class _Run:
     async def step(self, step: int) -> StepFacts:
         """Wait for a batch, train on it, push and evaluate as planned."""
         parts, start = self._parts, _now()
+        logger.info("step %d: waiting for a batch", step)
         batch = await parts.scheduler.next_batch()
+        waited = _now() - start
+        parts.timeline.span("trainer", "wait for a batch", start, start + waited)
         if step == 0 and self._evaluation is not None:
             await self._evaluation  # before the weights change for the first time
+            parts.timeline.span("trainer", "wait for the first evaluation", start + waited, _now())
         taken = _now()
-        parts.timeline.span("trainer", "wait for a batch", start, taken)
         report, logprob_diff = await self._train(batch)
         trained = _now()
         num_tokens = sum(group.num_tokens for group in batch.groups)
         parts.timeline.span("trainer", f"step {step}", taken, trained, tokens=num_tokens)
+        logger.info("step %d: trained on %d tokens, loss %.4g", step, num_tokens, report.loss)
         parts.scheduler.settle()
         update = await self._push(step) if self._push_is_due(step) else None
         evaluation = await self._evaluations(step)
@@ -111,7 +116,7 @@ class _Run:
             update=update,
             evaluation=evaluation,
             scheduler=parts.scheduler.stats(),
-            trainer_waited_s=taken - start,
+            trainer_waited_s=waited,
             engines_idle_s=parts.slots.take_idle_s(),
             train_s=trained - taken,
             step_s=_now() - start,
@@ -151,16 +156,18 @@ class _Run:
         size = len(batch.groups[0].samples)
         chosen = list(answers)[::size][:PROBED_SAMPLES]
         prompts = {place: batch.groups[place // size].prompt.token_ids for place in chosen}
+        probes = {place: (*prompts[place], *answers[place].sample.token_ids) for place in chosen}
         try:
-            return {
-                place: await self._parts.engine.score(
-                    (*prompts[place], *answers[place].sample.token_ids), len(prompts[place])
-                )
-                for place in chosen
-            }
-        except EngineError as error:
+            with plainly():
+                async with asyncio.timeout(PROBE_TIMEOUT_S), asyncio.TaskGroup() as scoring:
+                    tasks = {
+                        place: scoring.create_task(self._parts.engine.score(token_ids, len(prompts[place])))
+                        for place, token_ids in probes.items()
+                    }
+        except (EngineError, TimeoutError) as error:
             logger.warning("step %d: no log-probs to compare with: %s", batch.step, error)
             return {}
+        return {place: task.result() for place, task in tasks.items()}
 
     # ---- weights
 
@@ -178,6 +185,7 @@ class _Run:
         parts.served.set(weights)
         parts.scheduler.look_again()
         parts.timeline.span("engines", f"update to version {weights.version}", start, _now(), bytes=update.num_bytes)
+        logger.info("version %d pushed in %.3f s", weights.version, update.total_s)
         return update
 
     # ---- evaluation
@@ -187,23 +195,32 @@ class _Run:
             self._evaluation = self._stages.create_task(self._parts.evaluator.run(), name="evaluation")
 
     async def _evaluations(self, step: int) -> EvalReport | None:
-        """The report of a pass that is over, and a new pass if one is due.
+        """The report of a pass that is over; start a new pass if one is due.
 
-        Training does not wait for a pass, except at the end: the last step reports the final weights.
+        Training waits for a pass only at the end: the last step reports the final weights, so the step before it
+        collects what is still running and starts nothing more.
         """
-        last = step == self._plan.num_steps - 1
-        due = self._plan.eval_interval is not None and (last or (step + 1) % self._plan.eval_interval == 0)
-        if last and due and self._evaluation is not None and not self._evaluation.done():
+        steps_left = self._plan.num_steps - 1 - step
+        if self._evaluation is not None and steps_left <= 1:
             await self._evaluation
-        report = self._evaluation.result() if self._evaluation is not None and self._evaluation.done() else None
-        if report is not None:
-            self._evaluation = None
-        if due and self._evaluation is not None:
-            logger.warning("step %d: the evaluation is skipped, the one before still runs", step)
-        elif due:
+        report = self._collect()
+        if self._plan.eval_interval is None or steps_left == 1:
+            return report
+        if steps_left == 0:
             self._evaluate()
-        if last and self._evaluation is not None:
-            report = await self._evaluation
+            return await self._evaluation if self._evaluation is not None else report
+        if (step + 1) % self._plan.eval_interval == 0:
+            if self._evaluation is None:
+                self._evaluate()
+            else:
+                logger.warning("step %d: the evaluation is skipped, the one before still runs", step)
+        return report
+
+    def _collect(self) -> EvalReport | None:
+        if self._evaluation is None or not self._evaluation.done():
+            return None
+        report, self._evaluation = self._evaluation.result(), None
+        logger.info("version %d on held-out prompts: %s", report.weights.version, dict(report.accuracy))
         return report
 
 

@@ -5,7 +5,7 @@ produces      batches of scored groups, oldest dispatched first
 waits for     admission (a batch taken, newer weights) and a free slot; a batch waits for its groups
 unblocked by  a sample or group that ends, next_batch(), look_again()
 on cancel     every request in flight is aborted on its server
-on crash      groups in flight are lost; their prompts are read again on resume
+on crash      groups in flight are lost
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from asyncrl.errors import (
     RewardFailed,
     SampleFailed,
     Stalled,
+    plainly,
 )
 from asyncrl.metrics.facts import SchedulerStats
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.admission import Limits, Standing, may_start
 from asyncrl.pipeline.draft import Draft
 from asyncrl.pipeline.ledger import Ledger, Outcome, check_balance
-from asyncrl.pipeline.plainly import plainly
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.scoring import verdict
 from asyncrl.pipeline.slots import Slots
@@ -76,8 +76,8 @@ class _Streaks:
     """Groups in a row that came to nothing."""
 
     failed: int = 0
-    filtered: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    filtered: Counter[str] = field(default_factory=Counter)
+    """By the filter's reason."""
 
 
 class Scheduler:
@@ -111,6 +111,7 @@ class Scheduler:
         self._batches_taken = 0
         self._next_id = 0
         self._streaks = _Streaks()
+        self._reasons: Counter[str] = Counter()
         self._moved = asyncio.Event()
         self._finished = asyncio.Event()
         self._last_move = 0.0
@@ -160,7 +161,7 @@ class Scheduler:
         return SchedulerStats(
             tokens=tokens,
             groups=groups,
-            filter_reasons=dict(self._streaks.reasons),
+            filter_reasons=dict(self._reasons),
             retries=self._sampler.retries,
             samples_in_flight=self._slots.in_use,
             slots=self._slots.size,
@@ -241,19 +242,19 @@ class Scheduler:
         del self._flights[flight.group_id]
         self._streaks.failed = 0
         if reason is None:
-            self._streaks.filtered = 0
+            self._streaks.filtered.clear()
             self._ledger.buffer(flight.group_id)
             self._buffered[flight.group_id] = group
             self._timeline.counter("groups buffered", _now(), len(self._buffered))
             return
         self._ledger.drop(flight.group_id, Outcome.FILTERED, group.num_tokens)
-        self._streaks.filtered += 1
-        self._streaks.reasons[reason] += 1
-        if self._streaks.filtered >= self._budgets.max_filtered_groups:
-            why, count = self._streaks.reasons.most_common(1)[0]
+        self._reasons[reason] += 1
+        self._streaks.filtered[reason] += 1
+        in_a_row = self._streaks.filtered.total()
+        if in_a_row >= self._budgets.max_filtered_groups:
+            why, count = self._streaks.filtered.most_common(1)[0]
             raise FilterBudgetSpent(
-                f"the filter rejected {self._streaks.filtered} groups in a row (max-filtered-groups), "
-                f"most often for {why!r} ({count} of {self._streaks.reasons.total()} rejections)"
+                f"the filter rejected {in_a_row} groups in a row (max-filtered-groups), {count} of them for {why!r}"
             )
 
     def _fail(self, flight: _Flight, error: AsyncRLError) -> None:

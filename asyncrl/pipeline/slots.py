@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """``size`` slots, handed out one sample at a time in order of asking, the lowest free number first.
+    """``size`` slots, handed out one sample at a time, the lowest free number first.
 
     A sample is *claimed* from the moment its group is admitted until it has been generated or given up, whether it
     holds a slot yet or not: admission looks at claims, so it never starts work that would only queue.

@@ -157,7 +157,7 @@ NAMES = "gives_a_dict, gives_true, keep, keep_async, keep_nothing, keep_numpy, k
     [
         ("my.rewards:exact", "no module named 'my'"),
         ("asyncrl.nowhere:exact", "no module named 'asyncrl.nowhere'"),
-        ("asyncrl.errors.nothing", "asyncrl.errors has no function 'nothing'"),
+        ("asyncrl.protocols.nothing", "asyncrl.protocols has no function 'nothing'"),
         ("asyncrl.rewards:exacty", "asyncrl.rewards has no function 'exacty'; it has: same_number, same_text"),
         ("nowhere.py:f", "no such file: {here}/nowhere.py"),
         ("folder/types.py", "names no function; write file.py:function"),

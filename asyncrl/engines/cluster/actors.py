@@ -4,14 +4,20 @@ An actor runs its methods on one thread, the process's main thread, in order of 
 """
 
 import os
+import random
 import socket
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.servers import ServerProcess
 from asyncrl.types import Batch, TrainReport
+
+PORTS = range(15_000, 30_000)
+"""Below the range that the kernel gives to outgoing connections (from 32,768 on): a port chosen now is listened on only
+when its server has loaded, and must still be free then."""
 
 
 class NetworkPlace:
@@ -25,14 +31,8 @@ class NetworkPlace:
 
     def free_ports(self, count: int) -> tuple[int, ...]:
         """TCP ports that nobody listens on now; all different."""
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for listener in sockets:
-                listener.bind(("", 0))
-            return tuple(listener.getsockname()[1] for listener in sockets)
-        finally:
-            for listener in sockets:
-                listener.close()
+        candidates = random.sample(PORTS, len(PORTS))
+        return tuple(islice((port for port in candidates if _is_free(port)), count))
 
 
 class ServerActor(NetworkPlace):
@@ -86,3 +86,12 @@ class RankActor(NetworkPlace):
     def send(self, index: int) -> None:
         """Broadcast one bucket to the engines."""
         self._rank.send(index)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("", port))
+        except OSError:
+            return False
+        return True

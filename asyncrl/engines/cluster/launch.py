@@ -6,21 +6,22 @@ placement ──▶ engines (SGLang) ──▶ router ─┐
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn
 
 from asyncrl.engines.cluster.actors import RankActor, ServerActor
-from asyncrl.engines.cluster.trainer import RayTrainer, answered, together
+from asyncrl.engines.cluster.calls import answered, together
+from asyncrl.engines.cluster.trainer import RayTrainer
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weights import BroadcastUpdater
-from asyncrl.errors import AsyncRLError, ServerFailed
+from asyncrl.errors import AsyncRLError, EngineTimeout, ServerFailed, plainly
 
 CHECK_PERIOD_S = 2.0
 """Between two looks at whether a server still lives: soon enough to name it before its requests run out of retries."""
@@ -52,20 +53,46 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A server process and the actor that watches over it."""
+
+    name: str
+    actor: Any
+    timeout_s: float
+    """For an answer of the actor."""
+
+    async def check(self) -> None:
+        """Raises ServerFailed when the server has ended."""
+        await answered(self.actor.check.remote(), f"the actor of {self.name}", self.timeout_s, ServerFailed)
+
+    async def watch(self) -> NoReturn:
+        """Raises ServerFailed once the server has ended; runs until cancelled otherwise."""
+        while True:
+            await self.check()
+            await asyncio.sleep(CHECK_PERIOD_S)
+
+    async def stop(self) -> None:
+        """End the server.  Never raises: whatever is left dies with its actor."""
+        with contextlib.suppress(AsyncRLError):
+            await answered(self.actor.stop.remote(), f"stopping {self.name}", STOP_TIMEOUT_S, ServerFailed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """What was started and is ready."""
 
     engine: SGLangEngine
     trainer: RayTrainer
     updater: BroadcastUpdater
-    servers: tuple[Any, ...]
+    servers: tuple[Server, ...]
 
-    async def watch(self) -> NoReturn:
+    async def check(self) -> None:
+        """Raises ServerFailed when a server has ended."""
+        await together([server.check() for server in self.servers])
+
+    async def watch(self) -> None:
         """Raises ServerFailed once a server has ended; runs until cancelled otherwise."""
-        while True:
-            for server in self.servers:
-                await answered(server.check.remote(), "the actor of a server", STOP_TIMEOUT_S)
-            await asyncio.sleep(CHECK_PERIOD_S)
+        await together([server.watch() for server in self.servers])
 
 
 def pick_device(ray: ModuleType, wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
@@ -96,7 +123,8 @@ class _Builder:
         self._deployment = deployment
         self._wire = wire
         self._phase = phase
-        self._servers: list[Any] = []
+        self._servers: list[Server] = []
+        self._single_node = True
 
     async def build(self) -> Running:
         """Start it all; engines and ranks load at the same time."""
@@ -107,6 +135,8 @@ class _Builder:
         try:
             async with asyncio.timeout(deployment.start_timeout_s):
                 (urls, router_url), ranks = await together([self._engines(group), self._ranks(group)])
+        except EngineTimeout as error:
+            raise ServerFailed(f"{error} (start-timeout-s)") from error
         except TimeoutError as error:
             raise ServerFailed(f"not ready within {deployment.start_timeout_s:g} s (start-timeout-s)") from error
         trainer = RayTrainer(
@@ -123,9 +153,8 @@ class _Builder:
         )
 
     async def stop(self) -> None:
-        """End every server.  Never raises: whatever is left dies with its actor."""
-        with contextlib.suppress(AsyncRLError):
-            await together([answered(server.stop.remote(), "stop", STOP_TIMEOUT_S) for server in self._servers])
+        """End every server."""
+        await together([server.stop() for server in self._servers])
 
     # ---- placement
 
@@ -134,19 +163,20 @@ class _Builder:
         deployment = self._deployment
         bundles = [self._resources(1)] * deployment.num_ranks
         bundles += [self._resources(deployment.gpus_per_engine)] * deployment.num_engines
+        needed, total = _sum(bundles), self._ray.cluster_resources()
+        if any(total.get(kind, 0) < count for kind, count in needed.items()):
+            raise ServerFailed(f"the run needs {_shown(needed)}, the cluster has {_shown(total)}")
         group = self._ray.util.placement_group(bundles, strategy="PACK")
         try:
-            await answered(group.ready(), "placement", min(60.0, deployment.start_timeout_s))
-        except AsyncRLError as error:
-            raise ServerFailed(f"the run needs {_sum(bundles)}, the cluster offers {self._offer()}") from error
+            await answered(group.ready(), "placement", deployment.start_timeout_s, ServerFailed)
+        except ServerFailed as error:
+            free = _shown(self._ray.available_resources())
+            raise ServerFailed(f"{error}: the run needs {_shown(needed)}, free are {free}") from error
+        self._single_node = sum(node["Alive"] for node in self._ray.nodes()) == 1
         return group
 
     def _resources(self, gpus: int) -> dict[str, float]:
         return {"CPU": 1, "GPU": gpus} if self._deployment.device == "cuda" else {"CPU": 1}
-
-    def _offer(self) -> str:
-        total = self._ray.cluster_resources()
-        return f"{total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs"
 
     def _actor(self, kind: type, group: Any | None, bundle: int) -> Any:
         if group is None:
@@ -173,9 +203,8 @@ class _Builder:
 
     async def _engine(self, group: Any, number: int) -> str:
         deployment = self._deployment
-        server = self._actor(ServerActor, group, deployment.num_ranks + number)
-        self._servers.append(server)
-        host, (port,) = await self._place(server, 1)
+        server = self._server(f"sglang-{number}", self._actor(ServerActor, group, deployment.num_ranks + number))
+        host, (port,) = await self._place(server.actor, 1)
         launch = ServerLaunch(
             model_path=deployment.model_path,
             host=host,
@@ -187,50 +216,46 @@ class _Builder:
             flags=deployment.server_flags,
         )
         url = f"http://{host}:{port}"
-        await self._start(server, f"sglang-{number}", server_command(launch))
+        await self._start(server, server_command(launch))
         await self._ready(server, wait_for_server(self._wire, url, deployment.start_timeout_s))
         return url
 
     async def _router(self, urls: tuple[str, ...]) -> str:
         deployment = self._deployment
-        server = self._actor(ServerActor, None, 0)
-        self._servers.append(server)
-        host, (port, prometheus_port) = await self._place(server, 2)
+        server = self._server("router", self._actor(ServerActor, None, 0))
+        host, (port, prometheus_port) = await self._place(server.actor, 2)
         launch = RouterLaunch(
             worker_urls=urls, host=host, port=port, prometheus_port=prometheus_port, flags=deployment.router_flags
         )
         url = f"http://{host}:{port}"
-        await self._start(server, "router", router_command(launch))
+        await self._start(server, router_command(launch))
         await self._ready(server, wait_for_router(self._wire, url, urls, deployment.start_timeout_s))
         return url
 
-    async def _start(self, server: Any, name: str, command: Command) -> None:
-        log = self._deployment.logs / f"{name}.log"
-        call = server.start.remote(name, command.arguments, command.environment, log)
-        await answered(call, name, self._deployment.start_timeout_s)
+    def _server(self, name: str, actor: Any) -> Server:
+        self._servers.append(Server(name=name, actor=actor, timeout_s=self._deployment.control_timeout_s))
+        return self._servers[-1]
 
-    async def _ready(self, server: Any, waiting: Any) -> None:
+    async def _start(self, server: Server, command: Command) -> None:
+        log = self._deployment.logs / f"{server.name}.log"
+        call = server.actor.start.remote(server.name, command.arguments, command.environment, log)
+        await answered(call, f"starting {server.name}", self._deployment.start_timeout_s, ServerFailed)
+
+    async def _ready(self, server: Server, waiting: Awaitable[None]) -> None:
         """Wait until the server is ready, or has ended."""
-        try:
+        with plainly():
             async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(self._watch(server))
+                watch = tasks.create_task(server.watch(), name=f"watch-{server.name}")
                 await waiting
                 watch.cancel()
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
-
-    async def _watch(self, server: Any) -> NoReturn:
-        while True:
-            await answered(server.check.remote(), "the actor of a server", self._deployment.start_timeout_s)
-            await asyncio.sleep(CHECK_PERIOD_S)
 
     async def _place(self, actor: Any, num_ports: int) -> tuple[str, tuple[int, ...]]:
         """Where an actor can be reached: on one node, through the loopback interface alone."""
         timeout_s = self._deployment.start_timeout_s
-        ports = await answered(actor.free_ports.remote(num_ports), "an actor's ports", timeout_s)
-        if len(self._ray.nodes()) == 1:
+        ports = await answered(actor.free_ports.remote(num_ports), "an actor's ports", timeout_s, ServerFailed)
+        if self._single_node:
             return "127.0.0.1", ports
-        return await answered(actor.address.remote(), "an actor's address", timeout_s), ports
+        return await answered(actor.address.remote(), "an actor's address", timeout_s, ServerFailed), ports
 
     # ---- trainer and weights
 
@@ -269,6 +294,9 @@ class _Builder:
         return updater
 
 
-def _sum(bundles: list[dict[str, float]]) -> str:
-    cpus, gpus = (sum(bundle.get(kind, 0) for bundle in bundles) for kind in ("CPU", "GPU"))
-    return f"{cpus:g} CPUs and {gpus:g} GPUs"
+def _sum(bundles: list[dict[str, float]]) -> dict[str, float]:
+    return {kind: sum(bundle.get(kind, 0) for bundle in bundles) for kind in ("CPU", "GPU")}
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    return f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"

@@ -6,8 +6,9 @@ ordinary context around the event loop, not inside it.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 
 import psutil
@@ -18,39 +19,49 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 3.0
 """For processes that were asked to end, before they are killed."""
+STARTED_BY_HAND = Path("/tmp/ray/ray_current_cluster")
+"""Where ``ray start`` leaves the address of its cluster."""
 
 
 @contextmanager
-def ray_session(num_cpus: int) -> Iterator[ModuleType]:
+def ray_session(num_cpus: int, closing: Callable[[], None]) -> Iterator[ModuleType]:
     """Give the connected ``ray`` module; end every process of the session afterwards.
 
     ``num_cpus`` is what a cluster started here offers at least (Ray counts logical CPUs; ranks and servers ask for one
-    each).  Raises ServerFailed.
+    each).  ``closing`` is called first when the session ends: nothing may interrupt what follows.  Raises ServerFailed.
     """
     # Under ``uv run`` Ray would rebuild the environment for each worker.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     import ray
 
-    before = set(_descendants())
+    before, started = set(_descendants()), list[psutil.Process]()
     try:
         _connect(ray, num_cpus)
         yield ray
-    except ConnectionError as error:
-        raise ServerFailed(f"Ray did not start: {error}") from error
     finally:
-        # Listed first: a server whose parent is gone is no longer found below this process.
-        started = [process for process in _descendants() if process not in before]
-        ray.shutdown()
-        end(started)
+        try:
+            closing()
+            # Listed first: a server whose parent is gone is no longer found below this process.
+            started = [process for process in _descendants() if process not in before]
+            ray.shutdown()
+        finally:
+            end(started)
 
 
 def _connect(ray: ModuleType, num_cpus: int) -> None:
+    """Join the cluster of ``RAY_ADDRESS`` or of ``ray start`` on this machine, else start one of our own."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith("ray://"):
+        raise ServerFailed(f"RAY_ADDRESS {address}: the driver must run on a node of the cluster (use ray job submit)")
     quietly = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
-    if os.environ.get("RAY_ADDRESS") not in (None, "", "local"):
-        ray.init(**quietly)
-    else:
-        cpus = max(num_cpus, os.cpu_count() or 1)
-        ray.init(address="local", include_dashboard=False, num_cpus=cpus, **quietly)
+    try:
+        if address not in ("", "local") or (not address and STARTED_BY_HAND.exists()):
+            ray.init(**quietly)
+        else:
+            cpus = max(num_cpus, os.cpu_count() or 1)
+            ray.init(address="local", include_dashboard=False, num_cpus=cpus, **quietly)
+    except Exception as error:  # Ray raises RuntimeError, ConnectionError, RayError and the bare Exception
+        raise ServerFailed(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
 
 
 def end(processes: list[psutil.Process]) -> None:

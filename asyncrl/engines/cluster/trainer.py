@@ -1,12 +1,13 @@
 """The trainer as the controller sees it: all ranks as one, by Ray."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncrl.engines.buckets import WeightBucket
-from asyncrl.errors import AsyncRLError, TrainerFailed
+from asyncrl.engines.cluster.calls import answered, together
+from asyncrl.errors import TrainerFailed
 from asyncrl.types import Batch, TrainReport
 
 
@@ -23,7 +24,11 @@ class RayTrainer:
         import ray
 
         # Copied into Ray's store once for all ranks, off the loop: a batch of long answers is many megabytes.
-        shared = await asyncio.to_thread(ray.put, batch)
+        try:
+            async with asyncio.timeout(self._control_timeout_s):
+                shared = await asyncio.to_thread(ray.put, batch)
+        except TimeoutError as error:
+            raise TrainerFailed(f"Ray took no batch within {self._control_timeout_s:g} s") from error
         reports: list[TrainReport] = await self._all("train", shared, timeout_s=self._train_timeout_s)
         return reports[0]
 
@@ -57,41 +62,3 @@ class RayTrainer:
             for number, rank in enumerate(self._ranks)
         ]
         return await together(calls)
-
-
-async def answered(call: Any, what: str, timeout_s: float) -> Any:
-    """The answer of an actor.  Our own errors pass as they are; everything else becomes TrainerFailed.
-
-    ``what`` says who was asked for what.
-    """
-    import ray
-
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await call
-    except TimeoutError as error:
-        raise TrainerFailed(f"{what}: no answer within {timeout_s:g} s") from error
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, AsyncRLError):
-            raise error.cause from error
-        raise TrainerFailed(f"{what}: {type(error.cause).__name__}: {error.cause}") from error
-    except ray.exceptions.RayError as error:
-        raise TrainerFailed(f"{what}: {_first_line(error)}") from error
-
-
-async def together(calls: Sequence[Awaitable[Any]]) -> list[Any]:
-    """All answers, or the first error, without waiting for those that would never answer."""
-    try:
-        async with asyncio.TaskGroup() as asking:
-            tasks = [asking.create_task(_await(call)) for call in calls]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
-
-
-async def _await(call: Awaitable[Any]) -> Any:
-    return await call
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -19,8 +19,6 @@ from asyncrl.pipeline.slots import Slots
 from asyncrl.types import Prompt, Sample, SamplingParams, ScoredGroup, Weights
 from tests.virtual_time import run_virtually
 
-SAMPLING = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=10_000)
-
 
 async def token_sum(prompt: Prompt, sample: Sample) -> float:
     """A reward that depends on the answer."""
@@ -54,6 +52,7 @@ class World:
     max_filtered_groups: int = 50
     watchdog_s: float = 1000.0
     held_out: int = 0
+    max_new_tokens: int = 10_000
     eval_interval: int | None = None
     rows: int = 1_000_000
     facts: list[StepFacts] = field(default_factory=list)
@@ -80,7 +79,8 @@ class World:
         await train(self._parts(), plan, self.facts.append)
 
     def _parts(self) -> Parts:
-        slots, timeline = Slots(self.slots), NoTimeline()
+        timeline = NoTimeline()
+        slots = self.all_slots = Slots(self.slots)
         served = Served(Weights(version=0, step=0))
         engine = RetryingEngine(self.engine, self.retries, lambda: served.now)
         sampler = Sampler(
@@ -88,7 +88,7 @@ class World:
             reward=self.reward,
             reward_timeout_s=60.0,
             tokenizer=FakeTokenizer(),
-            sampling=SAMPLING,
+            sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=self.max_new_tokens),
             slots=slots,
             served=served,
             timeline=timeline,

@@ -2,7 +2,10 @@
 
 import asyncio
 import random
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.errors import EngineLost, EngineRejected, FailureBudgetSpent, FilterBudgetSpent, Stalled
@@ -59,6 +62,7 @@ def test_the_bound_holds_and_the_accounts_balance_over_random_runs() -> None:
         assert max(world.lags) <= world.staleness
         assert world.engine.most_busy <= world.slots
         assert world.engine.busy == 0
+        assert world.all_slots.free == world.all_slots.size
         assert len(world.trainer.batches) == world.steps
         tokens = world.facts[-1].scheduler.tokens
         assert tokens.held == 0
@@ -114,18 +118,104 @@ def test_rejected_groups_are_made_up_for() -> None:
 
 
 def test_a_filter_that_rejects_everything_ends_the_run_and_says_why() -> None:
-    with pytest.raises(FilterBudgetSpent, match=r"50 groups in a row .*'too easy' \(50 of 50"):
+    with pytest.raises(FilterBudgetSpent, match=r"50 groups in a row .*50 of them for 'too easy'"):
         World(keep=lambda group: "too easy").run()
 
 
 def test_a_lost_engine_is_tried_again_with_the_tokens_kept() -> None:
-    world = World(failures={"g0.0": EngineLost("gone")}).run()
+    world = World(max_new_tokens=10, failures={"g0.0": EngineLost("gone")}).run()
     again = next(request for request in world.engine.requests if request.request_id == "g0.0-1")
     groups = [group for batch in world.trainer.batches for group in batch.groups]
     first = next(group for group in groups if group.group_id == 0).samples[0].sample
     assert again.token_ids[3:] == first.token_ids[:4]
-    assert len(first.token_ids) == 4 + 8  # the fake writes 8 per request
+    assert again.sampling.max_new_tokens == 6
+    assert len(first.token_ids) == 10  # of 4 + 8
     assert world.facts[-1].scheduler.retries == 1
+
+
+def test_an_answer_whose_end_was_lost_is_not_written_twice() -> None:
+    world = World(max_new_tokens=4, failures={"g0.0": EngineLost("gone")}).run()
+    assert all(not request.request_id.startswith("g0.0-") for request in world.engine.requests)
+    assert world.facts[-1].scheduler.retries == 0
+
+
+def test_another_attempt_starts_from_the_weights_of_its_own_time() -> None:
+    def slow_group_0(request: Request) -> int:
+        return 400 if request.request_id.startswith("g0") else 8
+
+    world = World(staleness=3, lengths=slow_group_0, failures={"g0.0": EngineLost("gone")}, seconds_per_token=0.5)
+    world.run()
+    again = next(request for request in world.engine.requests if request.request_id == "g0.0-1")
+    group = next(group for batch in world.trainer.batches for group in batch.groups if group.group_id == 0)
+    assert group.samples[0].sample.spans[0].weights.version == 0
+    assert again.weights.version >= 0
+    assert max(world.lags) <= 3
+
+
+def test_samples_of_a_group_are_drawn_differently() -> None:
+    world = World().run()
+    assert len({request.seed for request in world.engine.requests}) == len(world.engine.requests)
+
+
+def test_the_final_weights_are_saved_once() -> None:
+    assert World().run().trainer.saved == [Path("model")]
+
+
+def test_a_slot_is_free_while_the_reward_is_computed() -> None:
+    async def slow(prompt: Prompt, sample: Sample) -> float:
+        await asyncio.sleep(5.0)
+        return 1.0
+
+    world = World(steps=1, staleness=0, slots=2, reward=slow, train_seconds=1.0).run()  # 8 samples, 2 at a time
+    assert world.seconds < 5.0 + 1.0 + 1.0
+
+
+def test_failures_are_counted_in_a_row() -> None:
+    async def every_third(prompt: Prompt, sample: Sample) -> float:
+        if prompt.row % 3 == 0:
+            raise ValueError("no")
+        return 1.0
+
+    world = World(steps=8, slots=2, reward=every_third, max_failed_groups=2).run()
+    assert world.facts[-1].scheduler.groups.failed > 5
+
+
+def test_rejections_are_counted_in_a_row() -> None:
+    def keep_every_third(group: ScoredGroup) -> str | None:
+        return None if group.group_id % 3 == 0 else "unlucky"
+
+    world = World(steps=8, slots=2, keep=keep_every_third, max_filtered_groups=8).run()
+    assert world.facts[-1].scheduler.groups.filtered > 20
+
+
+def test_long_answers_do_not_look_stuck() -> None:
+    World(steps=1, lengths=lambda request: 5000, watchdog_s=1.0).run()  # 50 s with a token every 40 ms
+
+
+def test_a_reward_cancelled_from_inside_costs_its_group_and_nothing_else() -> None:
+    async def cancelled(prompt: Prompt, sample: Sample) -> float:
+        if prompt.row == 0:
+            raise asyncio.CancelledError
+        return 1.0
+
+    world = World(reward=cancelled, held_out=3).run()
+    assert world.facts[-1].scheduler.groups.failed == 1
+    assert world.facts[0].evaluation is not None
+    assert world.facts[0].evaluation.num_failed == 1
+
+
+def test_a_reward_may_be_any_real_number() -> None:
+    async def numpy_number(prompt: Prompt, sample: Sample) -> Any:
+        return np.float32(0.5)
+
+    world = World(reward=numpy_number).run()
+    assert world.facts[-1].scheduler.groups.failed == 0
+
+
+@pytest.mark.parametrize("answer", [True, "", ["no"]])
+def test_a_filter_that_gives_neither_none_nor_a_reason_is_told_so(answer: object) -> None:
+    with pytest.raises(FailureBudgetSpent, match="a filter must return None or a reason"):
+        World(keep=lambda group: answer).run()
 
 
 def test_a_sample_that_keeps_failing_costs_its_group_and_no_more() -> None:
@@ -201,12 +291,26 @@ def test_cancelling_the_run_aborts_what_is_in_flight() -> None:
 
 
 def test_evaluation_runs_beside_training_and_before_the_first_step() -> None:
-    world = World(steps=6, held_out=20, eval_interval=3, train_seconds=5.0).run()
+    world = World(steps=6, held_out=20, eval_interval=2, train_seconds=5.0).run()
     reports = [facts.evaluation for facts in world.facts]
     versions = [report.weights.version if report else None for report in reports]
-    assert versions == [0, None, None, 3, None, 6]
+    assert versions == [0, None, 2, None, 4, 6]
     assert world.seconds == pytest.approx(6 * 5.0, rel=0.1)
     assert all(report.num_samples == 20 for report in reports if report)
+
+
+@pytest.mark.parametrize("eval_interval", [1, 2, 3])
+def test_every_pass_is_reported_once_and_the_first_and_last_are_of_one_version(eval_interval: int) -> None:
+    world = World(
+        steps=7, held_out=9, eval_interval=eval_interval, train_seconds=0.2, lengths=lambda request: 40, slots=8
+    ).run()
+    passes = {request.request_id.split("-")[1] for request in world.engine.requests if request.request_id[0] == "e"}
+    reports = [facts.evaluation for facts in world.facts if facts.evaluation]
+    assert {str(report.weights.version) for report in reports} == passes
+    assert len(reports) == len(passes)
+    for report in (reports[0], reports[-1]):
+        assert report.weights == report.newest
+    assert reports[-1].weights.step == 7
 
 
 def test_evaluation_never_holds_more_than_half_the_slots() -> None:
@@ -216,7 +320,30 @@ def test_evaluation_never_holds_more_than_half_the_slots() -> None:
     assert world.engine.most_busy <= 5
 
 
-def test_log_probs_of_engine_and_trainer_are_compared_at_every_step() -> None:
-    world = World(steps=4).run()
-    assert all(facts.logprob_diff is not None for facts in world.facts)
-    assert world.facts[0].logprob_diff == 0.0
+@pytest.mark.parametrize(("interval", "staleness"), [(1, 0), (1, 1), (1, 3), (2, 2), (3, 4)])
+def test_log_probs_are_compared_where_engine_and_trainer_hold_the_same_weights(interval: int, staleness: int) -> None:
+    # In the fakes a token's log-prob depends on the weights: it differs from 0 when weights are mixed up.
+    world = World(steps=8, interval=interval, staleness=staleness, lengths=uneven).run()
+    compared = [facts.logprob_diff for facts in world.facts]
+    assert compared == [0.0 if step % interval == 0 else None for step in range(8)]
+
+
+def test_a_comparison_that_fails_is_left_out() -> None:
+    async def no_score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        raise EngineLost("gone")
+
+    world = World(steps=3, lengths=uneven)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(world.main())
+            await asyncio.sleep(0)
+            world.engine.score = no_score  # type: ignore[method-assign]
+
+    run_virtually(main())
+    assert [facts.logprob_diff for facts in world.facts][1:] == [None, None]
+
+
+def test_waiting_for_the_first_evaluation_is_not_waiting_for_data() -> None:
+    world = World(steps=1, held_out=100, slots=8, groups_per_step=1, group_size=1, lengths=lambda request: 50).run()
+    assert world.facts[0].trainer_waited_s == pytest.approx(0.5)

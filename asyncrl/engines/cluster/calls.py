@@ -1,0 +1,43 @@
+"""Waiting for actors: each call has a deadline, and whatever goes wrong has a name."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from asyncrl.errors import AsyncRLError, TrainerFailed, plainly
+
+
+async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLError] = TrainerFailed) -> Any:
+    """The answer of an actor.  Our own errors pass as they are; everything else becomes a ``kind``.
+
+    ``what`` says who was asked for what.
+    """
+    import ray
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except ray.exceptions.RayTaskError as error:  # first: it is also a TimeoutError when its cause is one
+        if isinstance(error.cause, AsyncRLError):
+            raise error.cause from error
+        raise kind(f"{what}: {type(error.cause).__name__}: {_first_line(error.cause)}") from error
+    except TimeoutError as error:
+        raise kind(f"{what}: no answer within {timeout_s:g} s") from error
+    except ray.exceptions.RayError as error:
+        raise kind(f"{what}: {_first_line(error)}") from error
+
+
+async def together(calls: Sequence[Awaitable[Any]]) -> list[Any]:
+    """All answers, or the first error, without waiting for those that would never answer."""
+    with plainly():
+        async with asyncio.TaskGroup() as asking:
+            tasks = [asking.create_task(_await(call)) for call in calls]
+    return [task.result() for task in tasks]
+
+
+async def _await(call: Awaitable[Any]) -> Any:
+    return await call
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
