@@ -6,6 +6,7 @@ from asyncrl.config.areas import (
     ClusterConfig,
     DataConfig,
     EvalConfig,
+    FailureConfig,
     ModelConfig,
     OutputConfig,
     RolloutConfig,
@@ -26,6 +27,7 @@ def problems(run: RunConfig) -> list[str]:
         *_staleness(run.rollout),
         *_batch(run.rollout, run.train),
         *_evaluation(run.evaluation),
+        *_deadlines(run.failures),
         *_output(run.output),
     ]
 
@@ -93,6 +95,21 @@ def _evaluation(evaluation: EvalConfig) -> list[str]:
         f"eval-interval {interval} without eval-prompt-data: nothing to evaluate on",
     )
     return lines + [line for name, path in data_sets for line in _file(f"eval-prompt-data {name}", path)]
+
+
+def _deadlines(failures: FailureConfig) -> list[str]:
+    """The watchdog must be the last to give up: it names less than those before it do."""
+    request, control, attempts = failures.request_timeout_s, failures.control_timeout_s, failures.max_sample_retries + 1
+    longest = max(request * attempts, failures.reward_timeout_s)
+    return must(
+        request > control,
+        f"request-timeout-s {request:g} must be above control-timeout-s {control:g}: requests are silent while weights "
+        f"are updated",
+    ) + must(
+        failures.watchdog_timeout_s > longest,
+        f"watchdog-timeout-s {failures.watchdog_timeout_s:g} must be above {longest:g}, the longest that one "
+        f"sample may take to fail (request-timeout-s x attempts, or reward-timeout-s)",
+    )
 
 
 def _output(output: OutputConfig) -> list[str]:

@@ -41,25 +41,39 @@ class Launched:
     def __init__(self, run_dir: Path, arguments: Sequence[str]) -> None:
         self.run_dir = run_dir
         self._mark = uuid.uuid4().hex
+        self._output = run_dir.with_suffix(".output")
         command = [sys.executable, "train_async.py", "--run-dir", str(run_dir), "--progress", "lines", *arguments]
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, MARK: self._mark},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with self._output.open("w") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, MARK: self._mark},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the program itself."""
         self._process.send_signal(number)
 
+    def send_to_group(self, number: signal.Signals) -> None:
+        """Send a signal to the program and to all that share its terminal, as Ctrl-C does."""
+        os.killpg(self._process.pid, number)
+
+    def wait_for_output(self, text: str, timeout_s: float) -> None:
+        """Return once the program has said ``text``."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self._output.read_text():
+            assert self._process.poll() is None, self._output.read_text()
+            assert time.monotonic() < deadline, f"no {text!r} within {timeout_s:g} s"
+            time.sleep(0.05)
+
     def wait_for_steps(self, count: int, timeout_s: float) -> None:
         """Return once so many steps are in metrics.jsonl."""
         metrics, deadline = self.run_dir / "metrics.jsonl", time.monotonic() + timeout_s
         while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= count):
-            assert self._process.poll() is None, self._process.communicate()[0]
+            assert self._process.poll() is None, self._output.read_text()
             assert time.monotonic() < deadline, f"not {count} steps within {timeout_s:g} s"
             time.sleep(0.2)
 
@@ -70,12 +84,13 @@ class Launched:
     def finish(self, timeout_s: float) -> Outcome:
         """Wait for the program to end by itself; kill what is left over, after noting it."""
         try:
-            output, _ = self._process.communicate(timeout=timeout_s)
+            self._process.wait(timeout=timeout_s)
         finally:
             left = self.members()
             names = tuple(" ".join(_command(process))[:120] for process in left)
             for process in left:
                 process.kill()
+        output = self._output.read_text()
         return Outcome(code=self._process.returncode, output=output, run_dir=self.run_dir, left=names)
 
 

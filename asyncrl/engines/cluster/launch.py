@@ -21,7 +21,7 @@ from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weights import BroadcastUpdater
-from asyncrl.errors import AsyncRLError, EngineTimeout, ServerFailed, plainly
+from asyncrl.errors import AsyncRLError, ConfigError, EngineTimeout, ServerFailed, plainly
 
 CHECK_PERIOD_S = 2.0
 """Between two looks at whether a server still lives: soon enough to name it before its requests run out of retries."""
@@ -106,7 +106,7 @@ def pick_device(ray: ModuleType, wanted: Literal["auto", "cpu", "cuda"]) -> Lite
 async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str], None]) -> AsyncIterator[Running]:
     """Start everything and wait until it is ready; stop the servers afterwards, however the body ends.
 
-    ``phase`` is told what is being waited for.  Raises ServerFailed, TrainerFailed or WeightUpdateFailed.
+    ``phase`` is told what is being waited for.  Raises ConfigError, ServerFailed, TrainerFailed or WeightUpdateFailed.
     """
     async with contextlib.AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire())
@@ -165,7 +165,8 @@ class _Builder:
         bundles += [self._resources(deployment.gpus_per_engine)] * deployment.num_engines
         needed, total = _sum(bundles), self._ray.cluster_resources()
         if any(total.get(kind, 0) < count for kind, count in needed.items()):
-            raise ServerFailed(f"the run needs {_shown(needed)}, the cluster has {_shown(total)}")
+            hint = "; --device cpu needs no GPU" if needed["GPU"] else ""
+            raise ConfigError(f"the run needs {_shown(needed)}, the cluster has {_shown(total)}{hint}")
         group = self._ray.util.placement_group(bundles, strategy="PACK")
         try:
             await answered(group.ready(), "placement", deployment.start_timeout_s, ServerFailed)
