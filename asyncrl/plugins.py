@@ -138,7 +138,10 @@ def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
         signature = inspect.signature(function)
     except ValueError:  # written in C
         raise PluginError("has no signature that can be read; wrap it in a function") from None
-    is_slime = next(iter(signature.parameters), None) == "args"
+    first = next(iter(signature.parameters.values()), None)
+    if first is not None and first.kind is first.VAR_POSITIONAL:
+        raise PluginError("takes *args, so its shape cannot be told; use functools.wraps in its decorator")
+    is_slime = first is not None and first.name == "args"
     wanted = kind.slime_parameters if is_slime else kind.parameters
     try:
         signature.bind(*wanted)

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+MAX_LOG_RATIO = 20.0
+"""Beyond it, in either direction, a log-ratio is held: exp(88) overflows, and inf times an advantage of 0 is NaN."""
+
 
 def ppo_clip(
     logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, mask_T: Tensor, *, eps_low: float, eps_high: float
@@ -20,7 +23,7 @@ def ppo_clip(
     separate upper range of DAPO (arXiv 2503.14476), "Clip-Higher".  Where ``mask_T`` is false the result is that of
     ratio 1, whatever the log-probs there: tokens that no policy sampled may carry any number.
     """
-    log_ratio_T = torch.where(mask_T, logprobs_T - old_logprobs_T, 0.0)
+    log_ratio_T = torch.where(mask_T, logprobs_T - old_logprobs_T, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio_T = log_ratio_T.exp()
     free_T = -ratio_T * advantages_T
     held_T = -ratio_T.clamp(1.0 - eps_low, 1.0 + eps_high) * advantages_T
@@ -40,5 +43,7 @@ def sample_weights(mask_T: Tensor, lengths: Sequence[int]) -> Tensor:
     A sample without any such token adds nothing, but is one of the samples.
     """
     weights_T = token_weights(mask_T, lengths)
+    if not lengths:  # an empty microbatch, which keeps the ranks in step
+        return weights_T
     parts: tuple[Tensor, ...] = weights_T.split(list(lengths))  # type: ignore[no-untyped-call]
     return torch.cat([part / part.sum().clamp(min=1.0) for part in parts])

@@ -49,6 +49,10 @@ class Sample:
     status: SlimeStatus
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    def get_reward_value(self, args: SlimeArgs) -> float | None:
+        """The reward, as slime's own filters ask for it."""
+        return self.reward
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicFilterOutput:

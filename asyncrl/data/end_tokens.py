@@ -21,6 +21,9 @@ def _eos(path: Path) -> Any:
     if not path.exists():
         return None
     try:
-        return orjson.loads(path.read_bytes()).get("eos_token_id")
+        found = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return found.get("eos_token_id")

@@ -155,14 +155,35 @@ def test_a_server_in_trouble_is_lost(status: int) -> None:
         sending(event([7]), event([], type="abort", message="killed")),
         sending(event([7]), b'data: {"error": {"message": "worker died", "code": 502}}\n\n'),
         sending(event([7]), b"<html>\n\n", b"data: <html>\n\n"),
+        sending(event([7]), event([7], type="abort", message="retracted")),  # SGLang repeats the last token
     ],
-    ids=["connection reset", "no end", "aborted by others", "error event", "not JSON"],
+    ids=["connection reset", "no end", "aborted by others", "error event", "not JSON", "abort with an echo"],
 )
 def test_what_arrived_before_a_loss_is_kept(answer: Answering) -> None:
     chunks, end, aborted = generate(answer)
     assert tokens(chunks) == [7]
     assert isinstance(end, EngineLost)
     assert len(aborted) == 1
+
+
+def test_an_answer_that_ended_is_not_lost_with_its_connection() -> None:
+    async def hang_up(request: web.Request) -> web.StreamResponse:
+        response = await sending(event([7]), event([8], type="stop"))(request)
+        await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    chunks, end, aborted = generate(hang_up)
+    assert tokens(chunks) == [7, 8]
+    assert end == FinishReason.STOP
+    assert not aborted
+
+
+def test_an_error_is_named_once() -> None:
+    _, end, _ = generate(refusing(503))
+    assert str(end).count("EngineLost") == 0
+    assert "answered 503" in str(end)
 
 
 def test_an_error_event_about_the_request_is_a_rejection() -> None:

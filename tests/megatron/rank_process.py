@@ -24,8 +24,9 @@ from asyncrl.errors import NonFiniteLoss
 
 def run(checkpoint: Path, target: Path, rank: int, world_size: int, port: int) -> dict[str, Any]:
     """Losses, log-probs of the first step, and whether the poisoned step was refused."""
-    # 6 samples in the first update and 3 in the second, where the ranks have unequal shares
+    # 6 samples in the first update and 3 in the second, in small microbatches: unequal shares, some of them empty
     changes = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
+    changes["max_tokens_per_gpu"] = 8
     settings = trainer_settings(checkpoint, **changes)
     trainer = MegatronRank(settings, rank, world_size, "127.0.0.1", port)
     batch = random_batch(groups=3, group_size=3)

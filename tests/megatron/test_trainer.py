@@ -210,6 +210,21 @@ def test_a_nan_reward_changes_nothing(checkpoint):
         rank.train(replace(batch, groups=(bad, *batch.groups[1:])))
 
 
+def test_matrices_decay_and_norms_do_not(tmp_path, checkpoint):
+    alike = random_batch()
+    alike = replace(
+        alike,
+        groups=tuple(
+            replace(group, samples=tuple(replace(scored, reward=1.0) for scored in group.samples))
+            for group in alike.groups
+        ),
+    )  # no advantage, so nothing but decay moves a weight
+    before, after = weights_of(checkpoint), trained(checkpoint, tmp_path / "after", alike, lr=0.1, weight_decay=0.5)
+    for name, weight in before.items():
+        expected = weight if "norm" in name else weight * (1 - 0.1 * 0.5)
+        torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-7)
+
+
 def test_the_learning_rate_rises_and_stays(checkpoint):
     with one_rank(trainer_settings(checkpoint, lr=1e-3, lr_warmup_iters=4)) as rank:
         rates = [rank.train(random_batch(groups=1, step=step)).learning_rate for step in (0, 1, 3, 9)]

@@ -63,6 +63,8 @@ class RankActor(NetworkPlace):
         """Load the model and join the other ranks."""
         # SGLang sets this to 0 in its own processes; unless both sides agree, the first broadcast fails.
         os.environ["NCCL_CUMEM_ENABLE"] = "0"
+        if settings.device == "cpu":  # Ray hides no GPU from an actor that asked for none
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         from asyncrl.engines.megatron.rank import MegatronRank
 
         self._rank = MegatronRank(settings, rank, world_size, address, port)

@@ -183,7 +183,7 @@ class MegatronRank:
         if not self._settings.use_rollout_logprobs:
             examples = tuple(replace(example, old_logprobs=before.get(example.index)) for example in examples)
         outcomes = self._run(examples, self._objective(update), False)
-        sums = torch.stack([outcome.sums for outcome in outcomes]).sum(0).float()
+        sums = torch.stack([outcome.sums for outcome in outcomes]).sum(0)
         dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
         loss, clipped, entropy = sums.tolist()
         self._optimizer.prepare_grads()
@@ -326,4 +326,7 @@ def _optimizer(parallel: Any, settings: TrainerSettings) -> Any:
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
     )
-    return get_megatron_optimizer(config, [parallel])
+    optimizer = get_megatron_optimizer(config, [parallel])
+    for group in optimizer.param_groups:  # norms and biases do not decay; Megatron's own scheduler would see to it
+        group["weight_decay"] = train.weight_decay * group["wd_mult"]
+    return optimizer

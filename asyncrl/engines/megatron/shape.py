@@ -96,7 +96,9 @@ def read_shape(checkpoint: Path) -> ModelShape:
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"hf_checkpoint: cannot read {path}: {error}") from error
+        raise ConfigError(f"hf-checkpoint: cannot read {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"hf-checkpoint: {path} is not a JSON object")
     return shape_of(config)
 
 
@@ -104,11 +106,11 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a parsed ``config.json`` describes.  Raises ConfigError."""
     name = (config.get("architectures") or ["none"])[0]
     if name not in ARCHITECTURES:
-        raise ConfigError(f"hf_checkpoint: cannot train {name}; supported: {', '.join(ARCHITECTURES)}")
+        raise ConfigError(f"hf-checkpoint: cannot train {name}; supported: {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[name]
     for key, value in architecture.only.items():
         if config.get(key, value) != value:
-            raise ConfigError(f"hf_checkpoint: cannot train {name} with {key} = {config[key]!r}, only {value!r}")
+            raise ConfigError(f"hf-checkpoint: cannot train {name} with {key} = {config[key]!r}, only {value!r}")
     try:
         experts = {name: _first(config, keys) for name, keys in architecture.expert_keys.items()}
         return ModelShape(
@@ -119,7 +121,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
             experts=ExpertShape(**experts) if experts else None,
         )
     except KeyError as error:
-        raise ConfigError(f"hf_checkpoint: config.json of {name} has no {error}") from error
+        raise ConfigError(f"hf-checkpoint: config.json of {name} has no {error}") from error
 
 
 def _first(config: Mapping[str, Any], keys: str) -> Any:
@@ -133,5 +135,5 @@ def _rope_theta(config: Mapping[str, Any]) -> float:
     """Until transformers 4 a key of its own, from 5 on one of ``rope_parameters``."""
     parameters = config.get("rope_parameters") or {}
     if parameters.get("rope_type", "default") != "default":
-        raise ConfigError(f"hf_checkpoint: cannot train with rope_type = {parameters['rope_type']!r}, only 'default'")
+        raise ConfigError(f"hf-checkpoint: cannot train with rope_type = {parameters['rope_type']!r}, only 'default'")
     return float(parameters["rope_theta"] if "rope_theta" in parameters else config["rope_theta"])

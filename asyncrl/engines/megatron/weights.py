@@ -76,7 +76,7 @@ def load_hf(model: GPTModel, shape: ModelShape, checkpoint: Path) -> None:
             tensor = _joined([read(hf_name) for hf_name in hf_names], layout, shape)
             if tensor.shape != parameter.shape:
                 raise ConfigError(
-                    f"hf_checkpoint: {', '.join(hf_names)} make {tuple(tensor.shape)}, "
+                    f"hf-checkpoint: {', '.join(hf_names)} make {tuple(tensor.shape)}, "
                     f"config.json asks for {tuple(parameter.shape)}"
                 )
             parameter.copy_(tensor)
@@ -166,13 +166,13 @@ def _reader(checkpoint: Path, files: ExitStack) -> Callable[[str], Tensor]:
     """Reads one tensor at a time; the files close with ``files``."""
     paths = sorted(checkpoint.glob("*.safetensors"))
     if not paths:
-        raise ConfigError(f"hf_checkpoint: no safetensors in {checkpoint}")
+        raise ConfigError(f"hf-checkpoint: no safetensors in {checkpoint}")
     opened = [files.enter_context(safe_open(path, framework="pt")) for path in paths]
     holder = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
     def read(name: str) -> Tensor:
         if name not in holder:
-            raise ConfigError(f"hf_checkpoint: no tensor {name} in {checkpoint}")
+            raise ConfigError(f"hf-checkpoint: no tensor {name} in {checkpoint}")
         tensor: Tensor = holder[name].get_tensor(name)
         return tensor
 

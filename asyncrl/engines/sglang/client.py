@@ -90,15 +90,20 @@ class SGLangEngine:
         """Hand the chunks on, until the last one says why."""
         reason: FinishReason | None = None
         version = request.weights.version  # of the chunk to come: no token can be older
-        async for event in events:
-            _raise_for_error(event)
-            meta = event["meta_info"]
-            tokens, logprobs = _tokens_of(event)
-            if tokens:
-                on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=version))
-            now = asyncio.get_running_loop().time()
-            version = max(version, self._trail.settled(int(meta["weight_version"]), now))
-            reason = _reason_of(meta) or reason
+        try:
+            async for event in events:
+                _raise_for_error(event)
+                meta = event["meta_info"]
+                finished = _reason_of(meta)  # first: the event of an abort repeats a token that was sent before
+                tokens, logprobs = _tokens_of(event)
+                if tokens:
+                    on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=version))
+                now = asyncio.get_running_loop().time()
+                version = max(version, self._trail.settled(int(meta["weight_version"]), now))
+                reason = finished or reason
+        except (EngineLost, EngineTimeout):
+            if reason is None:
+                raise
         if reason is None:
             raise EngineLost(f"the answer to {request.request_id} broke off")
         return reason

@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 
 from asyncrl.engines.sglang.events import EventReader
-from asyncrl.errors import EngineLost, EngineRejected, EngineTimeout
+from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 
 _CONNECT_S = 10.0
 """For a TCP connection; a live server accepts at once, also when it is busy."""
@@ -114,6 +114,10 @@ def _parsed(text: bytes, url: str) -> Any:
 def _named_errors(url: str, timeout_s: float) -> Iterator[None]:
     try:
         yield
+    except EngineError:  # named already
+        raise
+    except aiohttp.ServerTimeoutError as error:
+        raise EngineLost(f"{url}: no connection within {_CONNECT_S:g} s") from error
     except TimeoutError as error:
         raise EngineTimeout(f"{url} did not answer within {timeout_s:g} s") from error
     except (aiohttp.ClientError, OSError) as error:

@@ -35,6 +35,22 @@ def test_a_masked_token_may_carry_any_number():
     assert not clipped.any()
 
 
+def test_a_ratio_that_would_overflow_teaches_nothing_instead_of_ending_the_run():
+    new = torch.tensor([-1.0], requires_grad=True)
+    loss, _ = ppo_clip(
+        new, torch.tensor([-200.0]), torch.zeros(1), torch.ones(1, dtype=torch.bool), eps_low=0.2, eps_high=0.2
+    )
+    loss.sum().backward()
+    assert loss.item() == 0.0
+    assert new.grad is not None
+    assert new.grad.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("weigh", [token_weights, sample_weights])
+def test_an_empty_microbatch_has_no_weights(weigh):
+    assert weigh(torch.zeros(0, dtype=torch.bool), ()).tolist() == []
+
+
 def test_the_gradient_at_ratio_one_is_minus_the_advantage():
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
     loss, _ = ppo_clip(
