@@ -63,6 +63,10 @@ SHAPE = {
     "eos_token_id": END_ID,
 }
 EXPERTS = {
+    # On GPUs SGLang's kernels for mixtures of experts want heads of 64 or more.
+    "head_dim": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 96,
@@ -142,7 +146,7 @@ def make_dense() -> PreTrainedModel:
 
 
 def make_moe() -> PreTrainedModel:
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **EXPERTS, tie_word_embeddings=False))
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SHAPE, **EXPERTS}, tie_word_embeddings=False))
 
 
 def pretrain(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, heldout: frozenset[Problem]) -> None:
