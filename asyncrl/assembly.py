@@ -123,7 +123,7 @@ async def conduct(
                     for task in watching:
                         task.cancel()
         except WeightUpdateFailed:
-            await running.check()  # a server that died is a better cause than the update it left
+            await running.look_for_the_dead()  # a server that died is a better cause than the update it left
             raise
         phase("stopping")
 

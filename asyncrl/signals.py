@@ -2,7 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,6 +20,7 @@ class Signals:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         """The first one, if any."""
+        self._noted: tuple[socket.socket, socket.socket] | None = None
 
     @classmethod
     @contextmanager
@@ -26,10 +28,12 @@ class Signals:
         """Catch both for the body."""
         signals = cls()
         before = {number: signal.getsignal(number) for number in cls.CAUGHT}
-        signals.catch()
+        signals._note()
         try:
+            signals._set(signals._raise)
             yield signals
         finally:
+            signals._stop_noting()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -41,14 +45,20 @@ class Signals:
         return 128 + self.received
 
     def catch(self) -> None:
-        """Raise Interrupted in the main thread at the first signal.  To be called while no event loop runs."""
-        for number in self.CAUGHT:
-            signal.signal(number, self._raise)
+        """Raise Interrupted in the main thread at the first signal, or now if one came since ``caught`` began.
+
+        To be called while no event loop runs.  What a handler raises can be lost on the way (in a destructor or a
+        callback), and a library can put a handler of its own in place for a while; the kernel's notes are not lost.
+        """
+        self._set(self._raise)
+        for number in self._stop_noting():
+            self._first(number)
+        if self.received is not None:
+            raise Interrupted
 
     def only_remember(self) -> None:
         """From now on a signal is remembered and interrupts nothing: what is being ended must end."""
-        for number in self.CAUGHT:
-            signal.signal(number, self._remember)
+        self._set(self._remember)
 
     def cancel_running_task(self) -> None:
         """Cancel the calling task at the first signal, for as long as its event loop runs."""
@@ -71,3 +81,28 @@ class Signals:
         first = self.received is None
         self.received = self.received or signal.Signals(number)
         return first
+
+    def _set(self, handler: Callable[[int, FrameType | None], None]) -> None:
+        for number in self.CAUGHT:
+            signal.signal(number, handler)
+
+    def _note(self) -> None:
+        """Have every signal written down, whatever its handler does."""
+        self._noted = socket.socketpair()
+        for end in self._noted:
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._noted[1].fileno(), warn_on_full_buffer=False)
+
+    def _stop_noting(self) -> list[int]:
+        """The signals noted so far that are ours."""
+        if self._noted is None:
+            return []
+        signal.set_wakeup_fd(-1)
+        reader, writer = self._noted
+        self._noted = None
+        with reader, writer:
+            try:
+                noted = list(reader.recv(4096))
+            except BlockingIOError:
+                return []
+        return [number for number in noted if number in self.CAUGHT]

@@ -90,6 +90,7 @@ class Launched:
             names = tuple(" ".join(_command(process))[:120] for process in left)
             for process in left:
                 process.kill()
+            self._process.wait()
         output = self._output.read_text()
         return Outcome(code=self._process.returncode, output=output, run_dir=self.run_dir, left=names)
 

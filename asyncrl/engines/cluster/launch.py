@@ -86,9 +86,14 @@ class Running:
     updater: BroadcastUpdater
     servers: tuple[Server, ...]
 
-    async def check(self) -> None:
-        """Raises ServerFailed when a server has ended."""
-        await together([server.check() for server in self.servers])
+    async def look_for_the_dead(self) -> None:
+        """Raises ServerFailed if a server has ended, or is about to.
+
+        A process that is killed closes its connections some time before it can be seen dead.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.5 * CHECK_PERIOD_S):
+                await self.watch()
 
     async def watch(self) -> None:
         """Raises ServerFailed once a server has ended; runs until cancelled otherwise."""

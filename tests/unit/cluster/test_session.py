@@ -49,6 +49,7 @@ with Signals.caught() as signals:
         ("during_shutdown = kill", "kill()", 143),
         ("during_init = kill", "pass", 143),
         ("during_init = during_shutdown = kill", "pass", 143),
+        ("def during_init():\n    try: kill()\n    except SystemExit: pass  # as in a destructor", "pass", 143),
         ("def during_init(): raise ConnectionError('no GCS')", "pass", 1),
     ],
 )

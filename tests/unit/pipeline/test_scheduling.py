@@ -226,10 +226,12 @@ def test_a_sample_that_keeps_failing_costs_its_group_and_no_more() -> None:
     assert stats.tokens.failed > 0
     assert stats.groups.trained == 16
     assert all(2 not in batch for batch in world.trained_ids)
+    assert world.all_slots.free == world.all_slots.size
 
 
 def test_a_refused_request_is_not_tried_again() -> None:
-    world = World(failures={"g1.0": EngineRejected("too long")}).run()
+    world = World(lengths=uneven, failures={"g1.0": EngineRejected("too long")}).run()
+    assert world.all_slots.free == world.all_slots.size
     assert world.facts[-1].scheduler.groups.failed == 1
     assert world.facts[-1].scheduler.retries == 0
 
