@@ -81,7 +81,7 @@ class SGLangEngine:
             except EngineRejected:
                 raise
             except BaseException:
-                await self._abort(rid)  # within its own deadline, also when the caller was cancelled
+                await asyncio.shield(self._abort(rid))  # goes on when the caller is cancelled once more
                 raise
 
     async def _read(
