@@ -90,7 +90,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         reporter = Reporter(_sinks(run, run_dir, history))
         stack.callback(reporter.close)
         view.phase("starting Ray")
-        with ray_session(checked.num_processes + 1, closing=signals.only_remember) as ray:
+        with ray_session(checked.num_processes + 1, hold_signals=signals.only_remember) as ray:
             signals.catch()  # ray.init() puts its own handler in place
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(_conducted(ray, checked, run_dir, view, reporter, signals))

@@ -17,6 +17,8 @@ import psutil
 ROOT = Path(__file__).parents[2]
 MARK = "ASYNCRL_TEST_RUN"
 """Environment variable that every process of a run inherits."""
+LEAVING_S = 3.0
+"""Ray's own reaper needs it, when the program was ended in the millisecond in which Ray takes its handlers away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +26,11 @@ class Outcome:
     """How a run ended."""
 
     code: int
+    """As a shell gives it: 128 and more when a signal's default action ended the program."""
     output: str
     run_dir: Path
     left: tuple[str, ...]
-    """Command lines of processes that outlived the run."""
+    """Command lines of processes that outlived the run by more than a moment."""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -86,13 +89,13 @@ class Launched:
         try:
             self._process.wait(timeout=timeout_s)
         finally:
-            left = self.members()
+            _, left = psutil.wait_procs(self.members(), timeout=LEAVING_S)
             names = tuple(" ".join(_command(process))[:120] for process in left)
             for process in left:
                 process.kill()
             self._process.wait()
-        output = self._output.read_text()
-        return Outcome(code=self._process.returncode, output=output, run_dir=self.run_dir, left=names)
+        output, code = self._output.read_text(), self._process.returncode
+        return Outcome(code=code if code >= 0 else 128 - code, output=output, run_dir=self.run_dir, left=names)
 
 
 def run(run_dir: Path, *arguments: str, timeout_s: float = 400.0) -> Outcome:

@@ -7,6 +7,7 @@ ordinary context around the event loop, not inside it.
 import logging
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -19,16 +20,18 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 3.0
 """For processes that were asked to end, before they are killed."""
+HOLD_EVERY_S = 0.002
 STARTED_BY_HAND = Path("/tmp/ray/ray_current_cluster")
 """Where ``ray start`` leaves the address of its cluster."""
 
 
 @contextmanager
-def ray_session(num_cpus: int, closing: Callable[[], None]) -> Iterator[ModuleType]:
+def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[ModuleType]:
     """Give the connected ``ray`` module; end every process of the session afterwards.
 
     ``num_cpus`` is what a cluster started here offers at least (Ray counts logical CPUs; ranks and servers ask for one
-    each).  ``closing`` is called first when the session ends: nothing may interrupt what follows.  Raises ServerFailed.
+    each).  ``hold_signals`` is called when the session ends, and again until it has ended: nothing may interrupt that.
+    Raises ServerFailed.
     """
     # Under ``uv run`` Ray would rebuild the environment for each worker.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -40,10 +43,10 @@ def ray_session(num_cpus: int, closing: Callable[[], None]) -> Iterator[ModuleTy
         yield ray
     finally:
         try:
-            closing()
+            hold_signals()
             # Listed first: a server whose parent is gone is no longer found below this process.
             started = [process for process in _descendants() if process not in before]
-            ray.shutdown()
+            _shut_down(ray, hold_signals)
         finally:
             end(started)
 
@@ -62,6 +65,21 @@ def _connect(ray: ModuleType, num_cpus: int) -> None:
             ray.init(address="local", include_dashboard=False, num_cpus=cpus, **quietly)
     except Exception as error:  # Ray raises RuntimeError, ConnectionError, RayError and the bare Exception
         raise ServerFailed(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
+
+
+def _shut_down(ray: ModuleType, hold_signals: Callable[[], None]) -> None:
+    """In a thread, so that this one can put its handlers back.
+
+    Ray's core, when it ends, sets SIGTERM to its default behind Python's back, seconds before the rest has ended.
+    About a millisecond without a handler remains; who is ended in it leaves the rest to Ray's reaper, and the exit
+    code is the same to a shell.
+    """
+    with ThreadPoolExecutor(1) as executor:
+        ended = executor.submit(ray.shutdown)
+        while not wait([ended], timeout=HOLD_EVERY_S).done:
+            hold_signals()
+        ended.result()
+    hold_signals()
 
 
 def end(processes: list[psutil.Process]) -> None:

@@ -26,7 +26,7 @@ from asyncrl.engines.cluster.session import ray_session
 from asyncrl.signals import Signals
 with Signals.caught() as signals:
     try:
-        with ray_session(1, closing=signals.only_remember):
+        with ray_session(1, hold_signals=signals.only_remember):
             signals.catch()
             {body}
     except BaseException as error:
