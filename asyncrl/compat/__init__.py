@@ -1,5 +1,6 @@
 """slime's plug-in shapes, translated at the edge.  Plug-ins import ``Sample`` and ``DynamicFilterOutput`` from here."""
 
+from asyncrl.compat.buffer_filters import pick_from_slime
 from asyncrl.compat.plugin_shapes import filter_from_slime, reward_from_slime
 from asyncrl.compat.slime import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
 
@@ -9,5 +10,6 @@ __all__ = [
     "Sample",
     "SlimeArgs",
     "filter_from_slime",
+    "pick_from_slime",
     "reward_from_slime",
 ]

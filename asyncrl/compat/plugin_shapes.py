@@ -1,10 +1,8 @@
-"""slime's functions as ours."""
+"""slime's rewards and filters as ours."""
 
 from collections.abc import Awaitable, Callable
 from numbers import Real
 from typing import Any
-
-import numpy as np
 
 from asyncrl.compat.slime import SlimeArgs, group_to_slime, to_slime
 from asyncrl.errors import RewardFailed
@@ -30,9 +28,17 @@ def filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> KeepFn:
 
     def keep(group: ScoredGroup, /) -> str | None:
         verdict = function(args, group_to_slime(group))
-        kept = verdict if isinstance(verdict, bool | np.bool_) else getattr(verdict, "keep", None)
+        kept = _as_bool(verdict)
+        if kept is None:
+            kept = getattr(verdict, "keep", None)
         if kept is None:
             raise TypeError(f"{name} must return a bool or an object with keep and reason, got {verdict!r}")
         return None if kept else str(getattr(verdict, "reason", None) or name)
 
     return keep
+
+
+def _as_bool(verdict: Any) -> bool | None:
+    """A bool, also one of numpy or a tensor of one element; None for anything else."""
+    plain = verdict.item() if hasattr(verdict, "item") else verdict
+    return plain if isinstance(plain, bool) else None

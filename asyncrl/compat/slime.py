@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from asyncrl.types import FinishReason, Prompt, ScoredGroup
+from asyncrl.types import FinishReason, GroupId, Prompt, ScoredGroup
 from asyncrl.types import Sample as OurSample
 
 SlimeArgs = SimpleNamespace
@@ -48,18 +48,23 @@ class Sample:
     rollout_log_probs: list[float]
     status: SlimeStatus
     metadata: dict[str, Any] = field(default_factory=dict)
+    group_id: GroupId | None = None
+    """Ours: which group it belongs to, None before there is one.  ``group_index`` comes again every epoch."""
 
     def get_reward_value(self, args: SlimeArgs) -> float | None:
         """The reward, as slime's own filters ask for it."""
         return self.reward
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class DynamicFilterOutput:
-    """slime's verdict of a filter."""
+    """slime's verdict of a filter; may be changed after it was made, as slime's own filters do."""
 
     keep: bool
     reason: str | None = None
+    keep_when_insufficient: bool = False
+    """No effect.  In slime it keeps a rejected group whose loss would start another wave of sampling; here a rejected
+    group is replaced by one group, so there are no waves."""
 
 
 def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask: Sequence[int]) -> Sample:
@@ -83,13 +88,17 @@ def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask:
 
 def group_to_slime(group: ScoredGroup) -> list[Sample]:
     """All answers of a group in slime's terms."""
-    return [to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask) for scored in group.samples]
+    samples = [to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask) for scored in group.samples]
+    for sample in samples:
+        sample.group_id = group.group_id
+    return samples
 
 
+_FILTERS = "slime.rollout.filter_hub.dynamic_sampling_filters"
 OUR_NAMES = {
-    "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std": (
-        "asyncrl.filters.check_reward_nonzero_std"
-    ),
+    f"{_FILTERS}.check_reward_nonzero_std": "asyncrl.filters.check_reward_nonzero_std",
+    # Its fallback keeps equal rewards rather than start another wave of sampling; here there are no waves.
+    f"{_FILTERS}.check_reward_nonzero_std_with_fallback": "asyncrl.filters.check_reward_nonzero_std",
 }
 """slime's built-in functions that we have as well, by dotted path."""
 

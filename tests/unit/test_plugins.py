@@ -72,6 +72,11 @@ def keep_numpy(args, samples): return numpy.bool_(False)
 def keep_reason(args, samples): return DynamicFilterOutput(keep=False, reason="dull")
 def keep_silent(args, samples): return DynamicFilterOutput(keep=False)
 def keep_nothing(args, samples): return None
+def keep_tensor(args, samples): return numpy.array(samples[0].reward > 1)
+def keep_with_fallback(args, samples):
+    output = DynamicFilterOutput(numpy.array(False), "rare")
+    output.keep_when_insufficient = True
+    return output
 number = 3
 """
 
@@ -113,6 +118,8 @@ def test_a_slime_reward_must_give_a_number(here: Path) -> None:
         ("keep_numpy", "keep_numpy"),
         ("keep_reason", "dull"),
         ("keep_silent", "keep_silent"),
+        ("keep_tensor", "keep_tensor"),
+        ("keep_with_fallback", "rare"),
     ],
 )
 def test_filters_of_both_shapes(here: Path, name: str, verdict: str | None) -> None:
@@ -130,6 +137,7 @@ def test_a_slime_filter_must_give_a_verdict(here: Path) -> None:
         "asyncrl.filters.check_reward_nonzero_std",
         "asyncrl.filters:check_reward_nonzero_std",
         "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std",
+        "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std_with_fallback",
     ],
 )
 def test_dotted_paths_and_slime_s_own_filter(path: str) -> None:
@@ -149,7 +157,7 @@ def test_a_file_loads_once_and_hides_no_module(here: Path) -> None:
     assert sys.modules["types"] is types
 
 
-NAMES = "gives_a_dict, gives_true, keep, keep_async, keep_nothing, keep_numpy, keep_reason, keep_silent, keep_true, "
+NAMES = "gives_a_dict, gives_true, keep, keep_async, keep_nothing, keep_numpy, keep_reason, keep_silent, keep_tensor, "
 
 
 @pytest.mark.parametrize(
@@ -170,7 +178,7 @@ NAMES = "gives_a_dict, gives_true, keep, keep_async, keep_nothing, keep_numpy, k
             "folder/types.py:three",
             "must take (prompt, sample) or slime's (args, sample, **kwargs), takes (prompt, sample, more)",
         ),
-        ("folder/types.py:Scaled", "is a class; name a function, or an instance that can be called"),
+        ("folder/types.py:Scaled", "is a class; write Scaled(...) with its arguments, or name a function"),
         ("folder/types.py:number", "is 3, not a function"),
         ("broken.py:f", "raised on import: ZeroDivisionError: division by zero ({here}/broken.py, line 2)"),
         ("broken:f", "raised on import: ZeroDivisionError: division by zero ({here}/broken.py, line 2)"),

@@ -1,0 +1,52 @@
+"""slime's buffer filters as ours."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from asyncrl.compat.slime import Sample, SlimeArgs, group_to_slime
+from asyncrl.errors import FilterFailed
+from asyncrl.protocols import PickFn
+from asyncrl.types import GroupId, Picked, ScoredGroup
+
+
+def pick_from_slime(function: Callable[..., Any], args: SlimeArgs) -> PickFn:
+    """``buffer_filter(args, rollout_id, buffer, num_samples)`` as a PickFn.
+
+    ``buffer`` is a list of groups, each a list of Samples.  What the function returns is trained; what it neither
+    returns nor leaves in ``buffer`` is dropped, with its name as the reason.  ``rollout_id`` is the step.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    translated: dict[GroupId, list[Sample]] = {}  # once per group: the filter is asked again for every group that ends
+
+    def pick(step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
+        known = {group.group_id: translated.get(group.group_id) or group_to_slime(group) for group in waiting}
+        translated.clear()
+        translated.update(known)
+        buffer = [list(samples) for samples in known.values()]
+        returned = function(args, step, buffer, size)
+        if not isinstance(returned, list | tuple):
+            raise FilterFailed(f"must return a list of groups, got {returned!r}")
+        train = tuple(_whole(group, known, "returned") for group in returned)
+        left = {_whole(group, known, "left in the buffer") for group in buffer}
+        return Picked(train=train, drop={group_id: name for group_id in known if group_id not in left.union(train)})
+
+    return pick
+
+
+def _whole(group: object, known: Mapping[GroupId, list[Sample]], what: str) -> GroupId:
+    """The id of a group of the buffer, told by its samples.  Raises FilterFailed unless it is one, and whole."""
+    samples = group if isinstance(group, list | tuple) else ()
+    ids = {sample.group_id if isinstance(sample, Sample) else None for sample in samples}
+    group_id = ids.pop() if len(ids) == 1 else None
+    if group_id is None or group_id not in known:
+        raise FilterFailed(f"{what}: {_short(group)}, which is no group of the buffer")
+    if len(samples) != len(known[group_id]):
+        raise FilterFailed(f"{what}: {len(samples)} of the {len(known[group_id])} samples of group {group_id}")
+    return group_id
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return (
+        text if len(text) <= 80 else f"{text[:80]}..."
+    )  # a group's text can be megabytes; a line has room for so much

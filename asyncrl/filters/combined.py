@@ -1,0 +1,19 @@
+"""Several filters as one."""
+
+from asyncrl.protocols import KeepFn
+from asyncrl.types import ScoredGroup
+
+
+def all_of(*filters: KeepFn) -> KeepFn:
+    """Keep what every one of ``filters`` keeps; the first that drops a group gives the reason.
+
+    Filters of slime's shape do not combine: they are handed more than the group.
+    """
+    for keep in filters:
+        if not callable(keep):
+            raise TypeError(f"{keep!r} is not a filter; combine filters in a file and name the result")
+
+    def keep_all_of(group: ScoredGroup, /) -> str | None:
+        return next((reason for keep in filters if (reason := keep(group)) is not None), None)
+
+    return keep_all_of

@@ -1,0 +1,40 @@
+"""A buffer filter by age: only when a batch is cut is the step known, and with it how old a token would be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncrl.types import GroupId, Picked, ScoredGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fresh:
+    """Train oldest first, but drop groups with a trained token whose lag would be above ``max_lag`` steps."""
+
+    max_lag: int
+
+    def __post_init__(self) -> None:
+        if self.max_lag < 0:
+            raise ValueError(f"max_lag must be at least 0, got {self.max_lag!r}")
+
+    def __call__(self, step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
+        """See ``PickFn``."""
+        fresh: list[GroupId] = []
+        drop: dict[GroupId, str] = {}
+        for group in waiting:
+            lag = step - _oldest_trained_step(group, step)
+            if lag > self.max_lag:
+                drop[group.group_id] = f"lag_above_{self.max_lag}"
+            else:
+                fresh.append(group.group_id)
+        return Picked(train=tuple(fresh[:size]), drop=drop)
+
+
+def _oldest_trained_step(group: ScoredGroup, step: int) -> int:
+    """Training steps that made the weights of its oldest token that enters the loss; ``step`` if none does."""
+    trained = (
+        span.weights.step
+        for scored in group.samples
+        for span in scored.sample.spans
+        if 1 in scored.loss_mask[span.start : span.stop]
+    )
+    return min(trained, default=step)

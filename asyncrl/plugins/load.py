@@ -1,0 +1,67 @@
+"""From a path to a checked function."""
+
+import inspect
+from typing import Any
+
+from asyncrl.compat import OUR_NAMES, SlimeArgs
+from asyncrl.errors import PluginError
+from asyncrl.plugins.arguments import made, split
+from asyncrl.plugins.kinds import Kind
+from asyncrl.plugins.paths import found
+
+
+def load_plugin[F](path: str, kind: Kind[F], args: SlimeArgs) -> F:
+    """The function behind ``dotted.path.name``, ``module:function`` or ``file.py:function``.
+
+    With arguments behind it, ``file.py:name(0.5, high=0.9)``, the name is called with them once, now, and what that
+    returns is the function.  A function whose first parameter is ``args`` is of slime's shape and is handed ``args``.
+    Modules are looked for in the working directory first.  Raises PluginError.
+    """
+    try:
+        function = _function(path)
+        is_slime = _checked_shape(function, kind)
+    except PluginError as error:
+        raise PluginError(f"{kind.flag} '{path}': {error}") from error.__cause__
+    return kind.guarded(kind.from_slime(function, args) if is_slime else function)
+
+
+def _function(path: str) -> Any:
+    place, arguments = split(path)
+    place = OUR_NAMES.get(place, place)
+    function = found(place)
+    return function if arguments is None else made(_name(place), function, arguments)
+
+
+def _name(place: str) -> str:
+    return place.rpartition(":" if ":" in place else ".")[2]
+
+
+def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
+    """Whether it is of slime's shape.  Raises PluginError if it is neither that nor ours."""
+    if inspect.isclass(function):
+        raise PluginError(f"is a class; write {function.__name__}(...) with its arguments, or name a function")
+    if not callable(function):
+        raise PluginError(f"is {function!r}, not a function")
+    if _is_async(function) != kind.is_async:
+        written, instead = ("'async def'", "'def'") if kind.is_async else ("'def'", "'async def'")
+        raise PluginError(f"must be written with {written}, not {instead}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C
+        raise PluginError("has no signature that can be read; wrap it in a function") from None
+    first = next(iter(signature.parameters.values()), None)
+    if first is not None and first.kind is first.VAR_POSITIONAL:
+        raise PluginError("takes *args, so its shape cannot be told; use functools.wraps in its decorator")
+    is_slime = first is not None and first.name == "args"
+    wanted = kind.slime_parameters if is_slime else kind.parameters
+    try:
+        signature.bind(*wanted)
+    except TypeError:
+        ours, slimes = ", ".join(kind.parameters), ", ".join(kind.slime_parameters)
+        taken = ", ".join(str(parameter) for parameter in signature.parameters.values())
+        raise PluginError(f"must take ({ours}) or slime's ({slimes}, **kwargs), takes ({taken})") from None
+    return is_slime
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

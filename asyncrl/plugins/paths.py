@@ -1,0 +1,80 @@
+"""From a path to what it names."""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from asyncrl.errors import PluginError
+
+
+def found(path: str) -> Any:
+    """What ``dotted.path.name``, ``module:name`` or ``file.py:name`` names.  Raises PluginError."""
+    place, colon, name = path.rpartition(":") if ":" in path else path.rpartition(".")
+    if path.endswith(".py") or (place.endswith(".py") and not name):
+        raise PluginError("names no function; write file.py:function")
+    if not place or not name:
+        raise PluginError("must be dotted.path.name, module:function or file.py:function")
+    module = _file(Path(place)) if colon == ":" and place.endswith(".py") else _module(place)
+    if not hasattr(module, name):
+        has = _functions(module)
+        raise PluginError(f"{place} has no function '{name}'" + (f"; it has: {', '.join(has)}" if has else ""))
+    return getattr(module, name)
+
+
+def _module(name: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise PluginError(f"no module named '{error.name}'") from None
+        raise PluginError(_raised(error)) from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(_raised(error)) from error
+
+
+def _file(path: Path) -> ModuleType:
+    full = path.expanduser().resolve()
+    if not full.is_file():
+        raise PluginError(f"no such file: {full}")
+    # A name of its own: types.py must not become the standard library's types.
+    name = f"asyncrl_plugin_{full.stem}_{hashlib.sha256(str(full).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, full)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise PluginError(_raised(error)) from error
+    return module
+
+
+def _raised(error: BaseException) -> str:
+    """What an import raised, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    where = "" if isinstance(error, SyntaxError) else where  # says so itself
+    is_slime = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "slime"
+    hint = "; import Sample and DynamicFilterOutput from asyncrl.compat instead" if is_slime else ""
+    return f"raised on import: {type(error).__name__}: {error}{where}{hint}"
+
+
+def _functions(module: ModuleType) -> list[str]:
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and not inspect.isclass(value)
+        if getattr(value, "__module__", "").startswith(module.__name__)
+    )

@@ -1,0 +1,41 @@
+"""Scored groups made by hand."""
+
+from collections.abc import Sequence
+
+from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
+
+
+def group(
+    group_id: int,
+    rewards: Sequence[float],
+    lengths: Sequence[int] | None = None,
+    *,
+    texts: Sequence[str] | None = None,
+    label: str | None = None,
+    num_cut: int = 0,
+    step: int = 0,
+) -> ScoredGroup:
+    """Answers of ``lengths`` tokens (1 unless given), all of weights of ``step``, the first ``num_cut`` truncated."""
+    lengths = lengths or (1,) * len(rewards)
+    weights = Weights(version=step, step=step)
+    samples = [
+        Sample(
+            index=index,
+            token_ids=(7,) * length,
+            logprobs=(-1.0,) * length,
+            spans=(Span(weights=weights, start=0, stop=length),) if length else (),
+            text=texts[index] if texts else "",
+            finish=FinishReason.LENGTH if index < num_cut else FinishReason.STOP,
+            seconds=1.0,
+        )
+        for index, length in enumerate(lengths)
+    ]
+    return ScoredGroup(
+        group_id=GroupId(group_id),
+        prompt=Prompt(row=group_id, epoch=0, text="", token_ids=(1,), label=label),
+        dispatched=weights,
+        samples=tuple(
+            ScoredSample(sample=sample, reward=reward, loss_mask=(1,) * len(sample.token_ids))
+            for sample, reward in zip(samples, rewards, strict=True)
+        ),
+    )
