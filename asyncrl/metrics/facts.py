@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from asyncrl.metrics.lengths import LengthStats
 from asyncrl.types import Batch, EvalReport, TrainReport, UpdateReport, Weights
 
 
@@ -35,6 +36,8 @@ class GroupCounts:
     failed: int = 0
     in_flight: int = 0
     """Admitted and not yet scored."""
+    partial: int = 0
+    """Interrupted, waiting to go on."""
     buffered: int = 0
     """Scored and kept, waiting for a batch."""
     training: int = 0
@@ -49,14 +52,24 @@ class SchedulerStats:
     groups: GroupCounts
     filter_reasons: Mapping[str, int]
     """Groups dropped by the filter, by its reason, over the whole run."""
+    acceptance: float
+    """Share of groups that the filter kept, over its last verdicts; 1 before the first."""
+    returned: int
+    """Prompts of stale groups that wait to be started again."""
     retries: int
-    """Attempts after the first, over the whole run."""
+    """Attempts after a failure, over the whole run."""
+    aborts: int
+    """Attempts that a weight update ended, over the whole run."""
     samples_in_flight: int
     """Slots in use."""
     slots: int
     """Slots in all."""
+    slot_limit: int
+    """Slots that may be used now."""
     weights: Weights
     """What the engines serve."""
+    lengths: LengthStats
+    """Of samples started, trained and dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

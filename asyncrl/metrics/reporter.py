@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
+from asyncrl.metrics.lengths import LengthStats
+from asyncrl.metrics.life_table import LengthSummary
 from asyncrl.metrics.sinks import Row, Sink
 from asyncrl.types import Batch, EvalReport, FinishReason, Sample, TrainReport, UpdateReport
 
@@ -55,6 +57,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **_groups(facts.scheduler.groups),
         **_scheduler(facts.scheduler),
         **_responses(facts.batch),
+        **_lengths(facts.scheduler.lengths),
         **_times(facts),
         **(_update(facts.update) if facts.update else {}),
         **(_throughput(facts.scheduler.tokens, before, facts.step_s) if facts.step_s > 0 else {}),
@@ -123,6 +126,7 @@ def _groups(counts: GroupCounts) -> dict[str, float | int]:
         "groups/stale": counts.stale,
         "groups/failed": counts.failed,
         "groups/in_flight": counts.in_flight,
+        "groups/partial": counts.partial,
         "groups/buffered": counts.buffered,
         "groups/training": counts.training,
     }
@@ -130,10 +134,14 @@ def _groups(counts: GroupCounts) -> dict[str, float | int]:
 
 def _scheduler(stats: SchedulerStats) -> dict[str, float | int]:
     return {
+        "prompts/returned": stats.returned,
+        "filter/acceptance": stats.acceptance,
         **{f"filter/{reason}": groups for reason, groups in stats.filter_reasons.items()},
         "retries": stats.retries,
+        "aborts": stats.aborts,
         "samples/in_flight": stats.samples_in_flight,
         "samples/slots": stats.slots,
+        "samples/limit": stats.slot_limit,
     }
 
 
@@ -146,6 +154,30 @@ def _responses(batch: Batch) -> dict[str, float | int]:
         "response/tokens_mean": sum(lengths) / len(lengths),
         "response/tokens_max": max(lengths),
         "response/truncated": sum(sample.finish is FinishReason.LENGTH for sample in samples) / len(samples),
+    }
+
+
+def _lengths(stats: LengthStats) -> dict[str, float | int]:
+    return {
+        **(_summary("started", stats.started) if stats.started else {}),
+        **(_summary("let_through", stats.let_through) if stats.let_through else {}),
+        "length/ratio": stats.mean_ratio,
+        "length/bias": stats.bias,
+        "length/bias_by_chance": stats.chance,
+        "length/alarm": int(stats.alarm is not None),
+        "length/finished": stats.finished,
+        "length/cut": stats.cut,
+        "length/trained": stats.trained,
+        "length/filtered": stats.filtered,
+        "length/dropped": stats.dropped,
+    }
+
+
+def _summary(of: str, lengths: LengthSummary) -> dict[str, float | int]:
+    return {
+        f"length/{of}_mean": lengths.mean,
+        f"length/{of}_p50": lengths.p50,
+        f"length/{of}_p95": lengths.p95,
     }
 
 

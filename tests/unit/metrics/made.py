@@ -1,6 +1,7 @@
 """Facts made by hand; the figures that follow from them are worked out in the tests."""
 
 from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
+from asyncrl.metrics.lengths import Lengths, LengthStats
 from asyncrl.types import (
     Batch,
     EvalReport,
@@ -65,11 +66,26 @@ def scheduler(tokens: TokenCounts = TOKENS, step: int = 5) -> SchedulerStats:
         tokens=tokens,
         groups=GROUPS,
         filter_reasons={"all rewards equal": 4, "too long": 2},
+        acceptance=0.75,
+        returned=1,
         retries=3,
+        aborts=2,
         samples_in_flight=13,
         slots=16,
+        slot_limit=14,
         weights=weights(step + 1),
+        lengths=lengths(),
     )
+
+
+def lengths() -> LengthStats:
+    """Of eight answers of 4 tokens, of which four were trained and two are being written."""
+    counted = Lengths(2)
+    for _ in range(8):
+        counted.finished(4)
+    for _ in range(4):
+        counted.trained(4)
+    return counted.stats((1, 3))
 
 
 def evaluation(step: int, **accuracy: float) -> EvalReport:

@@ -1,0 +1,96 @@
+"""Distributions over length buckets, some of whose samples did not end.  Pure arithmetic.
+
+A distribution is a list of NUM_BUCKETS shares that sum to 1, or of zeros where nothing is known.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+NUM_BUCKETS = 66
+"""For lengths below 2**32 tokens, and one above for what is longer than anything seen."""
+
+_NONE = (0.0,) * NUM_BUCKETS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthSummary:
+    """Of one distribution of answer lengths, in tokens."""
+
+    mean: float
+    p50: float
+    p95: float
+    """Quantiles are interpolated within a bucket, whose edges are a factor 1.4 apart."""
+
+
+def bucket_of(num_tokens: int) -> int:
+    """Bucket b holds the lengths whose square has b bits: its lower edge is the root of 2**(b - 1)."""
+    return (num_tokens * num_tokens).bit_length()
+
+
+def added(*counts: Sequence[float]) -> list[float]:
+    """Bucket by bucket."""
+    return [sum(column) for column in zip(*counts, strict=True)]
+
+
+def life_table(ended: Sequence[float], cut: Sequence[float] = _NONE, grown: Sequence[float] = _NONE) -> list[float]:
+    """The distribution of lengths, given where samples ended and where they were cut.
+
+    ``grown`` is how many more are in flight in a bucket than when counting began.  Of the samples that entered a bucket
+    some ended in it, some were cut in it, some are still in it, and the rest went on.  Those cut and those that came to
+    be in it were under observation for half of it on average, and count half.  What never ended is put right above
+    everything seen.  No samples that ended: nothing is known.
+    """
+    if not any(ended):
+        return [0.0] * NUM_BUCKETS
+    entered = added(ended, cut, grown)
+    went_on = list(accumulate(reversed(entered), initial=0.0))[-2::-1]
+    alive, shares = 1.0, [0.0] * NUM_BUCKETS
+    for bucket in range(NUM_BUCKETS - 1):
+        unsure = (cut[bucket] + max(0.0, grown[bucket])) / 2
+        seen = ended[bucket] + max(0.0, went_on[bucket]) + unsure
+        if seen > 0:
+            shares[bucket] = alive * (ended[bucket] / seen)
+            alive -= shares[bucket]
+    top = max(bucket for bucket, count in enumerate(entered) if count > 0)
+    shares[min(top + 1, NUM_BUCKETS - 1)] += alive
+    return shares
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Largest distance of the cumulative distributions (Kolmogorov-Smirnov), at bucket edges: 0 to 1."""
+    return max(abs(mine - its) for mine, its in zip(accumulate(one), accumulate(other), strict=True))
+
+
+def means(counts: Sequence[float], tokens: Sequence[float]) -> list[float]:
+    """The mean length of each bucket: of its samples if it has any, else its geometric middle."""
+    return [
+        total / count if count > 0 else middle for middle, count, total in zip(_MIDDLES, counts, tokens, strict=True)
+    ]
+
+
+def summary(shares: Sequence[float], bucket_means: Sequence[float]) -> LengthSummary | None:
+    """Mean and quantiles of a distribution; None where nothing is known."""
+    if not any(shares):
+        return None
+    return LengthSummary(
+        mean=math.sumprod(shares, bucket_means),
+        p50=_quantile(shares, bucket_means, 0.5),
+        p95=_quantile(shares, bucket_means, 0.95),
+    )
+
+
+_EDGES = (0.0, *(math.sqrt(2 ** (bucket - 1)) for bucket in range(1, NUM_BUCKETS + 1)))
+_MIDDLES = tuple(math.sqrt(low * high) for low, high in pairwise(_EDGES))
+
+
+def _quantile(shares: Sequence[float], bucket_means: Sequence[float], level: float) -> float:
+    below = 0.0
+    for bucket, (share, mean) in enumerate(zip(shares, bucket_means, strict=True)):
+        if share and below + share >= level:
+            low = _EDGES[bucket]
+            high = min(_EDGES[bucket + 1], 2 * mean - low)  # even, with the bucket's mean: many may end at one limit
+            return low + (high - low) * (level - below) / share
+        below += share
+    return _EDGES[NUM_BUCKETS]
