@@ -1,13 +1,15 @@
 """What rooms promise each other.  For each promise there is a fake in ``engines/fake.py`` and a contract test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from asyncrl.types import (
     Batch,
     Chunk,
+    EngineLoad,
     FinishReason,
+    Picked,
     Prompt,
     Request,
     Sample,
@@ -26,7 +28,16 @@ class RolloutEngine(Protocol):
 
         Every token that the caller is charged for went through ``on_chunk`` exactly once, also when this raises.
         A weight update during the call does not end it.  Cancelling the caller aborts the request on the server.
-        Raises EngineTimeout, EngineLost or EngineRejected.
+        Returns FinishReason.ABORT after ``interrupt``.  Raises EngineTimeout, EngineLost or EngineRejected.
+        """
+
+    async def interrupt(self) -> None:
+        """End every call of ``generate`` with FinishReason.ABORT; return once none is left.
+
+        The tokens that were generated have gone through ``on_chunk``, each exactly once.  A request that ends by itself
+        at that moment ends as it would have.  No call may begin before this returns.  Engines that others use as well
+        lose none of the others' requests.  Raises nothing: an engine that does not answer loses its requests, whose
+        calls raise EngineLost.
         """
 
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
@@ -35,6 +46,13 @@ class RolloutEngine(Protocol):
 
         Raises EngineTimeout, EngineLost or EngineRejected.
         """
+
+
+class LoadProbe(Protocol):
+    """Says how full the rollout engines are."""
+
+    async def loads(self) -> tuple[EngineLoad, ...]:
+        """One per engine that answered.  Raises nothing."""
 
 
 class WeightUpdater(Protocol):
@@ -91,3 +109,10 @@ class KeepFn(Protocol):
 
     def __call__(self, group: ScoredGroup, /) -> str | None:
         """``None`` to keep the group, or a short reason for dropping it, which becomes a metric."""
+
+
+class PickFn(Protocol):
+    """Which of the groups that wait to be trained go into the next batch (a buffer filter)."""
+
+    def __call__(self, step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
+        """At most ``size`` of ``waiting`` to train at ``step``; ``waiting`` has the oldest dispatched first."""

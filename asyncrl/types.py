@@ -150,6 +150,16 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """What a buffer filter decided; groups that it does not name keep waiting."""
+
+    train: tuple[GroupId, ...] = ()
+    """The next batch.  Fewer than it needs: the trainer waits, and the filter is asked again."""
+    drop: Mapping[GroupId, str] = field(default_factory=dict)
+    """Groups that are not to be trained at all, with the reason, which becomes a metric."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """The groups of one training step, oldest dispatched first."""
 
@@ -182,6 +192,18 @@ class UpdateReport:
     """From the first engine asked to pause to the last one going on."""
     total_s: float
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How full one rollout engine is."""
+
+    kv_used: float
+    """Share of its KV cache that requests hold, 0 to 1."""
+    running: int
+    """Requests being decoded."""
+    waiting: int
+    """Requests in its queue, those that it retracted included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class FakeEngine:
         chunk: int = 4,
         failures: dict[str, EngineError] | None = None,
     ) -> None:
-        self.busy = 0
+        self.now_busy: list[Request] = []
         self.most_busy = 0
         self.requests: list[Request] = []
         self._weights = Weights(version=0, step=0)
@@ -44,16 +44,33 @@ class FakeEngine:
         self._failures = failures or {}
         self._going_on = asyncio.Event()
         self._going_on.set()
+        self._interrupted = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def busy(self) -> int:
+        """Requests in flight."""
+        return len(self.now_busy)
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
         self.requests.append(request)
-        self.busy += 1
+        self.now_busy.append(request)
+        self._idle.clear()
         self.most_busy = max(self.most_busy, self.busy)
         try:
             return await self._write(request, on_chunk)
         finally:
-            self.busy -= 1
+            self.now_busy.remove(request)
+            if not self.now_busy:
+                self._idle.set()
+
+    async def interrupt(self) -> None:
+        """See ``RolloutEngine.interrupt``."""
+        self._interrupted.set()
+        await self._idle.wait()
+        self._interrupted.clear()
 
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
         """See ``RolloutEngine.score``."""
@@ -71,20 +88,45 @@ class FakeEngine:
 
     async def _write(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         wanted, limit = self._lengths(request), request.sampling.max_new_tokens
-        length, last, written = min(wanted, limit), request.token_ids[-1], 0
-        while written < length:
-            weights, size = self._weights, min(self._chunk, length - written)
-            await asyncio.sleep(size * self._seconds_per_token)
-            await self._going_on.wait()
-            tokens = [_token(request.seed, len(request.token_ids) + written + place) for place in range(size)]
-            logprobs = [
-                _logprob(before, token, weights.step) for before, token in zip([last, *tokens], tokens, strict=False)
-            ]
-            on_chunk(Chunk(token_ids=tuple(tokens), logprobs=tuple(logprobs), version=weights.version))
-            written, last = written + size, tokens[-1]
+        length, written = min(wanted, limit), list[int]()
+        while len(written) < length:
+            weights, size = self._weights, min(self._chunk, length - len(written))
+            try:
+                was_interrupted, size = await self._time(size)
+                await self._going_on.wait()
+            except asyncio.CancelledError:
+                self._deliver(request, written, 1, weights, on_chunk)  # what was on its way arrives
+                raise
+            self._deliver(request, written, size, weights, on_chunk)
             if request.request_id in self._failures:
                 raise self._failures[request.request_id]
+            if was_interrupted and len(written) < length:
+                return FinishReason.ABORT
         return FinishReason.STOP if wanted <= limit else FinishReason.LENGTH
+
+    def _deliver(
+        self, request: Request, written: list[int], size: int, weights: Weights, on_chunk: Callable[[Chunk], None]
+    ) -> None:
+        """The next ``size`` tokens, as one chunk."""
+        if size == 0:
+            return
+        place, last = len(request.token_ids) + len(written), written[-1] if written else request.token_ids[-1]
+        tokens = tuple(_token(request.seed, place + offset) for offset in range(size))
+        befores = (last, *tokens[:-1])
+        logprobs = tuple(_logprob(before, token, weights.step) for before, token in zip(befores, tokens, strict=True))
+        written.extend(tokens)
+        on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=weights.version))
+
+    async def _time(self, size: int) -> tuple[bool, int]:
+        """Take the time of ``size`` tokens: whether an interruption came, and how many there are by then."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(size * self._seconds_per_token):
+                await self._interrupted.wait()
+        except TimeoutError:
+            return False, size
+        return True, min(size, int((clock() - began) / self._seconds_per_token))
 
 
 class FakeUpdater:
@@ -92,11 +134,13 @@ class FakeUpdater:
 
     def __init__(self, *engines: FakeEngine, seconds: float = 0.1) -> None:
         self.pushed: list[Weights] = []
+        self.before_push: Callable[[], None] = lambda: None
         self._engines = engines
         self._seconds = seconds
 
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
+        self.before_push()
         for engine in self._engines:
             await engine.pause()
         await asyncio.sleep(self._seconds)

@@ -8,11 +8,14 @@ Knows neither HTTP nor torch: engines and trainer are Protocols.
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.errors import AsyncRLError, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
+
+PauseMode = Literal["in_place", "retract"]
+"""Requests held by an update keep their KV cache, or give it up and compute it anew under the new weights."""
 
 
 class WeightSender(Protocol):
@@ -36,8 +39,8 @@ class WeightReceiver(Protocol):
     url: str
     num_ranks: int
 
-    async def pause(self) -> None:
-        """Hold every request where it is."""
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold every request where it is; ``mode`` says what becomes of its KV cache."""
 
     async def go_on(self) -> None:
         """Let requests go on."""
@@ -63,6 +66,7 @@ class BroadcastUpdater:
         master_port: int,
         backend: str,
         timeout_s: float,
+        pause_mode: PauseMode = "in_place",
         group_name: str = "asyncrl",
     ) -> None:
         """``timeout_s`` is for the connection, and for each bucket of a push."""
@@ -72,6 +76,7 @@ class BroadcastUpdater:
         self._master_port = master_port
         self._backend = backend
         self._timeout_s = timeout_s
+        self._pause_mode: PauseMode = pause_mode
         self._group_name = group_name
         self._buckets: tuple[WeightBucket, ...] = ()
 
@@ -123,7 +128,7 @@ class BroadcastUpdater:
 
     async def _pause(self) -> None:
         try:
-            await self._together("pausing", {engine.url: engine.pause() for engine in self._engines})
+            await self._together("pausing", {engine.url: engine.pause(self._pause_mode) for engine in self._engines})
         except WeightUpdateFailed:
             for engine in self._engines:
                 with contextlib.suppress(AsyncRLError):  # the failure to report is the first one

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.fake import FakeEngine, FakeUpdater
 from asyncrl.engines.servers import ServerProcess
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
 from asyncrl.engines.sglang.http import Wire
-from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.engines.sglang.launch import Flags, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weights import BroadcastUpdater
 from asyncrl.protocols import RolloutEngine, WeightUpdater
 from asyncrl.types import Weights
+from tests.contract.weight_sets import SendsWeights, scaled
 from tests.tiny_model import tiny_model
 
 START_S = 300.0
@@ -61,13 +61,21 @@ OpenPlace = Callable[[], contextlib.AbstractAsyncContextManager[Place]]
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    folder = tmp_path_factory.mktemp("contract")
+    with running_servers(tmp_path_factory.mktemp("contract")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def running_servers(folder: Path, flags: Flags | None = None) -> Iterator[Servers]:
+    """Server and router, both logging to ``folder``; ``flags`` are the server's and win over ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what transformers imports
         model = tiny_model(folder / "model")
     engine_port, router_port, prometheus_port = free_ports(3)
     engine_url, router_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
-    server = server_command(ServerLaunch(model_path=model, port=engine_port, device="cpu", dtype="float32", seed=1))
+    server = server_command(
+        ServerLaunch(model_path=model, port=engine_port, device="cpu", dtype="float32", seed=1, flags=flags or {})
+    )
     router = router_command(RouterLaunch(worker_urls=(engine_url,), port=router_port, prometheus_port=prometheus_port))
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
@@ -118,9 +126,11 @@ class _ConnectsFirst:
 
     async def push(self, weights: Weights) -> object:
         group_name = uuid.uuid4().hex
+        sender = SendsWeights(self._servers.model, scaled)
+        sender.version = weights.version
         updater = BroadcastUpdater(
             (self._control,),
-            ScaledWeights(self._servers.model, 1.0 + 0.1 * weights.version),
+            sender,
             master_address="127.0.0.1",
             master_port=free_ports(1)[0],
             backend="gloo",
@@ -132,47 +142,6 @@ class _ConnectsFirst:
         self._servers.version = weights.version
         await self._control.leave_group(group_name)
         return report
-
-
-class ScaledWeights:
-    """A trainer whose weights are the model's, with the output layer scaled."""
-
-    def __init__(self, model: Path, scale: float) -> None:
-        from safetensors.torch import load_file
-
-        tensors = load_file(model / "model.safetensors")
-        tensors["lm_head.weight"] *= scale
-        names = sorted(tensors)
-        self._parts = [names[:10], names[10:]]
-        self._tensors = tensors
-
-    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        return tuple(
-            WeightBucket(
-                names=tuple(names),
-                dtypes=tuple(str(self._tensors[name].dtype).removeprefix("torch.") for name in names),
-                shapes=tuple(tuple(self._tensors[name].shape) for name in names),
-                num_bytes=sum(self._tensors[name].nbytes for name in names),
-            )
-            for names in self._parts
-        )
-
-    async def join_engines(
-        self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
-    ) -> None:
-        from asyncrl.engines.megatron.update_group import join_update_group
-
-        self._group = await asyncio.to_thread(
-            join_update_group, master_address, master_port, world_size, group_name, backend, 30.0
-        )
-
-    async def send(self, index: int) -> None:
-        import torch.distributed
-
-        from asyncrl.engines.megatron.update_group import flatten
-
-        flat = flatten(self._tensors[name] for name in self._parts[index])
-        await asyncio.to_thread(torch.distributed.broadcast, flat, src=0, group=self._group)
 
 
 def free_ports(count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import orjson
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.sglang.labels import STAMPS
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 from tests.contract.conftest import free_ports
@@ -25,8 +27,9 @@ REQUEST = Request(
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def event(tokens: list[int], version: int = 4, **finish: object) -> bytes:
+def event(tokens: list[int], version: int = 4, stamps: list[str] | None = None, **finish: object) -> bytes:
     meta = {
+        **({} if stamps is None else {STAMPS: stamps}),
         "id": "r1",
         "finish_reason": finish or None,
         "weight_version": str(version),
@@ -125,6 +128,18 @@ def test_a_chunk_is_as_old_as_the_stamp_on_the_one_before_it() -> None:
     chunks, end, _ = generate(stream)
     assert end == FinishReason.LENGTH
     assert [chunk.version for chunk in chunks] == [4, 4, 4, 4]  # version 5 is not settled within a millisecond
+
+
+def test_stamped_tokens_are_as_old_as_their_stamps() -> None:
+    stream = sending(event([1, 2, 3], 6, ["4", "4", "5"]), event([4], 6, ["5"]), event([5], 6, ["6"], type="length"))
+    chunks, _, _ = generate(stream)
+    assert [(chunk.version, chunk.token_ids) for chunk in chunks] == [(4, (1, 2)), (5, (3,)), (5, (4,)), (6, (5,))]
+
+
+@pytest.mark.parametrize("stamps", [["5"], ["5", None], []])
+def test_stamps_that_do_not_fit_their_tokens_are_not_believed(stamps: list[str]) -> None:
+    chunks, _, _ = generate(sending(event([1, 2], 5, stamps), event([3], 5, ["5"], type="length")))
+    assert [(chunk.version, chunk.token_ids) for chunk in chunks] == [(4, (1, 2)), (5, (3,))]
 
 
 def test_silence_is_a_timeout_and_the_request_is_aborted() -> None:
@@ -245,3 +260,86 @@ def test_a_server_that_lost_a_request_is_chosen_last() -> None:
                 assert await engine.generate(REQUEST, lambda chunk: None) == FinishReason.STOP
 
     asyncio.run(run())
+
+
+def interrupt(first: bytes, last: bytes, request: Request = REQUEST) -> tuple[list[int], FinishReason]:
+    """The tokens and the end of an answer whose ``last`` event comes after the abort."""
+    chunks: list[Chunk] = []
+    aborted: list[str] = []
+
+    async def until_aborted(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(first)
+        while not aborted:  # noqa: ASYNC110 -- the list is filled by another handler
+            await asyncio.sleep(0.01)
+        await response.write(last)
+        return response
+
+    async def run() -> FinishReason:
+        async with server(until_aborted, aborted) as url, Wire() as wire, asyncio.TaskGroup() as tasks:
+            engine = SGLangEngine(wire, (url,), router_url=None, request_timeout_s=5.0)
+            began = asyncio.Event()
+
+            def take(chunk: Chunk) -> None:
+                chunks.append(chunk)
+                began.set()
+
+            task = tasks.create_task(engine.generate(request, take))
+            await began.wait()
+            await engine.interrupt()
+            return task.result()
+
+    reason = asyncio.run(run())
+    return tokens(chunks), reason
+
+
+def aborted_event(tokens: list[int], scored: list[int], completion_tokens: int, **more: object) -> bytes:
+    """As SGLang ends what is aborted; ``more`` goes to the finish reason."""
+    whole = orjson.loads(event(scored, type="abort", message="Aborted", **more).removeprefix(b"data: "))
+    whole["output_ids"], whole["meta_info"]["completion_tokens"] = tokens, completion_tokens
+    return b"data: " + orjson.dumps({**whole, "text": "".join(map(str, tokens))}) + b"\n\n"
+
+
+def test_an_interrupted_answer_has_the_tokens_that_came_with_its_end() -> None:
+    assert interrupt(event([7]), aborted_event([8, 9], [8, 9], 3)) == ([7, 8, 9], FinishReason.ABORT)
+
+
+def test_the_token_that_an_abort_repeats_is_not_counted_again() -> None:
+    assert interrupt(event([7]), aborted_event([7], [7], 1)) == ([7], FinishReason.ABORT)
+    behind_a_chunk = aborted_event([8, 9, 9], [8, 9, 7, 8, 9], 3)
+    assert interrupt(event([7]), behind_a_chunk) == ([7, 8, 9], FinishReason.ABORT)
+
+
+def test_an_answer_aborted_at_its_last_token_ended_by_itself() -> None:
+    def asked(**sampling: object) -> Request:
+        return dataclasses.replace(REQUEST, sampling=dataclasses.replace(REQUEST.sampling, **sampling))
+
+    last = aborted_event([8, 9], [8, 9], 3)
+    assert interrupt(event([7]), last, asked(stop_token_ids=(9,))) == ([7, 8, 9], FinishReason.STOP)
+    assert interrupt(event([7]), last, asked(max_new_tokens=3)) == ([7, 8, 9], FinishReason.LENGTH)
+    first = event([7]).replace(b'{"output_ids"', b'{"text":"7","output_ids"')
+    assert interrupt(first, last, asked(stop=("789",))) == ([7, 8, 9], FinishReason.STOP)
+    assert interrupt(first, last, asked(stop=("78x", "99"))) == ([7, 8, 9], FinishReason.ABORT)
+
+
+def test_a_request_that_cannot_be_aborted_is_lost_and_the_interruption_ends() -> None:
+    aborted: list[str] = []
+
+    async def run() -> None:
+        async with server(stalling, aborted) as url, Wire() as wire, asyncio.TaskGroup() as tasks:
+            engine = SGLangEngine(wire, (url,), router_url=None, request_timeout_s=60.0, interrupt_timeout_s=0.3)
+            began = asyncio.Event()
+            task = tasks.create_task(lost(engine, began))
+            await began.wait()
+            async with asyncio.timeout(5.0):
+                await engine.interrupt()
+            assert "not aborted in time" in str(task.result())
+
+    async def lost(engine: SGLangEngine, began: asyncio.Event) -> EngineLost:
+        with pytest.raises(EngineLost) as error:
+            await engine.generate(REQUEST, lambda chunk: began.set())
+        return error.value
+
+    asyncio.run(run())
+    assert len(aborted) >= 2  # tried again

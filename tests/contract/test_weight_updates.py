@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.weights import BroadcastUpdater
+from asyncrl.engines.weights import BroadcastUpdater, PauseMode
 from asyncrl.errors import AsyncRLError, EngineLost, TrainerFailed, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 
@@ -42,8 +42,8 @@ class Engine:
         self.told: list[str] = []
         self._step = step
 
-    async def pause(self) -> None:
-        await self._do("pause")
+    async def pause(self, mode: PauseMode) -> None:
+        await self._do(f"pause {mode}")
 
     async def go_on(self) -> None:
         await self._do("go on")
@@ -81,10 +81,18 @@ class Trainer:
         await self._step(f"send {index}")
 
 
-def push(*engines: Engine, trainer: Trainer, timeout_s: float = 5.0) -> UpdateReport:
+def push(
+    *engines: Engine, trainer: Trainer, timeout_s: float = 5.0, pause_mode: PauseMode = "in_place"
+) -> UpdateReport:
     async def run() -> UpdateReport:
         updater = BroadcastUpdater(
-            engines, trainer, master_address="here", master_port=1, backend="gloo", timeout_s=timeout_s
+            engines,
+            trainer,
+            master_address="here",
+            master_port=1,
+            backend="gloo",
+            timeout_s=timeout_s,
+            pause_mode=pause_mode,
         )
         await updater.connect()
         return await updater.push(Weights(version=3, step=6))
@@ -101,9 +109,15 @@ def failure(*engines: Engine, trainer: Trainer, timeout_s: float = 5.0) -> str:
 def test_engines_pause_take_every_bucket_and_go_on_labelled_by_the_last() -> None:
     a, b = Engine("a", 2), Engine("b")
     report = push(a, b, trainer=Trainer())
-    assert a.told == ["rank 1 of 4", "pause", "one None", "two 3", "go on"]
+    assert a.told == ["rank 1 of 4", "pause in_place", "one None", "two 3", "go on"]
     assert b.told == ["rank 3 of 4", *a.told[1:]]
     assert report.num_bytes == 16
+
+
+def test_every_engine_is_told_what_becomes_of_its_cache() -> None:
+    a, b = Engine("a"), Engine("b")
+    push(a, b, trainer=Trainer(), pause_mode="retract")
+    assert [engine.told[1] for engine in (a, b)] == ["pause retract"] * 2
 
 
 def test_a_failure_names_the_engine_the_step_and_the_cause() -> None:
@@ -123,8 +137,8 @@ def test_who_does_not_answer_is_named() -> None:
 
 def test_engines_go_on_when_nothing_was_sent_and_stay_paused_when_something_was() -> None:
     a = Engine("a")
-    failure(a, Engine("b", step=failing("pause", EngineLost("gone"))), trainer=Trainer())
-    assert a.told[-2:] == ["pause", "go on"]
+    failure(a, Engine("b", step=failing("pause in_place", EngineLost("gone"))), trainer=Trainer())
+    assert a.told[-2:] == ["pause in_place", "go on"]
     a = Engine("a")
     failure(a, trainer=Trainer(failing("send 1", TrainerFailed("boom"))))
     assert a.told[-1] == "two 3"
@@ -132,10 +146,10 @@ def test_engines_go_on_when_nothing_was_sent_and_stay_paused_when_something_was(
 
 def test_a_bug_is_not_an_update_failure() -> None:
     with pytest.raises(KeyError):
-        push(Engine("a", step=failing("pause", KeyError("typo"))), trainer=Trainer())
+        push(Engine("a", step=failing("pause in_place", KeyError("typo"))), trainer=Trainer())
 
 
 def test_no_exception_group_leaves() -> None:
-    both = failing("pause", EngineLost("gone"))
+    both = failing("pause in_place", EngineLost("gone"))
     with pytest.raises(AsyncRLError):
         push(Engine("a", step=both), Engine("b", step=both), trainer=Trainer())

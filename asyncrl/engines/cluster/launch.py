@@ -20,7 +20,8 @@ from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
-from asyncrl.engines.weights import BroadcastUpdater
+from asyncrl.engines.sglang.loads import EngineLoads
+from asyncrl.engines.weights import BroadcastUpdater, PauseMode
 from asyncrl.errors import AsyncRLError, ConfigError, EngineTimeout, ServerFailed, plainly
 
 CHECK_PERIOD_S = 2.0
@@ -50,6 +51,8 @@ class Deployment:
     request_timeout_s: float
     control_timeout_s: float
     train_timeout_s: float
+    pause_mode: PauseMode = "in_place"
+    """What an update does to requests in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class Running:
     engine: SGLangEngine
     trainer: RayTrainer
     updater: BroadcastUpdater
+    load_probe: EngineLoads
     servers: tuple[Server, ...]
 
     async def look_for_the_dead(self) -> None:
@@ -154,6 +158,7 @@ class _Builder:
             ),
             trainer=trainer,
             updater=await self._updater(urls, trainer, ranks[0]),
+            load_probe=EngineLoads(self._wire, urls),
             servers=tuple(self._servers),
         )
 
@@ -295,6 +300,7 @@ class _Builder:
             master_port=port,
             backend="nccl" if deployment.device == "cuda" else "gloo",
             timeout_s=deployment.control_timeout_s,
+            pause_mode=deployment.pause_mode,
         )
         await updater.connect()
         return updater

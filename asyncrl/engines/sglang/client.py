@@ -4,16 +4,25 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from asyncrl.engines.sglang.answer import Answer
+from asyncrl.engines.sglang.flights import Flight, Flights
 from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.sglang.labels import cache_key
 from asyncrl.engines.sglang.versions import VersionTrail
-from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
+from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
 
 _ABORT_S = 5.0
 """For telling the servers that a request was given up; they answer at once or are gone."""
+_ABORTS_AT_ONCE = 32
+"""To one server: its one HTTP process answers them one by one, and each costs a connection."""
+ABORT_AGAIN_S = 0.25
+"""Between two aborts of the same request: some forward passes, after one of which the first abort has worked."""
+INTERRUPT_S = 30.0
+"""For all requests to end after an abort: one forward pass, behind at most some prefills of seconds each."""
 _AVOID_S = 10.0
 """How long a server that lost a request is chosen last."""
 
@@ -27,7 +36,13 @@ class SGLangEngine:
     """
 
     def __init__(
-        self, wire: Wire, engine_urls: tuple[str, ...], *, router_url: str | None, request_timeout_s: float
+        self,
+        wire: Wire,
+        engine_urls: tuple[str, ...],
+        *,
+        router_url: str | None,
+        request_timeout_s: float,
+        interrupt_timeout_s: float = INTERRUPT_S,
     ) -> None:
         if not engine_urls:
             raise ValueError("engine_urls must name at least one engine")
@@ -35,18 +50,40 @@ class SGLangEngine:
         self._engine_urls = engine_urls
         self._choices = _LeastBusy((router_url,) if router_url else engine_urls)
         self._idle_s = request_timeout_s
+        self._interrupt_s = interrupt_timeout_s
         self._trail = VersionTrail()
+        self._flights = Flights()
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
         # SGLang aborts every request whose id *starts* with the given one, and refuses an id that it knows already.
         rid = f"{request.request_id}/{uuid.uuid4().hex[:8]}."
         body = _generate_body(request, rid)
-        async with (
-            self._server_for(rid) as url,
-            contextlib.aclosing(self._wire.stream(f"{url}/generate", body, self._idle_s)) as events,
-        ):
-            return await self._read(request, events, on_chunk)
+        with self._flights.one(rid) as flight:
+            async with (
+                self._server_for(rid) as url,
+                flight.until_given_up(),
+                contextlib.aclosing(self._wire.stream(f"{url}/generate", body, self._idle_s)) as events,
+            ):
+                answer = Answer(request, flight, self._trail, asyncio.get_running_loop().time)
+                return await _read(request, answer, events, on_chunk)
+
+    async def interrupt(self) -> None:
+        """See ``RolloutEngine.interrupt``.  Lasts ``interrupt_timeout_s`` at most, and the abort of what is left."""
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                aborting = [
+                    tasks.create_task(self._keep_aborting(url), name=f"abort-{url}") for url in self._engine_urls
+                ]
+                try:
+                    async with asyncio.timeout(self._interrupt_s):
+                        await self._flights.until_none()
+                except TimeoutError:
+                    num_left = self._flights.give_up()
+                    logger.warning("%d requests still ran %g s after their abort", num_left, self._interrupt_s)
+                    await self._flights.until_none()
+                for task in aborting:
+                    task.cancel()
 
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
         """See ``RolloutEngine.score``."""
@@ -84,30 +121,6 @@ class SGLangEngine:
                 await asyncio.shield(self._abort(rid))  # goes on when the caller is cancelled once more
                 raise
 
-    async def _read(
-        self, request: Request, events: AsyncIterator[dict[str, Any]], on_chunk: Callable[[Chunk], None]
-    ) -> FinishReason:
-        """Hand the chunks on, until the last one says why."""
-        reason: FinishReason | None = None
-        version = request.weights.version  # of the chunk to come: no token can be older
-        try:
-            async for event in events:
-                _raise_for_error(event)
-                meta = event["meta_info"]
-                finished = _reason_of(meta)  # first: the event of an abort repeats a token that was sent before
-                tokens, logprobs = _tokens_of(event)
-                if tokens:
-                    on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=version))
-                now = asyncio.get_running_loop().time()
-                version = max(version, self._trail.settled(int(meta["weight_version"]), now))
-                reason = finished or reason
-        except (EngineLost, EngineTimeout):
-            if reason is None:
-                raise
-        if reason is None:
-            raise EngineLost(f"the answer to {request.request_id} broke off")
-        return reason
-
     async def _abort(self, rid: str) -> None:
         """Tell every engine, as the router does not say which one has it; one that is gone needs no telling."""
         async with asyncio.TaskGroup() as posts:
@@ -119,6 +132,45 @@ class SGLangEngine:
             await self._wire.command(f"{url}/abort_request", {"rid": rid}, _ABORT_S)
         except EngineError as error:
             logger.warning("could not abort %s: %s", rid, error)
+
+    async def _keep_aborting(self, url: str) -> None:
+        """Abort every flight on one server, again and again: a request may not be known there yet.  Until cancelled."""
+        while True:
+            try:
+                with plainly():
+                    await self._abort_all(url)
+            except EngineError as error:
+                logger.warning("%s takes no aborts: %s", url, error)
+            await asyncio.sleep(ABORT_AGAIN_S)
+
+    async def _abort_all(self, url: str) -> None:
+        turns = asyncio.Semaphore(_ABORTS_AT_ONCE)
+
+        async def post(flight: Flight) -> None:
+            async with turns:
+                flight.is_interrupted = True
+                await self._wire.command(f"{url}/abort_request", {"rid": flight.rid}, _ABORT_S)
+
+        async with asyncio.TaskGroup() as posts:
+            for flight in self._flights.now():
+                posts.create_task(post(flight), name=f"abort-{flight.rid}")
+
+
+async def _read(
+    request: Request, answer: Answer, events: AsyncIterator[dict[str, Any]], on_chunk: Callable[[Chunk], None]
+) -> FinishReason:
+    """Hand the chunks on, until the last one says why."""
+    reason: FinishReason | None = None
+    try:
+        async for event in events:
+            reason = answer.take(event, on_chunk) or reason
+            del event  # a thousand little lists, and the wait for the next one is long
+    except (EngineLost, EngineTimeout):
+        if reason is None:
+            raise
+    if reason is None:
+        raise EngineLost(f"the answer to {request.request_id} broke off")
+    return reason
 
 
 class _LeastBusy:
@@ -150,7 +202,7 @@ def _generate_body(request: Request, rid: str) -> dict[str, Any]:
         "sampling_params": {**_sampling(request.sampling), "sampling_seed": request.seed},
         "stream": True,
         "return_logprob": True,
-        "extra_key": str(request.weights.version),  # prefixes cached under other weights are not ours
+        "extra_key": cache_key(request.weights.version),  # prefixes cached under other weights are not ours
     }
 
 
@@ -165,31 +217,3 @@ def _sampling(sampling: SamplingParams) -> dict[str, Any]:
         "skip_special_tokens": False,
         "no_stop_trim": True,
     }
-
-
-def _tokens_of(event: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """New tokens and their log-probs; that they belong together is checked, as SGLang slices them separately."""
-    tokens = tuple(event["output_ids"])
-    entries = event["meta_info"]["output_token_logprobs"]
-    if tuple(token for _, token, _ in entries) != tokens:
-        raise EngineLost(f"log-probs of tokens {[token for _, token, _ in entries]} came with tokens {list(tokens)}")
-    return tokens, tuple(float(logprob) for logprob, _, _ in entries)
-
-
-def _reason_of(meta: Mapping[str, Any]) -> FinishReason | None:
-    finish = meta["finish_reason"]
-    if finish is None:
-        return None
-    if finish["type"] == "abort":  # not asked for: whoever asks for it has stopped listening
-        refused = finish.get("status_code") == 400
-        raise (EngineRejected if refused else EngineLost)(f"{meta['id']} was aborted: {finish.get('message')}")
-    return FinishReason(finish["type"])
-
-
-def _raise_for_error(event: Mapping[str, Any]) -> None:
-    """Errors that come after the status line."""
-    error = event.get("error")
-    if error is None:
-        return
-    refused = isinstance(error, dict) and error.get("code") == 400
-    raise (EngineRejected if refused else EngineLost)(f"the server says: {error}")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.weights import PauseMode
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
 
 _PROBE_S = 5.0
@@ -26,9 +27,9 @@ class EngineControl:
         self._wire = wire
         self._timeout_s = timeout_s
 
-    async def pause(self) -> None:
-        """Hold every request where it is, KV cache included.  (SGLang's default would abort them all.)"""
-        await self._post("pause_generation", {"mode": "in_place"})
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold every request where it is.  (SGLang's default would abort them all.)"""
+        await self._post("pause_generation", {"mode": mode})
 
     async def go_on(self) -> None:
         """Let requests go on where they were."""

@@ -39,18 +39,18 @@ class Wire:
 
     async def stream(self, url: str, body: dict[str, Any], idle_s: float) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a streamed answer; ``idle_s`` is the longest wait for the next one."""
-        reader = EventReader()
+        reader, silence = EventReader(), aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=idle_s)
         with _named_errors(url, idle_s):
             async with asyncio.timeout(idle_s):
-                response = await self._data.post(url, data=orjson.dumps(body))
-        try:
-            await _raise_for_status(response, url, idle_s)
-            while piece := await _next_piece(response, url, idle_s):
-                for payload in reader.feed(piece):
-                    if payload != b"[DONE]":
-                        yield _parsed(payload, url)
-        finally:
-            response.release()  # returns it to the pool, or closes it when the answer was left in the middle
+                response = await self._data.post(url, data=orjson.dumps(body), timeout=silence)
+            try:
+                await _raise_for_status(response, url, idle_s)
+                while piece := await response.content.readany():
+                    for payload in reader.feed(piece):
+                        if payload != b"[DONE]":
+                            yield _parsed(payload, url)
+            finally:
+                response.release()  # returns it to the pool, or closes it when the answer was left in the middle
 
     async def ask(self, url: str, body: dict[str, Any], timeout_s: float) -> Any:
         """POST on the data connections and return the answer."""
@@ -86,12 +86,6 @@ async def _exchange(
     return _parsed(text, url) if text else None
 
 
-async def _next_piece(response: aiohttp.ClientResponse, url: str, idle_s: float) -> bytes:
-    with _named_errors(url, idle_s):
-        async with asyncio.timeout(idle_s):
-            return await response.content.readany()
-
-
 async def _raise_for_status(response: aiohttp.ClientResponse, url: str, timeout_s: float) -> None:
     status = response.status
     if status < 400:
@@ -116,6 +110,8 @@ def _named_errors(url: str, timeout_s: float) -> Iterator[None]:
         yield
     except EngineError:  # named already
         raise
+    except aiohttp.SocketTimeoutError as error:
+        raise EngineTimeout(f"{url} was silent for {timeout_s:g} s") from error
     except aiohttp.ServerTimeoutError as error:
         raise EngineLost(f"{url}: no connection within {_CONNECT_S:g} s") from error
     except TimeoutError as error:

@@ -1,4 +1,4 @@
-"""Which weights can have made a token, given that SGLang stamps chunks late.
+"""Which weights can have made a token, given that SGLang stamps chunks late; for servers without ``stamps``.
 
 SGLang stamps a chunk with the version its HTTP process knows when the chunk passes by, not with the one that made it.
 Tokens made before an update can so be stamped as made after it, in two ways: the chunk was being filled when the update
@@ -8,7 +8,7 @@ version counts only once it has been seen for ``SETTLE_S``).  Both err towards t
 
 SETTLE_S = 0.1
 """Longest way of a chunk to the HTTP process that an update can overtake.  Not one of 768 requests was overtaken on a
-loaded 2-core machine; the price is about 10 tokens per request and update that count as older than they are."""
+loaded 2-core machine; the price is that the tokens of 0.1 s, and those of the chunk being filled, count as older."""
 
 
 class VersionTrail:

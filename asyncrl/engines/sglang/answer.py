@@ -1,0 +1,116 @@
+"""One answer as it arrives from SGLang: chunks of one version each, and why it ended.  Knows no HTTP."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from typing import Any
+
+from asyncrl.engines.sglang.flights import Flight
+from asyncrl.engines.sglang.labels import STAMPS
+from asyncrl.engines.sglang.versions import VersionTrail
+from asyncrl.errors import EngineLost, EngineRejected
+from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
+
+Tokens = tuple[tuple[int, ...], tuple[float, ...]]
+"""Token ids, and as many log-probs."""
+
+
+class Answer:
+    """What has arrived of the answer to ``request``."""
+
+    def __init__(self, request: Request, flight: Flight, trail: VersionTrail, clock: Callable[[], float]) -> None:
+        self._sampling = request.sampling
+        self._flight = flight
+        self._trail = trail
+        self._clock = clock
+        self._version = request.weights.version  # of a token without a stamp: none can be older
+        self._num_tokens = 0
+        self._text = ""
+
+    def take(self, event: Mapping[str, Any], on_chunk: Callable[[Chunk], None]) -> FinishReason | None:
+        """Hand on what ``event`` brings; why the answer ended, if it did.  Raises EngineLost or EngineRejected."""
+        _raise_for_error(event)
+        meta = event["meta_info"]
+        reason = self._reason(meta)
+        tokens, logprobs = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
+        for chunk in self._chunks(tokens, logprobs, meta):
+            on_chunk(chunk)
+        self._num_tokens += len(tokens)
+        self._version = max(self._version, self._trail.settled(int(meta["weight_version"]), self._clock()))
+        if self._sampling.stop:
+            self._text = _end_of(self._text, self._sampling) + event["text"]
+        return self._own_end(tokens) if reason is FinishReason.ABORT else reason
+
+    def _reason(self, meta: Mapping[str, Any]) -> FinishReason | None:
+        finish = meta["finish_reason"]
+        if finish is None:
+            return None
+        asked = self._flight.is_interrupted and finish.get("status_code") is None
+        if finish["type"] == "abort" and not asked:
+            refused = finish.get("status_code") == 400
+            raise (EngineRejected if refused else EngineLost)(f"{meta['id']} was aborted: {finish.get('message')}")
+        return FinishReason(finish["type"])
+
+    def _aborted(self, event: Mapping[str, Any]) -> Tokens:
+        """The new tokens of the last event.
+
+        SGLang aborts what runs after one more token, sent as usual.  For what waits it repeats the last token, with the
+        log-probs of all, possibly behind a chunk that was on its way.
+        """
+        meta = event["meta_info"]
+        new = meta["completion_tokens"] - self._num_tokens
+        tokens, entries = event["output_ids"][:new], meta["output_token_logprobs"][:new]
+        return _matched(tokens, entries)
+
+    def _chunks(self, tokens: tuple[int, ...], logprobs: tuple[float, ...], meta: Mapping[str, Any]) -> Iterator[Chunk]:
+        """One for each run of tokens of the same version."""
+        stamps = (meta.get(STAMPS) or [])[: len(tokens)]
+        if len(stamps) != len(tokens) or None in stamps:  # the server has no plug-in, or an unlike one
+            stamps = [self._version] * len(tokens)
+        start = 0
+        while start < len(tokens):  # versions only grow: when the last is the first, all are
+            stop = len(tokens) if stamps[start] == stamps[-1] else start + _run_length(stamps[start:])
+            version = int(stamps[start])
+            yield Chunk(token_ids=tokens[start:stop], logprobs=logprobs[start:stop], version=version)
+            self._version, start = max(self._version, version), stop
+
+    def _own_end(self, tokens: tuple[int, ...]) -> FinishReason:
+        """Why an answer ended that was aborted in the moment of its last token: SGLang tells of the abort alone."""
+        sampling = self._sampling
+        if tokens and tokens[-1] in sampling.stop_token_ids:
+            return FinishReason.STOP
+        if self._num_tokens >= sampling.max_new_tokens:
+            return FinishReason.LENGTH
+        has_stopped = tokens and any(text in self._text for text in sampling.stop)
+        return FinishReason.STOP if has_stopped else FinishReason.ABORT
+
+
+def _end_of(text: str, sampling: SamplingParams) -> str:
+    """As much of ``text`` as can be the beginning of a stop text."""
+    longest = max(map(len, sampling.stop))
+    return text[-longest + 1 :] if longest > 1 else ""
+
+
+def _tokens_of(event: Mapping[str, Any]) -> Tokens:
+    return _matched(event["output_ids"], event["meta_info"]["output_token_logprobs"])
+
+
+def _matched(tokens: list[int], entries: list[tuple[float, int, object]]) -> Tokens:
+    """That tokens and log-probs belong together is checked, as SGLang slices them separately."""
+    logprobs, scored, _ = zip(*entries, strict=True) if entries else ((), (), ())
+    if scored != tuple(tokens):
+        raise EngineLost(f"log-probs of tokens {list(scored)} came with tokens {list(tokens)}")
+    return scored, tuple(map(float, logprobs))
+
+
+def _run_length(stamps: list[str] | list[int]) -> int:
+    """How many stamps at the beginning are the same."""
+    return sum(1 for _ in takewhile(lambda stamp: stamp == stamps[0], stamps))
+
+
+def _raise_for_error(event: Mapping[str, Any]) -> None:
+    """Errors that come after the status line."""
+    error = event.get("error")
+    if error is None:
+        return
+    refused = isinstance(error, dict) and error.get("code") == 400
+    raise (EngineRejected if refused else EngineLost)(f"the server says: {error}")

@@ -1,0 +1,149 @@
+"""Spans exact to the token and caches true to a version: a plug-in of stock SGLang, group ``sglang.srt.plugins``.
+
+It hooks, through SGLang's own registry, what the scheduler process does:
+
+    run_batch ───────────▶ every token is stamped with the version that its forward pass ran under
+    a weight update ─────▶ the version changes; requests that wait get its cache key
+    (re-)queueing ───────▶ a request gets the present cache key; a retracted one first sends the tokens it holds back
+    pause ───────────────▶ returns when no forward pass is running any more
+
+Without it the client still works: it then takes chunks for as old as they can be (``versions``).  SGLang imports this
+in its main process and in its schedulers, where all that it hooks is imported already.
+"""
+
+import functools
+import logging
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from asyncrl.engines.sglang.labels import STAMPS, cache_key, is_cache_key
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_UPDATES = ("distributed", "disk", "tensor", "ipc")
+"""Every way in which SGLang 0.5.16 takes new weights."""
+_UNLIKE = (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
+"""How an SGLang shows that its inside is not the one we know."""
+
+logger = logging.getLogger(__name__)
+
+
+def activate() -> None:
+    """Register the hooks, all of them or, with one warning, none.  SGLang calls it."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    stamps = TokenStamps()
+    updates = {f"{_UPDATER}.update_weights_from_{source}": stamps.after_update for source in _UPDATES}
+    before = {f"{_SCHEDULER}._add_request_to_queue": stamps.before_queueing}
+    after: dict[str, Callable[..., None]] = {
+        f"{_SCHEDULER}.run_batch": stamps.after_run_batch,
+        f"{_SCHEDULER}.pause_generation": stamps.after_pause,
+        **updates,
+    }
+    try:
+        for target in (*before, *after):
+            pkgutil.resolve_name(target)
+    except _UNLIKE as error:
+        _warn(error)
+        return
+    for target, hook in before.items():
+        HookRegistry.register(target, hook, HookType.BEFORE)
+    for target, hook in after.items():
+        HookRegistry.register(target, hook, HookType.AFTER)
+
+
+def _careful[**P](hook: Callable[P, None]) -> Callable[P, None]:
+    """The hook, which stops them all with one warning when SGLang's inside is not the one we know.
+
+    They never start again: a gap would shift the stamps of the tokens behind it.
+    """
+
+    @functools.wraps(hook)
+    def careful(*args: P.args, **kwargs: P.kwargs) -> None:
+        stamps = args[0]
+        assert isinstance(stamps, TokenStamps)
+        if stamps.is_working:
+            try:
+                hook(*args, **kwargs)
+            except _UNLIKE as error:
+                stamps.is_working = False
+                _warn(error)
+
+    return careful
+
+
+class TokenStamps:
+    """The hooks of one scheduler process.  Each takes what the hooked method takes, and returns nothing."""
+
+    def __init__(self) -> None:
+        self.is_working = True
+        """Whether stamps are made; once they are not, they never are again."""
+        self._version: str | None = None
+
+    @_careful
+    def after_run_batch(self, result: Any, scheduler: Any, batch: Any, *rest: Any, **named: Any) -> None:
+        """Stamp the tokens that this pass makes, now: when they are read, an update may have come in between."""
+        outputs = getattr(result, "logits_output", None)
+        if outputs is None or not batch.spec_algorithm.is_none():  # speculation: not one token a pass
+            return
+        stamps = [self._serving(scheduler)] * len(batch.reqs)
+        outputs.customized_info = {**(outputs.customized_info or {}), STAMPS: stamps}
+
+    @_careful
+    def after_update(self, result: Any, updater: Any, asked: Any) -> None:
+        """Take the new version, and give it to the requests that hold no cache yet."""
+        if result.success and asked.weight_version is not None:
+            self._version = asked.weight_version
+            for request in updater.scheduler.waiting_queue:
+                self._renew_key(updater.scheduler, request)
+
+    @_careful
+    def before_queueing(self, scheduler: Any, request: Any, *rest: Any, **named: Any) -> None:
+        """Keep a request from prefixes that older weights cached, and send what a retracted one has not sent."""
+        self._renew_key(scheduler, request)
+        if request.is_retracted:
+            _send_all(scheduler, request)
+
+    @_careful
+    def after_pause(self, result: Any, scheduler: Any, asked: Any) -> None:
+        """Wait for the pass that overlaps with the scheduler's work: an update must not change weights under it.
+
+        SGLang 0.5.16 itself waits, on GPUs, only until that pass has read what the scheduler shares with it.
+        """
+        if scheduler.enable_overlap:
+            for _, pending in scheduler.result_queue:
+                pending.copy_done.synchronize()
+
+    def _serving(self, scheduler: Any) -> str:
+        if self._version is None:
+            self._version = scheduler.server_args.weight_version
+        return self._version
+
+    def _renew_key(self, scheduler: Any, request: Any) -> None:
+        if is_cache_key(request.extra_key):
+            request.extra_key = cache_key(self._serving(scheduler))
+
+
+def _send_all(scheduler: Any, request: Any) -> None:
+    """Stream the tokens that wait for their chunk to fill.
+
+    SGLang answers for a request that is aborted while it waits without them.
+    """
+    if len(request.output_ids) <= request.send_token_offset or not request.stream:
+        return
+    params, interval = request.sampling_params, request.sampling_params.stream_interval
+    params.stream_interval = 1
+    try:
+        scheduler.output_streamer.stream_output([request], request.return_logprob)
+    finally:
+        params.stream_interval = interval
+
+
+def _warn(error: Exception) -> None:
+    logger.warning(
+        "asyncrl: this SGLang is unlike 0.5.16 inside (%s: %s); spans are known to the chunk only, and "
+        "--weight-update-mode retract reuses prefixes that older weights cached",
+        type(error).__name__,
+        error,
+    )

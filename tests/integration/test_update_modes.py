@@ -1,0 +1,234 @@
+"""Twenty weight updates while long answers are being written, with the real SGLang: each mode keeps them all alive."""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from asyncrl.engines.sglang.client import SGLangEngine
+from asyncrl.engines.sglang.control import EngineControl
+from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.weights import BroadcastUpdater
+from asyncrl.pipeline.draft import Draft
+from asyncrl.pipeline.retry import RetryingEngine
+from asyncrl.protocols import RolloutEngine
+from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, Span, Weights
+from tests.contract.conftest import Servers, free_ports, running_servers
+from tests.contract.weight_sets import SendsWeights, Teacher, weight_set
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
+
+Mode = Literal["in_place", "retract", "abort"]
+
+PROMPT = tuple(range(2, 34))
+NUM_SAMPLES = 8
+NUM_UPDATES = 20
+NUM_TOKENS = 2000
+"""Per answer: about 10 s on two idle cores, twice what the updates take."""
+BETWEEN_S = 0.1
+"""From one update to the next: about 20 tokens of every answer."""
+CLOSE = 1e-4
+"""Engine and teacher agree to 5e-6; log-probs under two versions are as close for one token in some thousands."""
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    # Overlapped as on GPUs: at a pause there is a pass whose tokens have not been read yet.
+    with running_servers(tmp_path_factory.mktemp("modes"), {"disable-overlap-schedule": False}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def teacher(servers: Servers) -> Teacher:
+    return Teacher(servers.model)
+
+
+class Remembering:
+    """An engine that remembers what it was asked."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self.requests: list[Request] = []
+        self._engine = engine
+
+    async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
+        self.requests.append(request)
+        return await self._engine.generate(request, on_chunk)
+
+    async def interrupt(self) -> None:
+        await self._engine.interrupt()
+
+    async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        return await self._engine.score(token_ids, start)
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """Twenty updates, and the answers that lived through them."""
+
+    first: int
+    """The version that all answers began under."""
+    samples: list[Sample] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    retries: int = 0
+    aborts: int = 0
+    alive: int = 0
+    """Answers still being written when the last update was done."""
+
+
+def live_through_updates(servers: Servers, mode: Mode) -> Outcome:
+    """Push new weights again and again under answers in flight, the way a run does."""
+    return asyncio.run(_live_through_updates(servers, mode))
+
+
+async def _live_through_updates(servers: Servers, mode: Mode) -> Outcome:
+    async with Wire() as wire:
+        control = EngineControl(wire, servers.engine_url, timeout_s=60.0)
+        sender, group_name = SendsWeights(servers.model, weight_set), uuid.uuid4().hex
+        updater = BroadcastUpdater(
+            (control,),
+            sender,
+            master_address="127.0.0.1",
+            master_port=free_ports(1)[0],
+            backend="gloo",
+            timeout_s=60.0,
+            pause_mode="retract" if mode == "retract" else "in_place",
+            group_name=group_name,
+        )
+        await updater.connect()
+        engine = Remembering(
+            SGLangEngine(wire, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=60.0)
+        )
+        pushed: dict[int, Weights] = {}
+        retrying = RetryingEngine(engine, 3, lambda: pushed[max(pushed)])
+
+        async def push() -> None:
+            servers.version += 1
+            sender.version = servers.version
+            weights = Weights(version=servers.version, step=servers.version)
+            if mode == "abort":
+                await retrying.interrupt()
+            pushed[weights.version] = weights  # its tokens may come before the push returns
+            await updater.push(weights)
+            retrying.go_on()
+
+        await push()
+        outcome, drafts = Outcome(first=servers.version), [Draft(index, pushed) for index in range(NUM_SAMPLES)]
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(retrying.generate(_request(draft.index, pushed[servers.version]), draft.extend))
+                for draft in drafts
+            ]
+            async with asyncio.timeout(60.0):
+                while not all(draft.token_ids for draft in drafts):  # noqa: ASYNC110 -- a remote server
+                    await asyncio.sleep(0.01)
+            for _ in range(NUM_UPDATES):
+                await asyncio.sleep(BETWEEN_S)
+                await push()
+            outcome.alive = sum(not task.done() for task in running)
+        await control.leave_group(group_name)
+    outcome.samples = [draft.finish("", task.result(), 1.0) for draft, task in zip(drafts, running, strict=True)]
+    outcome.requests, outcome.retries, outcome.aborts = engine.requests, retrying.retries, retrying.aborts
+    return outcome
+
+
+def _request(seed: int, weights: Weights) -> Request:
+    return Request(
+        request_id=f"sample-{seed}",
+        token_ids=PROMPT,
+        sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=NUM_TOKENS),
+        seed=seed,
+        weights=weights,
+    )
+
+
+def assert_all_lived(outcome: Outcome) -> None:
+    """No answer was lost or shortened, and each has seen the updates, in order."""
+    assert outcome.alive == NUM_SAMPLES
+    assert outcome.retries == 0
+    for sample in outcome.samples:
+        assert (sample.finish, len(sample.token_ids)) == (FinishReason.LENGTH, NUM_TOKENS)
+        versions = [span.weights.version for span in sample.spans]
+        assert all(before < after for before, after in itertools.pairwise(versions))
+        assert (versions[0], versions[-1]) == (outcome.first, outcome.first + NUM_UPDATES)
+        assert len(versions) > NUM_UPDATES - 3  # between two updates a busy machine may come to no token
+
+
+def assert_spans_are_exact(sample: Sample, score: Callable[[Span], list[float]]) -> None:
+    """Each token was made by the weights that its span names, and by no neighbour's at the edges."""
+    for span in sample.spans:
+        scores = score(span)
+        assert scores == pytest.approx(sample.logprobs[span.start : span.stop], abs=CLOSE)
+
+
+def afresh(teacher: Teacher, sample: Sample) -> Callable[[Span], list[float]]:
+    """Scores of a span's tokens when all before them is read under the span's own weights."""
+    tokens = (*PROMPT, *sample.token_ids)
+    return lambda span: teacher.scores(
+        span.weights.version, tokens[: len(PROMPT) + span.stop], len(PROMPT) + span.start
+    )
+
+
+def with_old_caches(teacher: Teacher, sample: Sample) -> Callable[[Span], list[float]]:
+    """Scores of a span's tokens when what older weights read is left as it is."""
+    edges = [(span.weights.version, len(PROMPT) + span.stop) for span in sample.spans]
+    scores = teacher.scores_with_old_caches(edges, (*PROMPT, *sample.token_ids), len(PROMPT))
+    return lambda span: scores[span.start : span.stop]
+
+
+def moved(sample: Sample, by: int) -> Sample:
+    """The same answer with every edge between spans in the wrong place."""
+    stops = [*(span.stop + by for span in sample.spans[:-1]), sample.spans[-1].stop]
+    starts = [0, *stops[:-1]]
+    spans = tuple(
+        Span(weights=span.weights, start=start, stop=stop)
+        for span, start, stop in zip(sample.spans, starts, stops, strict=True)
+    )
+    return Sample(
+        index=sample.index,
+        token_ids=sample.token_ids,
+        logprobs=sample.logprobs,
+        spans=spans,
+        text="",
+        finish=sample.finish,
+        seconds=1.0,
+    )
+
+
+def test_in_place_goes_on_with_the_old_cache_and_the_new_weights(servers: Servers, teacher: Teacher) -> None:
+    outcome = live_through_updates(servers, "in_place")
+    assert_all_lived(outcome)
+    assert (outcome.aborts, len(outcome.requests)) == (0, NUM_SAMPLES)
+    for sample in outcome.samples:
+        assert_spans_are_exact(sample, with_old_caches(teacher, sample))
+    for by in (-1, 1):
+        wrong = moved(outcome.samples[0], by)
+        with pytest.raises(AssertionError):
+            assert_spans_are_exact(wrong, with_old_caches(teacher, wrong))
+
+
+def test_retract_reads_everything_again_under_the_new_weights(servers: Servers, teacher: Teacher) -> None:
+    outcome = live_through_updates(servers, "retract")
+    assert_all_lived(outcome)
+    assert (outcome.aborts, len(outcome.requests)) == (0, NUM_SAMPLES)
+    for sample in outcome.samples:
+        assert_spans_are_exact(sample, afresh(teacher, sample))
+
+
+def test_abort_resumes_behind_what_was_written(servers: Servers, teacher: Teacher) -> None:
+    outcome = live_through_updates(servers, "abort")
+    assert_all_lived(outcome)
+    assert outcome.aborts == NUM_SAMPLES * NUM_UPDATES
+    assert len(outcome.requests) == NUM_SAMPLES * (NUM_UPDATES + 1)
+    for sample in outcome.samples:
+        assert_spans_are_exact(sample, afresh(teacher, sample))
+        edges = {0, *(span.start for span in sample.spans)}
+        for request in outcome.requests:
+            if request.seed == sample.index:
+                written = request.token_ids[len(PROMPT) :]
+                assert request.token_ids == (*PROMPT, *sample.token_ids[: len(written)])
+                assert request.sampling.max_new_tokens == NUM_TOKENS - len(written)
+                assert len(written) in edges
