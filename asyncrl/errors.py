@@ -9,7 +9,7 @@
     │   ├── EngineLost         the connection or the server is gone                        [retry]
     │   └── EngineRejected     the server refused the request (4xx)
     ├── RewardFailed           a reward function raised on one sample                      [budget]
-    ├── FilterFailed           a filter raised on one group                                    [budget]
+    ├── FilterFailed           a filter raised on one group                                [budget]
     ├── SampleFailed           one sample failed after its last retry                      [budget]
     ├── FailureBudgetSpent     too many groups failed in a row; the run stops
     ├── FilterBudgetSpent      the filter rejected too many groups in a row; the run stops
@@ -64,7 +64,7 @@ class RewardFailed(AsyncRLError):
 
 
 class FilterFailed(AsyncRLError):
-    """A filter raised on one group."""
+    """A filter raised on one group, which costs the group; or a buffer filter did, which ends the run."""
 
 
 class SampleFailed(AsyncRLError):

@@ -123,8 +123,27 @@ class RolloutConfig:
     """Push weights to the engines after every so many training steps."""
     max_staleness: int | None = None
     """No trained token is older than this many steps; default: --update-weights-interval.  0 trains synchronously."""
+    stale_policy: Literal["wait", "mask", "drop"] = "wait"
+    """When a group due now is unfinished: wait for it, or mask its over-age tokens out of the loss when it comes, or
+    drop it and return its prompt."""
+    weight_update_mode: Literal["in_place", "retract", "abort"] = "in_place"
+    """What an update does to samples in flight: they keep their KV cache, or recompute it, or are aborted and
+    resubmitted with what they had written."""
     dynamic_sampling_filter_path: str | None = None
     """Function that decides which groups are kept: dotted.path, module:function or file.py:function."""
+    over_sampling_batch_size: int | None = None
+    """Most groups in flight for every --rollout-batch-size wanted; default: as many as the filter's running acceptance
+    rate asks for, with --stale-policy drop just those wanted."""
+    async_buffer_size: int | None = None
+    """No group starts while so many scored ones wait to be trained; default: what --max-staleness allows."""
+    buffer_filter_path: str | None = None
+    """Function that picks the groups of a batch among those that wait, named likewise; default: oldest first."""
+    partial_rollout: bool = False
+    """A group that grew too old before it was done keeps its tokens and goes on under newer weights."""
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Of such a group, train only on what was written after it went on."""
+    follow_kv_cache: bool = False
+    """Start no more samples than the engines' KV caches can hold."""
     custom_rm_path: str | None = None
     """Reward function, named likewise.  Goes before --rm-type."""
     rm_type: Literal["number", "exact"] | None = None
@@ -138,6 +157,7 @@ class RolloutConfig:
             + must(0 < top_p <= 1, f"rollout-top-p must be above 0 and at most 1, got {top_p}")
             + must(top_k == -1 or top_k >= 1, f"rollout-top-k must be -1 (off) or at least 1, got {top_k}")
             + at_least(self, 1, "sglang_server_concurrency", "update_weights_interval")
+            + at_least(self, 1, "over_sampling_batch_size", "async_buffer_size")
             + at_least(self, 0, "max_staleness")
             + must("" not in self.rollout_stop, "rollout-stop must not contain an empty text")
         )

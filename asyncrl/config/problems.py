@@ -25,6 +25,7 @@ def problems(run: RunConfig) -> list[str]:
         *_data(run.data),
         *_reward(run.rollout, run.data),
         *_staleness(run.rollout),
+        *_supply(run.rollout),
         *_batch(run.rollout, run.train),
         *_evaluation(run.evaluation),
         *_deadlines(run.failures),
@@ -65,6 +66,21 @@ def _staleness(rollout: RolloutConfig) -> list[str]:
         f"max-staleness {allowed} can never be met with update-weights-interval {interval}: the engines keep their "
         f"weights for {interval} steps, so the last of these trains on tokens {interval - 1} steps old; "
         f"give max-staleness {interval - 1} or more",
+    )
+
+
+def _supply(rollout: RolloutConfig) -> list[str]:
+    batch, sizes = rollout.rollout_batch_size, {}
+    sizes["over-sampling-batch-size"] = rollout.over_sampling_batch_size
+    sizes["async-buffer-size"] = rollout.async_buffer_size
+    lines = [
+        f"{name} {size} must be at least rollout-batch-size {batch}"
+        for name, size in sizes.items()
+        if size is not None and size < batch
+    ]
+    return lines + must(
+        rollout.partial_rollout or not rollout.mask_offpolicy_in_partial_rollout,
+        "mask-offpolicy-in-partial-rollout without partial-rollout: there is nothing to mask",
     )
 
 

@@ -17,6 +17,7 @@ import jinja2.parser
 import jinja2.sandbox
 import tokenizers  # type: ignore[import-untyped]
 
+from asyncrl.data.byte_level import bytes_of_tokens
 from asyncrl.errors import DataError
 
 Message = dict[str, Any]
@@ -43,6 +44,7 @@ class TextTokenizer:
     def __init__(self, words: tokenizers.Tokenizer, chat: jinja2.Template | None) -> None:
         self._words = words
         self._chat = chat
+        self._bytes = bytes_of_tokens(words)
 
     def encode(self, text: str) -> list[int]:
         """Token ids, without special tokens added."""
@@ -55,6 +57,8 @@ class TextTokenizer:
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         """Text, special tokens left out."""
+        if self._bytes is not None and max(token_ids, default=0) < len(self._bytes):  # a model's vocabulary is padded
+            return b"".join(map(self._bytes.__getitem__, token_ids)).decode("utf-8", "replace")
         text: str = self._words.decode(list(token_ids), skip_special_tokens=True)
         return text
 

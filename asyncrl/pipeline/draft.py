@@ -1,6 +1,7 @@
 """A sample while it is being written: tokens, log-probs and which weights wrote which."""
 
 from collections.abc import Mapping
+from itertools import chain
 
 from asyncrl.types import Chunk, FinishReason, Sample, Span, Weights
 
@@ -11,29 +12,47 @@ class Draft:
     def __init__(self, index: int, pushed: Mapping[int, Weights]) -> None:
         """``pushed`` maps every version that can be seen in a chunk to its weights; it may grow later."""
         self.index = index
-        self.token_ids: list[int] = []
-        self._logprobs: list[float] = []
+        self.num_tokens = 0
+        self.resumed_at = 0
+        """Tokens that were there when the sample last went on after an interruption."""
+        self._tokens: list[tuple[int, ...]] = []
+        self._logprobs: list[tuple[float, ...]] = []
         self._spans: list[Span] = []
         self._pushed = pushed
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What is written so far."""
+        if len(self._tokens) != 1:
+            self._tokens = [tuple(chain.from_iterable(self._tokens))]  # joined once, not at each look
+        return self._tokens[0]
+
     def extend(self, chunk: Chunk) -> None:
         """Append a chunk; its tokens lengthen the last span when the same weights wrote them."""
-        start, stop = len(self.token_ids), len(self.token_ids) + len(chunk.token_ids)
+        start, stop = self.num_tokens, self.num_tokens + len(chunk.token_ids)
         if start == stop:
             return
-        self.token_ids.extend(chunk.token_ids)
-        self._logprobs.extend(chunk.logprobs)
+        self.num_tokens = stop
+        self._tokens.append(chunk.token_ids)
+        self._logprobs.append(chunk.logprobs)
         weights = self._pushed[chunk.version]
         if self._spans and self._spans[-1].weights == weights:
             start = self._spans.pop().start
         self._spans.append(Span(weights=weights, start=start, stop=stop))
 
+    def resumed(self) -> "Draft":
+        """A copy that goes on from here; what still arrives for this one does not reach it."""
+        copy = Draft(self.index, self._pushed)
+        copy.num_tokens = copy.resumed_at = self.num_tokens
+        copy._tokens, copy._logprobs, copy._spans = [*self._tokens], [*self._logprobs], [*self._spans]
+        return copy
+
     def finish(self, text: str, reason: FinishReason, seconds: float) -> Sample:
         """The finished sample."""
         return Sample(
             index=self.index,
-            token_ids=tuple(self.token_ids),
-            logprobs=tuple(self._logprobs),
+            token_ids=self.token_ids,
+            logprobs=tuple(chain.from_iterable(self._logprobs)),
             spans=tuple(self._spans),
             text=text,
             finish=reason,

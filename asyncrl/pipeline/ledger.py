@@ -18,6 +18,7 @@ class State(enum.Enum):
     """Of a group that is not settled yet."""
 
     IN_FLIGHT = "in_flight"
+    PARTIAL = "partial"
     BUFFERED = "buffered"
     TRAINING = "training"
 
@@ -49,6 +50,19 @@ class Ledger:
         """An engine delivered tokens of an admitted group."""
         self._tokens["generated"] += num_tokens
 
+    def waste(self, num_tokens: int) -> None:
+        """An engine delivered tokens of a group that was dropped as stale before."""
+        self._tokens["generated"] += num_tokens
+        self._tokens[Outcome.STALE.value] += num_tokens
+
+    def interrupt(self, group_id: GroupId) -> None:
+        """A group in flight was stopped, its tokens kept."""
+        self._move(group_id, State.IN_FLIGHT, State.PARTIAL)
+
+    def resume(self, group_id: GroupId) -> None:
+        """An interrupted group goes on."""
+        self._move(group_id, State.PARTIAL, State.IN_FLIGHT)
+
     def buffer(self, group_id: GroupId) -> None:
         """A group was scored and kept."""
         self._move(group_id, State.IN_FLIGHT, State.BUFFERED)
@@ -72,11 +86,6 @@ class Ledger:
             raise AssertionError(f"group {group_id} is {outcome.value} but was not outstanding")
         self._groups[outcome.value] += 1
         self._tokens[outcome.value] += num_tokens
-
-    @property
-    def outstanding(self) -> int:
-        """Groups in flight or buffered."""
-        return sum(state is not State.TRAINING for state in self._states.values())
 
     def groups(self) -> GroupCounts:
         """The group account now."""
@@ -102,5 +111,5 @@ def check_balance(tokens: TokenCounts, groups: GroupCounts) -> None:
     if tokens.generated != spent:
         raise AssertionError(f"{tokens.generated} tokens generated, {spent} accounted for: {tokens}")
     settled = groups.trained + groups.filtered + groups.stale + groups.failed
-    if groups.admitted != settled + groups.in_flight + groups.buffered + groups.training:
+    if groups.admitted != settled + groups.in_flight + groups.partial + groups.buffered + groups.training:
         raise AssertionError(f"{groups.admitted} groups admitted, but the account says {groups}")

@@ -4,8 +4,9 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable
+from itertools import chain
 
-from asyncrl.errors import EngineLost, EngineTimeout, SampleFailed
+from asyncrl.errors import EngineError, EngineLost, EngineTimeout, SampleFailed
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 
@@ -16,10 +17,10 @@ FIRST_PAUSE_S = 0.5
 
 
 class RetryingEngine:
-    """A rollout engine whose ``generate`` tries again after EngineLost and EngineTimeout.
+    """A rollout engine whose ``generate`` goes on after EngineLost, EngineTimeout and interruptions.
 
-    Each new attempt continues behind the tokens already delivered.  Raises SampleFailed after the last one.
-    EngineRejected is not tried again: the same request would be refused again.
+    Each new attempt continues behind the tokens already delivered.  Raises SampleFailed after the last failed one; an
+    interruption is no failure.  EngineRejected is not tried again: the same request would be refused again.
     """
 
     def __init__(self, engine: RolloutEngine, max_retries: int, serving: Callable[[], Weights]) -> None:
@@ -27,50 +28,74 @@ class RetryingEngine:
         self._engine = engine
         self._max_retries = max_retries
         self._serving = serving
+        self._open = asyncio.Event()
+        self._open.set()
         self.retries = 0
+        """Attempts after a failure, so far."""
+        self.aborts = 0
+        """Attempts that an interruption ended, so far."""
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """As promised by ``RolloutEngine.generate``, with SampleFailed in place of the errors tried again."""
-        written: list[int] = []
+        chunks: list[tuple[int, ...]] = []
+        written: tuple[int, ...] = ()
+        failures = attempts = 0
 
         def keep(chunk: Chunk) -> None:
-            written.extend(chunk.token_ids)
+            chunks.append(chunk.token_ids)
             on_chunk(chunk)
 
-        for attempt in range(self._max_retries + 1):
+        while True:
+            await self._open.wait()
             try:
-                return await self._engine.generate(self._continued(request, written, attempt), keep)
+                reason = await self._engine.generate(self._continued(request, written, attempts), keep)
             except (EngineLost, EngineTimeout) as error:
-                ended = _ended(written, request.sampling)
-                if ended is not None:
-                    return ended
-                if attempt == self._max_retries:
-                    raise SampleFailed(f"{request.request_id}: {attempt + 1} attempts, the last: {error}") from error
-                self.retries += 1
-                logger.warning(
-                    "%s: attempt %d failed, %d tokens kept: %s", request.request_id, attempt + 1, len(written), error
-                )
-                await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
-        raise AssertionError("unreachable")
+                failures, written = failures + 1, tuple(chain.from_iterable(chunks))
+                if (reached := ended(written, request.sampling)) is None:
+                    await self._after_failure(request, error, failures, len(written))
+            else:
+                if reason is not FinishReason.ABORT:
+                    return reason
+                self.aborts, written = self.aborts + 1, tuple(chain.from_iterable(chunks))
+                reached = ended(written, request.sampling)
+            attempts += 1
+            if reached is not None:
+                return reached
+
+    async def interrupt(self) -> None:
+        """End every attempt and begin none before ``go_on``; the calls of ``generate`` wait."""
+        self._open.clear()
+        await self._engine.interrupt()
+
+    def go_on(self) -> None:
+        """Let interrupted calls continue."""
+        self._open.set()
 
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
         """Not tried again: only a measurement."""
         return await self._engine.score(token_ids, start)
 
-    def _continued(self, request: Request, written: list[int], attempt: int) -> Request:
+    async def _after_failure(self, request: Request, error: EngineError, failures: int, num_tokens: int) -> None:
+        if failures > self._max_retries:
+            raise SampleFailed(f"{request.request_id}: {failures} attempts, the last: {error}") from error
+        self.retries += 1
+        logger.warning("%s: attempt %d failed, %d tokens kept: %s", request.request_id, failures, num_tokens, error)
+        await asyncio.sleep(FIRST_PAUSE_S * 2 ** (failures - 1))
+
+    def _continued(self, request: Request, written: tuple[int, ...], attempt: int) -> Request:
         if attempt == 0:
             return request
         left = request.sampling.max_new_tokens - len(written)
         return dataclasses.replace(
             request,
             request_id=f"{request.request_id}-{attempt}",
-            token_ids=(*request.token_ids, *written),
+            token_ids=request.token_ids + written,
             sampling=dataclasses.replace(request.sampling, max_new_tokens=left),
             weights=self._serving(),
         )
 
 
-def _ended(written: list[int], sampling: SamplingParams) -> FinishReason | None:
+def ended(written: tuple[int, ...], sampling: SamplingParams) -> FinishReason | None:
     """Why an answer whose last word was lost had already ended, if it had."""
     if written and written[-1] in sampling.stop_token_ids:
         return FinishReason.STOP

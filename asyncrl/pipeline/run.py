@@ -20,13 +20,15 @@ from pathlib import Path
 
 from asyncrl.errors import EngineError, plainly
 from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.lengths import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.evaluation import Evaluator
+from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.sampler import Served
 from asyncrl.pipeline.scheduler import Scheduler
 from asyncrl.pipeline.slots import Slots
-from asyncrl.protocols import RolloutEngine, Trainer, WeightUpdater
+from asyncrl.protocols import Trainer, WeightUpdater
 from asyncrl.types import Batch, EvalReport, ScoredSample, TrainReport, UpdateReport, Weights
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ class Plan:
     eval_before_train: bool
     temperature: float
     save_to: Path
+    abort_for_updates: bool = False
+    """End every request before an update and continue it behind the tokens that are there, instead of pausing it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ class Parts:
 
     scheduler: Scheduler
     evaluator: Evaluator | None
-    engine: RolloutEngine
+    engine: RetryingEngine
     trainer: Trainer
     updater: WeightUpdater
     slots: Slots
@@ -88,6 +92,7 @@ class _Run:
         self._plan = plan
         self._stages = stages
         self._evaluation: asyncio.Task[EvalReport] | None = None
+        self._is_alarmed = False
         if plan.eval_before_train:
             self._evaluate()
 
@@ -110,12 +115,14 @@ class _Run:
         parts.scheduler.settle()
         update = await self._push(step) if self._push_is_due(step) else None
         evaluation = await self._evaluations(step)
+        scheduler = parts.scheduler.stats()
+        self._warn(scheduler.lengths)
         return StepFacts(
             batch=batch,
             report=report,
             update=update,
             evaluation=evaluation,
-            scheduler=parts.scheduler.stats(),
+            scheduler=scheduler,
             trainer_waited_s=waited,
             engines_idle_s=parts.slots.take_idle_s(),
             train_s=trained - taken,
@@ -129,6 +136,12 @@ class _Run:
         start = _now()
         await self._parts.trainer.save(self._plan.save_to)
         self._parts.timeline.span("trainer", "save", start, _now())
+
+    def _warn(self, lengths: LengthStats) -> None:
+        """Say once that long answers are lost more often than short ones."""
+        if lengths.alarm and not self._is_alarmed:
+            logger.warning(lengths.alarm)
+        self._is_alarmed = lengths.alarm is not None
 
     # ---- training, and the same log-probs from the engine
 
@@ -180,9 +193,12 @@ class _Run:
         """Push at once; samples in flight go on under the new weights."""
         parts, start = self._parts, _now()
         weights = Weights(version=parts.served.now.version + 1, step=step + 1)
+        if self._plan.abort_for_updates:
+            await parts.engine.interrupt()
         parts.served.expect(weights)
         update = await parts.updater.push(weights)
         parts.served.set(weights)
+        parts.engine.go_on()
         parts.scheduler.look_again()
         parts.timeline.span("engines", f"update to version {weights.version}", start, _now(), bytes=update.num_bytes)
         logger.info("version %d pushed in %.3f s", weights.version, update.total_s)

@@ -3,14 +3,15 @@
 import asyncio
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.draft import Draft
-from asyncrl.pipeline.retry import RetryingEngine
+from asyncrl.pipeline.retry import RetryingEngine, ended
 from asyncrl.pipeline.scoring import score
 from asyncrl.pipeline.slots import Slots
 from asyncrl.protocols import RewardFn, Tokenizer
-from asyncrl.types import Chunk, Prompt, Request, Sample, SamplingParams, ScoredSample, Weights
+from asyncrl.types import Chunk, FinishReason, Prompt, Request, Sample, SamplingParams, ScoredSample, Weights
 
 
 class Served:
@@ -58,8 +59,13 @@ class Sampler:
 
     @property
     def retries(self) -> int:
-        """Attempts after the first, so far."""
+        """Attempts after a failure, so far."""
         return self._engine.retries
+
+    @property
+    def aborts(self) -> int:
+        """Attempts that an interruption ended, so far."""
+        return self._engine.aborts
 
     def draft(self, index: int) -> Draft:
         """An empty answer, number ``index`` of its group."""
@@ -68,7 +74,7 @@ class Sampler:
     async def generate(
         self, name: str, seed: int, prompt: Prompt, draft: Draft, on_tokens: Callable[[int], None]
     ) -> Sample:
-        """Write ``draft`` to its end, in a slot.  Raises SampleFailed or EngineRejected."""
+        """Write ``draft`` to its end, in a slot, behind what is in it.  Raises SampleFailed or EngineRejected."""
 
         def extend(chunk: Chunk) -> None:
             draft.extend(chunk)
@@ -76,30 +82,37 @@ class Sampler:
 
         async with self._slots.hold() as slot:
             start = _now()
-            request = self._request(f"{name}.{draft.index}", draft_seed(self._seed, seed, draft.index), prompt)
-            reason = await self._engine.generate(request, extend)
+            request = self._request(f"{name}.{draft.index}", draft_seed(self._seed, seed, draft.index), prompt, draft)
+            reason = self._ended(draft) or await self._engine.generate(request, extend)
             stop = _now()
         self._timeline.sample(
             slot,
             request.request_id,
             start,
             stop,
-            tokens=len(draft.token_ids),
+            tokens=draft.num_tokens,
             version=request.weights.version,
             finish=reason.value,
         )
-        return draft.finish(self._tokenizer.decode(tuple(draft.token_ids)), reason, stop - start)
+        return draft.finish(self._tokenizer.decode(draft.token_ids), reason, stop - start)
 
     async def score(self, prompt: Prompt, sample: Sample) -> ScoredSample:
-        """What the answer is worth.  Raises RewardFailed."""
+        """What the answer is worth; all of it in the loss.  Raises RewardFailed."""
         reward = await score(self._reward, prompt, sample, self._reward_timeout_s)
         return ScoredSample(sample=sample, reward=reward, loss_mask=(1,) * len(sample.token_ids))
 
-    def _request(self, request_id: str, seed: int, prompt: Prompt) -> Request:
+    def _ended(self, draft: Draft) -> FinishReason | None:
+        """Why an interrupted answer needs nothing more."""
+        return ended(draft.token_ids, self._sampling) if draft.num_tokens else None
+
+    def _request(self, request_id: str, seed: int, prompt: Prompt, draft: Draft) -> Request:
+        sampling, written = self._sampling, draft.token_ids
+        if written:
+            sampling = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(written))
         return Request(
             request_id=request_id,
-            token_ids=prompt.token_ids,
-            sampling=self._sampling,
+            token_ids=prompt.token_ids + written,
+            sampling=sampling,
             seed=seed,
             weights=self._served.now,
         )

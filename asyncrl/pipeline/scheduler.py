@@ -10,31 +10,33 @@ on crash      groups in flight are lost
 
 import asyncio
 import logging
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from asyncrl.buffer import Due, choose
+from asyncrl.buffer import Due, NotYet, doomed, masked_before, oldest, oldest_in_time, oldest_trained
 from asyncrl.errors import (
     AsyncRLError,
     EngineRejected,
-    FailureBudgetSpent,
-    FilterBudgetSpent,
     FilterFailed,
     RewardFailed,
     SampleFailed,
-    Stalled,
     plainly,
 )
 from asyncrl.metrics.facts import SchedulerStats
+from asyncrl.metrics.lengths import Lengths
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.admission import Limits, Standing, may_start
-from asyncrl.pipeline.draft import Draft
+from asyncrl.pipeline.acceptance import Acceptance
+from asyncrl.pipeline.admission import Limits, Standing, assumed_acceptance, may_start
+from asyncrl.pipeline.budgets import Budgets, Streaks
+from asyncrl.pipeline.flights import Flight, Flights, complete
 from asyncrl.pipeline.ledger import Ledger, Outcome, check_balance
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.scoring import verdict
 from asyncrl.pipeline.slots import Slots
-from asyncrl.protocols import KeepFn, PromptSource
-from asyncrl.types import Batch, GroupId, Prompt, ScoredGroup, ScoredSample, Weights
+from asyncrl.pipeline.watchdog import Watchdog
+from asyncrl.protocols import KeepFn, PickFn, PromptSource
+from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -43,41 +45,23 @@ GROUP_FAILURES = (SampleFailed, EngineRejected, RewardFailed, FilterFailed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
-    """How much may go wrong, or nothing happen, before the run ends."""
+class Policy:
+    """What becomes of groups that grow old."""
 
-    max_failed_groups: int
-    """In a row."""
-    max_filtered_groups: int
-    """In a row."""
-    watchdog_timeout_s: float
-    """Without any token or group while a batch is waited for."""
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A group in flight."""
-
-    group_id: GroupId
-    prompt: Prompt
-    dispatched: Weights
-    drafts: list[Draft]
-    since: float
-    claims: int
-    """Samples not generated yet."""
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(draft.token_ids) for draft in self.drafts)
+    stale: Literal["wait", "mask", "drop"] = "wait"
+    """A group due now is unfinished: wait for it, mask its over-age tokens when it comes, or drop it."""
+    partial: bool = False
+    """What cannot be trained in time any more keeps its tokens and goes on under newer weights."""
+    mask_resumed: bool = False
+    """Of what went on, train only on what was written since."""
 
 
-@dataclass(slots=True)
-class _Streaks:
-    """Groups in a row that came to nothing."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A scored group that was kept."""
 
-    failed: int = 0
-    filtered: Counter[str] = field(default_factory=Counter)
-    """By the filter's reason."""
+    due: Due
+    group: ScoredGroup
 
 
 class Scheduler:
@@ -94,27 +78,36 @@ class Scheduler:
         slots: Slots,
         served: Served,
         timeline: Timeline,
+        policy: Policy | None = None,
+        pick: PickFn | None = None,
     ) -> None:
-        """``sampler`` must use the same ``slots`` and ``served``."""
+        """``sampler`` must use the same ``slots`` and ``served``; without ``pick`` the oldest groups go first."""
         self._served = served
         self._prompts = prompts
         self._sampler = sampler
         self._keep = keep
         self._limits = limits
-        self._budgets = budgets
         self._slots = slots
         self._timeline = timeline
+        self._policy = policy or Policy()
+        self._pick = pick
         self._ledger = Ledger()
-        self._flights: dict[GroupId, _Flight] = {}
-        self._buffered: dict[GroupId, ScoredGroup] = {}
+        self._acceptance = Acceptance()
+        self._lengths = Lengths(limits.group_size)
+        self._flights = Flights()
+        self._parked: deque[Flight] = deque()
+        self._returned: deque[Prompt] = deque()
+        self._buffered: dict[GroupId, _Waiting] = {}
         self._training: Batch | None = None
         self._batches_taken = 0
         self._next_id = 0
-        self._streaks = _Streaks()
+        self._next_order = 0
+        self._streaks = Streaks(budgets)
         self._reasons: Counter[str] = Counter()
+        self._wakes: float = float("inf")
         self._moved = asyncio.Event()
         self._finished = asyncio.Event()
-        self._last_move = 0.0
+        self._watchdog = Watchdog(budgets.watchdog_timeout_s)
         slots.notify(self.look_again)
 
     async def run(self) -> None:
@@ -124,20 +117,26 @@ class Scheduler:
                 while True:
                     await self._admission()
                     flight = self._admit()
-                    groups.create_task(self._fly(flight), name=f"group-{flight.group_id}")
+                    flight.task = groups.create_task(self._fly(flight), name=f"group-{flight.group_id}")
 
     async def next_batch(self) -> Batch:
-        """Wait for the next step's groups and take them.  Raises Stalled when nothing moves for too long."""
-        step = self._batches_taken
-        while (chosen := self._choose(step)) is None:
-            self._finished.clear()
-            await self._progress(self._finished)
+        """Wait for the next step's groups and take them.  Raises Stalled when nothing moves for too long.
+
+        Groups that can never be trained in time from then on are cancelled here, before weights are updated.
+        """
+        chosen = await self._chosen()
         for group_id in chosen:
             self._ledger.take(group_id)
-        self._training = Batch(step=step, groups=tuple(self._buffered.pop(group_id) for group_id in chosen))
+        batch = Batch(step=self._batches_taken, groups=tuple(self._buffered.pop(group_id).group for group_id in chosen))
+        self._training = batch
         self._batches_taken += 1
+        self._let_go_of_the_doomed()
         self._moved.set()
-        return self._training
+        return batch
+
+    async def batch_ready(self) -> None:
+        """Wait until ``next_batch`` would not."""
+        await self._chosen()
 
     def settle(self) -> None:
         """The batch taken last was trained."""
@@ -145,6 +144,9 @@ class Scheduler:
             raise AssertionError("no batch is in training")
         for group in self._training.groups:
             self._ledger.train(group)
+            for scored in group.samples:
+                self._lengths.trained(len(scored.sample.token_ids))
+        self._lengths.settle()
         self._training = None
 
     def look_again(self) -> None:
@@ -153,19 +155,26 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """What is held now.  Raises AssertionError when an account does not balance."""
-        scored = (*self._buffered.values(), *(self._training.groups if self._training else ()))
-        held = sum(flight.num_tokens for flight in self._flights.values()) + sum(group.num_tokens for group in scored)
-        tokens = self._ledger.tokens(held)
+        scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
+        held = sum(flight.num_tokens for flight in (*self._flights, *self._parked))
+        tokens = self._ledger.tokens(held + sum(group.num_tokens for group in scored))
         groups = self._ledger.groups()
         check_balance(tokens, groups)
         return SchedulerStats(
             tokens=tokens,
             groups=groups,
             filter_reasons=dict(self._reasons),
+            acceptance=self._acceptance.rate,
+            returned=len(self._returned),
             retries=self._sampler.retries,
+            aborts=self._sampler.aborts,
             samples_in_flight=self._slots.in_use,
             slots=self._slots.size,
+            slot_limit=self._slots.limit,
             weights=self._served.now,
+            lengths=self._lengths.stats(
+                length for flight in (*self._flights, *self._parked) for length in flight.cut_lengths()
+            ),
         )
 
     # ---- admission
@@ -178,143 +187,209 @@ class Scheduler:
     def _standing(self) -> Standing:
         return Standing(
             batches_taken=self._batches_taken,
-            outstanding=self._ledger.outstanding,
+            buffered=len(self._buffered),
+            in_flight=self._flights.num_in_time(self._batches_taken),
             engine_step=self._served.now.step,
             free_slots=self._slots.free,
+            acceptance=assumed_acceptance(self._acceptance.upper, self._limits, drops=self._policy.stale == "drop"),
         )
 
-    def _admit(self) -> _Flight:
-        group_id = GroupId(self._next_id)
-        self._next_id += 1
-        flight = _Flight(
-            group_id=group_id,
-            prompt=self._prompts.take(),
-            dispatched=self._served.now,
-            drafts=[self._sampler.draft(index) for index in range(self._limits.group_size)],
-            since=_now(),
-            claims=self._limits.group_size,
-        )
+    def _admit(self) -> Flight:
+        """Interrupted groups first, then prompts that came back, then fresh ones."""
+        now, weights = _now(), self._served.now
+        if self._parked:
+            parked = self._parked.popleft()
+            flight = replace(parked, due=self._due(parked.group_id), dispatched=weights, since=now)
+            self._ledger.resume(flight.group_id)
+        else:
+            flight = Flight(
+                due=self._due(GroupId(self._next_id)),
+                prompt=self._returned.popleft() if self._returned else self._prompts.take(),
+                dispatched=weights,
+                drafts=[self._sampler.draft(index) for index in range(self._limits.group_size)],
+                since=now,
+            )
+            self._next_id += 1
+            self._ledger.admit(flight.group_id)
         self._slots.claim(flight.claims)
-        self._ledger.admit(group_id)
-        self._flights[group_id] = flight
+        self._flights.add(flight)
         return flight
+
+    def _due(self, group_id: GroupId) -> Due:
+        self._next_order += 1
+        last = min(self._served.now.step + self._limits.max_staleness, self._limits.num_steps - 1)
+        return Due(order=self._next_order, deadline=last, group_id=group_id)
 
     # ---- one group
 
-    async def _fly(self, flight: _Flight) -> None:
+    async def _fly(self, flight: Flight) -> None:
         try:
-            group = await self._score(flight)
-            reason = verdict(self._keep, group)
-        except GROUP_FAILURES as error:
-            self._fail(flight, error)
-        else:
-            self._land(flight, group, reason)
-        self._last_move = _now()
-        self._moved.set()
-        self._finished.set()
-
-    async def _score(self, flight: _Flight) -> ScoredGroup:
-        with plainly():
-            async with asyncio.TaskGroup() as samples:
-                tasks = [
-                    samples.create_task(self._one(flight, draft), name=f"sample-{flight.group_id}.{draft.index}")
-                    for draft in flight.drafts
-                ]
-        return ScoredGroup(
-            group_id=flight.group_id,
-            prompt=flight.prompt,
-            dispatched=flight.dispatched,
-            samples=tuple(task.result() for task in tasks),
-        )
-
-    async def _one(self, flight: _Flight, draft: Draft) -> ScoredSample:
-        def count(num_tokens: int) -> None:
-            self._ledger.generate(num_tokens)
-            self._last_move = _now()
-
-        name = f"g{flight.group_id}"
-        sample = await self._sampler.generate(name, flight.group_id, flight.prompt, draft, count)
-        flight.claims -= 1
-        self._slots.unclaim(1)
-        return await self._sampler.score(flight.prompt, sample)
-
-    def _land(self, flight: _Flight, group: ScoredGroup, reason: str | None) -> None:
-        del self._flights[flight.group_id]
-        self._streaks.failed = 0
-        if reason is None:
-            self._streaks.filtered.clear()
-            self._ledger.buffer(flight.group_id)
-            self._buffered[flight.group_id] = group
-            self._timeline.counter("groups buffered", _now(), len(self._buffered))
-            return
-        self._ledger.drop(flight.group_id, Outcome.FILTERED, group.num_tokens)
-        self._reasons[reason] += 1
-        self._streaks.filtered[reason] += 1
-        in_a_row = self._streaks.filtered.total()
-        if in_a_row >= self._budgets.max_filtered_groups:
-            why, count = self._streaks.filtered.most_common(1)[0]
-            raise FilterBudgetSpent(
-                f"the filter rejected {in_a_row} groups in a row (max-filtered-groups), {count} of them for {why!r}"
+            group = await complete(
+                flight,
+                self._sampler,
+                on_tokens=lambda num_tokens: self._count(flight, num_tokens),
+                on_sample=lambda sample: self._generated(flight, sample),
+                mask_resumed=self._policy.mask_resumed,
             )
+            if not flight.is_gone:
+                self._land(flight, group, verdict(self._keep, group))
+        except GROUP_FAILURES as error:
+            if not flight.is_gone:
+                self._fail(flight, error)
+        self._watchdog.moved()
+        self._moved.set()
+        if flight.due.deadline <= self._wakes:
+            self._finished.set()
 
-    def _fail(self, flight: _Flight, error: AsyncRLError) -> None:
-        del self._flights[flight.group_id]
-        self._slots.unclaim(flight.claims)
-        self._ledger.drop(flight.group_id, Outcome.FAILED, flight.num_tokens)
-        self._streaks.failed += 1
+    def _count(self, flight: Flight, num_tokens: int) -> None:
+        if flight.is_gone:
+            self._ledger.waste(num_tokens)
+        else:
+            self._ledger.generate(num_tokens)
+        self._watchdog.moved()
+
+    def _generated(self, flight: Flight, sample: Sample) -> None:
+        if not flight.is_gone:
+            self._lengths.finished(len(sample.token_ids))
+            self._slots.unclaim(1)
+
+    def _land(self, flight: Flight, group: ScoredGroup, reason: str | None) -> None:
+        self._flights.remove(flight)
+        self._acceptance.note(reason is None)
+        if reason is None:
+            self._streaks.kept()
+            self._ledger.buffer(group.group_id)
+            self._buffered[group.group_id] = _Waiting(due=flight.due, group=group)
+            self._timeline.counter("groups buffered", _now(), len(self._buffered))
+        else:
+            self._drop(group, Outcome.FILTERED)
+            self._reasons[reason] += 1
+            self._streaks.filtered(reason)
+
+    def _drop(self, group: ScoredGroup, outcome: Outcome) -> None:
+        """A scored group will not be trained."""
+        self._ledger.drop(group.group_id, outcome, group.num_tokens)
+        note = self._lengths.filtered if outcome is Outcome.FILTERED else self._lengths.dropped
+        for scored in group.samples:
+            note(len(scored.sample.token_ids))
+
+    def _fail(self, flight: Flight, error: AsyncRLError) -> None:
+        self._leave(flight, Outcome.FAILED)
         logger.warning("group %d failed: %s", flight.group_id, error)
-        if self._streaks.failed >= self._budgets.max_failed_groups:
-            raise FailureBudgetSpent(
-                f"{self._streaks.failed} groups failed in a row (max-failed-groups); the last: {error}"
-            ) from error
+        self._streaks.failed(error)
+
+    def _leave(self, flight: Flight, outcome: Outcome) -> None:
+        """A group in flight will not be trained."""
+        self._slots.unclaim(flight.claims)
+        self._flights.remove(flight)
+        self._ledger.drop(flight.group_id, outcome, flight.num_tokens)
+        for length in flight.cut_lengths():
+            self._lengths.cut(length)
+        for sample in flight.samples.values():
+            self._lengths.dropped(len(sample.token_ids))
 
     # ---- batches
 
-    def _choose(self, step: int) -> tuple[GroupId, ...] | None:
-        finished = [self._due(group_id, group.dispatched) for group_id, group in self._buffered.items()]
-        unfinished = [self._due(group_id, flight.dispatched) for group_id, flight in self._flights.items()]
-        chosen = choose(finished, unfinished, step=step, size=self._limits.groups_per_step)
-        for group_id in chosen or ():
-            self._check_age(self._buffered[group_id], step)
+    async def _chosen(self) -> tuple[GroupId, ...]:
+        while isinstance(chosen := self._choose(self._batches_taken), NotYet):
+            self._wakes = chosen.deadline
+            self._finished.clear()
+            await self._watchdog.wait(self._finished, self._who_waits_for_whom)
         return chosen
 
-    def _due(self, group_id: GroupId, dispatched: Weights) -> Due:
-        return Due(group_id=group_id, deadline=dispatched.step + self._limits.max_staleness)
+    def _choose(self, step: int) -> tuple[GroupId, ...] | NotYet:
+        """The groups of the step's batch, with nothing too old left in their loss."""
+        while not isinstance(dues := self._due_now(step), NotYet):
+            chosen = self._picked(step) if self._pick else tuple(due.group_id for due in dues)
+            if len(chosen) < self._limits.groups_per_step:
+                return NotYet(deadline=float("inf"))
+            if not (worthless := [group_id for group_id in chosen if not self._mask(group_id, step)]):
+                return chosen
+            for group_id in worthless:
+                self._give_up(group_id)
+        return dues
 
-    def _check_age(self, group: ScoredGroup, step: int) -> None:
-        lag = step - group.dispatched.step
-        if lag > self._limits.max_staleness:
-            raise AssertionError(
-                f"group {group.group_id} would be trained {lag} steps late, the bound is {self._limits.max_staleness}"
-            )
+    def _due_now(self, step: int) -> tuple[Due, ...] | NotYet:
+        size = self._limits.groups_per_step
+        if len(self._buffered) < size:
+            return NotYet(deadline=float("inf"))
+        finished = [waiting.due for waiting in self._buffered.values()]
+        if self._policy.stale == "wait":
+            return oldest_in_time(finished, self._flights.dues(), step=step, size=size)
+        return oldest(finished, size=size)
 
-    # ---- the watchdog
+    def _picked(self, step: int) -> tuple[GroupId, ...]:
+        """What the user's function takes from the buffer."""
+        if self._pick is None:
+            raise AssertionError("there is no function to pick groups")
+        groups = [waiting.group for waiting in sorted(self._buffered.values(), key=lambda waiting: waiting.due.order)]
+        picked = self._pick(step, groups, self._limits.groups_per_step)
+        for group_id, reason in picked.drop.items():
+            self._drop(self._buffered.pop(group_id).group, Outcome.FILTERED)
+            self._reasons[reason] += 1
+            self._moved.set()
+        return picked.train
 
-    async def _progress(self, event: asyncio.Event) -> None:
-        """Wait for ``event``.  Raises Stalled once there was neither a token nor a group for too long."""
-        waiting_since = _now()
-        while not event.is_set():
-            deadline = max(waiting_since, self._last_move) + self._budgets.watchdog_timeout_s
-            if _now() >= deadline:
-                raise Stalled(self._who_waits_for_whom())
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await event.wait()
-            except TimeoutError:
-                continue
+    def _mask(self, group_id: GroupId, step: int) -> bool:
+        """Take what is too old at ``step`` out of the group's loss; whether anything is left."""
+        waiting, first = self._buffered[group_id], step - self._limits.max_staleness
+        group = masked_before(waiting.group, first)
+        trained_from = oldest_trained(group)
+        if trained_from is not None and trained_from < first:
+            raise AssertionError(f"group {group_id}: tokens of step {trained_from} in the loss, {first} is the oldest")
+        self._buffered[group_id] = replace(waiting, group=group)
+        return trained_from is not None or group.num_tokens == 0
+
+    # ---- groups that came too late
+
+    def _let_go_of_the_doomed(self) -> None:
+        """Cancel or interrupt what no step can train in time any more."""
+        is_over = self._batches_taken == self._limits.num_steps
+        if self._policy.stale == "mask" and not is_over:
+            return
+        step, size = self._batches_taken, self._limits.groups_per_step
+        finished, unfinished = [waiting.due for waiting in self._buffered.values()], self._flights.dues()
+        if self._pick is not None:  # nobody knows whom it will take: only the deadline counts
+            finished, unfinished = [], [*finished, *unfinished]
+        for due in doomed(finished, unfinished, step=step, size=size):
+            flight = self._flights.by_id(due.group_id)
+            if flight is None:
+                self._give_up(due.group_id)
+            else:
+                self._stop(flight)
+
+    def _give_up(self, group_id: GroupId) -> None:
+        """A scored group is too old; its prompt comes again."""
+        group = self._buffered.pop(group_id).group
+        self._drop(group, Outcome.STALE)
+        self._returned.append(group.prompt)
+        self._moved.set()
+
+    def _stop(self, flight: Flight) -> None:
+        """A group in flight is too old.  It goes on later with what it has, or its prompt comes again."""
+        if flight.task is None:
+            raise AssertionError(f"group {flight.group_id} has no task")
+        flight.task.cancel()
+        if self._policy.partial and self._batches_taken < self._limits.num_steps:
+            self._slots.unclaim(flight.claims)
+            self._flights.remove(flight)
+            self._ledger.interrupt(flight.group_id)
+            self._parked.append(flight.resumed())  # a copy: what still arrives for this one is wasted
+        else:
+            self._leave(flight, Outcome.STALE)
+            self._returned.append(flight.prompt)
 
     def _who_waits_for_whom(self) -> str:
         ready, size = len(self._buffered), self._limits.groups_per_step
-        oldest = sorted(self._flights.values(), key=lambda flight: flight.group_id)[:3]
+        first = sorted(self._flights, key=lambda flight: flight.due.order)[:3]
         held = "; ".join(
             f"group {flight.group_id} (row {flight.prompt.row}) for {_now() - flight.since:.0f} s with "
             f"{flight.num_tokens} tokens"
-            for flight in oldest
+            for flight in first
         )
         return (
-            f"no token and no group for {self._budgets.watchdog_timeout_s:g} s (watchdog-timeout-s): step "
-            f"{self._batches_taken} has {ready} of {size} groups; {len(self._flights)} groups in flight, "
-            f"{self._slots.in_use} of {self._slots.size} slots in use; waiting for {held or 'a group to be admitted'}"
+            f"step {self._batches_taken} has {ready} of {size} groups; {len(self._flights)} groups in flight, "
+            f"{self._slots.in_use} of {self._slots.limit} slots in use; waiting for {held or 'a group to be admitted'}"
         )
 
 

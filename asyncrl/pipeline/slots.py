@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """``size`` slots, handed out one sample at a time, the lowest free number first.
+    """``size`` slots, handed out one sample at a time, the lowest free number first; at most ``limit`` at once.
 
     A sample is *claimed* from the moment its group is admitted until it has been generated or given up, whether it
     holds a slot yet or not: admission looks at claims, so it never starts work that would only queue.
@@ -14,7 +14,9 @@ class Slots:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.limit = size
         self._claimed = 0
+        self._withheld: list[int] = []
         self._free: asyncio.PriorityQueue[int] = asyncio.PriorityQueue()
         for number in range(size):
             self._free.put_nowait(number)
@@ -29,12 +31,20 @@ class Slots:
     @property
     def in_use(self) -> int:
         """Slots held now."""
-        return self.size - self._free.qsize()
+        return self.size - self._free.qsize() - len(self._withheld)
 
     @property
     def free(self) -> int:
         """Slots beyond all claims (0 or more)."""
-        return max(0, self.size - self._claimed)
+        return max(0, self.limit - self._claimed)
+
+    def set_limit(self, limit: int) -> None:
+        """From now on at most ``limit`` (1 to ``size``) are handed out; those above it go when they are given back."""
+        if not 1 <= limit <= self.size:
+            raise ValueError(f"limit must be 1 to {self.size}, got {limit}")
+        self.limit = limit
+        self._balance()
+        self._on_unclaim()
 
     def claim(self, num_samples: int) -> None:
         """These samples will ask for a slot."""
@@ -56,6 +66,7 @@ class Slots:
             yield number
         finally:
             self._free.put_nowait(number)
+            self._balance()
             if self.in_use == 0:
                 self._idle_since = _now()
 
@@ -68,6 +79,13 @@ class Slots:
             self._idle_since = now
         idle_s, self._idle_s = self._idle_s, 0.0
         return idle_s
+
+    def _balance(self) -> None:
+        """Withhold free slots above the limit; hand back withheld ones below it."""
+        while len(self._withheld) < self.size - self.limit and not self._free.empty():
+            self._withheld.append(self._free.get_nowait())
+        while len(self._withheld) > self.size - self.limit:
+            self._free.put_nowait(self._withheld.pop())
 
     def _close_idle(self, now: float) -> None:
         if self._idle_since is not None:

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "buffer": {"types", "errors"},
     "pipeline": LEAVES | {"buffer", "metrics"},
     "engines": LEAVES | {"config", "algorithms"},
+    "sim": LEAVES | {"buffer", "metrics", "pipeline"},
 }
 """``assembly`` may import everything; nothing imports it but the entry point."""
 

@@ -10,13 +10,14 @@ from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
 from asyncrl.pipeline.admission import Limits
+from asyncrl.pipeline.budgets import Budgets
 from asyncrl.pipeline.evaluation import Evaluator, HeldOut
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.run import Parts, Plan, train
 from asyncrl.pipeline.sampler import Sampler, Served
-from asyncrl.pipeline.scheduler import Budgets, Scheduler
+from asyncrl.pipeline.scheduler import Policy, Scheduler
 from asyncrl.pipeline.slots import Slots
-from asyncrl.types import Prompt, Sample, SamplingParams, ScoredGroup, Weights
+from asyncrl.types import Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
 from tests.virtual_time import run_virtually
 
 
@@ -42,6 +43,7 @@ class World:
     slots: int = 16
     lengths: Callable[[Any], int] = lambda request: 8
     seconds_per_token: float = 0.01
+    chunk: int = 4
     train_seconds: float = 1.0
     push_seconds: float = 0.1
     reward: Any = token_sum
@@ -55,6 +57,13 @@ class World:
     max_new_tokens: int = 10_000
     eval_interval: int | None = None
     rows: int = 1_000_000
+    over_sampling: int | None = None
+    buffer_size: int | None = None
+    stale: Any = "wait"
+    partial: bool = False
+    mask_resumed: bool = False
+    abort: bool = False
+    pick: Any = None
     facts: list[StepFacts] = field(default_factory=list)
 
     def run(self) -> "World":
@@ -64,7 +73,9 @@ class World:
 
     async def main(self) -> None:
         """The run itself."""
-        self.engine = FakeEngine(self.lengths, seconds_per_token=self.seconds_per_token, failures=self.failures)
+        self.engine = FakeEngine(
+            self.lengths, seconds_per_token=self.seconds_per_token, chunk=self.chunk, failures=self.failures
+        )
         self.trainer = FakeTrainer(self.train_seconds)
         self.updater = FakeUpdater(self.engine, seconds=self.push_seconds)
         self.prompts = FakePrompts(self.rows)
@@ -75,8 +86,22 @@ class World:
             eval_before_train=self.held_out > 0,
             temperature=1.0,
             save_to=Path("model"),
+            abort_for_updates=self.abort,
         )
         await train(self._parts(), plan, self.facts.append)
+
+    def request(self, request_id: str, prompt: Prompt, seed: int, step: int) -> Request:
+        """A request as the sampler makes it."""
+        return Request(
+            request_id=request_id,
+            token_ids=prompt.token_ids,
+            sampling=self._sampling(),
+            seed=seed,
+            weights=Weights(version=step, step=step),
+        )
+
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=self.max_new_tokens)
 
     def _parts(self) -> Parts:
         timeline = NoTimeline()
@@ -88,7 +113,7 @@ class World:
             reward=self.reward,
             reward_timeout_s=60.0,
             tokenizer=FakeTokenizer(),
-            sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=self.max_new_tokens),
+            sampling=self._sampling(),
             slots=slots,
             served=served,
             timeline=timeline,
@@ -103,8 +128,11 @@ class World:
                 group_size=self.group_size,
                 max_staleness=self.staleness,
                 num_steps=self.steps,
-                slots=self.slots,
+                over_sampling=self.over_sampling,
+                buffer_size=self.buffer_size,
             ),
+            policy=Policy(stale=self.stale, partial=self.partial, mask_resumed=self.mask_resumed),
+            pick=self.pick,
             budgets=Budgets(
                 max_failed_groups=self.max_failed_groups,
                 max_filtered_groups=self.max_filtered_groups,
@@ -132,13 +160,14 @@ class World:
 
     @property
     def lags(self) -> Sequence[int]:
-        """Of every trained token's span, in steps."""
+        """Of every span with a trained token, in steps."""
         return [
             batch.step - span.weights.step
             for batch in self.trainer.batches
             for group in batch.groups
             for scored in group.samples
             for span in scored.sample.spans
+            if any(scored.loss_mask[span.start : span.stop])
         ]
 
     @property

@@ -1,21 +1,32 @@
-"""Admission is arithmetic; over random histories, no group is ever older than the bound."""
+"""Admission is arithmetic on a snapshot."""
 
-import random
+from typing import Any
 
 import pytest
 
-from asyncrl.buffer import Due, all_in_time, choose
-from asyncrl.pipeline.admission import Limits, Standing, groups_wanted, may_start
-from asyncrl.types import GroupId
+from asyncrl.pipeline.acceptance import WINDOW, Acceptance
+from asyncrl.pipeline.admission import Limits, Standing, assumed_acceptance, is_wanted, may_start
 
 
-def limits(**changes: int) -> Limits:
-    usual = {"groups_per_step": 4, "group_size": 2, "max_staleness": 1, "num_steps": 100, "slots": 8}
-    return Limits(**{**usual, **changes})
+def limits(**changes: Any) -> Limits:
+    return Limits(**{"groups_per_step": 4, "group_size": 2, "max_staleness": 1, "num_steps": 100, **changes})
 
 
-def standing(**changes: int) -> Standing:
-    return Standing(**{"batches_taken": 0, "outstanding": 0, "engine_step": 0, "free_slots": 1, **changes})
+def standing(**changes: Any) -> Standing:
+    usual = {"batches_taken": 0, "buffered": 0, "in_flight": 0, "engine_step": 0, "free_slots": 1}
+    return Standing(**{**usual, **changes})
+
+
+def room(now: Standing, bounds: Limits) -> int:
+    """How many groups may start one after the other."""
+    started = 0
+    while is_wanted(standing(**{**_fields(now), "in_flight": now.in_flight + started}), bounds):
+        started += 1
+    return started
+
+
+def _fields(now: Standing) -> dict[str, Any]:
+    return {name: getattr(now, name) for name in Standing.__dataclass_fields__}
 
 
 @pytest.mark.parametrize(
@@ -23,16 +34,21 @@ def standing(**changes: int) -> Standing:
     [
         (standing(), limits(), 8),
         (standing(), limits(max_staleness=0), 4),
-        (standing(outstanding=8), limits(), 0),
-        (standing(batches_taken=1, outstanding=4), limits(), 0),
-        (standing(batches_taken=1, outstanding=4, engine_step=1), limits(), 4),
-        (standing(batches_taken=1, outstanding=3), limits(max_staleness=0), 0),
+        (standing(in_flight=8), limits(), 0),
+        (standing(in_flight=3, buffered=5), limits(), 0),
+        (standing(batches_taken=1, in_flight=4), limits(), 0),
+        (standing(batches_taken=1, buffered=4, engine_step=1), limits(), 4),
+        (standing(batches_taken=1, in_flight=3), limits(max_staleness=0), 0),
         (standing(batches_taken=99, engine_step=99), limits(), 4),
         (standing(batches_taken=100, engine_step=100), limits(), 0),
+        (standing(acceptance=0.5), limits(), 16),
+        (standing(acceptance=0.5, buffered=6), limits(), 4),
+        (standing(acceptance=0.55), limits(), 14),  # 7.7 of them are expected to be kept
+        (standing(acceptance=0.01, buffered=8), limits(), 0),
     ],
 )
-def test_groups_wanted_keeps_every_group_within_the_bound(now: Standing, bounds: Limits, wanted: int) -> None:
-    assert groups_wanted(now, bounds) == wanted
+def test_as_many_groups_start_as_will_find_a_place_in_time(now: Standing, bounds: Limits, wanted: int) -> None:
+    assert room(now, bounds) == wanted
 
 
 def test_a_group_starts_only_when_a_slot_is_free() -> None:
@@ -40,67 +56,50 @@ def test_a_group_starts_only_when_a_slot_is_free() -> None:
     assert not may_start(standing(free_slots=0), limits())
 
 
-@pytest.mark.parametrize("field", ["groups_per_step", "group_size", "num_steps", "slots"])
+def test_nothing_starts_while_the_buffer_is_full() -> None:
+    assert may_start(standing(buffered=4), limits(buffer_size=5))
+    assert not may_start(standing(buffered=5), limits(buffer_size=5))
+
+
+@pytest.mark.parametrize(
+    ("over_sampling", "drops", "assumed"), [(None, False, 0.4), (6, False, 4 / 6), (40, False, 0.4), (6, True, 0.4)]
+)
+def test_over_sampling_is_capped(over_sampling: int | None, drops: bool, assumed: float) -> None:
+    assert assumed_acceptance(0.4, limits(over_sampling=over_sampling), drops=drops) == assumed
+
+
+def test_where_groups_are_dropped_the_over_sampling_asked_for_is_started_without_a_filter_too() -> None:
+    assert assumed_acceptance(1.0, limits(over_sampling=8), drops=True) == 0.5
+    assert assumed_acceptance(1.0, limits(over_sampling=8), drops=False) == 1.0
+
+
+@pytest.mark.parametrize("field", ["groups_per_step", "group_size", "num_steps"])
 def test_limits_below_one_are_refused_by_name(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
         limits(**{field: 0})
 
 
-def due(group_id: int, deadline: int) -> Due:
-    return Due(group_id=GroupId(group_id), deadline=deadline)
+@pytest.mark.parametrize("field", ["over_sampling", "buffer_size"])
+def test_limits_below_a_batch_are_refused_by_name(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be at least groups_per_step 4, got 3"):
+        limits(**{field: 3})
 
 
-def test_the_oldest_finished_groups_go_first() -> None:
-    finished = [due(3, 1), due(0, 1), due(2, 1)]
-    assert choose(finished, [due(1, 1)], step=0, size=2) == (0, 2)
+def test_without_a_rejection_every_group_is_expected_to_be_kept() -> None:
+    acceptance = Acceptance()
+    assert acceptance.upper == 1.0
+    for _ in range(5):
+        acceptance.note(True)
+    assert acceptance.upper == acceptance.rate == 1.0
 
 
-def test_a_batch_waits_for_a_group_that_is_due_now() -> None:
-    assert choose([due(1, 5), due(2, 5)], [due(0, 0)], step=0, size=2) is None
-
-
-def test_a_batch_waits_when_too_many_groups_would_be_due_at_one_step() -> None:
-    left = [due(0, 1), due(1, 1), due(2, 1)]
-    assert choose([due(3, 2), due(4, 2)], left, step=0, size=2) is None
-    assert choose([due(3, 2), due(4, 2)], left[:2], step=0, size=2) == (3, 4)
-
-
-def test_too_few_finished_groups_make_no_batch() -> None:
-    assert choose([due(0, 9)], [], step=0, size=2) is None
-
-
-def test_over_random_histories_no_group_is_trained_late_and_every_batch_comes() -> None:
-    for seed in range(200):
-        live_through(random.Random(seed))
-
-
-def live_through(rng: random.Random) -> None:
-    """Groups start, finish, fail and are trained in random order, to the last step."""
-    interval = rng.randint(1, 4)
-    bounds = limits(
-        groups_per_step=rng.randint(1, 5),
-        max_staleness=rng.randint(interval - 1, interval + 3),
-        num_steps=25,
-        slots=1000,
-    )
-    engine_step, finished, unfinished, next_id = 0, set[Due](), set[Due](), 0
-    step = 0
-    while step < bounds.num_steps:
-        now = standing(batches_taken=step, outstanding=len(finished | unfinished), engine_step=engine_step)
-        if groups_wanted(now, bounds) and rng.random() < 0.6:
-            unfinished.add(due(next_id, engine_step + bounds.max_staleness))
-            next_id += 1
-        elif unfinished and rng.random() < 0.7:
-            group = rng.choice(sorted(unfinished))
-            unfinished.remove(group)
-            if rng.random() < 0.8:  # the others are filtered or fail
-                finished.add(group)
-        chosen = choose(finished, unfinished, step=step, size=bounds.groups_per_step)
-        assert all_in_time([*finished, *unfinished], step=step, size=bounds.groups_per_step)
-        if chosen is not None:
-            batch = {group for group in finished if group.group_id in chosen}
-            assert all(group.deadline >= step for group in batch)
-            finished -= batch
-            step += 1
-            if step % interval == 0:
-                engine_step = step
+def test_the_estimate_is_above_the_rate_and_follows_it() -> None:
+    acceptance = Acceptance()
+    for verdict in range(WINDOW):
+        acceptance.note(verdict % 2 == 0)
+    assert acceptance.rate == 0.5
+    assert 0.5 < acceptance.upper < 0.57
+    for _ in range(WINDOW):
+        acceptance.note(False)
+    assert acceptance.rate == 0.0
+    assert 0.0 < acceptance.upper < 0.02

@@ -1,0 +1,56 @@
+"""Tokens that are too old leave the loss, and only they."""
+
+from asyncrl.buffer import masked_before, oldest_trained
+from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
+
+
+def group(*steps: tuple[int, ...], mask: tuple[int, ...] | None = None) -> ScoredGroup:
+    """One sample for each ``steps``: two tokens written by the weights of each."""
+    return ScoredGroup(
+        group_id=GroupId(0),
+        prompt=Prompt(row=0, epoch=0, text="", token_ids=(1,), label=None),
+        dispatched=Weights(version=0, step=0),
+        samples=tuple(scored(index, written, mask) for index, written in enumerate(steps)),
+    )
+
+
+def scored(index: int, steps: tuple[int, ...], mask: tuple[int, ...] | None) -> ScoredSample:
+    size = 2 * len(steps)
+    spans = tuple(
+        Span(weights=Weights(version=step, step=step), start=2 * place, stop=2 * place + 2)
+        for place, step in enumerate(steps)
+    )
+    sample = Sample(
+        index=index,
+        token_ids=(7,) * size,
+        logprobs=(-1.0,) * size,
+        spans=spans,
+        text="",
+        finish=FinishReason.STOP,
+        seconds=1.0,
+    )
+    return ScoredSample(sample=sample, reward=1.0, loss_mask=mask or (1,) * size)
+
+
+def masks(group: ScoredGroup) -> list[tuple[int, ...]]:
+    return [scored.loss_mask for scored in group.samples]
+
+
+def test_tokens_of_older_weights_leave_the_loss() -> None:
+    assert masks(masked_before(group((0, 1, 2), (2,), (0,)), 1)) == [(0, 0, 1, 1, 1, 1), (1, 1), (0, 0)]
+
+
+def test_a_group_that_is_young_enough_is_left_alone() -> None:
+    young = group((1, 2), ())
+    assert masked_before(young, 1) is young
+
+
+def test_a_mask_that_is_there_stays() -> None:
+    assert masks(masked_before(group((0, 1), mask=(1, 1, 0, 1)), 1)) == [(0, 0, 0, 1)]
+
+
+def test_the_age_of_a_group_is_that_of_its_oldest_token_in_the_loss() -> None:
+    assert oldest_trained(group((0, 1))) == 0
+    assert oldest_trained(masked_before(group((0, 1)), 1)) == 1
+    assert oldest_trained(masked_before(group((0, 1)), 2)) is None
+    assert oldest_trained(group()) is None

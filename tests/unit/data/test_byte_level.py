@@ -1,0 +1,52 @@
+"""The table decodes as the tokenizers library does."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import tokenizers  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.data.byte_level import bytes_of_tokens
+from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart"
+
+
+def byte_level() -> Any:
+    """A byte-level BPE as Qwen's and Llama 3's: merges that split characters, tokens added, special and not."""
+    words = tokenizers.Tokenizer(tokenizers.models.BPE())
+    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    words.train_from_iterator(["the cat  sat, äöü 日本語 日本 don 't . ! \n\n\t emoji 🎉🎊 naïve"] * 5, trainer)
+    words.add_special_tokens(["<|end|>", "<|pad|>"])
+    words.add_tokens(["<think>", "</think>", "two words", "ünï"])
+    return words
+
+
+WORDS = byte_level()
+SIZE = WORDS.get_vocab_size(with_added_tokens=True)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.integers(0, SIZE + 2), max_size=60))
+def test_any_tokens_decode_as_the_library_decodes_them(token_ids: list[int]) -> None:
+    assert TextTokenizer(WORDS, None).decode(tuple(token_ids)) == WORDS.decode(token_ids, skip_special_tokens=True)
+
+
+def test_the_table_is_used_for_byte_level_tokenizers_only() -> None:
+    assert bytes_of_tokens(WORDS) is not None
+    assert bytes_of_tokens(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))) is None
+
+
+def test_the_quickstarts_decode_as_the_library_decodes_them() -> None:
+    for file in sorted(QUICKSTART.rglob("tokenizer.json")):
+        words, ours = tokenizers.Tokenizer.from_file(str(file)), load_tokenizer(file.parent)
+        rng = random.Random(1)
+        for _ in range(50):
+            drawn = [rng.randrange(words.get_vocab_size()) for _ in range(30)]
+            assert ours.decode(tuple(drawn)) == words.decode(drawn, skip_special_tokens=True)

@@ -1,0 +1,260 @@
+"""What becomes of groups that grow old, are interrupted, or are one too many."""
+
+import asyncio
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from asyncrl.engines.fake import FakeEngine, FakePrompts
+from asyncrl.pipeline.sampler import draft_seed
+from asyncrl.types import Picked, Request, ScoredGroup, Weights
+from tests.unit.pipeline.harness import World
+from tests.virtual_time import run_virtually
+
+
+def one_straggler(request: Request) -> int:
+    """The first answer of the first group takes 100 times as long as the others."""
+    is_it = request.request_id.startswith(("g0.0", "g0~"))
+    return 800 - (len(request.token_ids) - 3) if is_it else 8
+
+
+def half(group: ScoredGroup) -> str | None:
+    """Rejects every other prompt."""
+    return "odd" if group.prompt.row % 2 else None
+
+
+def tokens(world: World) -> Any:
+    return world.facts[-1].scheduler.tokens
+
+
+# ---- wait, mask, drop
+
+
+def test_by_default_the_batch_waits_for_a_straggler_that_is_due() -> None:
+    world = World(steps=4, lengths=one_straggler, train_seconds=0.5).run()
+    assert 0 in world.trained_ids[1]  # started under step 0, staleness 1
+    assert world.facts[1].trainer_waited_s > 5.0
+    assert tokens(world).stale == tokens(world).masked == 0
+
+
+def test_drop_cancels_a_group_that_is_due_and_unfinished_and_its_prompt_comes_again() -> None:
+    world = World(steps=4, lengths=one_straggler, train_seconds=0.5, stale="drop").run()
+    assert all(fact.trainer_waited_s < 1.0 for fact in world.facts)
+    trained = [group for batch in world.trainer.batches for group in batch.groups]
+    assert 0 not in [group.group_id for group in trained]
+    assert [group.prompt.row for group in trained].count(0) == 1
+    assert tokens(world).stale > 0
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_what_is_dropped_has_left_the_engines_before_the_weights_change(partial: bool) -> None:
+    world = World(steps=3, group_size=1, lengths=one_straggler, train_seconds=0.5, stale="drop", partial=partial)
+    present: list[list[str]] = []
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as both:
+            running = both.create_task(world.main())
+            await asyncio.sleep(0)
+            world.updater.before_push = lambda: present.append(
+                [request.request_id for request in world.engine.now_busy]
+            )
+            await running
+
+    run_virtually(main())
+    assert "g0.0" in present[0]  # due at the second step
+    assert "g0.0" not in present[1]
+
+
+def test_mask_never_waits_and_takes_what_is_too_old_out_of_the_loss() -> None:
+    world = World(steps=12, lengths=one_straggler, train_seconds=1.0, push_seconds=0.0, stale="mask").run()
+    assert all(fact.trainer_waited_s < 0.5 for fact in world.facts)
+    (step,) = [batch.step for batch in world.trainer.batches if 0 in [group.group_id for group in batch.groups]]
+    straggler = next(group for group in world.trainer.batches[step].groups if group.group_id == 0)
+    sample, mask = straggler.samples[0].sample, straggler.samples[0].loss_mask
+    ages = [step - span.weights.step for span in sample.spans for _ in range(span.start, span.stop)]
+    assert mask == tuple(int(age <= 1) for age in ages)
+    assert 0 < sum(mask) < len(mask)
+    assert tokens(world).masked == mask.count(0) + len(straggler.samples[1].loss_mask)
+    assert world.facts[step].scheduler.tokens.stale == 0
+
+
+def test_a_group_with_nothing_left_to_train_on_is_stale() -> None:
+    """Under ``mask``, a kept group that is never taken in time, because older ones always go first."""
+
+    def late_for_the_first(step: int, waiting: Any, size: int) -> Picked:
+        return Picked(train=tuple(group.group_id for group in waiting if group.group_id or step >= 3)[:size])
+
+    world = World(steps=6, stale="mask", groups_per_step=1, pick=late_for_the_first).run()
+    assert tokens(world).stale == 16
+    assert world.scheduler.stats().groups.stale == 1
+    assert 0 not in [group.group_id for group in groups(world)]
+    assert max(world.lags) <= 1
+
+
+# ---- partial rollouts
+
+
+def test_a_partial_group_goes_on_behind_what_it_had_and_loses_no_token() -> None:
+    whole = World(steps=1, groups_per_step=1, lengths=one_straggler).run()
+    world = World(steps=14, lengths=one_straggler, train_seconds=0.5, stale="drop", partial=True).run()
+    straggler = trained_group(world, 0)
+    expected = trained_group(whole, 0)
+    assert [each.sample.token_ids for each in straggler.samples] == [each.sample.token_ids for each in expected.samples]
+    again = [request for request in world.engine.requests if request.request_id.startswith("g0~")]
+    assert len(again) >= 3
+    assert tokens(world).stale == len(again)  # the fake engine delivers one token more for each that is cancelled
+    for request in again:
+        written = len(request.token_ids) - 3
+        assert request.token_ids[3:] == straggler.samples[0].sample.token_ids[:written]
+        assert request.sampling.max_new_tokens == world.max_new_tokens - written
+    assert max(world.lags) <= 1
+
+
+def test_of_a_partial_group_only_what_was_written_since_is_trained_if_so_asked() -> None:
+    plain = World(steps=14, lengths=one_straggler, train_seconds=0.5, stale="drop", partial=True).run()
+    masked = World(
+        steps=14, lengths=one_straggler, train_seconds=0.5, stale="drop", partial=True, mask_resumed=True
+    ).run()
+    last = [request for request in masked.engine.requests if request.request_id.startswith("g0~")][-1]
+    resumed_at = len(last.token_ids) - 3
+    mask = trained_group(masked, 0).samples[0].loss_mask
+    assert mask == (0,) * resumed_at + (1,) * (len(mask) - resumed_at)
+    assert sum(trained_group(masked, 0).samples[1].loss_mask) == 0  # it was done before
+    assert sum(mask) <= sum(trained_group(plain, 0).samples[0].loss_mask)
+
+
+def trained_group(world: World, group_id: int) -> ScoredGroup:
+    (found,) = [group for batch in world.trainer.batches for group in batch.groups if group.group_id == group_id]
+    return found
+
+
+# ---- updates that abort
+
+
+def test_an_update_that_aborts_loses_no_token_and_counts_no_failure() -> None:
+    def long(request: Request) -> int:
+        return 300 - (len(request.token_ids) - 3)
+
+    settings: dict[str, Any] = {"steps": 6, "staleness": 3, "lengths": long, "train_seconds": 0.7}
+    paused, aborted = World(**settings).run(), World(**settings, abort=True).run()
+    assert aborted.facts[-1].scheduler.aborts > 10
+    assert aborted.facts[-1].scheduler.retries == 0
+    assert all_tokens(aborted) == all_tokens(paused)
+    assert any(len(scored.sample.spans) > 2 for group in groups(aborted) for scored in group.samples)
+
+
+def groups(world: World) -> list[ScoredGroup]:
+    return [group for batch in world.trainer.batches for group in batch.groups]
+
+
+def all_tokens(world: World) -> dict[int, list[tuple[int, ...]]]:
+    return {group.group_id: [scored.sample.token_ids for scored in group.samples] for group in groups(world)}
+
+
+# ---- filters, refill, surplus
+
+
+def test_a_filter_that_rejects_half_wastes_next_to_nothing_more() -> None:
+    world = World(
+        steps=40,
+        groups_per_step=16,
+        staleness=2,
+        slots=256,
+        keep=half,
+        train_seconds=0.2,
+        push_seconds=0.0,
+        lengths=lambda request: 1 + request.seed % 60,
+    ).run()
+    spent = tokens(world)
+    before_the_end = world.facts[-3].scheduler.tokens
+    assert before_the_end.stale <= 0.02 * before_the_end.generated
+    assert 0.8 < spent.filtered / spent.trained < 1.2
+    # The engines work ahead although half of it will be rejected.
+    assert max(fact.scheduler.groups.in_flight for fact in world.facts) > 3 * 16
+
+
+def test_kept_groups_beyond_the_batch_stay_for_the_next_one() -> None:
+    world = World(steps=6, staleness=2, groups_per_step=3, slots=64, train_seconds=5.0).run()
+    assert [len(ids) for ids in world.trained_ids] == [3] * 6
+    assert sorted(chain.from_iterable(world.trained_ids)) == list(range(18))
+    assert tokens(world).stale == 0
+
+
+def test_over_sampling_caps_what_is_started_for_a_rejecting_filter() -> None:
+    def most_outstanding(over_sampling: int | None) -> int:
+        world = World(steps=20, groups_per_step=8, staleness=0, slots=256, keep=half, over_sampling=over_sampling).run()
+        seen = [request.request_id for request in world.engine.requests]
+        assert len(seen) == len(set(seen))
+        return world.engine.most_busy // world.group_size
+
+    assert most_outstanding(8) == 8
+    assert 8 < most_outstanding(10) <= 10
+    assert most_outstanding(10) < most_outstanding(None) <= 16
+
+
+def test_with_drop_the_over_sampling_asked_for_is_started_and_the_first_to_finish_make_the_batch() -> None:
+    world = World(
+        steps=3, groups_per_step=4, staleness=0, slots=64, over_sampling=6, stale="drop", lengths=one_straggler
+    ).run()
+    assert world.engine.most_busy == 6 * world.group_size
+    assert 0 not in world.trained_ids[0]
+
+
+def test_nothing_starts_while_the_buffer_is_full() -> None:
+    free = World(steps=8, staleness=4, slots=64, train_seconds=5.0).run()
+    full = World(steps=8, staleness=4, slots=64, train_seconds=5.0, buffer_size=4).run()
+    assert max(fact.scheduler.groups.buffered for fact in free.facts) > 8
+    assert max(fact.scheduler.groups.buffered for fact in full.facts) <= 4 + free.slots
+    assert full.prompts.taken == free.prompts.taken
+
+
+def test_a_buffer_filter_picks_and_drops() -> None:
+    def youngest(step: int, waiting: Any, size: int) -> Picked:
+        drop = {waiting[0].group_id: "first"} if step == 1 and len(waiting) > size else {}
+        rest = [group.group_id for group in waiting if group.group_id not in drop]
+        return Picked(train=tuple(rest[-size:]), drop=drop)
+
+    world = World(steps=3, groups_per_step=2, staleness=3, slots=64, pick=youngest, train_seconds=5.0).run()
+    assert world.trained_ids[0] == [6, 7] or world.trained_ids[0] > world.trained_ids[1]
+    assert world.facts[-1].scheduler.filter_reasons == {"first": 1}
+    assert max(world.lags) <= 3
+
+
+# ---- no staleness is the plain loop
+
+
+def test_without_staleness_batches_are_those_of_a_plain_synchronous_loop_group_by_group() -> None:
+    def uneven(request: Request) -> int:
+        return 1 + request.seed % 50
+
+    world = World(steps=6, staleness=0, lengths=uneven, keep=half, slots=64, over_sampling=4).run()
+    expected, _ = run_virtually(plain_loop(world, uneven))
+    assert [[content(group) for group in batch.groups] for batch in world.trainer.batches] == expected
+
+
+async def plain_loop(world: World, lengths: Any) -> list[list[Any]]:
+    """Sample prompt after prompt until a batch is full, then train and push.  Shares only the fake engine's draws."""
+    engine, prompts, batches, group_id = FakeEngine(lengths), FakePrompts(world.rows), [], 0
+    for step in range(world.steps):
+        engine.go_on(Weights(version=step, step=step))
+        batch: list[Any] = []
+        while len(batch) < world.groups_per_step:
+            prompt = prompts.take()
+            answers: list[tuple[int, ...]] = []
+            for index in range(world.group_size):
+                written: list[int] = []
+                request = world.request(f"plain{group_id}.{index}", prompt, draft_seed(1, group_id, index), step)
+                await engine.generate(request, lambda chunk, written=written: written.extend(chunk.token_ids))
+                answers.append(tuple(written))
+            if prompt.row % 2 == 0:
+                batch.append((prompt.row, step, answers))
+            group_id += 1
+        batches.append(batch)
+    return batches
+
+
+def content(group: ScoredGroup) -> Any:
+    steps = {span.weights.step for scored in group.samples for span in scored.sample.spans}
+    assert len(steps) == 1
+    return (group.prompt.row, steps.pop(), [scored.sample.token_ids for scored in group.samples])

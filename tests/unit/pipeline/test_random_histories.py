@@ -1,0 +1,168 @@
+"""Whatever happens in whatever order, no token is too old, nothing is lost or counted twice, and the run ends.
+
+Random histories on a virtual clock, with the real scheduler, buffer, sampler and run.
+"""
+
+import asyncio
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from asyncrl.errors import EngineLost, EngineTimeout, FailureBudgetSpent, FilterBudgetSpent
+from asyncrl.types import Picked, Prompt, Request, Sample, ScoredGroup
+from tests.unit.pipeline.harness import World
+from tests.virtual_time import run_virtually
+
+HISTORIES = 2_000
+"""What the project promises at least."""
+
+
+class Story:
+    """A world in which what happens to a sample follows from its request's seed, and which writes down what did."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.filtered: list[tuple[int, int]] = []
+        self.failed_rewards = 0
+        share_failing, share_rejected = plan.pop("failing"), plan.pop("rejected")
+        self.cancel_at: float | None = plan.pop("cancel_at")
+        tail, short = plan.pop("tail"), plan.pop("short")
+        picky = plan.pop("picky")
+
+        def lengths(request: Request) -> int:
+            written = len(request.token_ids) - 3
+            whole = short * tail if request.seed % 11 == 0 else 1 + request.seed % short
+            return max(1, whole - written)
+
+        async def reward(prompt: Prompt, sample: Sample) -> float:
+            if hash((prompt.row, prompt.epoch, sample.index)) % 100 < share_failing:
+                self.failed_rewards += 1
+                raise ValueError("no reward")
+            await asyncio.sleep(0.001 * (prompt.row % 3))
+            return float(sample.index)
+
+        def keep(group: ScoredGroup) -> str | None:
+            if hash((group.prompt.row, group.prompt.epoch, 7)) % 100 < share_rejected:
+                self.filtered.append(which(group.prompt))
+                return f"reason {group.prompt.row % 2}"
+            return None
+
+        self.world = World(lengths=lengths, reward=reward, keep=keep, pick=fussy if picky else None, **plan)
+
+    def live(self) -> None:
+        """To the end, or until somebody cancels."""
+        run_virtually(self._main())
+
+    async def _main(self) -> None:
+        try:
+            async with asyncio.timeout(self.cancel_at):
+                await self.world.main()
+        except (TimeoutError, FailureBudgetSpent, FilterBudgetSpent):
+            pass
+
+    @property
+    def trained(self) -> list[tuple[int, int]]:
+        """Prompts, as often as they were trained."""
+        return [which(group.prompt) for batch in self.world.trainer.batches for group in batch.groups]
+
+
+def which(prompt: Prompt) -> tuple[int, int]:
+    return prompt.epoch, prompt.row
+
+
+def fussy(step: int, waiting: Any, size: int) -> Picked:
+    """Drops every seventh group and otherwise takes the youngest."""
+    drop = {group.group_id: "seventh" for group in waiting if group.group_id % 7 == 6}
+    return Picked(train=tuple(group.group_id for group in waiting if group.group_id not in drop)[-size:], drop=drop)
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "steps": (1, 2, 3, 4),
+    "groups_per_step": (1, 2, 3, 4),
+    "group_size": (1, 2, 3),
+    "interval": (1, 2, 3),
+    "staleness": (0, 1, 2, 3),  # above the least that the interval allows
+    "slots": (1, 2, 3, 5, 8, 12),
+    "over_sampling": (None, None, 0, 2, 5),  # beyond a batch
+    "buffer_size": (None, None, 1, 2),  # in batches
+    "stale": ("wait", "mask", "drop"),
+    "partial": (False, True),
+    "mask_resumed": (False, True),
+    "abort": (False, True),
+    "short": (1, 2, 5, 11, 16),
+    "tail": (1, 3, 6),
+    "train_seconds": (0.01, 0.1, 1.0),
+    "push_seconds": (0.0, 0.05),
+    "failures": (0, 0, 3),
+    "retries": (0, 2),
+    "failing": (0, 0, 8),
+    "rejected": (0, 0, 20, 50),
+    "picky": (False, False, False, True),
+    "rows": (1, 3, 7, 40),
+    "held_out": (0, 0, 2),
+    "eval_interval": (None, 2),
+    "cancel_at": (None, None, None, 0.02, 0.3),
+}
+"""The first choice is the plainest."""
+DRAWS = tuple(itertools.batched(CHOICES, 9))
+"""Names of choices drawn together: below 2**24 possibilities hypothesis draws evenly."""
+
+
+def plan_of(numbers: tuple[int, ...]) -> dict[str, Any]:
+    """One of all plans, zeros being the plainest.  Few draws: hypothesis takes longer to draw than a run takes."""
+    plan: dict[str, Any] = {}
+    for names, number in zip(DRAWS, numbers, strict=True):
+        for name in names:
+            number, place = divmod(number, len(CHOICES[name]))
+            plan[name] = CHOICES[name][place]
+    batch = plan["groups_per_step"]
+    plan["staleness"] += plan["interval"] - 1
+    plan["over_sampling"] = None if plan["over_sampling"] is None else batch + plan["over_sampling"]
+    plan["buffer_size"] = None if plan["buffer_size"] is None else batch * plan["buffer_size"]
+    plan["failures"] = {
+        f"g{group}.{group % 2}": (EngineLost if group % 2 else EngineTimeout)("gone")
+        for group in range(plan["failures"])
+    }
+    return {**plan, "max_failed_groups": 20, "chunk": 12}
+
+
+@settings(
+    max_examples=HISTORIES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(st.tuples(*(st.integers(0, math.prod(len(CHOICES[name]) for name in names) - 1) for names in DRAWS)))
+@pytest.mark.timeout(120)
+def test_over_random_histories_nothing_is_too_old_or_lost(numbers: tuple[int, ...]) -> None:
+    story = Story(plan_of(numbers))
+    story.live()
+    world = story.world
+    assert max(world.lags, default=0) <= world.staleness
+    assert world.engine.most_busy <= world.slots
+    assert world.engine.busy == 0
+    assert world.all_slots.in_use == 0
+    stats = world.scheduler.stats()  # checks both accounts
+    assert all(count >= 0 for count in vars_of(stats.groups) + vars_of(stats.tokens))
+    settled_once(story)
+
+
+def vars_of(counts: Any) -> list[int]:
+    return [getattr(counts, name) for name in counts.__dataclass_fields__]
+
+
+def settled_once(story: Story) -> None:
+    """Every prompt that was taken was trained, filtered or failed exactly once, or is still to be settled."""
+    world, groups = story.world, story.world.scheduler.stats()
+    often = Counter(story.trained) + Counter(story.filtered)
+    assert all(count == 1 for count in often.values())
+    counts = groups.groups
+    settled = counts.trained + counts.filtered + counts.failed
+    open_groups = counts.in_flight + counts.partial + counts.buffered + counts.training
+    assert world.prompts.taken == settled + open_groups + groups.returned
