@@ -1,0 +1,178 @@
+"""A server that answers ``POST /generate`` as SGLang does, at next to no cost: its events are serialised beforehand.
+
+Started by ``controller.py`` as a process of its own.  It says its port on the standard output and ends when its
+standard input is closed.  Answers advance in slices of time, as those of an engine that decodes all requests in one
+batch.
+"""
+
+import argparse
+import asyncio
+import bisect
+import itertools
+import random
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from typing import Any, cast
+
+import orjson
+import uvloop
+
+from asyncrl.engines.sglang.labels import STAMPS
+
+SLICE_S = 0.005
+"""Between two looks at which answers are due: a decode step of a large batch takes 10 ms and more."""
+VOCABULARY = 50_000
+"""Token ids are drawn below this: five digits, as most are with today's vocabularies of 100,000 to 200,000."""
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+_NOTHING = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def tokens_of_answer(num_tokens: int) -> list[int]:
+    """The token ids of every answer of this length."""
+    return random.Random(num_tokens).choices(range(256, VOCABULARY), k=num_tokens)
+
+
+def sizes(num_tokens: int, interval: int) -> list[int]:
+    """Tokens of each event: SGLang sends the first token at once, and what is left at the end."""
+    edges = [0, *range(1, num_tokens, interval), num_tokens]
+    return [stop - start for start, stop in itertools.pairwise(edges)]
+
+
+def events(num_tokens: int, interval: int) -> Iterator[bytes]:
+    """The events of one answer as they go over the wire."""
+    tokens, draw, done = tokens_of_answer(num_tokens), random.Random(interval), 0
+    for size in sizes(num_tokens, interval):
+        new, done = tokens[done : done + size], done + size
+        # SGLang widens float32 to float64, which takes 16 to 20 digits to write; so does this many random bits.
+        logprobs = [[-draw.expovariate(2.0), token, None] for token in new]
+        yield _framed(b"data: " + orjson.dumps(_event(new, logprobs, done, done == num_tokens)) + b"\n\n")
+
+
+def _event(new: list[int], logprobs: list[list[Any]], done: int, is_last: bool) -> dict[str, Any]:
+    """With the fields of sglang 0.5.16 started with --incremental-streaming-output, and of our plug-in in it."""
+    return {
+        "text": "word" * len(new),
+        "output_ids": new,
+        "meta_info": {
+            "id": "g1234567.12/0123abcd.",
+            "finish_reason": {"type": "length", "length": done} if is_last else None,
+            "prompt_tokens": 512,
+            "weight_version": "0",
+            "num_retractions": 0,
+            "input_token_logprobs": [],
+            "output_token_logprobs": logprobs,
+            "reasoning_tokens": 0,
+            "completion_tokens": done,
+            "cached_tokens": 0,
+            "cached_tokens_details": None,
+            "dp_rank": None,
+            STAMPS: ["0"] * len(new),
+            "e2e_latency": 12.345678901234567,
+        },
+    }
+
+
+def _framed(payload: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+class Pace:
+    """Sends the events of all answers, each when its tokens would have been made."""
+
+    def __init__(self, num_tokens: int, interval: int, answer_s: float, num_cut: int) -> None:
+        """The first ``num_cut`` answers are cut to all lengths alike, so that the load is even from the beginning."""
+        self._pieces = list(events(num_tokens, interval))
+        self._slices = [max(1, round(size * answer_s / num_tokens / SLICE_S)) for size in sizes(num_tokens, interval)]
+        ends = list(itertools.accumulate(self._slices))
+        self._first = deque(_cut(ends, random.Random(1), num_cut))
+        self._due: defaultdict[int, list[tuple[asyncio.Transport, int]]] = defaultdict(list)
+        self._slice = 0
+
+    def answer(self, transport: asyncio.Transport) -> None:
+        """Begin an answer on this connection."""
+        transport.write(_HEAD)
+        place, wait = self._first.popleft() if self._first else (0, self._slices[0])
+        self._due[self._slice + wait].append((transport, place))
+
+    async def run(self) -> None:
+        """Send what is due, slice by slice, until cancelled."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        while True:
+            await asyncio.sleep(max(0.0, began + (self._slice + 1) * SLICE_S - now()))
+            self._slice += 1
+            for transport, place in self._due.pop(self._slice, ()):
+                if not transport.is_closing():
+                    self._send(transport, place)
+
+    def _send(self, transport: asyncio.Transport, place: int) -> None:
+        if place == len(self._pieces) - 1:
+            transport.write(self._pieces[place] + _END)
+            return
+        transport.write(self._pieces[place])
+        self._due[self._slice + self._slices[place + 1]].append((transport, place + 1))
+
+
+def _cut(ends: list[int], draw: random.Random, num_cut: int) -> Iterator[tuple[int, int]]:
+    """Where each answer begins that is cut: the event that comes next, and in how many slices."""
+    for number in draw.sample(range(num_cut), num_cut):
+        at = number * ends[-1] // num_cut
+        place = bisect.bisect_right(ends, at)
+        yield place, ends[place] - at
+
+
+class Connection(asyncio.Protocol):
+    """One connection of the client; requests come one after the other."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See ``asyncio.Protocol``."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``."""
+        self._received += data
+        head, blank, body = self._received.partition(b"\r\n\r\n")
+        if blank and len(body) >= _length(head):
+            self._received = b""
+            if head.startswith(b"POST /generate "):
+                self._pace.answer(self._transport)
+            else:
+                self._transport.write(_NOTHING)
+
+
+def _length(head: bytes) -> int:
+    _, found, rest = head.lower().partition(b"content-length:")
+    return int(rest.split(b"\r\n", 1)[0]) if found else 0
+
+
+async def serve(num_tokens: int, interval: int, answer_s: float, num_cut: int) -> None:
+    """Answer until the standard input is closed; an answer takes ``answer_s``."""
+    loop, pace = asyncio.get_running_loop(), Pace(num_tokens, interval, answer_s, num_cut)
+    server = await loop.create_server(lambda: Connection(pace), "127.0.0.1", 0, backlog=4096)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    async with asyncio.TaskGroup() as tasks:
+        sending = tasks.create_task(pace.run(), name="pace")
+        await asyncio.to_thread(sys.stdin.read)
+        sending.cancel()
+
+
+def main() -> None:
+    """Serve as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num-tokens", type=int, required=True, help="tokens of an answer")
+    parser.add_argument("--interval", type=int, required=True, help="tokens per event")
+    parser.add_argument("--answer-s", type=float, required=True, help="seconds from the first event to the last")
+    parser.add_argument("--num-cut", type=int, required=True, help="answers at the beginning that are cut")
+    chosen = parser.parse_args()
+    uvloop.run(serve(chosen.num_tokens, chosen.interval, chosen.answer_s, chosen.num_cut))
+
+
+if __name__ == "__main__":
+    main()

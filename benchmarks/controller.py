@@ -1,0 +1,204 @@
+"""What the controller itself costs: CPU per sample, the loop's lag and samples/s, against servers that cost nothing.
+
+    uv run benchmarks/controller.py                          the figures: answers of 1,000 and 16,000 tokens
+    uv run benchmarks/controller.py --intervals 16 64 256 1000 --tokens 1000 --in-flight 1024
+    uv run benchmarks/controller.py --tokens-per-s 1e8       as fast as the controller can
+    uv run benchmarks/controller.py --profile                and where the time goes
+    uv run benchmarks/controller.py --against ../other       beside another checkout, turn by turn
+    uv run benchmarks/controller.py --check                  exits with 1 if the controller is too dear or too late
+
+Each case runs in a process of its own.  Times are those of the machine as it is: on a busy one the lag is mostly the
+others', which the column ``starved`` shows.
+"""
+
+import argparse
+import datetime
+import itertools
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from asyncrl.engines.sglang.launch import STREAM_INTERVAL
+from benchmarks._controller_case import Case, Measured
+
+CHECKED = {"num_tokens": 1000, "in_flight": 1024}
+"""The case that ``--check`` looks at, and its limits below: what was agreed that the controller may cost."""
+MAX_CPU_MS = 0.5
+"""Per sample."""
+MAX_LAG_P99_MS = 20.0
+WARMUP_S = 4.0
+"""For 4,096 connections, one after the other, and what they bring at once."""
+ROOT = Path(__file__).parents[1]
+CASE = ROOT / "benchmarks" / "_controller_case.py"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, show, write and check what ``argv`` asks for; the exit code."""
+    parser = _parser()
+    asked = parser.parse_args(argv)
+    if asked.check and asked.profile:
+        parser.error("--check needs times that no profiler adds to: leave out --profile")
+    console = Console(width=150)
+    rows: list[dict[str, Any]] = []
+    for case in cases(asked):
+        for tree in [ROOT, *([asked.against.resolve()] if asked.against else [])]:
+            rows.append({"tree": tree.name, "case": asdict(case), "measured": []})
+        for _, row in itertools.product(range(asked.repeats), rows[-2:] if asked.against else rows[-1:]):
+            row["measured"].append(asdict(run(case, ROOT if row["tree"] == ROOT.name else asked.against.resolve())))
+        console.print(f"[dim]{case.num_tokens} tokens, {case.in_flight} in flight, interval {case.interval}: done")
+    console.print(table(rows))
+    if asked.profile:
+        console.print(profile_table(rows))
+    if asked.out is not None:
+        asked.out.write_bytes(orjson.dumps({**circumstances(argv), "rows": rows}, option=orjson.OPT_INDENT_2))
+    problems = too_much(rows) if asked.check else []
+    for problem in problems:
+        console.print(f"[red]{problem}")
+    return 1 if problems else 0
+
+
+def cases(asked: argparse.Namespace) -> list[Case]:
+    """One for each combination of tokens, interval and requests in flight."""
+    return [
+        Case(
+            num_tokens=num_tokens,
+            in_flight=in_flight,
+            interval=interval,
+            tokens_per_s=asked.tokens_per_s,
+            warmup_s=WARMUP_S,
+            measured_s=asked.seconds,
+            num_servers=asked.servers,
+            is_profiled=asked.profile,
+            is_gc_tuned=asked.tune_gc,
+        )
+        for num_tokens in asked.tokens
+        for interval in asked.intervals
+        for in_flight in asked.in_flight
+    ]
+
+
+def run(case: Case, tree: Path) -> Measured:
+    """The case in a process of its own, with the asyncrl of ``tree``.  Raises CalledProcessError, with what it said."""
+    paths = (str(tree), str(ROOT))
+    done = subprocess.run(
+        (sys.executable, str(CASE), orjson.dumps(asdict(case)).decode()),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return Measured(**orjson.loads(done.stdout))
+
+
+def best(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the repetitions the one that was disturbed least: the one with the least CPU time per sample."""
+    return min(row["measured"], key=cpu_ms)
+
+
+def cpu_ms(measured: Mapping[str, Any]) -> float:
+    """CPU time per sample, in milliseconds."""
+    return 1000 * float(measured["cpu_s"]) / max(float(measured["samples"]), 1e-9)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """All cases, one per line."""
+    shown = Table(title="the controller, per sample and as a whole")
+    names = ("tokens", "in flight", "interval", "asyncrl", "CPU ms/sample", "of it GC", "samples/s", "busy", "starved")
+    for name in (*names, "lag p50 ms", "p99", "max", "MiB"):
+        shown.add_column(name, justify="right")
+    for row in rows:
+        case, found = row["case"], best(row)
+        shown.add_row(
+            f"{case['num_tokens']:,}",
+            f"{case['in_flight']:,}",
+            f"{case['interval']:,}",
+            row["tree"],
+            f"{cpu_ms(found):.3f}",
+            f"{1000 * found['gc_s'] / max(found['samples'], 1e-9):.3f}",
+            f"{found['samples'] / found['seconds']:,.1f}",
+            f"{found['cpu_s'] / found['seconds']:.0%}",
+            f"{found['starved_s'] / found['seconds']:.0%}",
+            f"{found['lag_p50_ms']:.1f}",
+            f"{found['lag_p99_ms']:.1f}",
+            f"{found['lag_max_ms']:.1f}",
+            f"{found['peak_mib']:,.0f}",
+        )
+    return shown
+
+
+def profile_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Where the CPU time goes.  The profiler makes Python code dearer, compiled code not."""
+    shown = Table(title="shares of CPU time, under a profiler")
+    rooms = list(dict.fromkeys(room for row in rows for room in best(row)["shares"]))
+    for name in ("tokens", "in flight", "interval", "asyncrl", *rooms):
+        shown.add_column(name, justify="right")
+    for row in rows:
+        case, found = row["case"], best(row)["shares"]
+        who = (f"{case['num_tokens']:,}", f"{case['in_flight']:,}", f"{case['interval']:,}", row["tree"])
+        shown.add_row(*who, *(f"{found.get(room, 0.0):.0%}" for room in rooms))
+    return shown
+
+
+def too_much(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is not as agreed, of this checkout; one line each."""
+    looked_at = [row for row in rows if row["tree"] == ROOT.name and CHECKED.items() <= {**row["case"]}.items()]
+    if not looked_at:
+        return [f"--check needs a case with {CHECKED}"]
+    problems = []
+    for row in looked_at:
+        spent, late = cpu_ms(best(row)), min(found["lag_p99_ms"] for found in row["measured"])
+        if spent > MAX_CPU_MS:
+            problems.append(f"{spent:.3f} ms of CPU per sample, {MAX_CPU_MS} are agreed")
+        if late > MAX_LAG_P99_MS:
+            problems.append(f"the loop is {late:.1f} ms late at p99, {MAX_LAG_P99_MS:g} are agreed")
+    return problems
+
+
+def circumstances(argv: Sequence[str]) -> dict[str, Any]:
+    """When, where and how it was measured."""
+    commit = subprocess.run(
+        ("git", "-C", str(ROOT), "describe", "--always", "--dirty"), capture_output=True, text=True, check=False
+    )
+    models = [line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")]
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": " ".join(("benchmarks/controller.py", *argv)),
+        "commit": commit.stdout.strip() or None,
+        "python": platform.python_version(),
+        "cpu": models[0] if models else platform.processor(),
+        "num_cpus": os.cpu_count(),
+        "load": os.getloadavg(),
+    }
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 16_000], help="of an answer")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--intervals", type=int, nargs="+", default=[STREAM_INTERVAL], help="tokens per streamed event")
+    parser.add_argument("--tokens-per-s", type=float, default=400_000, help="of all servers together")
+    parser.add_argument("--seconds", type=float, default=10.0, help="measured, after the start")
+    parser.add_argument("--servers", type=int, default=2, help="processes that answer")
+    parser.add_argument("--repeats", type=int, default=1, help="of each case; the least disturbed one is shown")
+    parser.add_argument("--against", type=Path, help="another checkout, measured in turns with this one")
+    parser.add_argument("--profile", action="store_true", help="show where the time goes")
+    parser.add_argument("--tune-gc", action="store_true", help="freeze what is there after the start, collect seldom")
+    parser.add_argument("--check", action="store_true", help="exit with 1 unless it is as cheap as agreed")
+    parser.add_argument("--out", type=Path, help="also write everything here, as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

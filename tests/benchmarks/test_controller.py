@@ -1,0 +1,74 @@
+"""The benchmark of the controller runs, counts every token and says when a limit is broken."""
+
+from collections import Counter
+from dataclasses import asdict, replace
+from typing import Any
+
+import orjson
+import pytest
+
+from asyncrl.engines.sglang.events import EventReader
+from benchmarks import controller
+from benchmarks._answering import events, sizes, tokens_of_answer
+from benchmarks._controller_case import Case, Measured
+from benchmarks._controller_meters import percentiles_ms
+
+SMALL = Case(num_tokens=40, in_flight=16, interval=16, tokens_per_s=4000, warmup_s=0.5, measured_s=1.0, num_servers=1)
+MEASURED = Measured(
+    samples=1000.0,
+    seconds=1.0,
+    cpu_s=0.4,
+    starved_s=0.0,
+    lag_p50_ms=1.0,
+    lag_p99_ms=10.0,
+    lag_max_ms=30.0,
+    gc_s=0.0,
+    gc_max_ms=0.0,
+    peak_mib=100.0,
+    in_flight=1024,
+    shares={},
+)
+
+
+def test_the_whole_pipeline_takes_what_the_servers_write() -> None:
+    measured = controller.run(SMALL, controller.ROOT)
+    assert measured.in_flight == pytest.approx(SMALL.in_flight, abs=8)
+    assert measured.samples / measured.seconds == pytest.approx(100.0, rel=0.5)
+    assert 0 < measured.cpu_s < measured.seconds
+
+
+def test_the_profile_accounts_for_all_of_the_time() -> None:
+    measured = controller.run(replace(SMALL, is_profiled=True), controller.ROOT)
+    assert sum(measured.shares.values()) == pytest.approx(1.0)
+    assert {"json", "http", "draft", "scheduler"} <= set(measured.shares)
+
+
+def test_the_events_of_an_answer_carry_its_tokens_and_say_that_it_ended() -> None:
+    wire = b"".join(piece.split(b"\r\n", 1)[1] for piece in events(100, 16))
+    found = [orjson.loads(payload) for payload in EventReader().feed(wire)]
+    assert [len(event["output_ids"]) for event in found] == sizes(100, 16) == [1, *[16] * 6, 3]
+    assert [token for event in found for token in event["output_ids"]] == tokens_of_answer(100)
+    assert Counter(event["meta_info"]["finish_reason"] is None for event in found) == {True: 7, False: 1}
+
+
+def test_one_long_block_counts_for_all_that_was_due_meanwhile() -> None:
+    on_time, blocked = [0.0] * 99, [1.0]
+    p50, p99, most = percentiles_ms([*on_time, *blocked], period_s=0.01)
+    assert p50 == pytest.approx(10.0, abs=10.0)
+    assert p99 == pytest.approx(980.0, abs=20.0)
+    assert most == 1000.0
+
+
+@pytest.mark.parametrize(("cpu_s", "lag_ms", "num_problems"), [(0.4, 10.0, 0), (0.6, 10.0, 1), (0.6, 21.0, 2)])
+def test_the_check_fails_when_a_limit_is_broken(cpu_s: float, lag_ms: float, num_problems: int) -> None:
+    case = replace(SMALL, num_tokens=1000, in_flight=1024)
+    row: dict[str, Any] = {
+        "tree": controller.ROOT.name,
+        "case": asdict(case),
+        "measured": [asdict(replace(MEASURED, cpu_s=cpu_s, lag_p99_ms=lag_ms))],
+    }
+    assert len(controller.too_much([row])) == num_problems
+
+
+def test_the_check_fails_without_the_case_it_is_about() -> None:
+    assert controller.too_much([]) != []
