@@ -6,13 +6,13 @@
 """
 
 import asyncio
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Literal
 
+from asyncrl.collector import calm_the_collector
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig, check_passthrough
 from asyncrl.config.derived import (
     eval_max_response_len,
@@ -129,7 +129,7 @@ async def conduct(
                     phase("pushing the first weights")
                     await running.updater.push(parts.served.now)
                     phase("generating the first batch")
-                    _calm_the_collector()
+                    calm_the_collector()
                     await train(parts, _plan(checked, run_dir), report)
                     for task in watching:
                         task.cancel()
@@ -137,17 +137,6 @@ async def conduct(
             await running.look_for_the_dead()  # a server that died is a better cause than the update it left
             raise
         phase("stopping")
-
-
-def _calm_the_collector() -> None:
-    """Look for cycles less often, and never again among what was loaded so far.
-
-    A full collection with 1,000 answers in flight stopped the event loop for 240 to 560 ms and found nothing: what
-    flows has no cycles.  With these thresholds there was none in most runs of ``benchmarks/controller.py``.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) -> Deployment:

@@ -11,10 +11,11 @@ from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.admission import Limits
+from asyncrl.pipeline.budgets import Budgets
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.run import Parts, Plan
 from asyncrl.pipeline.sampler import Sampler, Served
-from asyncrl.pipeline.scheduler import Budgets, Scheduler
+from asyncrl.pipeline.scheduler import Scheduler
 from asyncrl.pipeline.slots import Slots
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Batch, Prompt, Sample, SamplingParams, ScoredGroup, TrainReport, UpdateReport, Weights

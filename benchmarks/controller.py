@@ -88,7 +88,8 @@ def cases(asked: argparse.Namespace) -> list[Case]:
 
 def run(case: Case, tree: Path) -> Measured:
     """The case in a process of its own, with the asyncrl of ``tree``.  Raises CalledProcessError, with what it said."""
-    paths = (str(tree), str(ROOT))
+    inherited = os.environ.get("PYTHONPATH")
+    paths = (str(tree), str(ROOT), *([inherited] if inherited else []))
     done = subprocess.run(
         (sys.executable, str(CASE), orjson.dumps(asdict(case)).decode()),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncrl.engines.sglang.flights import Flight
 from asyncrl.engines.sglang.labels import STAMPS
+from asyncrl.engines.sglang.payload import Entries
 from asyncrl.engines.sglang.versions import VersionTrail
 from asyncrl.errors import EngineLost, EngineRejected
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
@@ -58,8 +59,8 @@ class Answer:
         """
         meta = event["meta_info"]
         new = meta["completion_tokens"] - self._num_tokens
-        tokens, entries = event["output_ids"][:new], meta["output_token_logprobs"][:new]
-        return _matched(tokens, entries)
+        entries: Entries = meta["output_token_logprobs"]
+        return _matched(event["output_ids"][:new], entries.token_ids[:new], entries.logprobs[:new])
 
     def _chunks(self, tokens: tuple[int, ...], logprobs: tuple[float, ...], meta: Mapping[str, Any]) -> Iterator[Chunk]:
         """One for each run of tokens of the same version."""
@@ -91,15 +92,15 @@ def _end_of(text: str, sampling: SamplingParams) -> str:
 
 
 def _tokens_of(event: Mapping[str, Any]) -> Tokens:
-    return _matched(event["output_ids"], event["meta_info"]["output_token_logprobs"])
+    entries: Entries = event["meta_info"]["output_token_logprobs"]
+    return _matched(event["output_ids"], entries.token_ids, entries.logprobs)
 
 
-def _matched(tokens: list[int], entries: list[tuple[float, int, object]]) -> Tokens:
+def _matched(tokens: list[int], scored: list[int], logprobs: list[float]) -> Tokens:
     """That tokens and log-probs belong together is checked, as SGLang slices them separately."""
-    logprobs, scored, _ = zip(*entries, strict=True) if entries else ((), (), ())
-    if scored != tuple(tokens):
-        raise EngineLost(f"log-probs of tokens {list(scored)} came with tokens {list(tokens)}")
-    return scored, tuple(map(float, logprobs))
+    if scored != tokens:
+        raise EngineLost(f"log-probs of tokens {scored} came with tokens {tokens}")
+    return tuple(tokens), tuple(logprobs)
 
 
 def _run_length(stamps: list[str] | list[int]) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -53,11 +54,12 @@ class SGLangEngine:
         self._interrupt_s = interrupt_timeout_s
         self._trail = VersionTrail()
         self._flights = Flights()
+        self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
         # SGLang aborts every request whose id *starts* with the given one, and refuses an id that it knows already.
-        rid = f"{request.request_id}/{uuid.uuid4().hex[:8]}."
+        rid = f"{request.request_id}/{self._rid()}."
         body = _generate_body(request, rid)
         with self._flights.one(rid) as flight:
             async with (
@@ -89,7 +91,7 @@ class SGLangEngine:
         """See ``RolloutEngine.score``."""
         if not 1 <= start <= len(token_ids):
             raise ValueError(f"start must be 1 to {len(token_ids)}, got {start}")
-        rid = f"score/{uuid.uuid4().hex}."
+        rid = f"score/{self._rid()}."
         body = {
             "rid": rid,
             "input_ids": token_ids,
@@ -108,6 +110,10 @@ class SGLangEngine:
         ):
             raise EngineLost(f"{url} scored other tokens than it was given")
         return tuple(float(logprob) for logprob, _, _ in entries)
+
+    def _rid(self) -> str:
+        """New to servers that others, and earlier runs, use as well."""
+        return f"{self._prefix}-{next(self._counter)}"
 
     @contextlib.asynccontextmanager
     async def _server_for(self, rid: str) -> AsyncIterator[str]:

@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 
 from asyncrl.engines.sglang.events import EventReader
+from asyncrl.engines.sglang.payload import read_event
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 
 _CONNECT_S = 10.0
@@ -48,7 +49,7 @@ class Wire:
                 while piece := await response.content.readany():
                     for payload in reader.feed(piece):
                         if payload != b"[DONE]":
-                            yield _parsed(payload, url)
+                            yield _event(payload, url)
             finally:
                 response.release()  # returns it to the pool, or closes it when the answer was left in the middle
 
@@ -95,6 +96,13 @@ async def _raise_for_status(response: aiohttp.ClientResponse, url: str, timeout_
             said = (await response.read())[:2000].decode(errors="replace")
     kind = EngineRejected if status < 500 and status not in _TRY_LATER else EngineLost
     raise kind(f"{url} answered {status}: {said}")
+
+
+def _event(payload: bytes, url: str) -> dict[str, Any]:
+    try:
+        return read_event(payload)
+    except orjson.JSONDecodeError as error:
+        raise EngineLost(f"{url} answered what is not JSON: {payload[:200]!r}") from error
 
 
 def _parsed(text: bytes, url: str) -> Any:
