@@ -111,7 +111,7 @@ class Sample:
     text: str
     finish: FinishReason
     seconds: float
-    """From dispatch to the last token."""
+    """From dispatch to the last token; of an interrupted sample, since it last went on."""
 
     def __post_init__(self) -> None:
         _same_length("token_ids", self.token_ids, "logprobs", self.logprobs)
@@ -140,7 +140,7 @@ class ScoredGroup:
     group_id: GroupId
     prompt: Prompt
     dispatched: Weights
-    """What the engines were serving when the group was admitted: at least as old as any of its tokens."""
+    """What the engines were serving when the group was admitted, or went on after an interruption."""
     samples: tuple[ScoredSample, ...]
 
     @property

@@ -135,7 +135,8 @@ class RolloutConfig:
     """Most groups in flight for every --rollout-batch-size wanted; default: as many as the filter's running acceptance
     rate asks for, with --stale-policy drop just those wanted."""
     async_buffer_size: int | None = None
-    """No group starts while so many scored ones wait to be trained; default: what --max-staleness allows."""
+    """Most groups that wait to be trained, those in flight that will join them included; default: what --max-staleness
+    allows."""
     buffer_filter_path: str | None = None
     """Function that picks the groups of a batch among those that wait, named likewise; default: oldest first."""
     partial_rollout: bool = False

@@ -116,7 +116,7 @@ def _evaluation(evaluation: EvalConfig) -> list[str]:
 def _deadlines(failures: FailureConfig) -> list[str]:
     """The watchdog must be the last to give up: it names less than those before it do."""
     request, control, attempts = failures.request_timeout_s, failures.control_timeout_s, failures.max_sample_retries + 1
-    longest = max(request * attempts, failures.reward_timeout_s)
+    longest = max(request * attempts + 10 * failures.max_sample_retries, failures.reward_timeout_s)
     return must(
         request > control,
         f"request-timeout-s {request:g} must be above control-timeout-s {control:g}: requests are silent while weights "
@@ -124,7 +124,7 @@ def _deadlines(failures: FailureConfig) -> list[str]:
     ) + must(
         failures.watchdog_timeout_s > longest,
         f"watchdog-timeout-s {failures.watchdog_timeout_s:g} must be above {longest:g}, the longest that one "
-        f"sample may take to fail (request-timeout-s x attempts, or reward-timeout-s)",
+        f"sample may take to fail (request-timeout-s x attempts and 10 s between them, or reward-timeout-s)",
     )
 
 

@@ -19,7 +19,7 @@ class Limits:
     over_sampling: int | None = None
     """Most groups in flight for every ``groups_per_step`` wanted; None: as the acceptance rate asks."""
     buffer_size: int | None = None
-    """Nothing is started while so many groups wait to be trained; None: only staleness bounds them."""
+    """Most groups that wait to be trained, those in flight that will join them included; None: as staleness allows."""
 
     def __post_init__(self) -> None:
         for name in ("groups_per_step", "group_size", "num_steps"):
@@ -53,8 +53,8 @@ class Standing:
 
 def may_start(standing: Standing, limits: Limits) -> bool:
     """Whether a group may start now: one is wanted, the buffer has room, and a slot is free for its first sample."""
-    room = limits.buffer_size is None or standing.buffered < limits.buffer_size
-    return standing.free_slots > 0 and room and is_wanted(standing, limits)
+    has_room = limits.buffer_size is None or _expected(standing) <= limits.buffer_size * (1 + ROUNDING)
+    return standing.free_slots > 0 and has_room and is_wanted(standing, limits)
 
 
 def is_wanted(standing: Standing, limits: Limits) -> bool:
@@ -65,9 +65,13 @@ def is_wanted(standing: Standing, limits: Limits) -> bool:
     and the bound then holds by construction.
     """
     last_step = min(standing.engine_step + limits.max_staleness + 1, limits.num_steps)
-    expected = standing.buffered + standing.acceptance * (standing.in_flight + 1)
     places = (last_step - standing.batches_taken) * limits.groups_per_step
-    return expected <= places * (1 + ROUNDING)
+    return _expected(standing) <= places * (1 + ROUNDING)
+
+
+def _expected(standing: Standing) -> float:
+    """Groups that will wait to be trained if one more starts."""
+    return standing.buffered + standing.acceptance * (standing.in_flight + 1)
 
 
 def assumed_acceptance(estimate: float, limits: Limits, *, drops: bool) -> float:

@@ -13,7 +13,7 @@ class Budgets:
     max_failed_groups: int
     """In a row."""
     max_filtered_groups: int
-    """In a row."""
+    """In a row; for a buffer filter, since the last batch."""
     watchdog_timeout_s: float
     """Without any token or group while a batch is waited for."""
 
@@ -40,6 +40,14 @@ class Streaks:
             why, count = self._filtered.most_common(1)[0]
             raise FilterBudgetSpent(
                 f"the filter rejected {in_a_row} groups in a row (max-filtered-groups), {count} of them for {why!r}"
+            )
+
+    def unpicked(self, num_dropped: int, num_waiting: int) -> None:
+        """A buffer filter makes no batch of the groups that wait.  Raises FilterBudgetSpent if there are very many."""
+        if num_dropped + num_waiting >= self._budgets.max_filtered_groups:
+            raise FilterBudgetSpent(
+                f"the buffer filter made no batch of {num_dropped + num_waiting} groups (max-filtered-groups): it "
+                f"dropped {num_dropped} and left {num_waiting} waiting"
             )
 
     def failed(self, error: AsyncRLError) -> None:

@@ -2,7 +2,7 @@
 
 consumes      held-out prompts
 produces      one EvalReport per pass
-waits for     slots; it never holds more than half of them (but one), so training is not starved
+waits for     slots; it holds at most half of those there are when it begins (but one), so training is not starved
 unblocked by  samples that end
 on cancel     its requests are aborted on their server
 """
@@ -42,11 +42,12 @@ class Evaluator:
         self._slots = slots
         self._served = served
         self._timeline = timeline
-        self._at_once = asyncio.Semaphore(max(1, slots.size // 2))
+        self._at_once = asyncio.Semaphore(1)
 
     async def run(self) -> EvalReport:
         """One pass.  The seeds of its draws are the same in every pass; answers that fail are left out and counted."""
         start, weights = _now(), self._served.now
+        self._at_once = asyncio.Semaphore(max(1, self._slots.limit // 2))
         with plainly():
             async with asyncio.TaskGroup() as answers:
                 tasks = {

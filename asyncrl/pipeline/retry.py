@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 """Before the second attempt; doubled for each one after.  A server that died needs a moment to be noticed."""
+LONGEST_PAUSE_S = 10.0
+"""A sample in its pause holds its slot."""
 
 
 class RetryingEngine:
@@ -80,11 +82,11 @@ class RetryingEngine:
             raise SampleFailed(f"{request.request_id}: {failures} attempts, the last: {error}") from error
         self.retries += 1
         logger.warning("%s: attempt %d failed, %d tokens kept: %s", request.request_id, failures, num_tokens, error)
-        await asyncio.sleep(FIRST_PAUSE_S * 2 ** (failures - 1))
+        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (failures - 1), LONGEST_PAUSE_S))
 
     def _continued(self, request: Request, written: tuple[int, ...], attempt: int) -> Request:
-        if attempt == 0:
-            return request
+        if attempt == 0:  # it may have waited for an update to end
+            return dataclasses.replace(request, weights=self._serving())
         left = request.sampling.max_new_tokens - len(written)
         return dataclasses.replace(
             request,

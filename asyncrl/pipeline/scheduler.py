@@ -11,6 +11,7 @@ on crash      groups in flight are lost
 import asyncio
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -105,6 +106,8 @@ class Scheduler:
         self._streaks = Streaks(budgets)
         self._reasons: Counter[str] = Counter()
         self._wakes: float = float("inf")
+        self._passed_over = 0
+        self._pick_drops = 0
         self._moved = asyncio.Event()
         self._finished = asyncio.Event()
         self._watchdog = Watchdog(budgets.watchdog_timeout_s)
@@ -130,6 +133,7 @@ class Scheduler:
         batch = Batch(step=self._batches_taken, groups=tuple(self._buffered.pop(group_id).group for group_id in chosen))
         self._training = batch
         self._batches_taken += 1
+        self._passed_over = self._pick_drops = 0
         self._let_go_of_the_doomed()
         self._moved.set()
         return batch
@@ -145,7 +149,8 @@ class Scheduler:
         for group in self._training.groups:
             self._ledger.train(group)
             for scored in group.samples:
-                self._lengths.trained(len(scored.sample.token_ids))
+                note = self._lengths.trained if any(scored.loss_mask) else self._lengths.dropped
+                note(len(scored.sample.token_ids))
         self._lengths.settle()
         self._training = None
 
@@ -187,7 +192,7 @@ class Scheduler:
     def _standing(self) -> Standing:
         return Standing(
             batches_taken=self._batches_taken,
-            buffered=len(self._buffered),
+            buffered=len(self._buffered) - self._passed_over,
             in_flight=self._flights.num_in_time(self._batches_taken),
             engine_step=self._served.now.step,
             free_slots=self._slots.free,
@@ -262,14 +267,13 @@ class Scheduler:
             self._buffered[group.group_id] = _Waiting(due=flight.due, group=group)
             self._timeline.counter("groups buffered", _now(), len(self._buffered))
         else:
-            self._drop(group, Outcome.FILTERED)
+            self._drop(group, Outcome.FILTERED, self._lengths.filtered)
             self._reasons[reason] += 1
             self._streaks.filtered(reason)
 
-    def _drop(self, group: ScoredGroup, outcome: Outcome) -> None:
-        """A scored group will not be trained."""
+    def _drop(self, group: ScoredGroup, outcome: Outcome, note: Callable[[int], None]) -> None:
+        """A scored group will not be trained; ``note`` hears of its lengths."""
         self._ledger.drop(group.group_id, outcome, group.num_tokens)
-        note = self._lengths.filtered if outcome is Outcome.FILTERED else self._lengths.dropped
         for scored in group.samples:
             note(len(scored.sample.token_ids))
 
@@ -282,6 +286,9 @@ class Scheduler:
         """A group in flight will not be trained."""
         self._slots.unclaim(flight.claims)
         self._flights.remove(flight)
+        self._settle_unscored(flight, outcome)
+
+    def _settle_unscored(self, flight: Flight, outcome: Outcome) -> None:
         self._ledger.drop(flight.group_id, outcome, flight.num_tokens)
         for length in flight.cut_lengths():
             self._lengths.cut(length)
@@ -302,6 +309,8 @@ class Scheduler:
         while not isinstance(dues := self._due_now(step), NotYet):
             chosen = self._picked(step) if self._pick else tuple(due.group_id for due in dues)
             if len(chosen) < self._limits.groups_per_step:
+                self._passed_over = len(self._buffered)  # they take nobody's place until it is asked again
+                self._moved.set()
                 return NotYet(deadline=float("inf"))
             if not (worthless := [group_id for group_id in chosen if not self._mask(group_id, step)]):
                 return chosen
@@ -325,9 +334,12 @@ class Scheduler:
         groups = [waiting.group for waiting in sorted(self._buffered.values(), key=lambda waiting: waiting.due.order)]
         picked = self._pick(step, groups, self._limits.groups_per_step)
         for group_id, reason in picked.drop.items():
-            self._drop(self._buffered.pop(group_id).group, Outcome.FILTERED)
+            self._drop(self._buffered.pop(group_id).group, Outcome.FILTERED, self._lengths.dropped)
             self._reasons[reason] += 1
-            self._moved.set()
+            self._pick_drops += 1
+        self._moved.set()
+        if len(picked.train) < self._limits.groups_per_step:
+            self._streaks.unpicked(self._pick_drops, len(self._buffered))
         return picked.train
 
     def _mask(self, group_id: GroupId, step: int) -> bool:
@@ -357,11 +369,15 @@ class Scheduler:
                 self._give_up(due.group_id)
             else:
                 self._stop(flight)
+        while is_over and self._parked:
+            parked = self._parked.popleft()
+            self._settle_unscored(parked, Outcome.STALE)
+            self._returned.append(parked.prompt)
 
     def _give_up(self, group_id: GroupId) -> None:
         """A scored group is too old; its prompt comes again."""
         group = self._buffered.pop(group_id).group
-        self._drop(group, Outcome.STALE)
+        self._drop(group, Outcome.STALE, self._lengths.dropped)
         self._returned.append(group.prompt)
         self._moved.set()
 

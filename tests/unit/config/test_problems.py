@@ -34,7 +34,7 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ),
         ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "rollout-num-gpus 3 is not a multiple of"),
         ("--request-timeout-s 100", "request-timeout-s 100 must be above control-timeout-s 120"),
-        ("--request-timeout-s 600", "watchdog-timeout-s 1800 must be above 2400"),
+        ("--request-timeout-s 600", "watchdog-timeout-s 1800 must be above 2430"),
         ("--reward-timeout-s 3600", "watchdog-timeout-s 1800 must be above 3600"),
         ("--eval-interval 2", "eval-interval 2 without eval-prompt-data: nothing to evaluate on"),
         ("--eval-prompt-data held nowhere.jsonl", "nowhere.jsonl: no such file"),

@@ -56,9 +56,10 @@ def test_a_group_starts_only_when_a_slot_is_free() -> None:
     assert not may_start(standing(free_slots=0), limits())
 
 
-def test_nothing_starts_while_the_buffer_is_full() -> None:
-    assert may_start(standing(buffered=4), limits(buffer_size=5))
-    assert not may_start(standing(buffered=5), limits(buffer_size=5))
+def test_nothing_starts_that_the_buffer_would_have_no_room_for() -> None:
+    assert may_start(standing(buffered=3, in_flight=1), limits(buffer_size=5))
+    assert not may_start(standing(buffered=3, in_flight=2), limits(buffer_size=5))
+    assert may_start(standing(buffered=3, in_flight=2, acceptance=0.5), limits(buffer_size=5))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.engines.fake import FakeEngine, FakePrompts
+from asyncrl.errors import FilterBudgetSpent
 from asyncrl.pipeline.sampler import draft_seed
 from asyncrl.types import Picked, Request, ScoredGroup, Weights
 from tests.unit.pipeline.harness import World
@@ -201,11 +202,11 @@ def test_with_drop_the_over_sampling_asked_for_is_started_and_the_first_to_finis
     assert 0 not in world.trained_ids[0]
 
 
-def test_nothing_starts_while_the_buffer_is_full() -> None:
+def test_the_buffer_holds_no_more_than_it_may() -> None:
     free = World(steps=8, staleness=4, slots=64, train_seconds=5.0).run()
     full = World(steps=8, staleness=4, slots=64, train_seconds=5.0, buffer_size=4).run()
     assert max(fact.scheduler.groups.buffered for fact in free.facts) > 8
-    assert max(fact.scheduler.groups.buffered for fact in full.facts) <= 4 + free.slots
+    assert max(fact.scheduler.groups.buffered for fact in full.facts) == 4
     assert full.prompts.taken == free.prompts.taken
 
 
@@ -219,6 +220,54 @@ def test_a_buffer_filter_picks_and_drops() -> None:
     assert world.trained_ids[0] == [6, 7] or world.trained_ids[0] > world.trained_ids[1]
     assert world.facts[-1].scheduler.filter_reasons == {"first": 1}
     assert max(world.lags) <= 3
+
+
+@pytest.mark.parametrize(("staleness", "stale"), [(0, "wait"), (1, "wait"), (4, "mask"), (4, "drop")])
+def test_groups_that_a_buffer_filter_leaves_take_nobodys_place(staleness: int, stale: str) -> None:
+    def choosy(step: int, waiting: Any, size: int) -> Picked:
+        return Picked(train=tuple(group.group_id for group in waiting if group.prompt.row % 4 != 3)[:size])
+
+    world = World(steps=8, staleness=staleness, stale=stale, slots=64, pick=choosy).run()
+    assert [len(ids) for ids in world.trained_ids] == [4] * 8
+    assert all(group.prompt.row % 4 != 3 for group in groups(world))
+
+
+@pytest.mark.parametrize("takes", [Picked(), None])
+def test_a_buffer_filter_that_makes_no_batch_ends_the_run(takes: Picked | None) -> None:
+    def stubborn(step: int, waiting: Any, size: int) -> Picked:
+        return takes or Picked(drop={group.group_id: "no" for group in waiting})
+
+    world = World(steps=2, slots=64, pick=stubborn, max_filtered_groups=30)
+    with pytest.raises(FilterBudgetSpent, match="the buffer filter made no batch of 3"):
+        world.run()
+
+
+def test_answers_that_a_buffer_filter_drops_for_their_length_are_a_bias() -> None:
+    def no_long(step: int, waiting: Any, size: int) -> Picked:
+        long = {group.group_id: "long" for group in waiting if group.num_tokens > 60}
+        return Picked(train=tuple(group.group_id for group in waiting if group.group_id not in long)[:size], drop=long)
+
+    world = World(
+        steps=60, staleness=3, slots=64, pick=no_long, lengths=lambda request: 200 if request.seed % 8 == 0 else 8
+    ).run()
+    assert world.facts[-1].scheduler.lengths.alarm is not None
+
+
+def test_no_more_samples_run_than_the_limit_allows_now() -> None:
+    world = World(steps=4, staleness=3, slots=16, lengths=lambda request: 50)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as both:
+            running = both.create_task(world.main())
+            await asyncio.sleep(0.1)
+            world.all_slots.set_limit(3)
+            await asyncio.sleep(1.0)  # what ran has ended
+            assert world.engine.busy == 3
+            world.all_slots.set_limit(16)
+            await running
+
+    run_virtually(main())
+    assert world.engine.most_busy == 16
 
 
 # ---- no staleness is the plain loop

@@ -29,6 +29,8 @@ class Story:
         self.plan = plan
         self.filtered: list[tuple[int, int]] = []
         self.failed_rewards = 0
+        self.has_ended = False
+        self.squeezes: int = plan.pop("squeezes")
         share_failing, share_rejected = plan.pop("failing"), plan.pop("rejected")
         self.cancel_at: float | None = plan.pop("cancel_at")
         tail, short = plan.pop("tail"), plan.pop("short")
@@ -61,9 +63,19 @@ class Story:
     async def _main(self) -> None:
         try:
             async with asyncio.timeout(self.cancel_at):
-                await self.world.main()
+                await self._lived()
         except (TimeoutError, FailureBudgetSpent, FilterBudgetSpent):
             pass
+
+    async def _lived(self) -> None:
+        async with asyncio.TaskGroup() as both:
+            running = both.create_task(self.world.main())
+            for place in range(self.squeezes):
+                await asyncio.sleep(0.05)
+                slots = self.world.all_slots
+                slots.set_limit(1 + place * 7 % slots.size)
+            await running
+        self.has_ended = True
 
     @property
     def trained(self) -> list[tuple[int, int]]:
@@ -76,9 +88,10 @@ def which(prompt: Prompt) -> tuple[int, int]:
 
 
 def fussy(step: int, waiting: Any, size: int) -> Picked:
-    """Drops every seventh group and otherwise takes the youngest."""
+    """Drops every seventh group, never takes the seventh before, and otherwise takes the youngest."""
     drop = {group.group_id: "seventh" for group in waiting if group.group_id % 7 == 6}
-    return Picked(train=tuple(group.group_id for group in waiting if group.group_id not in drop)[-size:], drop=drop)
+    liked = [group.group_id for group in waiting if group.group_id % 7 < 5]
+    return Picked(train=tuple(liked[-size:]), drop=drop)
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -106,6 +119,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "rows": (1, 3, 7, 40),
     "held_out": (0, 0, 2),
     "eval_interval": (None, 2),
+    "squeezes": (0, 0, 6),
     "cancel_at": (None, None, None, 0.02, 0.3),
 }
 """The first choice is the plainest."""
@@ -151,6 +165,19 @@ def test_over_random_histories_nothing_is_too_old_or_lost(numbers: tuple[int, ..
     stats = world.scheduler.stats()  # checks both accounts
     assert all(count >= 0 for count in vars_of(stats.groups) + vars_of(stats.tokens))
     settled_once(story)
+    if story.has_ended:
+        ended_clean(story)
+
+
+def ended_clean(story: Story) -> None:
+    """A run that came to its end holds nothing any more."""
+    world, stats = story.world, story.world.scheduler.stats()
+    assert len(world.trainer.batches) == world.steps
+    assert world.all_slots.free == world.all_slots.limit
+    assert stats.tokens.held == 0
+    groups, lengths = stats.groups, stats.lengths
+    assert groups.in_flight == groups.partial == groups.buffered == groups.training == 0
+    assert lengths.finished == lengths.trained + lengths.filtered + lengths.dropped
 
 
 def vars_of(counts: Any) -> list[int]:
