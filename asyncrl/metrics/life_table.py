@@ -47,13 +47,13 @@ def life_table(ended: Sequence[float], cut: Sequence[float] = _NONE, grown: Sequ
     entered = added(ended, cut, grown)
     went_on = list(accumulate(reversed(entered), initial=0.0))[-2::-1]
     alive, shares = 1.0, [0.0] * NUM_BUCKETS
-    for bucket in range(NUM_BUCKETS - 1):
+    top = max(bucket for bucket, count in enumerate(entered) if count > 0)
+    for bucket in range(min(top + 1, NUM_BUCKETS - 1)):
         unsure = (cut[bucket] + max(0.0, grown[bucket])) / 2
         seen = ended[bucket] + max(0.0, went_on[bucket]) + unsure
         if seen > 0:
             shares[bucket] = alive * (ended[bucket] / seen)
             alive -= shares[bucket]
-    top = max(bucket for bucket, count in enumerate(entered) if count > 0)
     shares[min(top + 1, NUM_BUCKETS - 1)] += alive
     return shares
 

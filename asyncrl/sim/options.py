@@ -1,0 +1,178 @@
+"""The command line of ``benchmarks/simulate.py``: what is simulated, and on what."""
+
+import argparse
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncrl.errors import ConfigError
+from asyncrl.sim.costs import (
+    Costs,
+    EngineCosts,
+    Failures,
+    Sharing,
+    TrainerCosts,
+    UpdateCosts,
+    balanced_trainer,
+)
+from asyncrl.sim.lengths import Distribution, Drawn, LogNormal, Observed, Pareto
+from asyncrl.sim.measured import read_run
+from asyncrl.sim.workload import Workload
+from asyncrl.sim.world import Schedule, Setting
+
+AREAS: dict[str, type] = {
+    "engine": EngineCosts,
+    "trainer": TrainerCosts,
+    "update": UpdateCosts,
+    "sharing": Sharing,
+    "failures": Failures,
+}
+"""A calibration has a table for each; a flag is ``--AREA-FIELD``."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options."""
+    options = argparse.ArgumentParser(
+        prog="simulate.py",
+        description="Compare schedules on modelled GPUs: the real scheduler on a virtual clock.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    _run_options(options.add_argument_group("the run"))
+    _length_options(options.add_argument_group("answers"))
+    _search_options(options.add_argument_group("what is compared"))
+    _other_modes(options.add_argument_group("calibration"))
+    costs = options.add_argument_group(
+        "costs", "seconds, tokens and factors; default: an H200 estimate, trainer balanced"
+    )
+    for area, kind in AREAS.items():
+        for field in dataclasses.fields(kind):
+            kind_of = int if field.type is int else float
+            costs.add_argument(
+                f"--{area}-{_flag(field.name)}", type=kind_of, metavar="X", default=None, help="as needed"
+            )
+    return options
+
+
+def _run_options(group: Any) -> None:
+    group.add_argument("--gpus", type=int, default=16, help="for trainer and rollout together")
+    group.add_argument("--rollout-gpus", type=int, default=None, help="the split to start from; half")
+    group.add_argument("--gpus-per-engine", type=int, default=1, help="of each rollout engine")
+    group.add_argument("--rollout-batch-size", type=int, default=32, help="groups per step")
+    group.add_argument("--n-samples-per-prompt", type=int, default=8, help="samples per group")
+    group.add_argument("--over-sampling-batch-size", type=int, default=None, help="as the flag of a run")
+    group.add_argument("--async-buffer-size", type=int, default=None, help="as the flag of a run")
+
+
+def _length_options(group: Any) -> None:
+    group.add_argument("--lengths", default="lognormal", help="lognormal, pareto, or the directory of a real run")
+    group.add_argument("--median", type=float, default=1024, help="tokens")
+    group.add_argument("--p95-ratio", type=float, default=8, help="95th percentile over the median, of lognormal")
+    group.add_argument("--pareto-exponent", type=float, default=1.2, help="of the tail, of pareto")
+    group.add_argument("--cut-ratio", type=float, default=16, help="longest answer over the median")
+    group.add_argument("--prompt-tokens", type=int, default=256, help="of each prompt")
+    group.add_argument("--reject", type=float, default=0.0, help="share of the groups that the filter drops")
+    group.add_argument("--grain", type=int, default=None, help="real tokens per simulated one; a hundredth of the mean")
+
+
+def _search_options(group: Any) -> None:
+    group.add_argument("--staleness", type=int, nargs="*", default=[1, 2, 4, 8], help="S, policy wait")
+    group.add_argument("--mask-staleness", type=int, nargs="*", default=[2], help="S, policy mask")
+    group.add_argument("--intervals", type=int, nargs="+", default=[1, 2], help="k")
+    group.add_argument("--slots", type=int, nargs="+", default=[8, 12, 16, 20], help="N, samples per engine")
+    group.add_argument("--steps", type=int, default=40, help="measured, of the final runs")
+    group.add_argument("--short-steps", type=int, default=12, help="measured, of the runs that search")
+    group.add_argument("--seeds", type=int, default=3, help="final runs of each policy")
+    group.add_argument("--processes", type=int, default=None, help="as many as cores")
+    group.add_argument("--picture", type=Path, default=Path("simulate.svg"), help="where to draw it")
+    group.add_argument("--check", action="store_true", help="fail unless the targets hold")
+
+
+def _other_modes(group: Any) -> None:
+    group.add_argument("--calibrate", type=Path, metavar="RUN_DIR", help="fit the costs to a real run")
+    group.add_argument("--replay", type=Path, metavar="RUN_DIR", help="simulate a real run; needs --calibration")
+    group.add_argument("--calibration", type=Path, metavar="FILE", help="take the costs from here")
+    group.add_argument("--out", type=Path, metavar="FILE", default=Path("calibration.toml"), help="of --calibrate")
+
+
+def setting_from(options: argparse.Namespace) -> tuple[Setting, float]:
+    """The setting to start from, and the ideal rate in tokens per second.  Raises ConfigError or DataError."""
+    half = options.gpus // 2 // options.gpus_per_engine * options.gpus_per_engine
+    rollout_gpus = options.rollout_gpus or half
+    drawn = Drawn(shape=_shape(options), cut=round(options.cut_ratio * options.median))
+    if isinstance(drawn.shape, Observed):
+        drawn = dataclasses.replace(drawn, cut=drawn.shape.sorted_tokens[-1])
+    moments, prompt = drawn.moments(), options.prompt_tokens
+    costs = costs_from(options)
+    if options.trainer_tokens_per_s_per_gpu is None and options.calibration is None:
+        rate = balanced_trainer(
+            costs.engine, moments, prompt, rollout_gpus=half, gpus_per_engine=options.gpus_per_engine, gpus=options.gpus
+        )
+        costs = dataclasses.replace(costs, trainer=dataclasses.replace(costs.trainer, tokens_per_s_per_gpu=rate))
+    workload = Workload(
+        lengths=drawn,
+        prompt_tokens=prompt,
+        grain=options.grain or max(1, round(moments.mean / 100)),
+        rejected=options.reject,
+    )
+    try:
+        setting = Setting(
+            schedule=Schedule(staleness=0, interval=1),
+            costs=costs,
+            workload=workload,
+            gpus=options.gpus,
+            rollout_gpus=rollout_gpus,
+            gpus_per_engine=options.gpus_per_engine,
+            slots_per_engine=max(slots for slots in options.slots if slots <= costs.engine.max_running),
+            groups_per_step=options.rollout_batch_size,
+            group_size=options.n_samples_per_prompt,
+            steps=options.steps,
+            warm_up=6,  # the first batches come from engines that all began at once
+            over_sampling=options.over_sampling_batch_size,
+            buffer_size=options.async_buffer_size,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return setting, costs.ideal_rate(moments, prompt, options.gpus, options.gpus_per_engine)
+
+
+def costs_from(options: argparse.Namespace) -> Costs:
+    """From ``--calibration`` if there is one, else the defaults; flags win.  Raises ConfigError."""
+    tables = read_calibration(options.calibration) if options.calibration else {}
+    for area, kind in AREAS.items():
+        flags = {field.name: getattr(options, f"{area}_{field.name}") for field in dataclasses.fields(kind)}
+        tables[area] = {**tables.get(area, {}), **{name: value for name, value in flags.items() if value is not None}}
+    return costs_of(tables)
+
+
+def costs_of(tables: Mapping[str, Mapping[str, Any]]) -> Costs:
+    """From the tables of a calibration.  Raises ConfigError."""
+    try:
+        areas = {area: kind(**tables.get(area, {})) for area, kind in AREAS.items()}
+        return Costs(**areas, **tables.get("controller", {}))
+    except TypeError as error:
+        raise ConfigError(f"a calibration has something that is not known: {error}") from error
+
+
+def read_calibration(path: Path) -> dict[str, Any]:
+    """Tables by area.  Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _shape(options: argparse.Namespace) -> Distribution:
+    if options.lengths == "lognormal":
+        return LogNormal(median=options.median, p95_ratio=options.p95_ratio)
+    if options.lengths == "pareto":
+        return Pareto(median=options.median, exponent=options.pareto_exponent)
+    lengths = read_run(Path(options.lengths)).lengths
+    if not lengths:
+        raise ConfigError(f"{options.lengths}: no finished samples in the timeline")
+    return Observed(sorted_tokens=tuple(sorted(lengths.values())))
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,90 @@
+"""The modelled trainer and weight updates."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from asyncrl.sim.costs import Costs
+from asyncrl.sim.fleet import Fleet
+from asyncrl.types import Batch, TrainReport, UpdateReport, Weights
+
+
+class ModelledTrainer:
+    """``Trainer`` that takes its time.  Where it shares processors with the engines, each slows the other down."""
+
+    def __init__(self, costs: Costs, gpus: int, grain: int, fleet: Fleet) -> None:
+        self.busy_s = 0.0
+        self._costs = costs
+        self._gpus = gpus
+        self._grain = grain
+        self._fleet = fleet
+        self._turned = asyncio.Event()
+        fleet.notify(self._turned.set)
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """See ``Trainer.train``."""
+        await asyncio.sleep(self._costs.step_overhead_s)
+        start = _now()
+        units = sum(group.num_tokens + len(group.prompt.token_ids) * len(group.samples) for group in batch.groups)
+        await self._work(self._costs.trainer.step_s(units * self._grain, self._gpus))
+        self.busy_s += _now() - start
+        return TrainReport(
+            loss=0.0,
+            grad_norm=0.0,
+            clip_fraction=0.0,
+            entropy=0.0,
+            learning_rate=0.0,
+            seconds=_now() - start,
+            logprobs=tuple(scored.sample.logprobs for group in batch.groups for scored in group.samples),
+        )
+
+    async def save(self, path: Path) -> None:
+        """See ``Trainer.save``; nothing is written."""
+
+    async def _work(self, left_s: float) -> None:
+        sharing = self._costs.sharing
+        if sharing.engine == 1 and sharing.trainer == 1:
+            await asyncio.sleep(left_s)
+            return
+        self._fleet.slow_down(sharing.engine)
+        while left_s > 1e-9:  # a nanosecond: less is rounding
+            self._turned.clear()
+            start, factor = _now(), sharing.trainer if self._fleet.is_busy else 1.0
+            try:
+                async with asyncio.timeout(left_s * factor):
+                    await self._turned.wait()
+            except TimeoutError:
+                pass
+            left_s -= (_now() - start) / factor
+        self._fleet.slow_down(1.0)
+
+
+class ModelledUpdater:
+    """``WeightUpdater`` that holds generation for a while.
+
+    ``recompute``: the KV cache is made anew, as with ``--weight-update-mode retract``.  ``before`` is awaited first:
+    whatever a policy does before it pushes.
+    """
+
+    def __init__(
+        self, fleet: Fleet, pause_s: float, *, recompute: bool, before: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        self._fleet = fleet
+        self._pause_s = pause_s
+        self._recompute = recompute
+        self._before = before
+
+    async def push(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.push``."""
+        start = _now()
+        if self._before is not None:
+            await self._before()
+        paused = _now()
+        self._fleet.pause()
+        await asyncio.sleep(self._pause_s)
+        self._fleet.go_on(weights, recompute=self._recompute)
+        return UpdateReport(pause_s=_now() - paused, total_s=_now() - start, num_bytes=0)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,154 @@
+"""Which schedule makes the most of the same GPUs?  The real scheduler, modelled engines, a virtual clock.
+
+    uv run benchmarks/simulate.py                          compare the policies, each at its own best split
+    uv run benchmarks/simulate.py --check                  and fail unless the targets hold
+    uv run benchmarks/simulate.py --calibrate RUN_DIR --prompt-tokens 7      fit the model to a short real run
+    uv run benchmarks/simulate.py --replay RUN_DIR --calibration FILE      and see whether it predicts another one
+
+``docs/simulator.md`` says what is modelled.  Exit codes: 0, 1 a target does not hold, 2 the options are wrong.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import replace
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from asyncrl.errors import ConfigError
+from asyncrl.sim.advice import advice
+from asyncrl.sim.calibrate import calibrate
+from asyncrl.sim.options import costs_from, parser, setting_from
+from asyncrl.sim.picture import picture
+from asyncrl.sim.policies import Policy, policies
+from asyncrl.sim.replay import replay
+from asyncrl.sim.search import Choice, Found, Grid, search
+from asyncrl.sim.table import checks, comparison
+from asyncrl.sim.targets import verdicts
+from asyncrl.sim.world import Setting
+
+_HALF = 0.5
+"""Share of the groups rejected in the runs that show the waste."""
+_WIDTH = 180
+"""Of what goes to a file: the widest table fits."""
+
+
+def main() -> int:
+    """One command; the exit code."""
+    options, console = parser().parse_args(), Console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    try:
+        if options.calibrate is not None:
+            return fit_model(options, console)
+        if options.replay is not None:
+            return predict(options, console)
+        return compare(options, console)
+    except ConfigError as error:
+        console.print(f"error: {error}", style="red", highlight=False)
+        return 2
+
+
+def compare(options: argparse.Namespace, console: Console) -> int:
+    """Search, then say what was found."""
+    base, ideal = setting_from(options)
+    wanted = policies(options.staleness, options.mask_staleness, options.intervals)
+    with _pool(options.processes) as pool, _progress(console) as progress:
+        found = _search(wanted, base, options, pool, progress)
+        rejecting = replace(base, workload=replace(base.workload, rejected=_HALF))
+        ours = {name: policy for name, policy in wanted.items() if name in ("wait S=2", "wait S=4")}
+        filtered = _search(ours, rejecting, options, pool, progress)
+    console.print(comparison(found, ideal, _title(base, ideal)))
+    console.print(comparison(filtered, ideal, "with a filter that rejects half of the groups"))
+    for line in advice(found):
+        console.print(line, highlight=False, soft_wrap=True)
+    judged = verdicts(found, filtered, ideal)
+    console.print(checks(judged))
+    options.picture.write_text(picture(found, ideal, _title(base, ideal)))
+    console.print(f"picture: {options.picture}")
+    return 1 if options.check and not all(verdict.holds for verdict in judged) else 0
+
+
+def fit_model(options: argparse.Namespace, console: Console) -> int:
+    """Calibrate on a real run."""
+    fitted = calibrate(options.calibrate, options.prompt_tokens)
+    options.out.write_text(fitted.toml())
+    console.print(fitted.toml(), highlight=False)
+    console.print(f"written to {options.out}")
+    return 0
+
+
+def predict(options: argparse.Namespace, console: Console) -> int:
+    """Simulate a real run and compare."""
+    if options.calibration is None:
+        raise ConfigError("--replay needs the --calibration that a run like it was fitted to")
+    seen = replay(options.replay, costs_from(options), options.prompt_tokens)
+    setting = seen.setting
+    console.print(
+        f"k={setting.schedule.interval} S={setting.schedule.staleness} N={setting.slots_per_engine}, "
+        f"{setting.groups_per_step} x {setting.group_size} samples per step, {seen.num_steps} steps: "
+        f"measured {seen.measured_s:.3f} s per step (median {seen.measured_median_s:.3f}), "
+        f"simulated {seen.simulated_s:.3f} s (median {seen.simulated_median_s:.3f}): {seen.error:+.1%}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _search(
+    wanted: Mapping[str, Policy], base: Setting, options: argparse.Namespace, pool: Executor, progress: Progress
+) -> Mapping[str, Found]:
+    engine = options.gpus_per_engine
+    grid = Grid(
+        rollout_gpus=tuple(range(engine, options.gpus, engine)),
+        slots_per_engine=tuple(sorted({*options.slots, base.slots_per_engine})),
+    )
+    start = Choice(grid.rollout_gpus.index(base.rollout_gpus), grid.slots_per_engine.index(base.slots_per_engine), 0)
+    task = progress.add_task("searching", total=None)
+
+    def tick(name: str, left: int) -> None:
+        done = progress.tasks[task].completed + 1
+        progress.update(task, completed=done, total=done + left, description=name)
+
+    return search(
+        wanted.values(),
+        grid,
+        start,
+        base,
+        short_steps=options.short_steps,
+        seeds=range(options.seeds),
+        pool=pool,
+        tick=tick,
+    )
+
+
+def _title(base: Setting, ideal: float) -> str:
+    return (
+        f"{base.gpus} GPUs, {base.groups_per_step} x {base.group_size} samples per step, "
+        f"answers up to {base.workload.lengths.cut:,} tokens; ideal {ideal:,.0f} tokens/s"
+    )
+
+
+def _pool(processes: int | None) -> Executor:
+    return ProcessPoolExecutor(
+        processes or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"), initializer=_quiet
+    )
+
+
+def _quiet() -> None:
+    """Engines fail by design here: nobody needs a line for each."""
+    logging.disable(logging.WARNING)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description:44}"), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

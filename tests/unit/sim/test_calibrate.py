@@ -1,0 +1,110 @@
+"""Constants that made a run are found again in what the run left behind."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from asyncrl.errors import DataError
+from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.timeline import TimelineFile
+from asyncrl.sim.calibrate import Calibration, calibrate
+from asyncrl.sim.costs import Costs, EngineCosts, Sharing, TrainerCosts, UpdateCosts
+from asyncrl.sim.lengths import Drawn, LogNormal
+from asyncrl.sim.measured import read_run
+from asyncrl.sim.options import costs_of
+from asyncrl.sim.replay import replay
+from asyncrl.sim.world import Setting, simulate
+from tests.unit.sim.settings import setting
+
+PROMPT = 10
+TRUE = Costs(
+    engine=EngineCosts(
+        latency_s=0.03,
+        fixed_s=0.004,
+        per_request_s=0.0003,
+        per_context_token_s=0.0,
+        prefill_tokens_per_s=2000.0,
+        kv_tokens=10**6,
+        max_running=64,
+    ),
+    trainer=TrainerCosts(fixed_s=0.3, tokens_per_s_per_gpu=20_000.0),
+    update=UpdateCosts(pause_s=0.03),
+    sharing=Sharing(engine=1.3, trainer=1.2),
+    step_overhead_s=0.02,
+)
+
+
+def run_in(folder: Path, staleness: int, interval: int, slots: int, groups: int = 8) -> Setting:
+    """A simulated run that leaves behind what a real one does."""
+    lengths = Drawn(shape=LogNormal(median=20, p95_ratio=2.5), cut=64)
+    base = setting(staleness, interval=interval, groups_per_step=groups, group_size=8, slots_per_engine=slots, steps=12)
+    base = replace(base, costs=TRUE, workload=replace(base.workload, lengths=lengths))
+    folder.mkdir()
+    timeline, rows = TimelineFile(folder, 0.0), list[bytes]()
+
+    def report(facts: StepFacts) -> None:
+        times = {"step": facts.batch.step, "time/step_s": facts.step_s, "time/train_s": facts.train_s}
+        times |= {"time/trainer_waited_s": facts.trainer_waited_s}
+        times |= {"time/update_s": facts.update.total_s} if facts.update else {}
+        rows.append(orjson.dumps(times))
+
+    simulate(base, timeline, report)
+    timeline.close()
+    (folder / "metrics.jsonl").write_bytes(b"\n".join(rows))
+    (folder / "run.toml").write_text(_config(base))
+    return base
+
+
+def _config(run: Setting) -> str:
+    flags = {
+        "rollout-batch-size": run.groups_per_step,
+        "n-samples-per-prompt": run.group_size,
+        "update-weights-interval": run.schedule.interval,
+        "max-staleness": run.schedule.staleness,
+        "sglang-server-concurrency": run.slots_per_engine,
+        "rollout-max-response-len": 64,
+        "actor-num-nodes": 1,
+        "actor-num-gpus-per-node": 1,
+        "rollout-num-gpus": 1,
+        "rollout-num-gpus-per-engine": 1,
+    }
+    return "\n".join(f"{name} = {value}" for name, value in flags.items())
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
+    folder = tmp_path_factory.mktemp("calibration") / "run"
+    run_in(folder, staleness=2, interval=2, slots=32, groups=16)
+    return calibrate(folder, PROMPT)
+
+
+def test_the_constants_are_found_again(fitted: Calibration) -> None:
+    assert fitted.pause_s == pytest.approx(0.03, abs=0.001)
+    assert fitted.engine_slowdown == pytest.approx(1.3, abs=0.1)
+    assert fitted.trainer_slowdown == pytest.approx(1.2, abs=0.1)
+    assert fitted.fixed_s == pytest.approx(0.004, rel=0.15)
+    assert fitted.per_request_s == pytest.approx(0.0003, rel=0.15)
+    assert fitted.train_fixed_s == pytest.approx(0.3, rel=0.1)
+    assert max(fitted.sample_error, fitted.step_error) < 0.03
+
+
+@pytest.mark.parametrize(("staleness", "interval", "slots"), [(0, 1, 64), (1, 1, 16)])
+def test_runs_with_other_settings_are_predicted(
+    fitted: Calibration, tmp_path: Path, staleness: int, interval: int, slots: int
+) -> None:
+    run_in(tmp_path / "other", staleness, interval, slots)
+    seen = replay(tmp_path / "other", costs_of(fitted.tables()), PROMPT)
+    assert seen.num_steps > 8
+    assert seen.error == pytest.approx(0.0, abs=0.05)
+
+
+def test_with_the_true_constants_a_replay_is_exact(tmp_path: Path) -> None:
+    run_in(tmp_path / "run", staleness=2, interval=1, slots=16)
+    assert replay(tmp_path / "run", TRUE, PROMPT).error == pytest.approx(0.0, abs=0.001)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"timeline.json: No such file"):
+        read_run(tmp_path)
