@@ -132,21 +132,24 @@ class Lengths:
     def stats(self, in_flight: Iterable[int]) -> LengthStats:
         """What is known now, given the lengths that samples in flight have reached: 100,000 of them in some 10 ms."""
         self._look_at(in_flight)
-        passed = added(self._trained.counts, self._filtered.counts)
-        known = added(passed, self._dropped.counts)
-        passed_tokens = added(self._trained.tokens, self._filtered.tokens)
-        started = life_table(self._finished.counts, self._cut.counts, self._grown)
+        tallies = (self._finished, self._cut, self._trained, self._filtered, self._dropped)
+        size = min(NUM_BUCKETS, 2 + max((*(tally.top for tally in tallies), *self._in_flight)))
+        finished, cut, trained, filtered, dropped = (tally.counts[:size] for tally in tallies)
+        finished_tokens, _, trained_tokens, filtered_tokens, dropped_tokens = (tally.tokens[:size] for tally in tallies)
+        passed, passed_tokens = added(trained, filtered), added(trained_tokens, filtered_tokens)
+        known, known_tokens = added(passed, dropped), added(passed_tokens, dropped_tokens)
+        started = life_table(finished, cut, self._grown[:size])
         let_through = life_table(passed)
-        fair = life_table(known, self._cut.counts)
+        fair = life_table(known, cut)
         return LengthStats(
             finished=self._finished.total,
             cut=self._cut.total,
             trained=self._trained.total,
             filtered=self._filtered.total,
             dropped=self._dropped.total,
-            started=summary(started, means(self._finished.counts, self._finished.tokens)),
+            started=summary(started, means(finished, finished_tokens)),
             let_through=summary(let_through, means(passed, passed_tokens)),
-            fair=summary(fair, means(known, added(passed_tokens, self._dropped.tokens))),
+            fair=summary(fair, means(known, known_tokens)),
             bias=distance(let_through, fair) if any(let_through) else 0.0,
             chance=self._chance(),
         )
@@ -170,10 +173,12 @@ class Lengths:
 class _Tally:
     """Samples by bucket, the recent ones counting more."""
 
-    __slots__ = ("counts", "squares", "tokens", "total")
+    __slots__ = ("counts", "squares", "tokens", "top", "total")
 
     def __init__(self) -> None:
         self.total = 0
+        self.top = 0
+        """The highest bucket that ever held a sample."""
         self.counts = [0.0] * NUM_BUCKETS
         self.tokens = [0.0] * NUM_BUCKETS
         self.squares = 0.0
@@ -181,6 +186,8 @@ class _Tally:
 
     def note(self, num_tokens: int) -> None:
         bucket = bucket_of(num_tokens)
+        if bucket > self.top:
+            self.top = bucket
         self.total += 1
         self.counts[bucket] += 1.0
         self.tokens[bucket] += num_tokens

@@ -1,6 +1,6 @@
 """Distributions over length buckets, some of whose samples did not end.  Pure arithmetic.
 
-A distribution is a list of NUM_BUCKETS shares that sum to 1, or of zeros where nothing is known.
+A distribution is a list of shares by bucket, from the first, that sum to 1, or of zeros where nothing is known.
 """
 
 import math
@@ -10,8 +10,6 @@ from itertools import accumulate, pairwise
 
 NUM_BUCKETS = 66
 """For lengths below 2**32 tokens, and one above for what is longer than anything seen."""
-
-_NONE = (0.0,) * NUM_BUCKETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +32,7 @@ def added(*counts: Sequence[float]) -> list[float]:
     return [sum(column) for column in zip(*counts, strict=True)]
 
 
-def life_table(ended: Sequence[float], cut: Sequence[float] = _NONE, grown: Sequence[float] = _NONE) -> list[float]:
+def life_table(ended: Sequence[float], cut: Sequence[float] = (), grown: Sequence[float] = ()) -> list[float]:
     """The distribution of lengths, given where samples ended and where they were cut.
 
     ``grown`` is how many more are in flight in a bucket than when counting began.  Of the samples that entered a bucket
@@ -43,18 +41,19 @@ def life_table(ended: Sequence[float], cut: Sequence[float] = _NONE, grown: Sequ
     everything seen.  No samples that ended: nothing is known.
     """
     if not any(ended):
-        return [0.0] * NUM_BUCKETS
+        return [0.0] * len(ended)
+    cut, grown = cut or [0.0] * len(ended), grown or [0.0] * len(ended)
     entered = added(ended, cut, grown)
     went_on = list(accumulate(reversed(entered), initial=0.0))[-2::-1]
-    alive, shares = 1.0, [0.0] * NUM_BUCKETS
+    alive, shares = 1.0, [0.0] * len(ended)
     top = max(bucket for bucket, count in enumerate(entered) if count > 0)
-    for bucket in range(min(top + 1, NUM_BUCKETS - 1)):
+    for bucket in range(min(top + 1, len(ended) - 1)):
         unsure = (cut[bucket] + max(0.0, grown[bucket])) / 2
         seen = ended[bucket] + max(0.0, went_on[bucket]) + unsure
         if seen > 0:
             shares[bucket] = alive * (ended[bucket] / seen)
             alive -= shares[bucket]
-    shares[min(top + 1, NUM_BUCKETS - 1)] += alive
+    shares[min(top + 1, len(ended) - 1)] += alive
     return shares
 
 
@@ -66,7 +65,7 @@ def distance(one: Sequence[float], other: Sequence[float]) -> float:
 def means(counts: Sequence[float], tokens: Sequence[float]) -> list[float]:
     """The mean length of each bucket: of its samples if it has any, else its geometric middle."""
     return [
-        total / count if count > 0 else middle for middle, count, total in zip(_MIDDLES, counts, tokens, strict=True)
+        total / count if count > 0 else middle for middle, count, total in zip(_MIDDLES, counts, tokens, strict=False)
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _nothing_blocks() -> Iterator[None]:
     with blockbuster_ctx():
         yield

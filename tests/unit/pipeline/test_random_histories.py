@@ -5,12 +5,13 @@ Random histories on a virtual clock, with the real scheduler, buffer, sampler an
 
 import asyncio
 import itertools
+import logging
 import math
 from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import EngineLost, EngineTimeout, FailureBudgetSpent, FilterBudgetSpent
@@ -95,9 +96,9 @@ def fussy(step: int, waiting: Any, size: int) -> Picked:
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "steps": (1, 2, 3, 4),
-    "groups_per_step": (1, 2, 3, 4),
-    "group_size": (1, 2, 3),
+    "steps": (1, 2, 3),
+    "groups_per_step": (1, 2, 3),
+    "group_size": (1, 2),
     "interval": (1, 2, 3),
     "staleness": (0, 1, 2, 3),  # above the least that the interval allows
     "slots": (1, 2, 3, 5, 8, 12),
@@ -107,8 +108,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "partial": (False, True),
     "mask_resumed": (False, True),
     "abort": (False, True),
-    "short": (1, 2, 5, 11, 16),
-    "tail": (1, 3, 6),
+    "short": (1, 2, 9),
+    "tail": (1, 5),
     "train_seconds": (0.01, 0.1, 1.0),
     "push_seconds": (0.0, 0.05),
     "failures": (0, 0, 3),
@@ -116,7 +117,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "failing": (0, 0, 8),
     "rejected": (0, 0, 20, 50),
     "picky": (False, False, False, True),
-    "rows": (1, 3, 7, 40),
+    "rows": (1, 3, 40),
     "held_out": (0, 0, 2),
     "eval_interval": (None, 2),
     "squeezes": (0, 0, 6),
@@ -142,11 +143,12 @@ def plan_of(numbers: tuple[int, ...]) -> dict[str, Any]:
         f"g{group}.{group % 2}": (EngineLost if group % 2 else EngineTimeout)("gone")
         for group in range(plan["failures"])
     }
-    return {**plan, "max_failed_groups": 20, "chunk": 12}
+    return {**plan, "max_failed_groups": 20, "chunk": 24}
 
 
 @settings(
     max_examples=HISTORIES,
+    phases=(Phase.generate, Phase.shrink),
     deadline=None,
     derandomize=True,
     database=None,
@@ -155,7 +157,14 @@ def plan_of(numbers: tuple[int, ...]) -> dict[str, Any]:
 @given(st.tuples(*(st.integers(0, math.prod(len(CHOICES[name]) for name in names) - 1) for names in DRAWS)))
 @pytest.mark.timeout(120)
 def test_over_random_histories_nothing_is_too_old_or_lost(numbers: tuple[int, ...]) -> None:
-    story = Story(plan_of(numbers))
+    logging.disable(logging.CRITICAL)  # thousands of warnings that nobody reads are a fifth of the time
+    try:
+        live_and_check(Story(plan_of(numbers)))
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def live_and_check(story: Story) -> None:
     story.live()
     world = story.world
     assert max(world.lags, default=0) <= world.staleness
