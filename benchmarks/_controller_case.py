@@ -9,7 +9,6 @@ Reads a ``Case`` as JSON from its first argument and writes a ``Measured`` as JS
 import asyncio
 import contextlib
 import cProfile
-import gc
 import resource
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 import orjson
 import uvloop
 
+from asyncrl.collector import calm_the_collector
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.metrics.facts import StepFacts
@@ -146,7 +146,7 @@ async def _run(case: Case, urls: tuple[str, ...], folder: Path) -> Measured:
 
 async def _window(case: Case, parts: Parts, lags: AllLags) -> Measured:
     if case.is_gc_tuned:
-        tune_gc()
+        calm_the_collector()
     profile = cProfile.Profile(time.process_time) if case.is_profiled else None
     collector = GcPauses()
     lags.late_s.clear()
@@ -169,13 +169,6 @@ async def _window(case: Case, parts: Parts, lags: AllLags) -> Measured:
         in_flight=parts.slots.in_use,
         shares=shares(profile) if profile else {},
     )
-
-
-def tune_gc() -> None:
-    """Leave out what is there now, and look at young objects every 50,000 and at old ones hardly ever."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def _generated(parts: Parts) -> int:

@@ -6,10 +6,12 @@ ordinary context around the event loop, not inside it.
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 
 import psutil
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 STOP_GRACE_S = 3.0
 """For processes that were asked to end, before they are killed."""
 HOLD_EVERY_S = 0.002
+SHUTDOWN_S = 10.0
+"""For Ray to end its processes, which takes it 2 s; what is left then is ended by us."""
 STARTED_BY_HAND = Path("/tmp/ray/ray_current_cluster")
 """Where ``ray start`` leaves the address of its cluster."""
 
@@ -74,12 +78,25 @@ def _shut_down(ray: ModuleType, hold_signals: Callable[[], None]) -> None:
     About a millisecond without a handler remains; who is ended in it leaves the rest to Ray's reaper, and the exit
     code is the same to a shell.
     """
-    with ThreadPoolExecutor(1) as executor:
-        ended = executor.submit(ray.shutdown)
-        while not wait([ended], timeout=HOLD_EVERY_S).done:
-            hold_signals()
-        ended.result()
+    ended: Future[None] = Future()
+
+    def shut_down() -> None:
+        try:
+            ray.shutdown()
+        except BaseException as error:  # noqa: BLE001 (handed to the thread that waits)
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    Thread(target=shut_down, name="ray-shutdown", daemon=True).start()
+    deadline = time.monotonic() + SHUTDOWN_S
+    while not wait([ended], timeout=HOLD_EVERY_S).done and time.monotonic() < deadline:
+        hold_signals()
     hold_signals()
+    if not ended.done():
+        logger.warning("Ray did not end within %g s; its processes are ended for it", SHUTDOWN_S)
+        return
+    ended.result()
 
 
 def end(processes: list[psutil.Process]) -> None:

@@ -22,6 +22,7 @@ sys.modules["ray"] = ray
 kill = lambda: os.kill(os.getpid(), signal.SIGTERM)
 during_init = during_shutdown = lambda: None
 {setting}
+from asyncrl.engines.cluster import session
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.signals import Signals
 with Signals.caught() as signals:
@@ -45,6 +46,7 @@ with Signals.caught() as signals:
         ("", "kill()", 143),
         ("", "os.kill(os.getpid(), signal.SIGINT)", 130),
         ("", "raise KeyError('bug')", 1),
+        ("during_shutdown = lambda: time.sleep(100)", "session.SHUTDOWN_S = 0.3", 0),
         ("during_shutdown = kill", "pass", 143),
         ("during_shutdown = kill", "kill()", 143),
         ("during_init = kill", "pass", 143),
