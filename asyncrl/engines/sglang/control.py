@@ -72,10 +72,6 @@ class EngineControl:
             "update_weights_from_distributed", body if label is None else {**body, "weight_version": label}
         )
 
-    async def abort(self, rid: str) -> None:
-        """Abort every request whose id starts with ``rid``."""
-        await self._post("abort_request", {"rid": rid})
-
     async def num_running(self) -> int:
         """Requests on the server, waiting ones included."""
         loads = (await self._wire.look(f"{self.url}/v1/loads?include=core", self._timeout_s))["loads"]
