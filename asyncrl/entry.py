@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import platform
-import signal
 import subprocess
 import time
 import traceback
@@ -68,8 +67,8 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
         logger.debug("the run ended", exc_info=error)
     if signals.received:
         return signals.exit_code
-    if isinstance(error, SystemExit):  # of --help; or of Ray's own handler, while ray.init() runs
-        return 128 + signal.SIGTERM if error.code == signal.SIGTERM else int(error.code or 0)
+    if isinstance(error, SystemExit):  # of --help
+        return int(error.code or 0)
     if isinstance(error, AsyncRLError):
         _say(str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}")
         return 2 if isinstance(error, ConfigError) else 1
@@ -82,6 +81,7 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
 def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) -> None:
     run, started = checked.run, time.monotonic()
     plan = Plan(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
+    signals.remember()
     with ExitStack() as stack:
         view = open_view(run.output.progress, console, plan)
         stack.callback(view.close)
@@ -90,10 +90,11 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         reporter = Reporter(_sinks(run, run_dir, history))
         stack.callback(reporter.close)
         view.phase("starting Ray")
-        with ray_session(checked.num_processes + 1, hold_signals=signals.only_remember) as ray:
-            signals.catch()  # ray.init() puts its own handler in place
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_conducted(ray, checked, run_dir, view, reporter, signals))
+        with (
+            ray_session(checked.num_processes + 1, hold_signals=signals.hold) as ray,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            runner.run(_conducted(ray, checked, run_dir, view, reporter, signals))
         view.close()
         console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
 
@@ -104,8 +105,7 @@ async def _conducted(
     def report(facts: StepFacts) -> None:
         view.step(reporter.step(facts), facts)
 
-    signals.cancel_running_task()
-    with _timeline(checked.run, run_dir) as timeline:
+    with signals.cancelling(), _timeline(checked.run, run_dir) as timeline:
         await conduct(ray, checked, run_dir=run_dir, timeline=timeline, phase=view.phase, report=report)
 
 

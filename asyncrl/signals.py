@@ -1,39 +1,41 @@
-"""SIGINT and SIGTERM: the first one ends the run in an orderly way, whenever it comes; the others change nothing."""
+"""SIGINT and SIGTERM: the first one ends the run in an orderly way, whenever it comes; the others change nothing.
+
+    nothing was started yet        the program leaves at once
+    Ray starts, or is being ended  remembered
+    the event loop runs            the run's task is cancelled
+
+No handler raises: an exception out of nowhere may leave a lock taken (of logging, of an import), and the ending waits
+for it for ever.
+"""
 
 import asyncio
+import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
-class Interrupted(BaseException):
-    """A signal came while no event loop was running.  Like KeyboardInterrupt, not for ``except Exception``."""
-
-
 class Signals:
-    """SIGINT and SIGTERM end the run once, in an orderly way; those that follow change nothing."""
+    """What the first SIGINT or SIGTERM does, as the run goes on."""
 
     CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         """The first one, if any."""
-        self._noted: tuple[socket.socket, socket.socket] | None = None
+        self._first: Callable[[], None] = self._leave
 
     @classmethod
     @contextmanager
     def caught(cls) -> Iterator["Signals"]:
-        """Catch both for the body."""
+        """Catch both for the body, which they leave at once until ``remember`` is called."""
         signals = cls()
         before = {number: signal.getsignal(number) for number in cls.CAUGHT}
-        signals._note()
         try:
-            signals._set(signals._raise)
+            signals.hold()
             yield signals
         finally:
-            signals._stop_noting()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -44,65 +46,41 @@ class Signals:
             raise AssertionError("no signal came")
         return 128 + self.received
 
-    def catch(self) -> None:
-        """Raise Interrupted in the main thread at the first signal, or now if one came since ``caught`` began.
+    def remember(self) -> None:
+        """From now on there are things to end: a signal is remembered until ``cancelling`` takes it up."""
+        self._first = _nothing
 
-        To be called while no event loop runs.  What a handler raises can be lost on the way (in a destructor or a
-        callback), and a library can put a handler of its own in place for a while; the kernel's notes are not lost.
-        """
-        self._set(self._raise)
-        for number in self._stop_noting():
-            self._first(number)
-        if self.received is not None:
-            raise Interrupted
-
-    def only_remember(self) -> None:
-        """From now on a signal is remembered and interrupts nothing: what is being ended must end."""
-        self._set(self._remember)
-
-    def cancel_running_task(self) -> None:
-        """Cancel the calling task at the first signal, for as long as its event loop runs."""
+    @contextmanager
+    def cancelling(self) -> Iterator[None]:
+        """Cancel the calling task at the first signal, or now if one came before, for as long as the body runs."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is None:
+            raise AssertionError("called from a task")
+        self._first = lambda: _cancel(loop, task)
+        try:
+            if self.received is not None:
+                task.cancel()
+            yield
+        finally:
+            self.remember()
+
+    def hold(self) -> None:
+        """Put the handlers in place: at the start, and again where a library put its own there."""
         for number in self.CAUGHT:
-            loop.add_signal_handler(number, self._cancel, number, task)
+            signal.signal(number, self._handle)
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._first(number)
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = signal.Signals(number)
+            self._first()
 
-    def _raise(self, number: int, frame: FrameType | None) -> None:
-        if self._first(number):
-            raise Interrupted
+    def _leave(self) -> None:
+        os._exit(self.exit_code)
 
-    def _cancel(self, number: int, task: "asyncio.Task[None] | None") -> None:
-        if self._first(number) and task is not None:
-            task.cancel()
 
-    def _first(self, number: int) -> bool:
-        first = self.received is None
-        self.received = self.received or signal.Signals(number)
-        return first
+def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[None]") -> None:
+    loop.call_soon_threadsafe(task.cancel)  # a handler runs between any two instructions
 
-    def _set(self, handler: Callable[[int, FrameType | None], None]) -> None:
-        for number in self.CAUGHT:
-            signal.signal(number, handler)
 
-    def _note(self) -> None:
-        """Have every signal written down, whatever its handler does."""
-        self._noted = socket.socketpair()
-        for end in self._noted:
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._noted[1].fileno(), warn_on_full_buffer=False)
-
-    def _stop_noting(self) -> list[int]:
-        """The signals noted so far that are ours."""
-        if self._noted is None:
-            return []
-        signal.set_wakeup_fd(-1)
-        reader, writer = self._noted
-        self._noted = None
-        with reader, writer:
-            try:
-                noted = list(reader.recv(4096))
-            except BlockingIOError:
-                return []
-        return [number for number in noted if number in self.CAUGHT]
+def _nothing() -> None:
+    pass

@@ -4,6 +4,7 @@
 ordinary context around the event loop, not inside it.
 """
 
+import atexit
 import logging
 import os
 import time
@@ -34,7 +35,8 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
     """Give the connected ``ray`` module; end every process of the session afterwards.
 
     ``num_cpus`` is what a cluster started here offers at least (Ray counts logical CPUs; ranks and servers ask for one
-    each).  ``hold_signals`` is called when the session ends, and again until it has ended: nothing may interrupt that.
+    each).  ``hold_signals`` puts the program's signal handlers back in place, which Ray takes away.
+
     Raises ServerFailed.
     """
     # Under ``uv run`` Ray would rebuild the environment for each worker.
@@ -43,7 +45,9 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
 
     before, started = set(_descendants()), list[psutil.Process]()
     try:
-        _connect(ray, num_cpus)
+        with _no_handlers(ray):
+            _connect(ray, num_cpus)
+        hold_signals()  # its core came with handlers of its own, which end the program
         yield ray
     finally:
         try:
@@ -53,6 +57,17 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
             _shut_down(ray, hold_signals)
         finally:
             end(started)
+
+
+@contextmanager
+def _no_handlers(ray: ModuleType) -> Iterator[None]:
+    """``ray.init`` would have SIGTERM raise wherever it happens to be: half a cluster, and locks that stay taken."""
+    utils = ray._private.utils  # noqa: SLF001 (there is no public way)
+    theirs, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = theirs
 
 
 def _connect(ray: ModuleType, num_cpus: int) -> None:
@@ -95,6 +110,7 @@ def _shut_down(ray: ModuleType, hold_signals: Callable[[], None]) -> None:
     hold_signals()
     if not ended.done():
         logger.warning("Ray did not end within %g s; its processes are ended for it", SHUTDOWN_S)
+        atexit.unregister(ray.shutdown)  # it would wait for the one that does not end
         return
     ended.result()
 
