@@ -18,7 +18,8 @@ from typing import Any, cast
 import orjson
 import uvloop
 
-from asyncrl.engines.sglang.labels import STAMPS
+from asyncrl.engines.sglang.labels import PACKED, STAMPS
+from asyncrl.engines.sglang.packed import pack
 
 SLICE_S = 0.005
 """Between two looks at which answers are due: a decode step of a large batch takes 10 ms and more."""
@@ -40,14 +41,15 @@ def sizes(num_tokens: int, interval: int) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(edges)]
 
 
-def events(num_tokens: int, interval: int) -> Iterator[bytes]:
-    """The events of one answer as they go over the wire."""
+def events(num_tokens: int, interval: int, *, is_plain: bool) -> Iterator[bytes]:
+    """The events of one answer as they go over the wire; plain: from a server without our plug-in's packing."""
     tokens, draw, done = tokens_of_answer(num_tokens), random.Random(interval), 0
     for size in sizes(num_tokens, interval):
         new, done = tokens[done : done + size], done + size
         # SGLang widens float32 to float64, which takes 16 to 20 digits to write; so does this many random bits.
         logprobs = [[-draw.expovariate(2.0), token, None] for token in new]
-        yield _framed(b"data: " + orjson.dumps(_event(new, logprobs, done, done == num_tokens)) + b"\n\n")
+        event = _event(new, logprobs, done, done == num_tokens)
+        yield _framed(b"data: " + orjson.dumps(event if is_plain else pack(event)) + b"\n\n")
 
 
 def _event(new: list[int], logprobs: list[list[Any]], done: int, is_last: bool) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def _event(new: list[int], logprobs: list[list[Any]], done: int, is_last: bool) 
         "text": "word" * len(new),
         "output_ids": new,
         "meta_info": {
-            "id": "g1234567.12/0123abcd.",
+            "id": f"{PACKED}g1234567.12/0123abcd.",
             "finish_reason": {"type": "length", "length": done} if is_last else None,
             "prompt_tokens": 512,
             "weight_version": "0",
@@ -81,9 +83,9 @@ def _framed(payload: bytes) -> bytes:
 class Pace:
     """Sends the events of all answers, each when its tokens would have been made."""
 
-    def __init__(self, num_tokens: int, interval: int, answer_s: float, num_cut: int) -> None:
+    def __init__(self, num_tokens: int, interval: int, answer_s: float, num_cut: int, *, is_plain: bool) -> None:
         """The first ``num_cut`` answers are cut to all lengths alike, so that the load is even from the beginning."""
-        self._pieces = list(events(num_tokens, interval))
+        self._pieces = list(events(num_tokens, interval, is_plain=is_plain))
         self._slices = [max(1, round(size * answer_s / num_tokens / SLICE_S)) for size in sizes(num_tokens, interval)]
         ends = list(itertools.accumulate(self._slices))
         self._first = deque(_cut(ends, random.Random(1), num_cut))
@@ -151,9 +153,9 @@ def _length(head: bytes) -> int:
     return int(rest.split(b"\r\n", 1)[0]) if found else 0
 
 
-async def serve(num_tokens: int, interval: int, answer_s: float, num_cut: int) -> None:
+async def serve(num_tokens: int, interval: int, answer_s: float, num_cut: int, *, is_plain: bool) -> None:
     """Answer until the standard input is closed; an answer takes ``answer_s``."""
-    loop, pace = asyncio.get_running_loop(), Pace(num_tokens, interval, answer_s, num_cut)
+    loop, pace = asyncio.get_running_loop(), Pace(num_tokens, interval, answer_s, num_cut, is_plain=is_plain)
     server = await loop.create_server(lambda: Connection(pace), "127.0.0.1", 0, backlog=4096)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
@@ -169,9 +171,10 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, required=True, help="tokens of an answer")
     parser.add_argument("--interval", type=int, required=True, help="tokens per event")
     parser.add_argument("--answer-s", type=float, required=True, help="seconds from the first event to the last")
+    parser.add_argument("--plain", action="store_true", help="as SGLang writes without our plug-in")
     parser.add_argument("--num-cut", type=int, required=True, help="answers at the beginning that are cut")
     chosen = parser.parse_args()
-    uvloop.run(serve(chosen.num_tokens, chosen.interval, chosen.answer_s, chosen.num_cut))
+    uvloop.run(serve(chosen.num_tokens, chosen.interval, chosen.answer_s, chosen.num_cut, is_plain=chosen.plain))
 
 
 if __name__ == "__main__":

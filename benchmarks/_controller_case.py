@@ -52,6 +52,8 @@ class Case:
     """Not measured: connections are opened."""
     measured_s: float
     num_servers: int
+    is_plain: bool = False
+    """The servers have no plug-in that packs their answers."""
     is_profiled: bool = False
     is_gc_tuned: bool = False
     """What is there after the start is frozen, and old objects are looked at less often."""
@@ -108,7 +110,7 @@ def _server(case: Case) -> Iterator[str]:
         "answer-s": case.answer_s,
         "num-cut": max(1, case.in_flight // case.num_servers),
     }
-    words = [f"--{name}={value}" for name, value in options.items()]
+    words = [f"--{name}={value}" for name, value in options.items()] + ["--plain"] * case.is_plain
     command = (sys.executable, str(Path(__file__).with_name("_answering.py")), *words)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

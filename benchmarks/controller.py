@@ -3,6 +3,7 @@
     uv run benchmarks/controller.py                          the figures: answers of 1,000 and 16,000 tokens
     uv run benchmarks/controller.py --intervals 16 64 256 1000 --tokens 1000 --in-flight 1024
     uv run benchmarks/controller.py --tokens-per-s 1e8       as fast as the controller can
+    uv run benchmarks/controller.py --plain                  against SGLang without our plug-in
     uv run benchmarks/controller.py --profile                and where the time goes
     uv run benchmarks/controller.py --against ../other       beside another checkout, turn by turn
     uv run benchmarks/controller.py --check                  exits with 1 if the controller is too dear or too late
@@ -77,6 +78,7 @@ def cases(asked: argparse.Namespace) -> list[Case]:
             warmup_s=WARMUP_S,
             measured_s=asked.seconds,
             num_servers=asked.servers,
+            is_plain=asked.plain,
             is_profiled=asked.profile,
             is_gc_tuned=asked.tune_gc,
         )
@@ -194,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--servers", type=int, default=2, help="processes that answer")
     parser.add_argument("--repeats", type=int, default=1, help="of each case; the least disturbed one is shown")
     parser.add_argument("--against", type=Path, help="another checkout, measured in turns with this one")
+    parser.add_argument("--plain", action="store_true", help="answers as SGLang writes them without our plug-in")
     parser.add_argument("--profile", action="store_true", help="show where the time goes")
     parser.add_argument("--tune-gc", action="store_true", help="freeze what is there after the start, collect seldom")
     parser.add_argument("--check", action="store_true", help="exit with 1 unless it is as cheap as agreed")

@@ -3,11 +3,16 @@
 Every answer is decoded on the event loop once, so this is in the way of all others.
 """
 
+from operator import itemgetter
+
 import tokenizers  # type: ignore[import-untyped]
 
 
 def bytes_of_tokens(words: tokenizers.Tokenizer) -> list[bytes] | None:
-    """The bytes of each token by id, special tokens being empty; None where decoding is more than joining bytes."""
+    """The bytes of each token by id, special tokens being empty, and behind them none at all, for ``joined``.
+
+    None where decoding is more than joining bytes.
+    """
     if not isinstance(words.decoder, tokenizers.decoders.ByteLevel):
         return None
     table = [b""] * words.get_vocab_size(with_added_tokens=True)
@@ -23,7 +28,16 @@ def bytes_of_tokens(words: tokenizers.Tokenizer) -> list[bytes] | None:
             table[number] = bytes(byte_of[character] for character in token)
     for number, token in added.items():
         table[number] = b"" if token.special else _added(token.content, byte_of)
-    return table
+    return [*table, b""]
+
+
+def joined(table: list[bytes], token_ids: tuple[int, ...]) -> bytes:
+    """The bytes of all tokens.  Raises IndexError for a token that ``table`` does not have.
+
+    ``itemgetter`` looks a thousand tokens up in one call, in half the time of a thousand calls.  It wants two at least
+    to give a tuple: the last entry of the table, which is empty, is one of them.
+    """
+    return b"".join(itemgetter(-1, -1, *token_ids)(table))
 
 
 def _added(content: str, byte_of: dict[str, int]) -> bytes:

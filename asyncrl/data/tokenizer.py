@@ -7,6 +7,7 @@ that has no other use for it.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ import jinja2.parser
 import jinja2.sandbox
 import tokenizers  # type: ignore[import-untyped]
 
-from asyncrl.data.byte_level import bytes_of_tokens
+from asyncrl.data.byte_level import bytes_of_tokens, joined
 from asyncrl.errors import DataError
 
 Message = dict[str, Any]
@@ -57,8 +58,9 @@ class TextTokenizer:
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         """Text, special tokens left out."""
-        if self._bytes is not None and max(token_ids, default=0) < len(self._bytes):  # a model's vocabulary is padded
-            return b"".join(map(self._bytes.__getitem__, token_ids)).decode("utf-8", "replace")
+        if self._bytes is not None:
+            with suppress(IndexError):  # a model's vocabulary is padded
+                return joined(self._bytes, token_ids).decode("utf-8", "replace")
         text: str = self._words.decode(list(token_ids), skip_special_tokens=True)
         return text
 

@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import asdict, replace
 from typing import Any
 
-import orjson
 import pytest
 
 from asyncrl.engines.sglang.events import EventReader
+from asyncrl.engines.sglang.payload import read_event
 from benchmarks import controller
 from benchmarks._answering import events, sizes, tokens_of_answer
 from benchmarks._controller_case import Case, Measured
@@ -43,9 +43,10 @@ def test_the_profile_accounts_for_all_of_the_time() -> None:
     assert {"json", "http", "draft", "scheduler"} <= set(measured.shares)
 
 
-def test_the_events_of_an_answer_carry_its_tokens_and_say_that_it_ended() -> None:
-    wire = b"".join(piece.split(b"\r\n", 1)[1] for piece in events(100, 16))
-    found = [orjson.loads(payload) for payload in EventReader().feed(wire)]
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_the_events_of_an_answer_carry_its_tokens_and_say_that_it_ended(is_plain: bool) -> None:
+    wire = b"".join(piece.split(b"\r\n", 1)[1] for piece in events(100, 16, is_plain=is_plain))
+    found = [read_event(payload) for payload in EventReader().feed(wire)]
     assert [len(event["output_ids"]) for event in found] == sizes(100, 16) == [1, *[16] * 6, 3]
     assert [token for event in found for token in event["output_ids"]] == tokens_of_answer(100)
     assert Counter(event["meta_info"]["finish_reason"] is None for event in found) == {True: 7, False: 1}

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.http import Wire
-from asyncrl.engines.sglang.labels import STAMPS
+from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 from tests.contract.conftest import free_ports
@@ -147,7 +147,7 @@ def test_silence_is_a_timeout_and_the_request_is_aborted() -> None:
     assert tokens(chunks) == [7]
     assert isinstance(end, EngineTimeout)
     assert len(aborted) == 1
-    assert aborted[0].startswith("r1/")
+    assert aborted[0].startswith(f"{PACKED}r1/")
 
 
 def test_a_refused_request_is_rejected() -> None:

@@ -2,14 +2,19 @@
 
 import asyncio
 import random
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import orjson
 import pytest
 
 from asyncrl.engines.sglang.control import EngineControl
 from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.sglang.labels import PACKED
 from asyncrl.engines.sglang.loads import EngineLoads
+from asyncrl.engines.sglang.payload import read_event
 from asyncrl.protocols import LoadProbe, RolloutEngine
 from asyncrl.types import Chunk, EngineLoad, FinishReason, Request, SamplingParams, Weights
 from tests.contract.conftest import OpenPlace, Place, Servers, free_ports, open_sglang
@@ -17,6 +22,7 @@ from tests.contract.conftest import OpenPlace, Place, Servers, free_ports, open_
 pytestmark = [pytest.mark.timeout(360), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
 PROMPT = (5, 9, 33, 12, 60)
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +284,33 @@ def test_every_token_is_labelled_with_the_weights_that_made_it(servers: Servers)
             assert sum(each > 1e-4 for each in last_old) >= 14  # one in 3,000 is as likely under both
 
     asyncio.run(run())
+
+
+def test_an_answer_is_packed_for_who_asks_and_the_same_for_everybody(servers: Servers) -> None:
+    def written(rid: str) -> list[dict[str, Any]]:
+        """What the server writes, event by event, for the same draw."""
+        body = {
+            "rid": rid,
+            "input_ids": PROMPT,
+            "sampling_params": {"max_new_tokens": 300, "sampling_seed": 7, "temperature": 1.0},
+            "stream": True,
+            "return_logprob": True,
+            "extra_key": rid,  # no cached prefix
+        }
+        call = urllib.request.Request(f"{servers.engine_url}/generate", orjson.dumps(body), JSON)
+        with urllib.request.urlopen(call, timeout=60) as answer:
+            lines: list[bytes] = answer.read().split(b"\n")
+        return [orjson.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+
+    def columns(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
+        read = [read_event(orjson.dumps(event))["meta_info"]["output_token_logprobs"] for event in events]
+        return [pair for one in read for pair in zip(one.token_ids, one.logprobs, strict=True)]
+
+    packed, plain = written(f"{PACKED}for-us"), written("for-them")
+    assert all("packed" in event and "output_ids" not in event for event in packed)
+    assert all("packed" not in event and event["output_ids"] for event in plain)
+    assert columns(packed) == columns(plain)
+    assert len(columns(packed)) == 300
 
 
 def test_a_stop_token_ends_the_answer_and_belongs_to_it(servers: Servers) -> None:

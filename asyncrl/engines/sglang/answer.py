@@ -1,12 +1,10 @@
 """One answer as it arrives from SGLang: chunks of one version each, and why it ended.  Knows no HTTP."""
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from asyncrl.engines.sglang.flights import Flight
-from asyncrl.engines.sglang.labels import STAMPS
-from asyncrl.engines.sglang.payload import Entries
+from asyncrl.engines.sglang.packed import Entries
 from asyncrl.engines.sglang.versions import VersionTrail
 from asyncrl.errors import EngineLost, EngineRejected
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
@@ -33,7 +31,7 @@ class Answer:
         meta = event["meta_info"]
         reason = self._reason(meta)
         tokens, logprobs = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
-        for chunk in self._chunks(tokens, logprobs, meta):
+        for chunk in self._chunks(tokens, logprobs, meta["output_token_logprobs"].versions):
             on_chunk(chunk)
         self._num_tokens += len(tokens)
         self._version = max(self._version, self._trail.settled(int(meta["weight_version"]), self._clock()))
@@ -62,17 +60,24 @@ class Answer:
         entries: Entries = meta["output_token_logprobs"]
         return _matched(event["output_ids"][:new], entries.token_ids[:new], entries.logprobs[:new])
 
-    def _chunks(self, tokens: tuple[int, ...], logprobs: tuple[float, ...], meta: Mapping[str, Any]) -> Iterator[Chunk]:
+    def _chunks(
+        self, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: Sequence[tuple[str, int]] | None
+    ) -> Iterator[Chunk]:
         """One for each run of tokens of the same version."""
-        stamps = (meta.get(STAMPS) or [])[: len(tokens)]
-        if len(stamps) != len(tokens) or None in stamps:  # the server has no plug-in, or an unlike one
-            stamps = [self._version] * len(tokens)
-        start = 0
-        while start < len(tokens):  # versions only grow: when the last is the first, all are
-            stop = len(tokens) if stamps[start] == stamps[-1] else start + _run_length(stamps[start:])
-            version = int(stamps[start])
+        for version, start, stop in self._runs(len(tokens), versions):
             yield Chunk(token_ids=tokens[start:stop], logprobs=logprobs[start:stop], version=version)
-            self._version, start = max(self._version, version), stop
+            self._version = max(self._version, version)
+
+    def _runs(self, num_tokens: int, versions: Sequence[tuple[str, int]] | None) -> Iterator[tuple[int, int, int]]:
+        """Version, first token and the one behind the last of each run."""
+        if versions is None or sum(length for _, length in versions) < num_tokens:  # no plug-in, or an unlike one
+            versions = [(str(self._version), num_tokens)]
+        start = 0
+        for version, length in versions:
+            stop = min(start + length, num_tokens)
+            if stop > start:
+                yield int(version), start, stop
+            start = stop
 
     def _own_end(self, tokens: tuple[int, ...]) -> FinishReason:
         """Why an answer ended that was aborted in the moment of its last token: SGLang tells of the abort alone."""
@@ -96,16 +101,11 @@ def _tokens_of(event: Mapping[str, Any]) -> Tokens:
     return _matched(event["output_ids"], entries.token_ids, entries.logprobs)
 
 
-def _matched(tokens: list[int], scored: list[int], logprobs: list[float]) -> Tokens:
+def _matched(tokens: Sequence[int], scored: Sequence[int], logprobs: Sequence[float]) -> Tokens:
     """That tokens and log-probs belong together is checked, as SGLang slices them separately."""
     if scored != tokens:
         raise EngineLost(f"log-probs of tokens {scored} came with tokens {tokens}")
     return tuple(tokens), tuple(logprobs)
-
-
-def _run_length(stamps: list[str] | list[int]) -> int:
-    """How many stamps at the beginning are the same."""
-    return sum(1 for _ in takewhile(lambda stamp: stamp == stamps[0], stamps))
 
 
 def _raise_for_error(event: Mapping[str, Any]) -> None:

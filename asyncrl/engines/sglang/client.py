@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl.engines.sglang.answer import Answer
 from asyncrl.engines.sglang.flights import Flight, Flights
 from asyncrl.engines.sglang.http import Wire
-from asyncrl.engines.sglang.labels import cache_key
+from asyncrl.engines.sglang.labels import PACKED, cache_key
 from asyncrl.engines.sglang.versions import VersionTrail
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
@@ -59,7 +59,7 @@ class SGLangEngine:
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
         # SGLang aborts every request whose id *starts* with the given one, and refuses an id that it knows already.
-        rid = f"{request.request_id}/{self._rid()}."
+        rid = f"{PACKED}{request.request_id}/{self._rid()}."
         body = _generate_body(request, rid)
         with self._flights.one(rid) as flight:
             async with (

@@ -69,6 +69,7 @@ class Wire:
 def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),  # looking for cookies at each request is not free
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         headers={"Content-Type": "application/json"},
     )
@@ -101,8 +102,8 @@ async def _raise_for_status(response: aiohttp.ClientResponse, url: str, timeout_
 def _event(payload: bytes, url: str) -> dict[str, Any]:
     try:
         return read_event(payload)
-    except orjson.JSONDecodeError as error:
-        raise EngineLost(f"{url} answered what is not JSON: {payload[:200]!r}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineLost(f"{url} answered what no SGLang does: {payload[:200]!r}") from error
 
 
 def _parsed(text: bytes, url: str) -> Any:

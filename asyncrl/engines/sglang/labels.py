@@ -3,6 +3,9 @@
 STAMPS = "token_versions"
 """Key in ``meta_info``: for each token of a chunk the weight version whose forward pass made it."""
 
+PACKED = "asyncrl/"
+"""How the id of a request begins whose answer the plug-in packs (``packed``)."""
+
 _PREFIX = "weights-"
 
 

@@ -7,23 +7,30 @@ It hooks, through SGLang's own registry, what the scheduler process does:
     (re-)queueing ───────▶ a request gets the present cache key; a retracted one first sends the tokens it holds back
     pause ───────────────▶ returns when no forward pass is running any more
 
+and, in the process that speaks HTTP,
+
+    an event is written ─▶ packed, when its request asks for it (``packed``)
+
 Without it the client still works: it then takes chunks for as old as they can be (``versions``).  SGLang imports this
 in its main process and in its schedulers, where all that it hooks is imported already.
 """
 
 import functools
 import logging
+import multiprocessing
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncrl.engines.sglang.labels import STAMPS, cache_key, is_cache_key
+from asyncrl.engines.sglang.packed import pack
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_WRITE_EVENT = "sglang.srt.entrypoints.http_server.dumps_json"
 _UPDATES = ("distributed", "disk", "tensor", "ipc")
 """Every way in which SGLang 0.5.16 takes new weights."""
-_UNLIKE = (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
+_UNLIKE = (AttributeError, ImportError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 """How an SGLang shows that its inside is not the one we know."""
 
 logger = logging.getLogger(__name__)
@@ -35,7 +42,9 @@ def activate() -> None:
 
     stamps = TokenStamps()
     updates = {f"{_UPDATER}.update_weights_from_{source}": stamps.after_update for source in _UPDATES}
-    before = {f"{_SCHEDULER}._add_request_to_queue": stamps.before_queueing}
+    before: dict[str, Callable[..., Any]] = {f"{_SCHEDULER}._add_request_to_queue": stamps.before_queueing}
+    if multiprocessing.parent_process() is None:  # the schedulers are children, and write no HTTP
+        before[_WRITE_EVENT] = PackedEvents().before_writing
     after: dict[str, Callable[..., None]] = {
         f"{_SCHEDULER}.run_batch": stamps.after_run_batch,
         f"{_SCHEDULER}.pause_generation": stamps.after_pause,
@@ -125,6 +134,25 @@ class TokenStamps:
             request.extra_key = cache_key(self._serving(scheduler))
 
 
+class PackedEvents:
+    """The hook of the process that writes HTTP."""
+
+    def __init__(self) -> None:
+        self._is_working = True
+
+    def before_writing(self, event: Any, *rest: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Other arguments for the hooked function; None leaves them as they are."""
+        if not self._is_working or not isinstance(event, Mapping):
+            return None
+        try:
+            packed = pack(event)
+        except _UNLIKE as error:
+            self._is_working = False
+            _warn(error)
+            return None
+        return None if packed is None else ((packed, *rest), named)
+
+
 def _send_all(scheduler: Any, request: Any) -> None:
     """Stream the tokens that wait for their chunk to fill.
 
@@ -142,8 +170,8 @@ def _send_all(scheduler: Any, request: Any) -> None:
 
 def _warn(error: Exception) -> None:
     logger.warning(
-        "asyncrl: this SGLang is unlike 0.5.16 inside (%s: %s); spans are known to the chunk only, and "
-        "--weight-update-mode retract reuses prefixes that older weights cached",
+        "asyncrl: this SGLang is unlike 0.5.16 inside (%s: %s); spans may be known to the chunk only, "
+        "--weight-update-mode retract may reuse prefixes that older weights cached, and answers may come unpacked",
         type(error).__name__,
         error,
     )
