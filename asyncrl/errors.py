@@ -16,6 +16,7 @@
     ├── ServerFailed           a process that we started died or did not get ready
     ├── TrainerFailed          a trainer rank died, raised or did not answer in time
     ├── NonFiniteLoss          the loss is NaN or infinite; no weights were changed
+    ├── CheckpointFailed       a checkpoint could not be written or read; those before it are as they were
     ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
     └── Stalled                nothing moved for too long; the message says who waits for whom
 
@@ -89,6 +90,10 @@ class TrainerFailed(AsyncRLError):
 
 class NonFiniteLoss(AsyncRLError, ArithmeticError):
     """The loss is NaN or infinite; no weights were changed."""
+
+
+class CheckpointFailed(AsyncRLError):
+    """A checkpoint could not be written or read; those before it are as they were."""
 
 
 class WeightUpdateFailed(AsyncRLError):

@@ -1,8 +1,8 @@
 """What rooms promise each other.  For each promise there is a fake in ``engines/fake.py`` and a contract test."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncrl.types import (
     Batch,
@@ -78,6 +78,21 @@ class Trainer(Protocol):
 
     async def save(self, path: Path) -> None:
         """Write the present weights to ``path`` in Hugging Face format.  Raises TrainerFailed."""
+
+
+class Checkpointer(Protocol):
+    """Keeps what a run needs to go on after it has ended, however it ends."""
+
+    async def begin(self, step: int, run: Mapping[str, Any]) -> None:
+        """Return once the trainer's present state, that after ``step`` steps, is copied; it is written beside.
+
+        ``run`` is kept with it: numbers, texts, lists and objects.  A checkpoint can be loaded when it is complete, and
+        not before.  Waits for the checkpoint before, first.  Raises CheckpointFailed, also for the one before, or
+        TrainerFailed.
+        """
+
+    async def finish(self) -> None:
+        """Return once no checkpoint is being written.  Raises CheckpointFailed or TrainerFailed."""
 
 
 class PromptSource(Protocol):

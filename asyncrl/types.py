@@ -182,6 +182,8 @@ class TrainReport:
     """In the trainer, without transfers."""
     logprobs: tuple[tuple[float, ...], ...]
     """Under the weights before the step: one tuple per sample, in batch order, one number per response token."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What else the algorithm has to say, by the name of the metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

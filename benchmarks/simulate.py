@@ -4,6 +4,8 @@
     uv run benchmarks/simulate.py --check                  and fail unless the targets hold
     uv run benchmarks/simulate.py --calibrate RUN_DIR --prompt-tokens 7      fit the model to a short real run
     uv run benchmarks/simulate.py --replay RUN_DIR --calibration FILE      and see whether it predicts another one
+    uv run benchmarks/simulate.py --scale                  how fast it simulates 1,000 engines, all of them full
+    uv run benchmarks/simulate.py --scale --check          and fail unless that is faster than real time
 
 ``docs/simulator.md`` says what is modelled.  Exit codes: 0, 1 a target does not hold, 2 the options are wrong.
 """
@@ -20,6 +22,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from asyncrl.collector import calm_the_collector
 from asyncrl.errors import ConfigError
 from asyncrl.sim.advice import advice
 from asyncrl.sim.calibrate import calibrate
@@ -27,9 +30,10 @@ from asyncrl.sim.options import costs_from, parser, setting_from
 from asyncrl.sim.picture import picture
 from asyncrl.sim.policies import Policy, policies
 from asyncrl.sim.replay import replay
+from asyncrl.sim.scale import ENGINES, full_fleet, measure
 from asyncrl.sim.search import Choice, Found, Grid, search
 from asyncrl.sim.table import checks, comparison
-from asyncrl.sim.targets import verdicts
+from asyncrl.sim.targets import scale_verdicts, verdicts
 from asyncrl.sim.world import Setting
 
 _HALF = 0.5
@@ -48,6 +52,8 @@ def main() -> int:
             return fit_model(options, console)
         if options.replay is not None:
             return predict(options, console)
+        if options.scale is not None:
+            return show_scale(options, console)
         return compare(options, console)
     except ConfigError as error:
         console.print(f"error: {error}", style="red", highlight=False)
@@ -100,6 +106,28 @@ def predict(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def show_scale(options: argparse.Namespace, console: Console) -> int:
+    """Simulate a thousand full engines and say how long that took."""
+    if options.scale < 1:
+        raise ConfigError(f"--scale: at least 1 step, got {options.scale}")
+    seen = measure(full_fleet(ENGINES, options.scale))
+    console.print(
+        f"{seen.num_engines:,} engines, {min(seen.in_flight):,} to {max(seen.in_flight):,} samples in flight at the "
+        f"ends of {seen.num_steps} steps, {seen.decoding:,.0f} decoding on average; {seen.samples:,} samples trained",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"{seen.simulated_s:.0f} simulated s in {seen.wall_s:.0f} s on the wall ({seen.cpu_s:.0f} s of CPU): "
+        f"{seen.ratio:.2f} times real time ({seen.cpu_ratio:.2f} by CPU time)",
+        highlight=False,
+        soft_wrap=True,
+    )
+    judged = scale_verdicts(seen)
+    console.print(checks(judged))
+    return 1 if options.check and not all(verdict.holds for verdict in judged) else 0
+
+
 def _search(
     wanted: Mapping[str, Policy], base: Setting, options: argparse.Namespace, pool: Executor, progress: Progress
 ) -> Mapping[str, Found]:
@@ -136,13 +164,14 @@ def _title(base: Setting, ideal: float) -> str:
 
 def _pool(processes: int | None) -> Executor:
     return ProcessPoolExecutor(
-        processes or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"), initializer=_quiet
+        processes or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"), initializer=_begin
     )
 
 
-def _quiet() -> None:
-    """Engines fail by design here: nobody needs a line for each."""
+def _begin() -> None:
+    """Of a process.  Engines fail by design here: nobody needs a line for each."""
     logging.disable(logging.WARNING)
+    calm_the_collector()
 
 
 def _progress(console: Console) -> Progress:

@@ -6,8 +6,9 @@ For tests of scheduling, never for a run.  A contract test holds the fake and th
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from asyncrl.errors import EngineError
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
@@ -182,17 +183,47 @@ class FakeTrainer:
         self.saved.append(path)
 
 
+class FakeCheckpoints:
+    """Takes ``seconds`` to write a checkpoint, beside the caller; keeps those that were written, by step."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.written: dict[int, dict[str, Any]] = {}
+        self._seconds = seconds
+        self._writing: tuple[float, int, dict[str, Any]] | None = None
+
+    async def begin(self, step: int, run: Mapping[str, Any]) -> None:
+        """See ``Checkpointer.begin``."""
+        await self.finish()
+        self._writing = (asyncio.get_running_loop().time() + self._seconds, step, dict(run))
+
+    async def finish(self) -> None:
+        """See ``Checkpointer.finish``."""
+        if self._writing is not None:
+            until, step, run = self._writing
+            await asyncio.sleep(until - asyncio.get_running_loop().time())
+            self.written[step], self._writing = run, None
+
+    def found(self, now: float) -> dict[str, Any] | None:
+        """The newest one that is complete at ``now``."""
+        if self._writing is not None and self._writing[0] <= now:
+            self.written[self._writing[1]] = self._writing[2]
+        return self.written[max(self.written)] if self.written else None
+
+
 class FakePrompts:
     """Numbered prompts; remembers what was taken."""
 
-    def __init__(self, rows: int = 1_000_000) -> None:
-        self.taken = 0
+    def __init__(self, rows: int = 1_000_000, taken: int = 0) -> None:
+        self.taken = taken
         self._rows = rows
 
     def take(self) -> Prompt:
         """See ``PromptSource.take``."""
-        epoch, row = divmod(self.taken, self._rows)
         self.taken += 1
+        return self.at(*divmod(self.taken - 1, self._rows))
+
+    def at(self, epoch: int, row: int) -> Prompt:
+        """One of them."""
         return Prompt(row=row, epoch=epoch, text=str(row), token_ids=(1 + row % (VOCABULARY - 1), 2, 3), label=str(row))
 
 

@@ -38,10 +38,14 @@ def closing_table(history: History, plan: Plan, wall_s: float, run_dir: Path) ->
 
 
 def _add_outcome(table: Table, history: History, plan: Plan, wall_s: float) -> None:
-    table.add_row("steps", f"{history.steps:,} of {plan.num_steps:,} in {duration(wall_s)}")
+    table.add_row("steps", f"{_steps(history):,} of {plan.num_steps:,} in {duration(wall_s)}")
     table.add_row("held-out accuracy", _held_out(history))
     if history.first_reward is not None:
         table.add_row("reward", f"{history.first_reward:.3f} → {history.last_reward:.3f}")
+
+
+def _steps(history: History) -> int:
+    return history.steps_before + history.steps
 
 
 def _held_out(history: History) -> Text:

@@ -97,3 +97,5 @@ class StepFacts:
     logprob_diff: float | None
     """Mean absolute difference between engine and trainer log-probs of the same tokens under the same weights; None
     when the engines serve other weights than the trainer held."""
+    checkpoint_s: float | None = None
+    """For the copy of a checkpoint that follows this step, and for the one before to be written; None without one."""

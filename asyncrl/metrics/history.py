@@ -14,6 +14,8 @@ _RECENT_STEPS = 40
 class History:
     """Sums and extremes of the rows written to it; a sink, of constant size."""
 
+    steps_before: int = 0
+    """Of the run that this one goes on from."""
     steps: int = 0
     last: Row = field(default_factory=dict)
     """Row of the last step."""

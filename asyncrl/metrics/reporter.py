@@ -60,6 +60,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **_lengths(facts.scheduler.lengths),
         **_times(facts),
         **(_update(facts.update) if facts.update else {}),
+        **({} if facts.checkpoint_s is None else {"time/checkpoint_s": facts.checkpoint_s}),
         **(_throughput(facts.scheduler.tokens, before, facts.step_s) if facts.step_s > 0 else {}),
         **_training(facts.report),
         **({} if facts.logprob_diff is None else {"train/logprob_diff": facts.logprob_diff}),
@@ -209,4 +210,5 @@ def _training(report: TrainReport) -> dict[str, float | int]:
         "train/clip_fraction": report.clip_fraction,
         "train/entropy": report.entropy,
         "train/lr": report.learning_rate,
+        **report.metrics,
     }

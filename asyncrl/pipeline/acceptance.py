@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 WINDOW = 256
 """Verdicts remembered.  The estimate is then within 0.06 at a rate of one half, and follows training in a few steps."""
@@ -12,9 +13,15 @@ DEVIATIONS = 2.0
 class Acceptance:
     """The running share of groups that the filter keeps."""
 
-    def __init__(self) -> None:
-        self._verdicts: deque[bool] = deque(maxlen=WINDOW)
-        self._kept = 0
+    def __init__(self, verdicts: Iterable[bool] = ()) -> None:
+        """``verdicts`` are the last ones of the run that this one goes on from."""
+        self._verdicts: deque[bool] = deque(verdicts, maxlen=WINDOW)
+        self._kept = sum(self._verdicts)
+
+    @property
+    def verdicts(self) -> tuple[bool, ...]:
+        """The last ones, the oldest first."""
+        return tuple(self._verdicts)
 
     def note(self, kept: bool) -> None:
         """A verdict."""

@@ -1,7 +1,6 @@
 """One group from its admission to its score."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -64,11 +63,10 @@ class Flight:
 
 
 class Flights:
-    """The groups in flight, with their number by deadline."""
+    """The groups in flight, by id."""
 
     def __init__(self) -> None:
         self._by_id: dict[GroupId, Flight] = {}
-        self._deadlines: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -79,23 +77,11 @@ class Flights:
     def add(self, flight: Flight) -> None:
         """It was admitted."""
         self._by_id[flight.group_id] = flight
-        self._deadlines[flight.due.deadline] += 1
 
     def remove(self, flight: Flight) -> None:
         """It ended, whatever the end."""
         flight.is_gone = True
         del self._by_id[flight.group_id]
-        self._deadlines[flight.due.deadline] -= 1
-        if not self._deadlines[flight.due.deadline]:
-            del self._deadlines[flight.due.deadline]
-
-    def dues(self) -> list[Due]:
-        """Of all of them."""
-        return [flight.due for flight in self._by_id.values()]
-
-    def num_in_time(self, step: int) -> int:
-        """How many have not missed their deadline at ``step``."""
-        return sum(count for deadline, count in self._deadlines.items() if deadline >= step)
 
     def by_id(self, group_id: GroupId) -> Flight | None:
         """The one with this id, if it is in flight."""

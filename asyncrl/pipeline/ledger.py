@@ -9,6 +9,7 @@ from the other columns, so that the balance can be wrong, and is checked.
 
 import enum
 from collections import Counter
+from dataclasses import asdict
 
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.types import GroupId, ScoredGroup
@@ -34,10 +35,12 @@ class Outcome(enum.Enum):
 class Ledger:
     """Entries for groups by id; tokens by count."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: TokenCounts | None = None, groups: GroupCounts | None = None) -> None:
+        """``tokens`` and ``groups`` are the accounts of the run that this one goes on from; nothing is held in them."""
         self._states: dict[GroupId, State] = {}
-        self._groups: Counter[str] = Counter()
-        self._tokens: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter(asdict(groups) if groups else {})
+        self._tokens: Counter[str] = Counter(asdict(tokens) if tokens else {})
+        self._tokens.pop("held", None)
 
     def admit(self, group_id: GroupId) -> None:
         """A group was started."""

@@ -85,15 +85,17 @@ class RetryingEngine:
         await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (failures - 1), LONGEST_PAUSE_S))
 
     def _continued(self, request: Request, written: tuple[int, ...], attempt: int) -> Request:
-        if attempt == 0:  # it may have waited for an update to end
-            return dataclasses.replace(request, weights=self._serving())
+        serving = self._serving()
+        if attempt == 0:
+            waited = request.weights is not serving  # for an update to end
+            return dataclasses.replace(request, weights=serving) if waited else request
         left = request.sampling.max_new_tokens - len(written)
         return dataclasses.replace(
             request,
             request_id=f"{request.request_id}-{attempt}",
             token_ids=request.token_ids + written,
             sampling=dataclasses.replace(request.sampling, max_new_tokens=left),
-            weights=self._serving(),
+            weights=serving,
         )
 
 

@@ -4,11 +4,11 @@ scheduler ──batch──▶ train ──weights──▶ push ──▶ sched
     ▲                                     └────▶ evaluation           beside it, in the same task group
 
 consumes      batches, evaluation reports
-produces      one StepFacts per step; the saved model
+produces      one StepFacts per step; checkpoints; the saved model
 waits for     a batch; the trainer; a weight update; the first evaluation, before the first step
 unblocked by  the scheduler, the trainer, the engines; each wait has a deadline of its own
 on cancel     the scheduler's and the evaluation's requests are aborted
-on crash      the training since the start is lost
+on crash      the training since the last checkpoint is lost
 """
 
 import asyncio
@@ -25,10 +25,11 @@ from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.evaluation import Evaluator
 from asyncrl.pipeline.retry import RetryingEngine
+from asyncrl.pipeline.run_state import RunState
 from asyncrl.pipeline.sampler import Served
 from asyncrl.pipeline.scheduler import Scheduler
 from asyncrl.pipeline.slots import Slots
-from asyncrl.protocols import Trainer, WeightUpdater
+from asyncrl.protocols import Checkpointer, Trainer, WeightUpdater
 from asyncrl.types import Batch, EvalReport, ScoredSample, TrainReport, UpdateReport, Weights
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,12 @@ class Plan:
     save_to: Path
     abort_for_updates: bool = False
     """End every request before an update and continue it behind the tokens that are there, instead of pausing it."""
+    first_step: int = 0
+    """Steps that the run which this one goes on from has done."""
+    save_interval: int | None = None
+    """A checkpoint after every so many steps; after the last one in any case."""
+    save_beside: bool = True
+    """Go on training while a checkpoint is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +74,8 @@ class Parts:
     served: Served
     timeline: Timeline
     loop_lag: LoopLag
+    checkpointer: Checkpointer | None = None
+    """Without it there are no checkpoints."""
 
 
 async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -> None:
@@ -78,7 +87,7 @@ async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -
         async with asyncio.TaskGroup() as stages:
             run = _Run(parts, plan, stages)
             scheduling = stages.create_task(parts.scheduler.run(), name="scheduler")
-            for step in range(plan.num_steps):
+            for step in range(plan.first_step, plan.num_steps):
                 report(await run.step(step))
             scheduling.cancel()
             await run.save()
@@ -93,7 +102,7 @@ class _Run:
         self._stages = stages
         self._evaluation: asyncio.Task[EvalReport] | None = None
         self._is_alarmed = False
-        if plan.eval_before_train:
+        if self._eval_is_due(plan.first_step - 1) if plan.first_step else plan.eval_before_train:
             self._evaluate()
 
     async def step(self, step: int) -> StepFacts:
@@ -113,7 +122,9 @@ class _Run:
         parts.timeline.span("trainer", f"step {step}", taken, trained, tokens=num_tokens)
         logger.info("step %d: trained on %d tokens, loss %.4g", step, num_tokens, report.loss)
         parts.scheduler.settle()
+        state = parts.scheduler.state() if self._save_is_due(step) else None
         update = await self._push(step) if self._push_is_due(step) else None
+        checkpoint_s = await self._checkpoint(state) if state else None
         evaluation = await self._evaluations(step)
         scheduler = parts.scheduler.stats()
         self._warn(scheduler.lengths)
@@ -129,13 +140,36 @@ class _Run:
             step_s=_now() - start,
             loop_lag_ms=parts.loop_lag.take_max_ms(),
             logprob_diff=logprob_diff,
+            checkpoint_s=checkpoint_s,
         )
 
     async def save(self) -> None:
-        """Write the final weights."""
+        """Write the final weights, and see the last checkpoint written."""
         start = _now()
         await self._parts.trainer.save(self._plan.save_to)
+        if self._parts.checkpointer is not None:
+            await self._parts.checkpointer.finish()
         self._parts.timeline.span("trainer", "save", start, _now())
+
+    # ---- checkpoints
+
+    def _save_is_due(self, step: int) -> bool:
+        if self._parts.checkpointer is None:
+            return False
+        interval = self._plan.save_interval
+        return step == self._plan.num_steps - 1 or (interval is not None and (step + 1) % interval == 0)
+
+    async def _checkpoint(self, state: RunState) -> float:
+        """Seconds until training may go on; engines go on meanwhile, and the writing after it."""
+        if self._parts.checkpointer is None:
+            raise AssertionError("there is nobody to write checkpoints")
+        start = _now()
+        await self._parts.checkpointer.begin(state.step, state.as_json())
+        if not self._plan.save_beside:
+            await self._parts.checkpointer.finish()
+        self._parts.timeline.span("trainer", f"checkpoint {state.step}", start, _now())
+        logger.info("checkpoint of step %d: training waited %.3f s", state.step, _now() - start)
+        return _now() - start
 
     def _warn(self, lengths: LengthStats) -> None:
         """Say once that long answers are lost more often than short ones."""
@@ -206,6 +240,9 @@ class _Run:
 
     # ---- evaluation
 
+    def _eval_is_due(self, step: int) -> bool:
+        return self._plan.eval_interval is not None and (step + 1) % self._plan.eval_interval == 0
+
     def _evaluate(self) -> None:
         if self._parts.evaluator is not None:
             self._evaluation = self._stages.create_task(self._parts.evaluator.run(), name="evaluation")
@@ -225,7 +262,7 @@ class _Run:
         if steps_left == 0:
             self._evaluate()
             return await self._evaluation if self._evaluation is not None else report
-        if (step + 1) % self._plan.eval_interval == 0:
+        if self._eval_is_due(step):
             if self._evaluation is None:
                 self._evaluate()
             else:

@@ -10,12 +10,12 @@ on crash      groups in flight are lost
 
 import asyncio
 import logging
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from asyncrl.buffer import Due, NotYet, doomed, masked_before, oldest, oldest_in_time, oldest_trained
+from asyncrl.buffer import Due, NotYet, Outstanding, masked_before, oldest_trained
 from asyncrl.errors import (
     AsyncRLError,
     EngineRejected,
@@ -25,13 +25,14 @@ from asyncrl.errors import (
     plainly,
 )
 from asyncrl.metrics.facts import SchedulerStats
-from asyncrl.metrics.lengths import Lengths
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.acceptance import Acceptance
+from asyncrl.pipeline.accounts import Accounts
 from asyncrl.pipeline.admission import Limits, Standing, assumed_acceptance, may_start
 from asyncrl.pipeline.budgets import Budgets, Streaks
 from asyncrl.pipeline.flights import Flight, Flights, complete
-from asyncrl.pipeline.ledger import Ledger, Outcome, check_balance
+from asyncrl.pipeline.ledger import Outcome
+from asyncrl.pipeline.run_state import RunState, settled
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.scoring import verdict
 from asyncrl.pipeline.slots import Slots
@@ -66,7 +67,7 @@ class _Waiting:
 
 
 class Scheduler:
-    """Owns admission, the groups in flight, the buffer and the ledger.  One per run; not thread-safe."""
+    """Owns admission, the groups in flight, the buffer and the accounts.  One per run; not thread-safe."""
 
     def __init__(
         self,
@@ -81,8 +82,13 @@ class Scheduler:
         timeline: Timeline,
         policy: Policy | None = None,
         pick: PickFn | None = None,
+        before: RunState | None = None,
+        again: Sequence[Prompt] = (),
     ) -> None:
-        """``sampler`` must use the same ``slots`` and ``served``; without ``pick`` the oldest groups go first."""
+        """``sampler`` must use the same ``slots`` and ``served``; without ``pick`` the oldest groups go first.
+
+        ``before`` is where the run that this one goes on from stood, ``again`` are its outstanding prompts.
+        """
         self._served = served
         self._prompts = prompts
         self._sampler = sampler
@@ -92,20 +98,22 @@ class Scheduler:
         self._timeline = timeline
         self._policy = policy or Policy()
         self._pick = pick
-        self._ledger = Ledger()
-        self._acceptance = Acceptance()
-        self._lengths = Lengths(limits.group_size)
+        self._accounts = Accounts(limits.group_size, before)
+        self._acceptance = Acceptance(before.verdicts if before else ())
+        self._outstanding = Outstanding()
         self._flights = Flights()
         self._parked: deque[Flight] = deque()
-        self._returned: deque[Prompt] = deque()
+        self._returned: deque[Prompt] = deque(again)
         self._buffered: dict[GroupId, _Waiting] = {}
         self._training: Batch | None = None
-        self._batches_taken = 0
-        self._next_id = 0
+        self._batches_taken = before.step if before else 0
+        self._next_id = before.next_id if before else 0
+        self._prompts_taken = before.prompts_taken if before else 0
         self._next_order = 0
         self._streaks = Streaks(budgets)
-        self._reasons: Counter[str] = Counter()
-        self._wakes: float = float("inf")
+        self._ready: tuple[GroupId, ...] = ()
+        self._wakes = NotYet(deadline=float("inf"), missing=1)
+        self._missing = 1
         self._passed_over = 0
         self._pick_drops = 0
         self._moved = asyncio.Event()
@@ -127,10 +135,10 @@ class Scheduler:
 
         Groups that can never be trained in time from then on are cancelled here, before weights are updated.
         """
-        chosen = await self._chosen()
+        chosen, self._ready = self._ready or await self._chosen(), ()
         for group_id in chosen:
-            self._ledger.take(group_id)
-        batch = Batch(step=self._batches_taken, groups=tuple(self._buffered.pop(group_id).group for group_id in chosen))
+            self._accounts.take(group_id)
+        batch = Batch(step=self._batches_taken, groups=tuple(self._unbuffer(group_id) for group_id in chosen))
         self._training = batch
         self._batches_taken += 1
         self._passed_over = self._pick_drops = 0
@@ -140,18 +148,15 @@ class Scheduler:
 
     async def batch_ready(self) -> None:
         """Wait until ``next_batch`` would not."""
-        await self._chosen()
+        chosen = await self._chosen()
+        if self._pick is not None:
+            self._ready = chosen  # a user's function is not asked twice for one batch
 
     def settle(self) -> None:
         """The batch taken last was trained."""
         if self._training is None:
             raise AssertionError("no batch is in training")
-        for group in self._training.groups:
-            self._ledger.train(group)
-            for scored in group.samples:
-                note = self._lengths.trained if any(scored.loss_mask) else self._lengths.dropped
-                note(len(scored.sample.token_ids))
-        self._lengths.settle()
+        self._accounts.train(self._training)
         self._training = None
 
     def look_again(self) -> None:
@@ -162,13 +167,11 @@ class Scheduler:
         """What is held now.  Raises AssertionError when an account does not balance."""
         scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
         held = sum(flight.num_tokens for flight in (*self._flights, *self._parked))
-        tokens = self._ledger.tokens(held + sum(group.num_tokens for group in scored))
-        groups = self._ledger.groups()
-        check_balance(tokens, groups)
+        tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
         return SchedulerStats(
             tokens=tokens,
             groups=groups,
-            filter_reasons=dict(self._reasons),
+            filter_reasons=self._accounts.reasons,
             acceptance=self._acceptance.rate,
             returned=len(self._returned),
             retries=self._sampler.retries,
@@ -177,15 +180,36 @@ class Scheduler:
             slots=self._slots.size,
             slot_limit=self._slots.limit,
             weights=self._served.now,
-            lengths=self._lengths.stats(
+            lengths=self._accounts.lengths(
                 length for flight in (*self._flights, *self._parked) for length in flight.cut_lengths()
             ),
+        )
+
+    def state(self) -> RunState:
+        """Where the run stands; between ``settle`` and ``next_batch``.  Prompts of groups that are held come again."""
+        stats = self.stats()
+        tokens, groups = settled(stats.tokens, stats.groups)
+        held: dict[GroupId, Prompt] = {flight.group_id: flight.prompt for flight in (*self._flights, *self._parked)}
+        held |= {group_id: waiting.group.prompt for group_id, waiting in self._buffered.items()}
+        prompts = (*(held[group_id] for group_id in sorted(held)), *self._returned)
+        return RunState(
+            step=self._batches_taken,
+            version=stats.weights.version,
+            next_id=self._next_id,
+            prompts_taken=self._prompts_taken,
+            outstanding=tuple((prompt.epoch, prompt.row) for prompt in prompts),
+            tokens=tokens,
+            groups=groups,
+            reasons=stats.filter_reasons,
+            verdicts=self._acceptance.verdicts,
+            retries=stats.retries,
+            aborts=stats.aborts,
         )
 
     # ---- admission
 
     async def _admission(self) -> None:
-        while not may_start(self._standing(), self._limits):
+        while not self._slots.free or not may_start(self._standing(), self._limits):  # the cheap look first
             self._moved.clear()
             await self._moved.wait()
 
@@ -193,7 +217,7 @@ class Scheduler:
         return Standing(
             batches_taken=self._batches_taken,
             buffered=len(self._buffered) - self._passed_over,
-            in_flight=self._flights.num_in_time(self._batches_taken),
+            in_flight=self._outstanding.num_unfinished(self._batches_taken),
             engine_step=self._served.now.step,
             free_slots=self._slots.free,
             acceptance=assumed_acceptance(self._acceptance.upper, self._limits, drops=self._policy.stale == "drop"),
@@ -205,20 +229,25 @@ class Scheduler:
         if self._parked:
             parked = self._parked.popleft()
             flight = replace(parked, due=self._due(parked.group_id), dispatched=weights, since=now)
-            self._ledger.resume(flight.group_id)
+            self._accounts.resume(flight.group_id)
         else:
             flight = Flight(
                 due=self._due(GroupId(self._next_id)),
-                prompt=self._returned.popleft() if self._returned else self._prompts.take(),
+                prompt=self._returned.popleft() if self._returned else self._fresh(),
                 dispatched=weights,
                 drafts=[self._sampler.draft(index) for index in range(self._limits.group_size)],
                 since=now,
             )
             self._next_id += 1
-            self._ledger.admit(flight.group_id)
+            self._accounts.admit(flight.group_id)
         self._slots.claim(flight.claims)
         self._flights.add(flight)
+        self._outstanding.start(flight.due)
         return flight
+
+    def _fresh(self) -> Prompt:
+        self._prompts_taken += 1
+        return self._prompts.take()
 
     def _due(self, group_id: GroupId) -> Due:
         self._next_order += 1
@@ -243,19 +272,18 @@ class Scheduler:
                 self._fail(flight, error)
         self._watchdog.moved()
         self._moved.set()
-        if flight.due.deadline <= self._wakes:
-            self._finished.set()
+        if flight.due.deadline <= self._wakes.deadline:
+            self._missing -= 1
+            if self._missing <= 0:
+                self._finished.set()
 
     def _count(self, flight: Flight, num_tokens: int) -> None:
-        if flight.is_gone:
-            self._ledger.waste(num_tokens)
-        else:
-            self._ledger.generate(num_tokens)
+        self._accounts.deliver(flight, num_tokens)
         self._watchdog.moved()
 
     def _generated(self, flight: Flight, sample: Sample) -> None:
         if not flight.is_gone:
-            self._lengths.finished(len(sample.token_ids))
+            self._accounts.finish(sample)
             self._slots.unclaim(1)
 
     def _land(self, flight: Flight, group: ScoredGroup, reason: str | None) -> None:
@@ -263,19 +291,14 @@ class Scheduler:
         self._acceptance.note(reason is None)
         if reason is None:
             self._streaks.kept()
-            self._ledger.buffer(group.group_id)
+            self._accounts.buffer(group.group_id)
+            self._outstanding.finish(flight.due)
             self._buffered[group.group_id] = _Waiting(due=flight.due, group=group)
             self._timeline.counter("groups buffered", _now(), len(self._buffered))
         else:
-            self._drop(group, Outcome.FILTERED, self._lengths.filtered)
-            self._reasons[reason] += 1
+            self._outstanding.remove(flight.due)
+            self._accounts.reject(group, reason)
             self._streaks.filtered(reason)
-
-    def _drop(self, group: ScoredGroup, outcome: Outcome, note: Callable[[int], None]) -> None:
-        """A scored group will not be trained; ``note`` hears of its lengths."""
-        self._ledger.drop(group.group_id, outcome, group.num_tokens)
-        for scored in group.samples:
-            note(len(scored.sample.token_ids))
 
     def _fail(self, flight: Flight, error: AsyncRLError) -> None:
         self._leave(flight, Outcome.FAILED)
@@ -284,22 +307,20 @@ class Scheduler:
 
     def _leave(self, flight: Flight, outcome: Outcome) -> None:
         """A group in flight will not be trained."""
+        self._ground(flight)
+        self._accounts.leave(flight, outcome)
+
+    def _ground(self, flight: Flight) -> None:
+        """It flies no more, and asks for no more slots."""
         self._slots.unclaim(flight.claims)
         self._flights.remove(flight)
-        self._settle_unscored(flight, outcome)
-
-    def _settle_unscored(self, flight: Flight, outcome: Outcome) -> None:
-        self._ledger.drop(flight.group_id, outcome, flight.num_tokens)
-        for length in flight.cut_lengths():
-            self._lengths.cut(length)
-        for sample in flight.samples.values():
-            self._lengths.dropped(len(sample.token_ids))
+        self._outstanding.remove(flight.due)
 
     # ---- batches
 
     async def _chosen(self) -> tuple[GroupId, ...]:
         while isinstance(chosen := self._choose(self._batches_taken), NotYet):
-            self._wakes = chosen.deadline
+            self._wakes, self._missing = chosen, chosen.missing
             self._finished.clear()
             await self._watchdog.wait(self._finished, self._who_waits_for_whom)
         return chosen
@@ -311,7 +332,7 @@ class Scheduler:
             if len(chosen) < self._limits.groups_per_step:
                 self._passed_over = len(self._buffered)  # they take nobody's place until it is asked again
                 self._moved.set()
-                return NotYet(deadline=float("inf"))
+                return NotYet(deadline=float("inf"), missing=1)
             if not (worthless := [group_id for group_id in chosen if not self._mask(group_id, step)]):
                 return chosen
             for group_id in worthless:
@@ -320,22 +341,18 @@ class Scheduler:
 
     def _due_now(self, step: int) -> tuple[Due, ...] | NotYet:
         size = self._limits.groups_per_step
-        if len(self._buffered) < size:
-            return NotYet(deadline=float("inf"))
-        finished = [waiting.due for waiting in self._buffered.values()]
         if self._policy.stale == "wait":
-            return oldest_in_time(finished, self._flights.dues(), step=step, size=size)
-        return oldest(finished, size=size)
+            return self._outstanding.oldest_in_time(step=step, size=size)
+        return self._outstanding.oldest(size=size)
 
     def _picked(self, step: int) -> tuple[GroupId, ...]:
         """What the user's function takes from the buffer."""
         if self._pick is None:
             raise AssertionError("there is no function to pick groups")
-        groups = [waiting.group for waiting in sorted(self._buffered.values(), key=lambda waiting: waiting.due.order)]
+        groups = [self._buffered[due.group_id].group for due in self._outstanding.finished()]
         picked = self._pick(step, groups, self._limits.groups_per_step)
         for group_id, reason in picked.drop.items():
-            self._drop(self._buffered.pop(group_id).group, Outcome.FILTERED, self._lengths.dropped)
-            self._reasons[reason] += 1
+            self._accounts.unpick(self._unbuffer(group_id), reason)
             self._pick_drops += 1
         self._moved.set()
         if len(picked.train) < self._limits.groups_per_step:
@@ -360,10 +377,11 @@ class Scheduler:
         if self._policy.stale == "mask" and not is_over:
             return
         step, size = self._batches_taken, self._limits.groups_per_step
-        finished, unfinished = [waiting.due for waiting in self._buffered.values()], self._flights.dues()
-        if self._pick is not None:  # nobody knows whom it will take: only the deadline counts
-            finished, unfinished = [], [*finished, *unfinished]
-        for due in doomed(finished, unfinished, step=step, size=size):
+        if self._pick is None:
+            late = self._outstanding.doomed(step=step, size=size)
+        else:  # nobody knows whom it will take: only the deadline counts
+            late = self._outstanding.overdue(step=step)
+        for due in late:
             flight = self._flights.by_id(due.group_id)
             if flight is None:
                 self._give_up(due.group_id)
@@ -371,15 +389,21 @@ class Scheduler:
                 self._stop(flight)
         while is_over and self._parked:
             parked = self._parked.popleft()
-            self._settle_unscored(parked, Outcome.STALE)
+            self._accounts.leave(parked, Outcome.STALE)
             self._returned.append(parked.prompt)
 
     def _give_up(self, group_id: GroupId) -> None:
         """A scored group is too old; its prompt comes again."""
-        group = self._buffered.pop(group_id).group
-        self._drop(group, Outcome.STALE, self._lengths.dropped)
+        group = self._unbuffer(group_id)
+        self._accounts.expire(group)
         self._returned.append(group.prompt)
         self._moved.set()
+
+    def _unbuffer(self, group_id: GroupId) -> ScoredGroup:
+        """It waits no more."""
+        waiting = self._buffered.pop(group_id)
+        self._outstanding.remove(waiting.due)
+        return waiting.group
 
     def _stop(self, flight: Flight) -> None:
         """A group in flight is too old.  It goes on later with what it has, or its prompt comes again."""
@@ -387,9 +411,8 @@ class Scheduler:
             raise AssertionError(f"group {flight.group_id} has no task")
         flight.task.cancel()
         if self._policy.partial and self._batches_taken < self._limits.num_steps:
-            self._slots.unclaim(flight.claims)
-            self._flights.remove(flight)
-            self._ledger.interrupt(flight.group_id)
+            self._ground(flight)
+            self._accounts.interrupt(flight.group_id)
             self._parked.append(flight.resumed())  # a copy: what still arrives for this one is wasted
         else:
             self._leave(flight, Outcome.STALE)

@@ -1,8 +1,7 @@
 """The right to have one sample on the engines, numbered so that a timeline can show who holds which."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 
 class Slots:
@@ -57,18 +56,23 @@ class Slots:
         self._claimed -= num_samples
         self._on_unclaim()
 
-    @asynccontextmanager
-    async def hold(self) -> AsyncIterator[int]:
-        """Wait for a slot, hold it for the body, and give it back however the body ends."""
-        number = await self._free.get()
-        self._close_idle(_now())
-        try:
-            yield number
-        finally:
-            self._free.put_nowait(number)
-            self._balance()
-            if self.in_use == 0:
-                self._idle_since = _now()
+    def hold(self) -> "_Held":
+        """Wait for a slot (``async with``, which gives its number), and give it back however the body ends."""
+        return _Held(self)
+
+    async def take(self) -> int:
+        """Wait for a slot and take it; ``give_back`` must follow."""
+        number = await self._free.get() if self._free.empty() else self._free.get_nowait()
+        if self._idle_since is not None:
+            self._close_idle(_now())
+        return number
+
+    def give_back(self, number: int) -> None:
+        """The slot is free again."""
+        self._free.put_nowait(number)
+        self._balance()
+        if self.in_use == 0:
+            self._idle_since = _now()
 
     def take_idle_s(self) -> float:
         """Seconds with no slot in use since the last call (0 before the first slot is taken)."""
@@ -91,6 +95,23 @@ class Slots:
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
             self._idle_since = None
+
+
+class _Held:
+    """A slot while it is held.  An ``asynccontextmanager`` takes twice the 3 microseconds, for every sample."""
+
+    __slots__ = ("_number", "_slots")
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._number = -1
+
+    async def __aenter__(self) -> int:
+        self._number = await self._slots.take()
+        return self._number
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._slots.give_back(self._number)
 
 
 def _now() -> float:

@@ -5,6 +5,9 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any
 
+_OWN_FILES = 1
+"""The loop's end of the pipe by which other threads wake it."""
+
 
 class Deadlock(Exception):
     """Every task waits and nothing is left that could wake one."""
@@ -18,8 +21,8 @@ class _JumpingSelector(selectors.BaseSelector):
         self._real = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = self._real.select(0)
-        if ready:
+        is_listening = timeout is None or len(self._real.get_map()) > _OWN_FILES
+        if is_listening and (ready := self._real.select(0)):
             return ready
         if timeout is None:
             raise Deadlock(f"at {self.now:g} s")

@@ -96,11 +96,20 @@ class Fleet:
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
+        interruptions = self._interruptions
         self._calls += 1
         if self._calls == 1:
             self._on_busy()
         try:
-            return await self._generate(request, on_chunk)
+            if self._costs.engine.latency_s > 0:
+                await asyncio.sleep(self._costs.engine.latency_s)
+            engine = await self._up()
+            try:
+                if self._interruptions != interruptions:
+                    return FinishReason.ABORT
+                return await self._on(engine, request, on_chunk)
+            finally:
+                self._loads.release(engine.number)
         finally:
             self._calls -= 1
             if self._calls == 0:
@@ -181,19 +190,7 @@ class Fleet:
 
     # ---- one call
 
-    async def _generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
-        interruptions = self._interruptions
-        if self._costs.engine.latency_s > 0:
-            await asyncio.sleep(self._costs.engine.latency_s)
-        engine = await self._pick()
-        try:
-            if self._interruptions != interruptions:
-                return FinishReason.ABORT
-            return await self._on(engine, request, on_chunk)
-        finally:
-            self._loads.release(engine.number)
-
-    async def _pick(self) -> _Engine:
+    async def _up(self) -> _Engine:
         while (number := self._loads.pick()) is None:
             self._any_up.clear()
             await self._any_up.wait()
@@ -209,9 +206,9 @@ class Fleet:
         try:
             await call.done
         except asyncio.CancelledError:
-            engine.calls()
+            engine.settle()
+            engine.decoder.remove(call)  # which brings it up to date
             self._deliver(call)
-            engine.decoder.remove(call)
             engine.look_again()
             raise
         aborted = call.done.result() is FinishReason.ABORT

@@ -19,6 +19,7 @@ from asyncrl.sim.costs import (
 )
 from asyncrl.sim.lengths import Distribution, Drawn, LogNormal, Observed, Pareto
 from asyncrl.sim.measured import read_run
+from asyncrl.sim.scale import ENGINES, SLOTS, STEPS
 from asyncrl.sim.workload import Workload
 from asyncrl.sim.world import Schedule, Setting
 
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     _run_options(options.add_argument_group("the run"))
     _length_options(options.add_argument_group("answers"))
     _search_options(options.add_argument_group("what is compared"))
-    _other_modes(options.add_argument_group("calibration"))
+    _other_modes(options.add_argument_group("calibration, and the simulator itself"))
     costs = options.add_argument_group(
         "costs", "seconds, tokens and factors; default: an H200 estimate, trainer balanced"
     )
@@ -91,6 +92,14 @@ def _search_options(group: Any) -> None:
 
 def _other_modes(group: Any) -> None:
     group.add_argument("--calibrate", type=Path, metavar="RUN_DIR", help="fit the costs to a real run")
+    group.add_argument(
+        "--scale",
+        type=int,
+        metavar="STEPS",
+        nargs="?",
+        const=STEPS,
+        help=f"{ENGINES:,} engines with {SLOTS} slots, all full, for so many steps ({STEPS}): how fast is that?",
+    )
     group.add_argument("--replay", type=Path, metavar="RUN_DIR", help="simulate a real run; needs --calibration")
     group.add_argument("--calibration", type=Path, metavar="FILE", help="take the costs from here")
     group.add_argument("--out", type=Path, metavar="FILE", default=Path("calibration.toml"), help="of --calibrate")

@@ -18,6 +18,7 @@ _COLUMNS = (
     "times\nsync",
     "times\none-step",
     "of the\nideal",
+    "with\nmasked",
     "step\ns",
     "trainer\nidle",
     "engines\nidle",
@@ -53,6 +54,7 @@ def _cells(each: Found, found: Mapping[str, Found], ideal: float) -> list[str]:
         _ratio(each, found.get(SYNC)),
         _ratio(each, found.get(ONE_STEP)),
         f"{result.trained_per_s / ideal:.3f}",
+        f"{result.in_batches_per_s / ideal:.3f}",
         f"{result.step_s:.4g}",
         f"{result.trainer_idle:.0%}",
         f"{result.engines_idle:.0%}",
@@ -72,7 +74,17 @@ def checks(verdicts: Sequence[Verdict]) -> Table:
     for name in ("", "target", "measured", "required"):
         table.add_column(name)
     for verdict in verdicts:
-        sign = "<=" if verdict.at_most else ">="
-        word = "[green]holds" if verdict.holds else "[red]FAILS"
-        table.add_row(word, verdict.text, f"{verdict.value:.3f}", f"{sign} {verdict.limit:g}")
+        table.add_row(_word(verdict), verdict.text, f"{verdict.value:.3f}", _required(verdict))
     return table
+
+
+def _word(verdict: Verdict) -> str:
+    if verdict.limit is None:
+        return ""
+    return "[green]holds" if verdict.holds else "[red]FAILS"
+
+
+def _required(verdict: Verdict) -> str:
+    if verdict.limit is None:
+        return ""
+    return f"{'<=' if verdict.at_most else '>='} {verdict.limit:g}"

@@ -1,6 +1,6 @@
 """Prompts, answers and rewards, without any text: only their lengths matter."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from asyncrl.sim.lengths import Lengths, uniform
 from asyncrl.types import Chunk, Prompt, Request, Sample, ScoredGroup
@@ -21,11 +21,11 @@ class Workload:
     rejected: float = 0.0
     """Share of the prompts whose groups the filter drops."""
     seed: int = 0
+    prompt_units: int = field(init=False)
+    """Length of a prompt, in units."""
 
-    @property
-    def prompt_units(self) -> int:
-        """Length of a prompt, in units."""
-        return max(1, round(self.prompt_tokens / self.grain))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_units", self.units_of(self.prompt_tokens))
 
     @property
     def cut_units(self) -> int:

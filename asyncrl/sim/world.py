@@ -1,6 +1,7 @@
 """The real pipeline, put together around modelled engines, on the virtual clock."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ _RETRIES = 20
 """Attempts after the first: modelled engines come back."""
 _NOT_PROBED = 0.5
 """A temperature other than 1: engines are not asked to score answers, which the model does not answer."""
+
+
+class Enough(Exception):
+    """Raised by ``report`` to end a simulation there: what the steps until then gave is its outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,7 @@ def simulate(
     """Run the setting to its end.  Deterministic: the same setting gives the same outcome.
 
     ``timeline`` and ``report`` get what they would get from a real run, on the virtual clock and in units for tokens.
+    ``report`` may raise Enough.
     """
     marks, _ = run_virtually(_run(setting, timeline or NoTimeline(), report or _unreported))
     return outcome(
@@ -115,7 +121,8 @@ async def _run(setting: Setting, timeline: Timeline, report: Callable[[StepFacts
         report(facts)
 
     fleet.start_failing(setting.workload.seed)
-    await train(_parts(setting, fleet, trainer, served, timeline), _plan(setting), note)
+    with contextlib.suppress(Enough):
+        await train(_parts(setting, fleet, trainer, served, timeline), _plan(setting), note)
     return marks
 
 

@@ -1,54 +1,137 @@
 """The order of batches, and what cannot be trained in time any more."""
 
-from asyncrl.buffer import Due, NotYet, doomed, oldest, oldest_in_time, with_a_place
+import random
+from collections.abc import Iterable
+from itertools import accumulate
+
+import pytest
+
+from asyncrl.buffer import Due, NotYet, Outstanding
 from asyncrl.types import GroupId
+from tests.unit.buffer import plain_batches
 
 
 def due(order: int, deadline: int) -> Due:
     return Due(order=order, deadline=deadline, group_id=GroupId(order))
 
 
-def ids(dues: tuple[Due, ...] | list[Due] | NotYet) -> list[int]:
+def outstanding(finished: Iterable[Due], unfinished: Iterable[Due] = ()) -> Outstanding:
+    """All started in order; the finished ones finished youngest first."""
+    groups, ready = Outstanding(), list(finished)
+    for each in sorted((*ready, *unfinished), key=lambda each: each.order):
+        groups.start(each)
+    for each in sorted(ready, key=lambda each: -each.order):
+        groups.finish(each)
+    return groups
+
+
+def ids(dues: Iterable[Due] | NotYet) -> list[int]:
     assert not isinstance(dues, NotYet)
     return [due.order for due in dues]
 
 
 def test_the_oldest_finished_groups_go_first() -> None:
-    finished = [due(3, 1), due(0, 1), due(2, 1)]
-    assert ids(oldest_in_time(finished, [due(1, 1)], step=0, size=2)) == [0, 2]
-    assert ids(oldest(finished, size=2)) == [0, 2]
+    groups = outstanding([due(3, 1), due(0, 1), due(2, 1)], [due(1, 1)])
+    assert ids(groups.oldest_in_time(step=0, size=2)) == [0, 2]
+    assert ids(groups.oldest(size=2)) == [0, 2]
+    assert ids(groups.finished()) == [0, 2, 3]
 
 
 def test_a_batch_waits_for_a_group_that_is_due_now() -> None:
-    waits = oldest_in_time([due(1, 5), due(2, 5)], [due(0, 0)], step=0, size=2)
-    assert waits == NotYet(deadline=0)
+    groups = outstanding([due(1, 5), due(2, 5)], [due(0, 0)])
+    assert groups.oldest_in_time(step=0, size=2) == NotYet(deadline=0, missing=1)
+    assert ids(groups.oldest(size=2)) == [1, 2]
 
 
 def test_a_batch_waits_when_too_many_groups_would_be_due_at_one_step() -> None:
-    left = [due(0, 1), due(1, 1), due(2, 1)]
-    assert oldest_in_time([due(3, 2), due(4, 2)], left, step=0, size=2) == NotYet(deadline=1)
-    assert ids(oldest_in_time([due(3, 2), due(4, 2)], left[:2], step=0, size=2)) == [3, 4]
+    finished, left = [due(3, 2), due(4, 2)], [due(0, 1), due(1, 1), due(2, 1)]
+    assert outstanding(finished, left).oldest_in_time(step=0, size=2) == NotYet(deadline=1, missing=1)
+    assert ids(outstanding(finished, left[:2]).oldest_in_time(step=0, size=2)) == [3, 4]
 
 
 def test_too_few_finished_groups_make_no_batch() -> None:
-    assert oldest_in_time([due(0, 9)], [], step=0, size=2) == NotYet(deadline=float("inf"))
+    nothing = NotYet(deadline=float("inf"), missing=2)
+    assert outstanding([due(0, 9)]).oldest_in_time(step=0, size=3) == nothing
+    assert outstanding([due(0, 9)]).oldest(size=3) == nothing
 
 
 def test_groups_beyond_what_the_steps_can_hold_have_no_claim() -> None:
     surplus = [due(order, 0) for order in range(6)]  # due now, four too many
-    assert ids(with_a_place(surplus, step=0, size=2)) == [0, 1]
-    assert ids(oldest_in_time(surplus[:2], surplus[2:], step=0, size=2)) == [0, 1]
-    assert oldest_in_time(surplus[1:3], [surplus[0], *surplus[3:]], step=0, size=2) == NotYet(deadline=0)
+    assert ids(outstanding(surplus[:2], surplus[2:]).oldest_in_time(step=0, size=2)) == [0, 1]
+    late = outstanding(surplus[1:3], [surplus[0], *surplus[3:]])
+    assert late.oldest_in_time(step=0, size=2) == NotYet(deadline=0, missing=1)
 
 
 def test_what_is_past_its_deadline_is_doomed() -> None:
-    assert ids(doomed([due(0, 1)], [due(1, 1), due(2, 2)], step=2, size=2)) == [0, 1]
+    groups = outstanding([due(0, 1)], [due(1, 1), due(2, 2)])
+    assert ids(groups.doomed(step=2, size=2)) == ids(groups.overdue(step=2)) == [0, 1]
 
 
 def test_what_finished_older_groups_leave_no_place_for_is_doomed() -> None:
-    finished = [due(0, 1), due(1, 1), due(3, 1)]
-    assert ids(doomed(finished, [due(2, 1), due(4, 2)], step=1, size=2)) == [2, 3]
+    groups = outstanding([due(0, 1), due(1, 1), due(3, 1)], [due(2, 1), due(4, 2)])
+    assert ids(groups.doomed(step=1, size=2)) == [2, 3]
+    assert ids(groups.overdue(step=1)) == []
 
 
 def test_what_unfinished_older_groups_may_yet_leave_a_place_for_is_not() -> None:
-    assert doomed([due(3, 1)], [due(0, 1), due(1, 1), due(2, 1)], step=1, size=2) == ()
+    assert outstanding([due(3, 1)], [due(0, 1), due(1, 1), due(2, 1)]).doomed(step=1, size=2) == ()
+
+
+def test_unfinished_groups_are_counted_until_they_are_overdue() -> None:
+    groups = outstanding([due(0, 0), due(2, 1)], [due(1, 0), due(3, 1), due(4, 1)])
+    assert [groups.num_unfinished(step) for step in (0, 1, 2)] == [3, 2, 0]
+    groups.remove(due(3, 1))
+    groups.finish(due(4, 1))
+    assert [groups.num_unfinished(step) for step in (0, 1, 2)] == [1, 0, 0]
+
+
+def test_deadlines_that_fall_are_a_bug() -> None:
+    with pytest.raises(ValueError, match="deadlines fall"):
+        outstanding([], [due(0, 2), due(1, 1)])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_counting_by_deadline_gives_what_walking_through_all_groups_gives(seed: int) -> None:
+    rng = random.Random(seed)
+    size, num_groups = rng.randint(1, 4), rng.randint(0, 30)
+    deadlines = accumulate(rng.choices((0, 1, 2), weights=(rng.randint(1, 8), 2, 1), k=num_groups))
+    dues = [due(order, deadline) for order, deadline in enumerate(deadlines)]
+    finished = [each for each in dues if rng.random() < rng.choice((0.2, 0.5, 0.9))]
+    unfinished = [each for each in dues if each not in finished]
+    groups = outstanding(finished, unfinished)
+    for gone in rng.sample(dues, k=num_groups // 4):
+        groups.remove(gone)
+        (finished if gone in finished else unfinished).remove(gone)
+    for step in range(4):
+        assert_like_plain(groups, finished, unfinished, step, size)
+
+
+def assert_like_plain(groups: Outstanding, finished: list[Due], unfinished: list[Due], step: int, size: int) -> None:
+    plain = plain_batches.oldest(finished, size=size)
+    late = plain_batches.first_late(finished, unfinished, step=step, size=size)
+    assert groups.num_finished == len(finished)
+    assert groups.doomed(step=step, size=size) == tuple(
+        plain_batches.doomed(finished, unfinished, step=step, size=size)
+    )
+    assert list(groups.overdue(step=step)) == plain_batches.doomed([], [*finished, *unfinished], step=step, size=size)
+    found = groups.oldest_in_time(step=step, size=size)
+    if plain is None:
+        assert found == groups.oldest(size=size) == NotYet(deadline=float("inf"), missing=size - len(finished))
+    elif late is None:
+        assert ids(found) == ids(groups.oldest(size=size)) == ids(plain)
+    else:
+        assert isinstance(found, NotYet)
+        assert found.deadline == late
+        if not groups.doomed(step=step, size=size):  # those are let go before anybody waits
+            assert_nothing_less_helps(found, finished, unfinished, step, size)
+
+
+def assert_nothing_less_helps(found: NotYet, finished: list[Due], unfinished: list[Due], step: int, size: int) -> None:
+    """Whichever of the groups with that deadline end, and however: fewer than ``missing`` make no batch."""
+    rng, late = random.Random(step), [each for each in unfinished if each.deadline <= found.deadline]
+    assert len(late) >= found.missing >= 1
+    for _ in range(5):
+        ended = rng.sample(late, k=found.missing - 1)
+        kept = [each for each in ended if rng.random() < 0.5]
+        left = [each for each in unfinished if each not in ended]
+        assert plain_batches.first_late([*finished, *kept], left, step=step, size=size) is not None

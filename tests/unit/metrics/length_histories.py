@@ -23,9 +23,12 @@ class Group:
     doom: int | None = None
     """At this age it fails, or at its end if that comes first."""
 
+    def __post_init__(self) -> None:
+        self._longest = max(self.lengths)
+
     @property
     def is_done(self) -> bool:
-        return self.age >= max(self.lengths)
+        return self.age >= self._longest
 
     def reached(self) -> list[int]:
         """Lengths of the samples that are not done."""

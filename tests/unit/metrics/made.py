@@ -112,7 +112,14 @@ def facts(
 ) -> StepFacts:
     """A step of 4 seconds."""
     report = TrainReport(
-        loss=0.25, grad_norm=1.5, clip_fraction=0.125, entropy=2.0, learning_rate=1e-6, seconds=2.5, logprobs=()
+        loss=0.25,
+        grad_norm=1.5,
+        clip_fraction=0.125,
+        entropy=2.0,
+        learning_rate=1e-6,
+        seconds=2.5,
+        logprobs=(),
+        metrics=ALGORITHM,
     )
     return StepFacts(
         batch=batch(step),
@@ -129,4 +136,15 @@ def facts(
     )
 
 
+ALGORITHM = {
+    "train/kl": 0.01,
+    "train/reward_kl": 0.02,
+    "train/tis_weight": 0.98,
+    "train/tis_outside": 0.03,
+    "train/opsm_masked": 0.04,
+    "train/value_loss": 0.2,
+    "train/value_clip_fraction": 0.05,
+    "train/critic_grad_norm": 1.25,
+}
+"""What only some algorithms have to say."""
 UPDATE = UpdateReport(pause_s=0.02, total_s=0.25, num_bytes=4096)

@@ -54,6 +54,14 @@ def test_the_closing_table_adds_up_the_run(tmp_path: Path) -> None:
     assert lines["the run was"] == "taking turns"
 
 
+def test_steps_of_the_run_before_count(tmp_path: Path) -> None:
+    history = History(steps_before=1)
+    reporter = Reporter([history])
+    reporter.step(facts(1))
+    reporter.step(facts(2))
+    assert printed(history, tmp_path)["steps"] == "3 of 3 in 1:15"
+
+
 def test_it_points_only_to_files_that_exist(tmp_path: Path) -> None:
     lines = printed(three_steps(tmp_path), tmp_path)
     assert "metrics.jsonl" in lines

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from asyncrl.metrics.facts import TokenCounts
@@ -7,7 +8,8 @@ from asyncrl.metrics.reporter import row
 from tests.unit.metrics.made import UPDATE, evaluation, facts
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
-FULL_ROW = row(facts(update=UPDATE, evaluated=evaluation(4, gsm=0.5, hard=0.25), logprob_diff=0.01), TokenCounts())
+FULL_FACTS = facts(update=UPDATE, evaluated=evaluation(4, gsm=0.5, hard=0.25), logprob_diff=0.01)
+FULL_ROW = row(replace(FULL_FACTS, checkpoint_s=0.1), TokenCounts())
 
 
 def test_the_docs_list_every_metric_with_its_unit_and_meaning() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncrl.engines.fake import FakeEngine, FakePrompts, FakeTokenizer, FakeTrainer, FakeUpdater
+from asyncrl.engines.fake import FakeCheckpoints, FakeEngine, FakePrompts, FakeTokenizer, FakeTrainer, FakeUpdater
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
@@ -14,6 +14,7 @@ from asyncrl.pipeline.budgets import Budgets
 from asyncrl.pipeline.evaluation import Evaluator, HeldOut
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.run import Parts, Plan, train
+from asyncrl.pipeline.run_state import RunState
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.scheduler import Policy, Scheduler
 from asyncrl.pipeline.slots import Slots
@@ -64,6 +65,9 @@ class World:
     mask_resumed: bool = False
     abort: bool = False
     pick: Any = None
+    save_interval: int | None = None
+    checkpoints: FakeCheckpoints | None = None
+    before: RunState | None = None
     facts: list[StepFacts] = field(default_factory=list)
 
     def run(self) -> "World":
@@ -78,7 +82,7 @@ class World:
         )
         self.trainer = FakeTrainer(self.train_seconds)
         self.updater = FakeUpdater(self.engine, seconds=self.push_seconds)
-        self.prompts = FakePrompts(self.rows)
+        self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0)
         plan = Plan(
             num_steps=self.steps,
             update_weights_interval=self.interval,
@@ -87,6 +91,8 @@ class World:
             temperature=1.0,
             save_to=Path("model"),
             abort_for_updates=self.abort,
+            first_step=self.before.step if self.before else 0,
+            save_interval=self.save_interval,
         )
         await train(self._parts(), plan, self.facts.append)
 
@@ -106,7 +112,10 @@ class World:
     def _parts(self) -> Parts:
         timeline = NoTimeline()
         slots = self.all_slots = Slots(self.slots)
-        served = Served(Weights(version=0, step=0))
+        before = self.before
+        first = Weights(version=before.version + 1, step=before.step) if before else Weights(version=0, step=0)
+        served = Served(first)
+        self.engine.go_on(first)
         engine = RetryingEngine(self.engine, self.retries, lambda: served.now)
         sampler = Sampler(
             engine=engine,
@@ -141,6 +150,8 @@ class World:
             slots=slots,
             served=served,
             timeline=timeline,
+            before=before,
+            again=tuple(self.prompts.at(*which) for which in before.outstanding) if before else (),
         )
         prompts = FakePrompts()
         held_out = HeldOut(prompts={"held": tuple(prompts.take() for _ in range(self.held_out))}, samples_per_prompt=1)
@@ -156,6 +167,7 @@ class World:
             served=served,
             timeline=timeline,
             loop_lag=LoopLag(),
+            checkpointer=self.checkpoints,
         )
 
     @property

@@ -36,44 +36,47 @@ class Engine:
     retracted: int = 0
     written: int = 0
     """Tokens."""
+    used: int = 0
+    """Tokens held by the running requests."""
 
     @property
     def busy(self) -> int:
         return len(self.running) + len(self.queue)
 
-    @property
-    def used(self) -> int:
-        return sum(request.held for request in self.running)
-
     def step(self) -> None:
         """One decoding step, or one pass over prompts, which holds up decoding."""
-        used = self.used
-        if used + len(self.running) > self.capacity:
-            used -= self._retract(used)
-        if self._prefill(used):
-            return
-        for request in self.running:
-            request.written += 1
-        self.written += len(self.running)
-        self.running = [request for request in self.running if request.written < request.length]
+        if self.used + len(self.running) > self.capacity:
+            self._retract()
+        if not self._prefill():
+            self._decode()
 
-    def _retract(self, used: int) -> int:
-        before = used
+    def _retract(self) -> None:
         self.running.sort(key=lambda request: -request.written)
-        while used + len(self.running) > self.capacity:
+        while self.used + len(self.running) > self.capacity:
             request = self.running.pop()
-            used -= request.held
+            self.used -= request.held
             self.queue.append(request)
             self.retracted += 1
-        return before - used
 
-    def _prefill(self, used: int) -> bool:
+    def _prefill(self) -> bool:
         room = PREFILL
-        while self.queue and used + self.queue[0].held + len(self.running) < self.capacity and room > 0:
+        while self.queue and self.used + self.queue[0].held + len(self.running) < self.capacity and room > 0:
             request = self.queue.popleft()
-            used, room = used + request.held, room - request.held
+            self.used, room = self.used + request.held, room - request.held
             self.running.append(request)
         return room < PREFILL
+
+    def _decode(self) -> None:
+        self.written += len(self.running)
+        self.used += len(self.running)
+        some_end = False
+        for request in self.running:
+            request.written += 1
+            some_end |= request.written >= request.length
+        if some_end:
+            going_on = [request for request in self.running if request.written < request.length]
+            self.used -= sum(request.held for request in self.running if request.written >= request.length)
+            self.running = going_on
 
     def load(self) -> EngineLoad:
         return EngineLoad(kv_used=self.used / self.capacity, running=len(self.running), waiting=len(self.queue))

@@ -166,6 +166,7 @@ def test_a_filter_that_rejects_half_wastes_next_to_nothing_more() -> None:
         train_seconds=0.2,
         push_seconds=0.0,
         lengths=lambda request: 1 + request.seed % 60,
+        chunk=12,
     ).run()
     spent = tokens(world)
     before_the_end = world.facts[-3].scheduler.tokens
@@ -230,6 +231,33 @@ def test_groups_that_a_buffer_filter_leaves_take_nobodys_place(staleness: int, s
     world = World(steps=8, staleness=staleness, stale=stale, slots=64, pick=choosy).run()
     assert [len(ids) for ids in world.trained_ids] == [4] * 8
     assert all(group.prompt.row % 4 != 3 for group in groups(world))
+
+
+def test_a_buffer_filter_is_asked_once_for_a_batch_that_was_ready_before_it_was_taken() -> None:
+    asked: list[int] = []
+
+    def oldest(step: int, waiting: Any, size: int) -> Picked:
+        asked.append(step)
+        return Picked(train=tuple(group.group_id for group in waiting[:size]))
+
+    world = World(steps=4, staleness=2, slots=64, pick=oldest)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(world.main())
+            await asyncio.sleep(0)
+            push = world.updater.push
+
+            async def collect_first(weights: Weights) -> Any:
+                if weights.step < world.steps:
+                    await world.scheduler.batch_ready()
+                return await push(weights)
+
+            world.updater.push = collect_first  # type: ignore[method-assign]
+
+    run_virtually(main())
+    assert asked == [0, 1, 2, 3]
+    assert len(world.trained_ids) == 4
 
 
 @pytest.mark.parametrize("takes", [Picked(), None])

@@ -165,7 +165,7 @@ def test_rejections_are_counted_in_a_row() -> None:
 
 
 def test_long_answers_do_not_look_stuck() -> None:
-    World(steps=1, lengths=lambda request: 5000, watchdog_s=1.0).run()  # 50 s with a token every 40 ms
+    World(steps=1, lengths=lambda request: 5000, chunk=50, watchdog_s=1.0).run()  # 50 s with a chunk every 0.5 s
 
 
 def test_a_reward_cancelled_from_inside_costs_its_group_and_nothing_else() -> None:

@@ -1,0 +1,249 @@
+"""A run that is ended at any moment and gone on with from its last checkpoint loses no prompt and trains none twice."""
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from asyncrl.engines.fake import FakeCheckpoints
+from asyncrl.pipeline.run_state import RunState, settled
+from asyncrl.types import Prompt, Sample, ScoredGroup
+from tests.unit.pipeline.harness import World
+from tests.virtual_time import lengths_in_turn, run_virtually
+
+Which = tuple[int, int]
+"""Epoch and row of a prompt."""
+
+
+def which(prompt: Prompt) -> Which:
+    return prompt.epoch, prompt.row
+
+
+def trained(world: World) -> list[Which]:
+    return [which(group.prompt) for batch in world.trainer.batches for group in batch.groups]
+
+
+def stored(found: dict[str, Any]) -> RunState:
+    """Through a file."""
+    return RunState.from_json(orjson.loads(orjson.dumps(found)))
+
+
+def taken(state: RunState, rows: int) -> set[Which]:
+    return {divmod(position, rows) for position in range(state.prompts_taken)}
+
+
+def test_a_checkpoint_follows_every_nth_step_and_the_last() -> None:
+    checkpoints = FakeCheckpoints()
+    World(steps=5, save_interval=2, checkpoints=checkpoints).run()
+    assert sorted(checkpoints.written) == [2, 4, 5]
+    last = FakeCheckpoints()
+    World(steps=5, checkpoints=last).run()
+    assert sorted(last.written) == [5]
+
+
+def test_training_waits_for_the_copy_and_not_for_the_writing() -> None:
+    plain = World(steps=6).run()
+    slow = World(steps=6, save_interval=3, checkpoints=FakeCheckpoints(seconds=2.0)).run()
+    assert slow.seconds == pytest.approx(plain.seconds + 2.0)  # the run's end waits for the last one
+    assert [facts.checkpoint_s for facts in slow.facts] == [None, None, 0.0, None, None, 0.0]
+
+
+def test_a_second_save_waits_for_the_first() -> None:
+    world = World(steps=2, train_seconds=1.0, save_interval=1, checkpoints=FakeCheckpoints(seconds=10.0)).run()
+    assert world.facts[0].checkpoint_s == 0.0
+    assert world.facts[1].checkpoint_s == pytest.approx(8.8, abs=0.3)  # 10 s less a step
+
+
+def test_without_staleness_a_run_in_two_parts_is_the_run_in_one() -> None:
+    plan: dict[str, Any] = {"steps": 6, "staleness": 0, "lengths": lengths_in_turn((3, 9, 20)), "rows": 7}
+    straight = World(**plan).run()
+    first = World(**(plan | {"steps": 4}), checkpoints=FakeCheckpoints()).run()
+    assert first.checkpoints is not None
+    second = World(**plan, before=stored(first.checkpoints.written[4])).run()
+    batches = [*first.trainer.batches, *second.trainer.batches]
+    assert [batch.step for batch in batches] == list(range(6))
+    assert [content(batch) for batch in batches] == [content(batch) for batch in straight.trainer.batches]
+    one, other = straight.facts[-1].scheduler, second.facts[-1].scheduler
+    assert (one.tokens, one.groups, one.weights) == (other.tokens, other.groups, other.weights)
+
+
+def content(batch: Any) -> list[Any]:
+    return [
+        (group.group_id, which(group.prompt), scored.sample.token_ids, scored.sample.spans, scored.reward)
+        for group in batch.groups
+        for scored in group.samples
+    ]
+
+
+def test_what_was_held_counts_as_stale_afterwards_and_its_prompts_come_again() -> None:
+    world = World(
+        steps=4, staleness=3, lengths=lengths_in_turn((4, 40)), save_interval=2, checkpoints=FakeCheckpoints()
+    )
+    world.run()
+    assert world.checkpoints is not None
+    state = stored(world.checkpoints.written[2])
+    assert state.outstanding
+    assert state.groups.stale == len(state.outstanding)
+    assert state.groups.admitted == state.groups.trained + state.groups.stale
+    assert state.tokens.held == 0
+    assert state.tokens.generated == state.tokens.trained + state.tokens.stale
+    again = World(steps=4, staleness=3, before=state).run()
+    first_ids = sorted(again.trained_ids[0])
+    assert first_ids == list(range(state.next_id, state.next_id + 4))
+    assert trained(again)[: len(state.outstanding)] == list(state.outstanding)[: len(trained(again))]
+    stats = again.facts[-1].scheduler
+    assert stats.groups.trained == 16
+    assert stats.weights.version == 4
+
+
+def test_evaluations_go_on_where_they_were() -> None:
+    plan: dict[str, Any] = {"steps": 8, "eval_interval": 2, "held_out": 3}
+    state = {step: stored(found) for step, found in _all_checkpoints(World(**plan, save_interval=1)).items()}
+    due, between = World(**plan, before=state[4]).run(), World(**plan, before=state[5]).run()
+    assert _evaluated(due) == [4, 6, 8]  # that of step 4 was lost, if it was not over
+    assert _evaluated(between) == [6, 8]
+
+
+def _all_checkpoints(world: World) -> dict[int, dict[str, Any]]:
+    world.checkpoints = FakeCheckpoints()
+    world.run()
+    return world.checkpoints.written
+
+
+def _evaluated(world: World) -> list[int]:
+    return [facts.evaluation.weights.step for facts in world.facts if facts.evaluation]
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    state = stored(_all_checkpoints(World(steps=1))[1])
+    assert stored(state.as_json()) == state
+    for broken in ({}, {**state.as_json(), "outstanding": [1]}, {**state.as_json(), "more": 1}):
+        with pytest.raises(ValueError, match="not a state of a run"):
+            RunState.from_json(broken)
+
+
+def test_a_run_has_no_state_within_a_step() -> None:
+    stats = World(steps=1).run().facts[-1].scheduler
+    counts = {name: getattr(stats.groups, name) for name in stats.groups.__dataclass_fields__}
+    with pytest.raises(AssertionError, match="in training"):
+        settled(stats.tokens, type(stats.groups)(**(counts | {"training": 1})))
+
+
+# ---- random histories
+
+
+class Life:
+    """A run that ends again and again, and is gone on with."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        rejected, failing, tail = plan.pop("rejected"), plan.pop("failing"), plan.pop("tail")
+        self.plan = plan
+        self.rows = plan["rows"]
+        self.writing_s = plan.pop("writing_s")
+        self.bad = lambda prompt: hash((prompt.epoch, prompt.row, 1)) % 100 < rejected + failing
+
+        async def reward(prompt: Prompt, sample: Sample) -> float:
+            if hash((prompt.epoch, prompt.row, 1)) % 100 < failing:
+                raise ValueError("no reward")
+            return float(sample.index)
+
+        def keep(group: ScoredGroup) -> str | None:
+            return "bad" if self.bad(group.prompt) else None
+
+        self.functions = {"reward": reward, "keep": keep, "lengths": lambda request: 1 + request.seed % 5 * tail}
+        self.before: RunState | None = None
+        self.settled: set[Which] = set()
+
+    def part(self, end_at: float | None) -> World:
+        """Live from the last checkpoint until ``end_at``, and check what was trained since; the world that was."""
+        checkpoints = FakeCheckpoints(self.writing_s)
+        world = World(**self.plan, **self.functions, checkpoints=checkpoints, before=self.before)
+        now = run_virtually(_until(world, end_at))[1]
+        for place, batch in enumerate(world.trainer.batches):
+            assert batch.step == place + (self.before.step if self.before else 0)
+        often = Counter(trained(world))
+        assert set(often.values()) <= {1}
+        assert not set(often) & self.settled, "trained twice"
+        found = checkpoints.found(now)
+        if found is not None:
+            self._go_on_from(stored(found), world)
+        return world
+
+    def _go_on_from(self, state: RunState, world: World) -> None:
+        done = taken(state, self.rows) - set(state.outstanding)
+        assert len(state.outstanding) == len(set(state.outstanding))
+        assert set(state.outstanding) <= taken(state, self.rows)
+        assert self.settled <= done, "settled before, outstanding again"
+        steps = [batch for batch in world.trainer.batches if batch.step < state.step]
+        fresh = {which(group.prompt) for batch in steps for group in batch.groups}
+        assert fresh == {prompt for prompt in done - self.settled if not self._is_bad(prompt)}, (
+            "neither trained nor bad"
+        )
+        counts = state.groups
+        assert counts.trained + counts.filtered + counts.failed == len(done)
+        assert counts.trained == state.step * self.plan["groups_per_step"]
+        self.before, self.settled = state, done
+
+    def _is_bad(self, prompt: Which) -> bool:
+        epoch, row = prompt
+        return bool(self.bad(Prompt(row=row, epoch=epoch, text="", token_ids=(1,), label=None)))
+
+
+async def _until(world: World, end_at: float | None) -> float:
+    try:
+        async with asyncio.timeout(end_at):
+            await world.main()
+    except TimeoutError:
+        pass
+    return asyncio.get_running_loop().time()
+
+
+PLANS = st.fixed_dictionaries(
+    {
+        "steps": st.integers(1, 6),
+        "groups_per_step": st.integers(1, 3),
+        "group_size": st.integers(1, 2),
+        "staleness": st.integers(0, 3),
+        "slots": st.sampled_from((1, 3, 8)),
+        "stale": st.sampled_from(("wait", "mask", "drop")),
+        "partial": st.booleans(),
+        "abort": st.booleans(),
+        "train_seconds": st.sampled_from((0.01, 0.3)),
+        "rows": st.sampled_from((1, 3, 40)),
+        "rejected": st.sampled_from((0, 20)),
+        "failing": st.sampled_from((0, 5)),
+        "tail": st.sampled_from((1, 9)),
+        "save_interval": st.integers(1, 3),
+        "writing_s": st.sampled_from((0.0, 0.1, 1.0)),
+    }
+)
+
+
+@settings(
+    max_examples=250,
+    phases=(Phase.generate, Phase.shrink),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(plan=PLANS, ends=st.lists(st.floats(0.0, 1.5), max_size=3))
+def test_over_random_ends_every_prompt_is_settled_once(plan: dict[str, Any], ends: list[float]) -> None:
+    logging.disable(logging.CRITICAL)
+    try:
+        life = Life({**plan, "max_failed_groups": 30, "max_filtered_groups": 500})
+        for end_at in ends:
+            if life.before is None or life.before.step < plan["steps"]:
+                life.part(end_at)
+        if life.before is None or life.before.step < plan["steps"]:
+            world = life.part(None)
+            assert world.facts[-1].scheduler.groups.trained == plan["steps"] * plan["groups_per_step"]
+    finally:
+        logging.disable(logging.NOTSET)
+    assert life.before is not None
+    assert life.before.step == plan["steps"]
