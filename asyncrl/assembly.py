@@ -6,7 +6,8 @@
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,10 +26,11 @@ from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_device
+from asyncrl.engines.cluster.trainer import RayCheckpointer
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import check_architecture
 from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
-from asyncrl.errors import ConfigError, WeightUpdateFailed, plainly
+from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
@@ -43,11 +45,14 @@ from asyncrl.pipeline.scheduler import Policy, Scheduler
 from asyncrl.pipeline.slots import Slots
 from asyncrl.plugins import KEEP, PICK, REWARD, load_plugin
 from asyncrl.protocols import KeepFn, PickFn, RewardFn
+from asyncrl.resume import Start, find_start
 from asyncrl.rewards import BUILT_IN
-from asyncrl.types import SamplingParams, ScoredGroup, Weights
+from asyncrl.types import SamplingParams, ScoredGroup
 
 LOOK_AT_KV_EVERY_S = 2.0
 """An engine fills by some per cent of its KV cache in that time; one look costs it a millisecond."""
+LAST_CHECKPOINT_S = 30.0
+"""For the checkpoint that is being written when the run fails: at 1 GB/s that is a model of 2 billion parameters."""
 MODEL_FOLDER = "model"
 """In the run directory: the final weights in Hugging Face format."""
 
@@ -60,6 +65,7 @@ class Checked:
     tokenizer: TextTokenizer
     end_tokens: tuple[int, ...]
     prompts: EndlessPrompts
+    start: Start
     held_out: HeldOut
     reward: RewardFn
     keep: KeepFn
@@ -76,11 +82,13 @@ def check(run: RunConfig) -> Checked:
     check_passthrough(run, *_known_flags(run.cluster.use_router))
     check_architecture(run.model.hf_checkpoint)
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
+    prompts = load_prompts(run.data, tokenizer)
     return Checked(
         run=run,
         tokenizer=tokenizer,
         end_tokens=end_tokens(run.model.hf_checkpoint),
-        prompts=load_prompts(run.data, tokenizer),
+        prompts=prompts,
+        start=find_start(run, prompts),
         held_out=HeldOut(
             prompts={name: load_held_out(path, run.data, tokenizer) for name, path in run.evaluation.data_sets},
             samples_per_prompt=run.evaluation.n_samples_per_eval_prompt,
@@ -116,7 +124,7 @@ async def conduct(
     device = pick_device(ray, checked.run.cluster.device)
     async with deployed(ray, _deployment(checked, device, run_dir / "logs"), phase) as running:
         parts = _parts(checked, running, timeline)
-        try:
+        async with _failing_well(running, parts):
             with plainly():
                 async with asyncio.TaskGroup() as beside:
                     watching = [
@@ -133,10 +141,21 @@ async def conduct(
                     await train(parts, _plan(checked, run_dir), report)
                     for task in watching:
                         task.cancel()
-        except WeightUpdateFailed:
-            await running.look_for_the_dead()  # a server that died is a better cause than the update it left
-            raise
         phase("stopping")
+
+
+@asynccontextmanager
+async def _failing_well(running: Running, parts: Parts) -> AsyncIterator[None]:
+    """When the run fails: the checkpoint that is being written may be all that is left of it."""
+    try:
+        yield
+    except AsyncRLError as error:
+        if parts.checkpointer is not None:
+            with suppress(AsyncRLError):
+                await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)
+        if isinstance(error, WeightUpdateFailed):
+            await running.look_for_the_dead()  # a server that died is a better cause than the update it left
+        raise
 
 
 def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) -> Deployment:
@@ -169,6 +188,7 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) ->
         control_timeout_s=run.failures.control_timeout_s,
         pause_mode="retract" if run.rollout.weight_update_mode == "retract" else "in_place",
         train_timeout_s=run.failures.train_timeout_s,
+        origin=checked.start.origin,
     )
 
 
@@ -181,8 +201,11 @@ def _dtype(run: RunConfig, device: Literal["cpu", "cuda"]) -> Literal["float32",
 def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
     run = checked.run
     slots = Slots(run.rollout.sglang_server_concurrency * run.cluster.num_engines)
-    served = Served(Weights(version=0, step=0))
+    start = checked.start
+    served = Served(start.weights)
     engine = RetryingEngine(running.engine, run.failures.max_sample_retries, lambda: served.now)
+    if start.before is not None:
+        engine.retries, engine.aborts = start.before.retries, start.before.aborts
 
     def sampler(sampling: SamplingParams) -> Sampler:
         return Sampler(
@@ -208,6 +231,8 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
         slots=slots,
         served=served,
         timeline=timeline,
+        before=start.before,
+        again=start.again,
     )
     evaluator = Evaluator(
         held_out=checked.held_out,
@@ -226,6 +251,16 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
         served=served,
         timeline=timeline,
         loop_lag=LoopLag(),
+        checkpointer=_checkpointer(checked, running),
+    )
+
+
+def _checkpointer(checked: Checked, running: Running) -> RayCheckpointer | None:
+    checkpoint = checked.run.checkpoint
+    if checkpoint.save is None:
+        return None
+    return RayCheckpointer(
+        running.trainer, checkpoint.save, with_optimizer=checkpoint.save_optim, about=checked.start.about
     )
 
 
@@ -266,6 +301,9 @@ def _plan(checked: Checked, run_dir: Path) -> Plan:
         temperature=run.rollout.rollout_temperature,
         save_to=run_dir / MODEL_FOLDER,
         abort_for_updates=run.rollout.weight_update_mode == "abort",
+        first_step=checked.start.step,
+        save_interval=run.checkpoint.save_interval,
+        save_beside=run.checkpoint.async_save,
     )
 
 

@@ -86,8 +86,11 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         view = open_view(run.output.progress, console, plan)
         stack.callback(view.close)
         view.note(f"run directory: {run_dir}")
-        history = History()
-        reporter = Reporter(_sinks(run, run_dir, history))
+        history = History(steps_before=checked.start.step)
+        before = checked.start.before
+        if before is not None and checked.start.origin is not None:
+            view.note(f"going on from {checked.start.origin.folder}: {before.step} of {plan.num_steps} steps are done")
+        reporter = Reporter(_sinks(run, run_dir, history), before.tokens if before else None)
         stack.callback(reporter.close)
         view.phase("starting Ray")
         with (

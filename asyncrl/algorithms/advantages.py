@@ -1,21 +1,32 @@
-"""What an answer is worth compared with the other answers to its prompt.
+"""What an answer, or each of its tokens, is worth compared with what was expected.
 
-Shape letters: N samples.
+A *step* is a response token that counts: one that the loss mask lets through.  Tokens outside the mask are no steps;
+the one before them is followed by the one behind them.  ``lengths`` are the steps of each sample, none included.
+Shape letters: N samples, T their steps, sample behind sample.
 """
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 STD_FLOOR = 1e-6
 """Added to a group's standard deviation, as slime does; below any difference between rewards that means something."""
+VARIANCE_FLOOR = 1e-8
+"""Added to a batch's variance before the root, as OpenRLHF's and slime's whitening do."""
+
+Total = Callable[[Tensor], Tensor]
+"""The sum of a tensor over all data-parallel ranks, each with samples of its own; of one rank, the tensor itself."""
 
 
 def group_normalised(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
     """Rewards minus the mean of their group, over its standard deviation.
 
-    ``A_i = (r_i - mean(r)) / std(r)``: GRPO with outcome supervision, DeepSeekMath (arXiv 2402.03300), section 4.1.2.
-    The deviation is the sample's (n - 1).  A group of one or of equal rewards gets 0.  Samples with equal entries in
-    ``groups_N`` are one group, wherever they stand.
+    ``A_i = (r_i - mean(r)) / std(r)``: GRPO with outcome supervision, DeepSeekMath (arXiv 2402.03300), section 4.1.2;
+    GSPO (arXiv 2507.18071, equation 6) and CISPO (MiniMax-M1, arXiv 2506.13585) use the same.  The deviation is the
+    sample's (n - 1).  A group of one or of equal rewards gets 0.  Samples with equal entries in ``groups_N`` are one
+    group, wherever they stand.
     """
     centred_N = group_centred(rewards_N, groups_N)
     _, place_N, size_G = torch.unique(groups_N, return_inverse=True, return_counts=True)
@@ -31,3 +42,80 @@ def group_centred(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
     sums_G = rewards_N.new_zeros(len(size_G)).index_add(0, place_N, rewards_N)
     advantages_N: Tensor = rewards_N - (sums_G / size_G)[place_N]
     return advantages_N
+
+
+def every_step(values_N: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The sample's value at each of its steps."""
+    return values_N.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=values_N.device))
+
+
+def step_rewards(rewards_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float) -> Tensor:
+    """A sample's reward at its last step, less ``kl_coef`` times the KL estimate of each step.
+
+    ``r_t = 1[t = T] r(x, y) - beta KL_t``: InstructGPT (arXiv 2203.02155) and REINFORCE++ (arXiv 2501.03262).
+    The reward of a sample without steps is lost.
+    """
+    rewards_T = -kl_coef * kl_T
+    sizes = torch.tensor(lengths, dtype=torch.long, device=rewards_N.device)
+    has_steps = sizes > 0
+    rewards_T[sizes.cumsum(0)[has_steps] - 1] += rewards_N[has_steps]
+    return rewards_T
+
+
+def reinforce_plus_plus(
+    rewards_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float, gamma: float
+) -> Tensor:
+    """Discounted returns of ``step_rewards``, before the whitening over the batch.
+
+    ``A_t = sum over s >= t of gamma^(s - t) r_s``: REINFORCE++ (arXiv 2501.03262), whose gamma is 1.
+    """
+    return _from_behind(step_rewards(rewards_N, kl_T, lengths, kl_coef=kl_coef), lengths, gamma)
+
+
+def reinforce_plus_plus_baseline(centred_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float) -> Tensor:
+    """``A_t = r - mean of the group's r - beta KL_t``, before the whitening over the batch; see ``group_centred``.
+
+    REINFORCE++-baseline (arXiv 2501.03262); the KL term within the advantage is slime's.
+    """
+    return every_step(centred_N, lengths) - kl_coef * kl_T
+
+
+def gae(
+    rewards_T: Tensor, values_T: Tensor, lengths: Sequence[int], *, gamma: float, lambd: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates, and the returns that the critic is trained towards.
+
+    ``delta_t = r_t + gamma V_(t+1) - V_t``, the value behind the last step being 0;
+    ``A_t = delta_t + gamma lambda A_(t+1)`` (arXiv 1506.02438); ``R_t = A_t + V_t``.
+    """
+    next_T = torch.cat([values_T[1:], values_T.new_zeros(min(1, len(values_T)))])
+    ends = torch.tensor(lengths, dtype=torch.long, device=values_T.device).cumsum(0)
+    next_T[ends[ends > 0] - 1] = 0.0
+    advantages_T = _from_behind(rewards_T + gamma * next_T - values_T, lengths, gamma * lambd)
+    return advantages_T, advantages_T + values_T
+
+
+def whitened(values_T: Tensor, total: Total) -> Tensor:
+    """Values less their mean, over their standard deviation, both of all steps on all ranks.
+
+    ``(A - mean(A)) / std(A)`` over the batch: REINFORCE++ (arXiv 2501.03262).  Every rank must call it, also one
+    without steps.  The deviation is the sample's (n - 1).
+    """
+    wide_T = values_T.double()
+    count, added = total(torch.stack([wide_T.new_tensor(float(len(wide_T))), wide_T.sum()]))
+    centred_T = wide_T - added / count.clamp(min=1.0)
+    squares = total(centred_T.square().sum())
+    deviation = (squares / (count - 1).clamp(min=1.0) + VARIANCE_FLOOR).sqrt()
+    whitened_T: Tensor = (centred_T / deviation).to(values_T.dtype)
+    return whitened_T
+
+
+def _from_behind(values_T: Tensor, lengths: Sequence[int], factor: float) -> Tensor:
+    """``s_t = v_t + factor s_(t+1)`` within each sample: one pass over time for all samples at once."""
+    if not len(values_T):
+        return values_T
+    rows: Sequence[Tensor] = values_T.split(list(lengths))  # type: ignore[no-untyped-call]
+    sums_LN = pad_sequence(list(rows))  # L: steps of the longest sample
+    for place in reversed(range(len(sums_LN) - 1)):
+        sums_LN[place] += factor * sums_LN[place + 1]
+    return torch.cat([sums[:length] for sums, length in zip(sums_LN.T, lengths, strict=True)])

@@ -1,6 +1,7 @@
 """What a run is: settings from flags and TOML, checked before anything starts."""
 
 from asyncrl.config.areas import (
+    CheckpointConfig,
     ClusterConfig,
     DataConfig,
     EvalConfig,
@@ -17,6 +18,7 @@ from asyncrl.config.problems import problems
 from asyncrl.config.resolved import flat, resolved
 
 __all__ = [
+    "CheckpointConfig",
     "ClusterConfig",
     "DataConfig",
     "EvalConfig",

@@ -208,14 +208,66 @@ class FailureConfig:
 class TrainConfig:
     """How the weights change."""
 
-    advantage_estimator: Literal["grpo"] = "grpo"
-    """Where advantages come from."""
+    advantage_estimator: Literal[
+        "grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
+    ] = "grpo"
+    """Where advantages come from, and how the ratio is clipped; docs/algorithms.md has the equations."""
     disable_grpo_std_normalization: bool = False
-    """Do not divide a group's advantages by their standard deviation (Dr. GRPO)."""
+    """grpo, gspo, cispo: do not divide a group's advantages by their standard deviation (Dr. GRPO)."""
+    normalize_advantages: bool | None = None
+    """Advantages less their mean over all tokens of the step, over their standard deviation.  Default: on for
+    reinforce_plus_plus and reinforce_plus_plus_baseline, which are nothing without it."""
+    gamma: float = 1.0
+    """Discount of rewards per token, for reinforce_plus_plus and ppo."""
+    lambd: float = 1.0
+    """ppo: how far generalised advantage estimates trust rewards rather than the critic's values."""
+    value_clip: float = 0.2
+    """ppo: how far one step may move a value of the critic."""
+    critic_load: Path | None = None
+    """ppo: folder of the critic's first weights, in Hugging Face format; default: --hf-checkpoint."""
+    critic_lr: float | None = None
+    """ppo: learning rate of the critic; default: --lr."""
+    critic_lr_warmup_iters: int = 0
+    """ppo: training steps over which the critic's learning rate rises linearly from 0."""
+    num_critic_only_steps: int = 0
+    """ppo: training steps in the beginning that train the critic alone."""
     eps_clip: float = 0.2
     """Lower clip range of the probability ratio."""
     eps_clip_high: float | None = None
     """Upper clip range; default: --eps-clip."""
+    eps_clip_c: float | None = None
+    """Dual clip: where the advantage is negative, the ratio counts as at most this; above 1.  Default: off."""
+    kl_coef: float = 0.0
+    """reinforce_plus_plus, its baseline and ppo: what a nat of KL from the reference model costs, in reward."""
+    use_kl_loss: bool = False
+    """Measure the KL from the reference model in the loss, and add it with --kl-loss-coef."""
+    kl_loss_coef: float = 0.0
+    """Weight of the KL in the loss."""
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
+    """Estimator of the KL, in the loss and in the reward.  k1 alone does not pull as a loss; k3 is GRPO's."""
+    use_unbiased_kl: bool = False
+    """Weigh the KL in the loss by the probability ratio, as DeepSeek-V3.2 does."""
+    ref_load: Path | None = None
+    """Folder of the reference model, in Hugging Face format or a checkpoint; default: --hf-checkpoint.  Used for a KL,
+    and for the policy's first weights if --load has none."""
+    entropy_coef: float = 0.0
+    """Weight of the policy's entropy, which is added to what is maximised."""
+    use_tis: bool = False
+    """Weigh the loss of each token by trainer's over engine's probability at the start of the step.  The ratio that is
+    clipped is then against the trainer's."""
+    tis_mode: Literal["truncate", "mask", "whole"] = "truncate"
+    """Weights outside --tis-clip-low to --tis-clip are set to the bound (TIS), or to 0 (masked importance sampling,
+    IcePop), or stay (decoupled PPO)."""
+    tis_level: Literal["token", "sequence", "geometric"] = "token"
+    """The weight is that of the token, of the whole answer, or the geometric mean over the answer."""
+    tis_clip: float = 2.0
+    """Upper bound of the weights."""
+    tis_clip_low: float = 0.0
+    """Lower bound of the weights."""
+    use_opsm: bool = False
+    """Leave out answers of negative advantage that the policy has moved away from (off-policy sequence masking)."""
+    opsm_delta: float = 1e-4
+    """How far, in nats per token: mean log-prob under the engine minus that under the policy."""
     calculate_per_token_loss: bool = False
     """Average over all tokens; the default averages over each sample first."""
     use_rollout_logprobs: bool | None = None
@@ -225,8 +277,14 @@ class TrainConfig:
     """Samples per optimiser update; default: the whole step."""
     num_steps_per_rollout: int | None = None
     """Optimiser updates per training step; default: 1, or what --global-batch-size gives."""
+    use_dynamic_batch_size: bool | None = None
+    """Fill microbatches with samples up to --max-tokens-per-gpu.  Default: on unless --micro-batch-size is given."""
     max_tokens_per_gpu: int = 8192
     """Tokens of one packed microbatch; a longer sample gets a microbatch of its own."""
+    micro_batch_size: int | None = None
+    """Samples of one microbatch, packed whatever their lengths; 1 if --no-use-dynamic-batch-size is all there is."""
+    balance_data: bool = False
+    """Give every trainer rank samples of about as many tokens; off: every n-th sample."""
     lr: float = 1e-6
     """Learning rate."""
     lr_warmup_iters: int = 0
@@ -247,12 +305,43 @@ class TrainConfig:
     def __post_init__(self) -> None:
         betas = {"adam-beta1": self.adam_beta1, "adam-beta2": self.adam_beta2}
         refuse(
-            above(self, 0, "eps_clip", "eps_clip_high", "lr", "adam_eps")
+            above(self, 0, "eps_clip", "eps_clip_high", "lr", "adam_eps", "tis_clip")
+            + above(self, 1, "eps_clip_c")
+            + at_least(self, 0, "kl_coef", "kl_loss_coef", "entropy_coef", "tis_clip_low", "opsm_delta")
+            + above(self, 0, "value_clip", "critic_lr")
+            + at_least(self, 0, "critic_lr_warmup_iters", "num_critic_only_steps")
+            + must(0 <= self.gamma <= 1, f"gamma must be at least 0 and at most 1, got {self.gamma}")
+            + must(0 <= self.lambd <= 1, f"lambd must be at least 0 and at most 1, got {self.lambd}")
             + at_least(self, 0, "lr_warmup_iters", "weight_decay", "clip_grad")
             + at_least(self, 1, "global_batch_size", "num_steps_per_rollout", "max_tokens_per_gpu")
+            + at_least(self, 1, "micro_batch_size")
             + at_least(self, 1, "update_weight_buffer_size")
             + [f"{name} must be at least 0 and below 1, got {b}" for name, b in betas.items() if not 0 <= b < 1]
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept of a run, so that another can go on with it."""
+
+    save: Path | None = None
+    """Folder for checkpoints; default: none are written."""
+    save_interval: int | None = None
+    """Write one after every so many training steps; one after the last step is written in any case."""
+    async_save: bool = True
+    """Train on while a checkpoint is written; training waits only for its copy in host memory."""
+    save_optim: bool = True
+    """Keep the optimizer's state; without it a resumed run starts with a fresh optimizer."""
+    load: Path | None = None
+    """Go on from the newest checkpoint in this folder.  If there is none, start from the weights of --ref-load, and
+    without it from those of --hf-checkpoint."""
+    ckpt_step: int | None = None
+    """Go on from the checkpoint after so many steps instead of the newest."""
+    load_optim: bool = True
+    """Load the optimizer's state."""
+
+    def __post_init__(self) -> None:
+        refuse(at_least(self, 1, "save_interval", "ckpt_step"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +404,7 @@ class RunConfig:
     rollout: RolloutConfig
     failures: FailureConfig
     train: TrainConfig
+    checkpoint: CheckpointConfig
     evaluation: EvalConfig
     output: OutputConfig
     sglang: dict[str, str | bool] = field(default_factory=dict)

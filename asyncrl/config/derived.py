@@ -3,7 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
-from asyncrl.config.areas import EvalConfig, RolloutConfig, RunConfig, TrainConfig
+from asyncrl.config.areas import EvalConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
 
 
 def num_steps_per_rollout(train: TrainConfig, rollout: RolloutConfig) -> int:
@@ -20,9 +20,43 @@ def global_batch_size(train: TrainConfig, rollout: RolloutConfig) -> int:
     return train.global_batch_size or rollout.samples_per_step // num_steps_per_rollout(train, rollout)
 
 
+def use_dynamic_batch_size(train: TrainConfig) -> bool:
+    """Whether microbatches are filled up to a number of tokens, not of samples."""
+    return train.micro_batch_size is None if train.use_dynamic_batch_size is None else train.use_dynamic_batch_size
+
+
 def use_rollout_logprobs(train: TrainConfig, rollout: RolloutConfig) -> bool:
     """Whether the ratio is taken against the log-probs of the engine that sampled."""
-    return rollout.staleness > 0 if train.use_rollout_logprobs is None else train.use_rollout_logprobs
+    if train.use_rollout_logprobs is not None:
+        return train.use_rollout_logprobs
+    return rollout.staleness > 0 and not train.use_tis
+
+
+def normalize_advantages(train: TrainConfig) -> bool:
+    """Whether advantages are whitened over the step."""
+    if train.normalize_advantages is not None:
+        return train.normalize_advantages
+    return train.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+
+
+def uses_reference(train: TrainConfig) -> bool:
+    """Whether there is a reference model."""
+    return train.use_kl_loss or train.kl_coef > 0
+
+
+def critic_load(train: TrainConfig, model: ModelConfig) -> Path:
+    """Folder of the critic's first weights."""
+    return train.critic_load or model.hf_checkpoint
+
+
+def critic_lr(train: TrainConfig) -> float:
+    """Learning rate of the critic."""
+    return train.lr if train.critic_lr is None else train.critic_lr
+
+
+def ref_load(train: TrainConfig, model: ModelConfig) -> Path:
+    """Folder of the reference model."""
+    return train.ref_load or model.hf_checkpoint
 
 
 def eps_clip_high(train: TrainConfig) -> float:
@@ -51,6 +85,8 @@ def filled_in(run: RunConfig) -> dict[str, object]:
     meant = {
         "max-staleness": (rollout.max_staleness, rollout.staleness),
         "eps-clip-high": (train.eps_clip_high, eps_clip_high(train)),
+        "normalize-advantages": (train.normalize_advantages, normalize_advantages(train)),
+        "use-dynamic-batch-size": (train.use_dynamic_batch_size, use_dynamic_batch_size(train)),
         "use-rollout-logprobs": (train.use_rollout_logprobs, use_rollout_logprobs(train, rollout)),
         "global-batch-size": (train.global_batch_size, global_batch_size(train, rollout)),
         "num-steps-per-rollout": (train.num_steps_per_rollout, num_steps_per_rollout(train, rollout)),

@@ -19,6 +19,7 @@ AREAS: dict[str, type[Any]] = {
     "rollout": areas.RolloutConfig,
     "failures": areas.FailureConfig,
     "train": areas.TrainConfig,
+    "checkpoint": areas.CheckpointConfig,
     "evaluation": areas.EvalConfig,
     "output": areas.OutputConfig,
 }

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from asyncrl.config.areas import (
+    CheckpointConfig,
     ClusterConfig,
     DataConfig,
     EvalConfig,
@@ -13,7 +14,7 @@ from asyncrl.config.areas import (
     RunConfig,
     TrainConfig,
 )
-from asyncrl.config.derived import num_steps_per_rollout
+from asyncrl.config.derived import normalize_advantages, num_steps_per_rollout
 from asyncrl.config.ranges import must
 
 
@@ -27,6 +28,10 @@ def problems(run: RunConfig) -> list[str]:
         *_staleness(run.rollout),
         *_supply(run.rollout),
         *_batch(run.rollout, run.train),
+        *_estimator(run.train),
+        *_reference(run.train),
+        *_corrections(run.train),
+        *_checkpoints(run.checkpoint),
         *_evaluation(run.evaluation),
         *_deadlines(run.failures),
         *_output(run.output),
@@ -88,8 +93,14 @@ def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
     groups, each, samples = rollout.rollout_batch_size, rollout.n_samples_per_prompt, rollout.samples_per_step
     made = f"rollout-batch-size {groups} x n-samples-per-prompt {each} = {samples} samples"
     lines = must(
-        each >= 2 or train.advantage_estimator != "grpo",
-        f"advantage-estimator grpo compares answers to one prompt: n-samples-per-prompt must be at least 2, got {each}",
+        each >= 2 or train.advantage_estimator in ("reinforce_plus_plus", "ppo"),
+        f"advantage-estimator {train.advantage_estimator} compares answers to one prompt: n-samples-per-prompt must be "
+        f"at least 2, got {each}",
+    )
+    lines += must(
+        not (train.use_dynamic_batch_size and train.micro_batch_size),
+        f"micro-batch-size {train.micro_batch_size} with use-dynamic-batch-size, which counts tokens; "
+        "leave one of them out",
     )
     size, updates = train.global_batch_size, num_steps_per_rollout(train, rollout)
     if size is not None and train.num_steps_per_rollout is not None and size * updates != samples:
@@ -101,6 +112,86 @@ def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
     return lines + must(
         groups % updates == 0,
         f"num-steps-per-rollout {updates}{derived} does not divide rollout-batch-size {groups}: no group is split",
+    )
+
+
+def _estimator(train: TrainConfig) -> list[str]:
+    name = train.advantage_estimator
+    return (
+        must(
+            normalize_advantages(train) or not name.startswith("reinforce_plus_plus"),
+            f"advantage-estimator {name} needs normalize-advantages: its baseline is the mean over the step",
+        )
+        + must(
+            train.eps_clip_c is None or name != "cispo",
+            "eps-clip-c with advantage-estimator cispo, which has no dual clip: its ratio is bounded as it is",
+        )
+        + must(
+            train.gamma == 1.0 or name in ("reinforce_plus_plus", "ppo"),
+            f"gamma {train.gamma:g} with advantage-estimator {name}, which does not discount",
+        )
+        + _critic(train)
+    )
+
+
+def _critic(train: TrainConfig) -> list[str]:
+    if train.advantage_estimator == "ppo":
+        path = train.critic_load
+        return must(
+            path is None or (path / "config.json").is_file(), f"critic-load {path} is no folder with a config.json"
+        )
+    given = {
+        "lambd": train.lambd != 1.0,
+        "critic-load": train.critic_load is not None,
+        "critic-lr": train.critic_lr is not None,
+        "num-critic-only-steps": train.num_critic_only_steps > 0,
+    }
+    names = ", ".join(name for name, is_given in given.items() if is_given)
+    return must(
+        not names, f"{names} with advantage-estimator {train.advantage_estimator}, which has no critic; give ppo"
+    )
+
+
+def _reference(train: TrainConfig) -> list[str]:
+    lines = must(
+        train.kl_coef == 0 or train.advantage_estimator not in ("grpo", "gspo", "cispo"),
+        f"kl-coef {train.kl_coef:g} with advantage-estimator {train.advantage_estimator}, which has one reward per "
+        "answer: give use-kl-loss and kl-loss-coef",
+    )
+    lines += must(
+        train.kl_coef == 0 or train.kl_loss_coef == 0,
+        f"kl-coef {train.kl_coef:g} and kl-loss-coef {train.kl_loss_coef:g} charge the same KL twice; give one of them",
+    )
+    for name, given in {"kl-loss-coef": train.kl_loss_coef > 0, "use-unbiased-kl": train.use_unbiased_kl}.items():
+        lines += must(train.use_kl_loss or not given, f"{name} without use-kl-loss: there is no KL in the loss")
+    if train.ref_load is not None:
+        lines += must(train.ref_load.is_dir(), f"ref-load {train.ref_load}: no such folder")
+    return lines
+
+
+def _corrections(train: TrainConfig) -> list[str]:
+    return must(
+        not (train.use_tis and train.use_rollout_logprobs),
+        "use-tis with use-rollout-logprobs: the ratio corrects for the engine already; leave one of them out",
+    ) + must(
+        train.tis_clip_low <= train.tis_clip,
+        f"tis-clip-low {train.tis_clip_low:g} is above tis-clip {train.tis_clip:g}",
+    )
+
+
+def _checkpoints(checkpoint: CheckpointConfig) -> list[str]:
+    lines = [
+        f"{name} {path} is not a folder"
+        for name, path in {"save": checkpoint.save, "load": checkpoint.load}.items()
+        if path is not None and path.exists() and not path.is_dir()
+    ]
+    lines += must(
+        checkpoint.save_interval is None or checkpoint.save is not None,
+        f"save-interval {checkpoint.save_interval} without save: there is no folder for checkpoints",
+    )
+    return lines + must(
+        checkpoint.ckpt_step is None or checkpoint.load is not None,
+        f"ckpt-step {checkpoint.ckpt_step} without load: there is no folder to load from",
     )
 
 

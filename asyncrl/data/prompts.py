@@ -1,5 +1,6 @@
 """Prompts of a file, tokenised once, and the endless seeded walk over them."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ class EndlessPrompts:
         self._position = 0
         self._epoch = -1
         self._order: Sequence[int] = ()
+        self._by_row: dict[int, Prompt] | None = None
 
     def __len__(self) -> int:
         """Prompts per epoch."""
@@ -45,6 +47,20 @@ class EndlessPrompts:
         if position < 0:
             raise ValueError(f"position must be at least 0, got {position}")
         self._position = position
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same prompts in the same order: positions then mean the same."""
+        digest = hashlib.blake2b(f"{len(self)} {self._seed}".encode(), digest_size=16)
+        for prompt in self._prompts:
+            digest.update(np.array([prompt.row, *prompt.token_ids], dtype=np.int64).tobytes())
+        return digest.hexdigest()
+
+    def at(self, epoch: int, row: int) -> Prompt:
+        """The prompt of a row of the file.  Raises KeyError."""
+        if self._by_row is None:
+            self._by_row = {prompt.row: prompt for prompt in self._prompts}
+        return replace(self._by_row[row], epoch=epoch)
 
     def take(self) -> Prompt:
         """The next prompt.  Never waits."""

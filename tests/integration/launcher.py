@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,19 +66,24 @@ class Launched:
 
     def wait_for_output(self, text: str, timeout_s: float) -> None:
         """Return once the program has said ``text``."""
-        deadline = time.monotonic() + timeout_s
-        while text not in self._output.read_text():
-            assert self._process.poll() is None, self._output.read_text()
-            assert time.monotonic() < deadline, f"no {text!r} within {timeout_s:g} s"
-            time.sleep(0.05)
+        self._wait_until(lambda: text in self._output.read_text(), repr(text), timeout_s)
 
     def wait_for_steps(self, count: int, timeout_s: float) -> None:
         """Return once so many steps are in metrics.jsonl."""
-        metrics, deadline = self.run_dir / "metrics.jsonl", time.monotonic() + timeout_s
-        while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= count):
-            assert self._process.poll() is None, self._output.read_text()
-            assert time.monotonic() < deadline, f"not {count} steps within {timeout_s:g} s"
-            time.sleep(0.2)
+        metrics = self.run_dir / "metrics.jsonl"
+        self._wait_until(
+            lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= count, f"{count} steps", timeout_s
+        )
+
+    def _wait_until(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            if self._process.poll() is not None or time.monotonic() >= deadline:
+                for process in self.members():  # or it takes the machine from all tests that follow
+                    process.kill()
+                self._process.wait()
+                raise AssertionError(f"not {what} within {timeout_s:g} s:\n{self._output.read_text()}")
+            time.sleep(0.05)
 
     def members(self) -> list[psutil.Process]:
         """Every process of this run."""

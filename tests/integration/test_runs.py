@@ -11,9 +11,20 @@ import pytest
 from tests.integration.launcher import Launched, Outcome, run
 
 QUICKSTART = ("--config", "configs/quickstart.toml")
+QUICKSTART_STEPS = 60
+"""In its file."""
 SHORT = ("--num-rollout", "8", "--eval-interval", "4")
+SYNCHRONOUS = ("--max-staleness", "0")
+REPEATED_STEPS = 5
+"""Two synchronous runs are compared over as many, and each ends in another way: a run of its own for that is 50 s."""
+SAVED_STEPS = 3
+"""The synchronous runs leave a checkpoint of as many."""
+SAME = ("train/loss", "train/grad_norm", "train/lr", "reward/mean", "response/tokens_mean", "version")
+COUNTS = ("tokens/generated", "tokens/trained", "groups/admitted", "groups/trained", "groups/stale")
 START_S = 300.0
 """For a run to come to its first steps on a busy machine."""
+RUN_S = 400.0
+"""For a run of a few steps to come to its end there."""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -82,23 +93,7 @@ def test_the_final_model_loads_in_transformers(short: Outcome) -> None:
     assert model(tokenizer("1+2=", return_tensors="pt").input_ids).logits.shape[-1] == model.config.vocab_size
 
 
-def test_without_staleness_a_repeated_run_gets_the_same_rewards(tmp_path: Path) -> None:
-    synchronous = (*QUICKSTART, "--num-rollout", "5", "--eval-interval", "5", "--max-staleness", "0")
-    first, second = (run(tmp_path / name, *synchronous) for name in ("first", "second"))
-    assert first.code == second.code == 0, first.output + second.output
-    assert {row["lag/max"] for row in first.rows} == {0}
-    assert [row["reward/mean"] for row in first.rows] == [row["reward/mean"] for row in second.rows]
-    assert [row["train/loss"] for row in first.rows] == [row["train/loss"] for row in second.rows]
-
-
-def test_a_mixture_of_experts_trains(tmp_path: Path) -> None:
-    outcome = run(tmp_path / "moe", "--config", "configs/quickstart_moe.toml", "--num-rollout", "3")
-    assert outcome.code == 0, outcome.output
-    assert all(row["train/logprob_diff"] < 1e-4 for row in outcome.rows)
-    assert outcome.left == ()
-
-
-def ends_in_time(launched: Launched, code: int) -> None:
+def ends_in_time(launched: Launched, code: int) -> Outcome:
     """The run, which was just sent a signal, ends within 15 s with ``code`` and leaves nothing behind."""
     began = time.monotonic()
     outcome = launched.finish(60.0)
@@ -106,6 +101,7 @@ def ends_in_time(launched: Launched, code: int) -> None:
     assert outcome.left == ()
     assert time.monotonic() - began < 15.0
     assert "Traceback" not in outcome.output
+    return outcome
 
 
 def test_sigterm_in_mid_run_ends_everything_in_time(tmp_path: Path) -> None:
@@ -115,16 +111,9 @@ def test_sigterm_in_mid_run_ends_everything_in_time(tmp_path: Path) -> None:
     ends_in_time(launched, 143)
 
 
-def test_ctrl_c_in_mid_run_ends_everything_in_time(tmp_path: Path) -> None:
-    launched = Launched(tmp_path / "run", QUICKSTART)
-    launched.wait_for_steps(2, START_S)
-    launched.send_to_group(signal.SIGINT)
-    ends_in_time(launched, 130)
-
-
 @pytest.mark.parametrize(
     ("phase", "then_s"),
-    [("starting Ray", 0.5), ("starting Ray", 3.0), ("loading the model", 2.0), ("loading the model", 15.0)],
+    [("starting Ray", 0.5), ("loading the model", 2.0), ("loading the model", 15.0)],
 )
 def test_sigterm_during_the_start_ends_everything_in_time(tmp_path: Path, phase: str, then_s: float) -> None:
     launched = Launched(tmp_path / "run", QUICKSTART)
@@ -134,27 +123,22 @@ def test_sigterm_during_the_start_ends_everything_in_time(tmp_path: Path, phase:
     ends_in_time(launched, 143)
 
 
-def test_sigterm_while_a_finished_run_stops_ends_everything_in_time(tmp_path: Path) -> None:
-    launched = Launched(tmp_path / "run", (*QUICKSTART, "--num-rollout", "2"))
-    launched.wait_for_output("stopping", START_S)
+def test_a_mixture_of_experts_trains_and_sigterm_while_it_stops_ends_everything_in_time(tmp_path: Path) -> None:
+    launched = Launched(tmp_path / "run", ("--config", "configs/quickstart_moe.toml", "--num-rollout", "3"))
+    launched.wait_for_output("stopping", RUN_S)
     time.sleep(0.3)
     launched.send(signal.SIGTERM)
     for _ in range(5):  # Ray's core takes the handlers away while it ends
         time.sleep(0.3)
         launched.send(signal.SIGTERM)
-    ends_in_time(launched, 143)
+    outcome = ends_in_time(launched, 143)
+    assert [row["step"] for row in outcome.rows] == [0, 1, 2]
+    assert all(row["train/logprob_diff"] < 1e-4 for row in outcome.rows)
+    assert (outcome.run_dir / "model" / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("victim", "line"),
-    [
-        ("sglang.launch_server", "error: ServerFailed: sglang-0 ended"),
-        ("ray::RankActor", "error: TrainerFailed: trainer rank 0"),
-    ],
-)
-def test_a_dead_process_ends_the_run_with_one_line_that_names_it(tmp_path: Path, victim: str, line: str) -> None:
-    launched = Launched(tmp_path / "run", QUICKSTART)
-    launched.wait_for_steps(2, START_S)
+def names_what_died(launched: Launched, victim: str, line: str) -> Outcome:
+    """The run, whose process with ``victim`` in its command line is killed now, ends with one line that names it."""
     found = [process for process in launched.members() if any(victim in word for word in process.cmdline())]
     found[0].kill()
     outcome = launched.finish(60.0)
@@ -163,3 +147,71 @@ def test_a_dead_process_ends_the_run_with_one_line_that_names_it(tmp_path: Path,
     assert "Traceback" not in outcome.output
     assert outcome.left == ()
     assert "Traceback" in (outcome.run_dir / "run.log").read_text()
+    return outcome
+
+
+def test_a_dead_trainer_ends_the_run_with_one_line_that_names_it(tmp_path: Path) -> None:
+    launched = Launched(tmp_path / "run", QUICKSTART)
+    launched.wait_for_steps(2, START_S)
+    names_what_died(launched, "ray::RankActor", "error: TrainerFailed: trainer rank 0")
+
+
+@pytest.fixture(scope="module")
+def after_ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A synchronous run of some steps that Ctrl-C ended in time."""
+    launched = synchronous(tmp_path_factory)
+    launched.send_to_group(signal.SIGINT)
+    return ends_in_time(launched, 130)
+
+
+@pytest.fixture(scope="module")
+def after_a_dead_server(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The same run again, ended by the death of its server, which it named."""
+    return names_what_died(synchronous(tmp_path_factory), "sglang.launch_server", "error: ServerFailed: sglang-0 ended")
+
+
+def synchronous(tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    folder = tmp_path_factory.mktemp("synchronous")
+    saving = ("--save", str(folder / "saved"), "--save-interval", str(SAVED_STEPS))
+    launched = Launched(folder / "run", (*QUICKSTART, *SYNCHRONOUS, *saving))
+    launched.wait_for_steps(REPEATED_STEPS, START_S)
+    return launched
+
+
+def test_ctrl_c_in_mid_run_ends_everything_in_time(after_ctrl_c: Outcome) -> None:
+    assert len(after_ctrl_c.rows) < QUICKSTART_STEPS
+
+
+def test_a_dead_server_ends_the_run_with_one_line_that_names_it(after_a_dead_server: Outcome) -> None:
+    assert len(after_a_dead_server.rows) < QUICKSTART_STEPS
+
+
+def test_without_staleness_a_repeated_run_gets_the_same_rewards(
+    after_ctrl_c: Outcome, after_a_dead_server: Outcome
+) -> None:
+    first, second = (outcome.rows[:REPEATED_STEPS] for outcome in (after_ctrl_c, after_a_dead_server))
+    assert [row["step"] for row in first] == [row["step"] for row in second] == list(range(REPEATED_STEPS))
+    assert {row["lag/max"] for row in first} == {0}
+    assert [row["reward/mean"] for row in first] == [row["reward/mean"] for row in second]
+    assert [row["train/loss"] for row in first] == [row["train/loss"] for row in second]
+
+
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_ended(after_ctrl_c: Outcome, tmp_path: Path) -> None:
+    load = ("--load", str(after_ctrl_c.run_dir.parent / "saved"))
+    resumed = run(tmp_path / "resumed", *QUICKSTART, *SYNCHRONOUS, "--num-rollout", str(REPEATED_STEPS + 1), *load)
+    assert resumed.code == 0, resumed.output
+    assert resumed.left == ()
+    assert [row["step"] for row in resumed.rows] == list(range(SAVED_STEPS, REPEATED_STEPS + 1))
+    straight = after_ctrl_c.rows[SAVED_STEPS:REPEATED_STEPS]
+    for row, expected in zip(resumed.rows, straight, strict=False):
+        assert {name: row[name] for name in SAME + COUNTS} == {name: expected[name] for name in SAME + COUNTS}
+    assert all(row["train/logprob_diff"] < 1e-4 for row in resumed.rows)
+
+
+def test_a_wrong_checkpoint_is_one_line_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text("7")
+    outcome = run(tmp_path / "run", *QUICKSTART, "--load", str(tmp_path / "saved"))
+    assert outcome.code == 2
+    assert "names iter_0000007, which is not there or not complete" in outcome.output
+    assert "Ray" not in outcome.output

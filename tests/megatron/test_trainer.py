@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from families import TINY, write_tiny
 from safetensors.torch import load_file
 from tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
@@ -106,7 +107,7 @@ def test_a_checkpoint_in_several_files_is_read_and_written(tmp_path, checkpoint,
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
-    monkeypatch.setattr("asyncrl.engines.megatron.weights.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("asyncrl.engines.megatron.hf_files.SHARD_BYTES", 20_000)
     with one_rank(trainer_settings(tmp_path / "hf")) as rank:
         rank.save(tmp_path / "out")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
@@ -268,3 +269,14 @@ def test_buckets_hold_every_tensor_once_within_their_size(tmp_path, moe):
     assert len(told) == len(expected)
     assert len(buckets) > 1
     assert all(bucket.num_bytes <= 20_000 for bucket in buckets)
+
+
+def test_the_bias_that_chooses_experts_stays_in_float32_and_still(tmp_path):
+    checkpoint = write_tiny(tmp_path / "hf", TINY["glm4.5"])
+    with one_rank(trainer_settings(checkpoint, dtype="bfloat16")) as rank:
+        rank.train(random_batch(groups=2))
+        rank.save(tmp_path / "out")
+    before, after = weights_of(checkpoint), weights_of(tmp_path / "out")
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])

@@ -37,6 +37,8 @@ def test_two_ranks_make_the_weights_of_one(tmp_path):
         first = rank_process.run(checkpoint, tmp_path / "two", 0, 2, port)
         second = json.loads(process.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])
     assert first["losses"] == second["losses"] == pytest.approx(alone["losses"], abs=1e-6)
+    for got, again, expected in zip(first["metrics"], second["metrics"], alone["metrics"], strict=True):
+        assert got == again == pytest.approx(expected, abs=1e-6)
     for got, expected in zip(first["logprobs"], alone["logprobs"], strict=True):
         assert got == pytest.approx(expected, abs=1e-5)
     assert second["logprobs"] == []

@@ -9,8 +9,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.checkpoints import Origin
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.servers import ServerProcess
 from asyncrl.types import Batch, TrainReport
@@ -69,13 +71,26 @@ class RankActor(NetworkPlace):
 
         self._rank = MegatronRank(settings, rank, world_size, address, port)
 
+    def load(self, origin: Origin) -> None:
+        """Take the weights of a checkpoint, and what else there is."""
+        self._rank.load(origin)
+
     def train(self, batch: Batch) -> TrainReport:
-        """One training step, together with all other ranks."""
+        """One training step, together with all other ranks.  Raises CheckpointFailed if one could not be written."""
+        self._rank.check_checkpoint()
         return self._rank.train(batch)
 
     def save(self, path: Path) -> None:
         """Write the weights, together with all other ranks."""
         self._rank.save(path)
+
+    def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> float:
+        """Copy everything and write it beside, together with all other ranks; seconds until the copy was there."""
+        return self._rank.begin_checkpoint(folder, run, with_optimizer)
+
+    def finish_checkpoint(self) -> None:
+        """Return once this rank writes no more."""
+        self._rank.finish_checkpoint()
 
     def weight_buckets(self) -> tuple[WeightBucket, ...]:
         """What an update sends."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn
 
+from asyncrl.engines.checkpoints import Origin
 from asyncrl.engines.cluster.actors import RankActor, ServerActor
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.cluster.trainer import RayTrainer
@@ -51,6 +52,8 @@ class Deployment:
     request_timeout_s: float
     control_timeout_s: float
     train_timeout_s: float
+    origin: Origin | None = None
+    """Of the trainer's first weights, when not ``model_path``."""
     pause_mode: PauseMode = "in_place"
     """What an update does to requests in flight."""
 
@@ -284,6 +287,17 @@ class _Builder:
                 for rank, actor in enumerate(ranks)
             ]
         )
+        if deployment.origin is not None:
+            await together(
+                [
+                    answered(
+                        actor.load.remote(deployment.origin),
+                        f"trainer rank {rank}, load",
+                        deployment.start_timeout_s,
+                    )
+                    for rank, actor in enumerate(ranks)
+                ]
+            )
         return ranks
 
     async def _updater(self, urls: tuple[str, ...], trainer: RayTrainer, first_rank: Any) -> BroadcastUpdater:

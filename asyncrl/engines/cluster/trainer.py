@@ -1,11 +1,12 @@
 """The trainer as the controller sees it: all ranks as one, by Ray."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.checkpoints import folder_of
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.errors import TrainerFailed
 from asyncrl.types import Batch, TrainReport
@@ -36,6 +37,14 @@ class RayTrainer:
         """See ``Trainer.save``."""
         await self._all("save", path, timeout_s=self._train_timeout_s)
 
+    async def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> None:
+        """Return once every rank has its copy."""
+        await self._all("begin_checkpoint", folder, dict(run), with_optimizer, timeout_s=self._train_timeout_s)
+
+    async def finish_checkpoint(self, timeout_s: float | None = None) -> None:
+        """Return once no rank writes any more."""
+        await self._all("finish_checkpoint", timeout_s=timeout_s or self._train_timeout_s)
+
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
         """See ``WeightSender.weight_buckets``."""
         buckets: tuple[WeightBucket, ...] = await self._first("weight_buckets")
@@ -62,3 +71,23 @@ class RayTrainer:
             for number, rank in enumerate(self._ranks)
         ]
         return await together(calls)
+
+
+class RayCheckpointer:
+    """``Checkpointer`` in one folder, of a trainer's state."""
+
+    def __init__(self, trainer: RayTrainer, root: Path, *, with_optimizer: bool, about: Mapping[str, Any]) -> None:
+        """``about`` is kept with every checkpoint, besides what the run says."""
+        self._trainer = trainer
+        self._root = root
+        self._with_optimizer = with_optimizer
+        self._about = dict(about)
+
+    async def begin(self, step: int, run: Mapping[str, Any]) -> None:
+        """See ``Checkpointer.begin``."""
+        notes = {**self._about, "optimizer": self._with_optimizer, "state": dict(run)}
+        await self._trainer.begin_checkpoint(folder_of(self._root, step), notes, self._with_optimizer)
+
+    async def finish(self) -> None:
+        """See ``Checkpointer.finish``."""
+        await self._trainer.finish_checkpoint()

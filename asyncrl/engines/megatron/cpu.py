@@ -87,6 +87,8 @@ def _replace_tensor_calls() -> None:
         return answer.replace("torch.", "torch.cuda.", 1) if asked else answer
 
     torch.Tensor.type = type_as_on_cuda  # type: ignore[method-assign,assignment]
+    # The last pipeline stage's copy of a tied embedding (models/common/language_module/language_module.py).
+    torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor  # type: ignore[method-assign]
 
 
 def _replace_megatron_calls() -> None:

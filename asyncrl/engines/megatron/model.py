@@ -1,48 +1,50 @@
-"""The one place where a Megatron model is made.
-
-Shape letters: T tokens of a packed microbatch, A attention heads, D numbers per head.
-"""
+"""The one place where a Megatron model is made."""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from asyncrl.engines.megatron.shape import ExpertShape, ModelShape
+from asyncrl.engines.megatron.attention import PackedAttention
+from asyncrl.engines.megatron.layers import AddNormed, LatentAttention, RMSNorm
+from asyncrl.engines.megatron.rope import Llama3Rope, Rope, YarnRope
+from asyncrl.engines.megatron.shape import ExpertShape, LatentShape, ModelShape
 
 
 def build_model(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> GPTModel:
-    """An untrained model on ``device``; its weights are whatever was in memory."""
+    """This rank's part of an untrained model on ``device``; its weights are whatever was in memory."""
     config = transformer_config(shape, device, dtype)
-    spec = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts, qk_layernorm=True, normalization=config.normalization
-    )
-    spec.submodules.self_attention.submodules.core_attention = PackedAttention
     model = GPTModel(
         config,
-        spec,
+        _spec(shape, config),
         vocab_size=shape.vocab_size,
         max_sequence_length=shape.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.ties_embeddings,
         position_embedding_type="rope",
-        rotary_base=shape.rope_theta,
+        rotary_base=shape.rope.theta,
+        rotary_percent=shape.rope.fraction,
     )
-    return model.to(device, dtype)  # without TransformerEngine norms are made in float32, whatever the config says
+    if isinstance(shape.rope.scaling, Llama3Rope):
+        _stretch(model, shape.rope.scaling)
+    model.to(device, dtype)  # without TransformerEngine norms are made in float32, whatever the config says
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):  # one float32 step decides which expert wins
+            buffer.data = buffer.data.float()
+    return model
 
 
 def transformer_config(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> TransformerConfig:
     """Megatron's words for ``shape``."""
-    return TransformerConfig(
+    make = MLATransformerConfig if shape.latent else TransformerConfig
+    return make(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.ffn_hidden_size,
@@ -51,10 +53,12 @@ def transformer_config(shape: ModelShape, device: torch.device, dtype: torch.dty
         kv_channels=shape.head_dim,
         normalization="RMSNorm",
         layernorm_epsilon=shape.norm_eps,
-        qk_layernorm=True,
+        qk_layernorm=shape.has_qk_norms or shape.latent is not None,
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
+        add_qkv_bias=shape.has_qkv_bias,
+        rotary_interleaved=shape.interleaves_rope,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -69,61 +73,95 @@ def transformer_config(shape: ModelShape, device: torch.device, dtype: torch.dty
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
-        **(_expert_settings(shape.experts) if shape.experts else {}),
+        **_parallel_settings(),
+        **(_expert_settings(shape.experts, shape.num_layers) if shape.experts else {}),
+        **(_latent_settings(shape.latent, shape.rope) if shape.latent else {}),
     )
 
 
-def _expert_settings(experts: ExpertShape) -> dict[str, Any]:
+def _spec(shape: ModelShape, config: TransformerConfig) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage."""
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
+    block.layer_norm = RMSNorm
+    for layer in block.layer_specs:
+        parts, attention = layer.submodules, layer.submodules.self_attention
+        parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+        attention.submodules.core_attention = PackedAttention
+        if shape.latent:
+            attention.module = LatentAttention
+        elif shape.has_qk_norms:
+            attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
+        if shape.has_output_norms:
+            parts.self_attn_bda = parts.mlp_bda = ModuleSpec(module=AddNormed, params={"config": config})
+    return block
+
+
+def _parallel_settings() -> dict[str, Any]:
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
+    pipeline = parallel_state.get_pipeline_model_parallel_world_size()
+    return {
+        "tensor_model_parallel_size": tensor,
+        "sequence_parallel": tensor > 1,  # saves memory, and Megatron's experts ask for it
+        "pipeline_model_parallel_size": pipeline,
+        "variable_seq_lengths": pipeline > 1,
+        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
+        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
+        "expert_tensor_parallel_size": parallel_state.get_expert_tensor_parallel_world_size(),
+        "moe_token_dispatcher_type": "alltoall",  # variable lengths ask for it, with experts or without
+    }
+
+
+def _expert_settings(experts: ExpertShape, num_layers: int) -> dict[str, Any]:
+    grouped = experts.num_groups > 1
     return {
         "num_moe_experts": experts.num_experts,
         "moe_router_topk": experts.num_chosen,
         "moe_ffn_hidden_size": experts.ffn_hidden_size,
+        "moe_layer_freq": [int(layer >= experts.num_dense_layers) for layer in range(num_layers)],
+        "moe_shared_expert_intermediate_size": experts.num_shared * experts.ffn_hidden_size or None,
+        "moe_router_score_function": experts.scores,
         # Softmax over the chosen experts alone is softmax over all, rescaled to add up to 1.
         "moe_router_pre_softmax": not experts.weights_add_to_one,
+        "moe_router_enable_expert_bias": experts.has_bias,
+        "moe_router_bias_update_rate": 0.0,  # as it came: a bias that moves would be one more thing that differs
+        "moe_router_num_groups": experts.num_groups if grouped else None,
+        "moe_router_group_topk": experts.num_chosen_groups if grouped else None,
+        "moe_router_topk_scaling_factor": experts.weight_scale,
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": "fp32",
-        "moe_token_dispatcher_type": "alltoall",
     }
 
 
-class PackedAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention within each sequence of a packed microbatch.
+def _latent_settings(latent: LatentShape, rope: Rope) -> dict[str, Any]:
+    settings = {
+        "q_lora_rank": latent.query_rank,
+        "kv_lora_rank": latent.key_value_rank,
+        "qk_head_dim": latent.plain_dim,
+        "qk_pos_emb_head_dim": latent.rotary_dim,
+        "v_head_dim": latent.value_dim,
+        "rotary_base": rope.theta,
+    }
+    if not isinstance(rope.scaling, YarnRope):
+        return {**settings, "rope_type": "rope", "rotary_scaling_factor": 1.0}
+    return {
+        **settings,
+        "rope_type": "yarn",
+        "rotary_scaling_factor": rope.scaling.factor,
+        "original_max_position_embeddings": rope.scaling.original_positions,
+        "beta_fast": rope.scaling.beta_fast,
+        "beta_slow": rope.scaling.beta_slow,
+        "mscale": rope.scaling.mscale,
+        "mscale_all_dim": rope.scaling.mscale_all_dim,
+    }
 
-    Megatron's own without TransformerEngine refuses packed sequences.
-    """
 
-    def __init__(
-        self, config: TransformerConfig, *args: Any, softmax_scale: float | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(config=config)
-        self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
-
-    def forward(
-        self,
-        query_TAD: Tensor,
-        key_TAD: Tensor,
-        value_TAD: Tensor,
-        attention_mask: None,
-        *,
-        packed_seq_params: PackedSeqParams,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Attended values, heads side by side."""
-        edges: Tensor = packed_seq_params.cu_seqlens_q
-        if query_TAD.is_cuda and query_TAD.dtype != torch.float32:
-            longest = packed_seq_params.max_seqlen_q
-            out_TAD = varlen_attn(
-                query_TAD, key_TAD, value_TAD, edges, edges, longest, longest, scale=self.scale, window_size=(-1, 0)
-            )
-            assert isinstance(out_TAD, Tensor)
-        else:  # the kernel is neither for a CPU nor for float32
-            out_TAD = self._one_by_one(query_TAD, key_TAD, value_TAD, edges.diff().tolist())
-        return out_TAD.flatten(1)
-
-    def _one_by_one(self, query_TAD: Tensor, key_TAD: Tensor, value_TAD: Tensor, lengths: list[int]) -> Tensor:
-        heads_first = (torch.split(x.transpose(0, 1), lengths, dim=1) for x in (query_TAD, key_TAD, value_TAD))
-        attended = [
-            F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.scale, enable_gqa=True)
-            for query, key, value in zip(*heads_first, strict=True)
-        ]
-        return torch.cat(attended, dim=1).transpose(0, 1)
+def _stretch(model: GPTModel, scaling: Llama3Rope) -> None:
+    """Megatron can do it, but GPTModel passes on nothing but the factor."""
+    rotary = model.rotary_pos_emb
+    rotary.inv_freq = rotary._apply_scaling(  # noqa: SLF001
+        rotary.inv_freq,
+        factor=scaling.factor,
+        low_freq_factor=scaling.low_frequency,
+        high_freq_factor=scaling.high_frequency,
+        original_max_position_embeddings=scaling.original_positions,
+    )

@@ -12,12 +12,17 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.config.areas import TrainConfig
+from asyncrl.config.derived import use_dynamic_batch_size
 from asyncrl.types import Batch
+
+Floats = NDArray[np.float32]
+"""One number per response token of a sample, or of all samples of a microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One sample, as the loss sees it."""
+    """One sample, as the loss sees it.  What is ``None`` is not there, or not there yet."""
 
     index: int
     """Place in its batch."""
@@ -25,9 +30,17 @@ class Example:
     """Prompt and response."""
     num_response: int
     loss_mask: tuple[int, ...]
-    advantage: float
-    old_logprobs: tuple[float, ...] | None
-    """What the ratio is taken against; ``None``: the log-probs of this very pass."""
+    behaviour_logprobs: tuple[float, ...]
+    """Of the engine that sampled."""
+    advantages: Floats | None = None
+    proximal_logprobs: Floats | None = None
+    """Of the trainer at the start of the step; ``None``: the log-probs of this very pass."""
+    ref_logprobs: Floats | None = None
+    """Of the reference model."""
+    values: Floats | None = None
+    """Of the critic at the start of the step."""
+    returns: Floats | None = None
+    """What the critic is trained towards."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_response < len(self.token_ids):
@@ -60,12 +73,16 @@ class Microbatch:
     """Positions in the row at which each response token is predicted."""
     targets_R: NDArray[np.int64]
     mask_R: NDArray[np.bool_]
-    advantages_R: NDArray[np.float32]
-    old_logprobs_R: NDArray[np.float32] | None
+    behaviour_logprobs_R: Floats
+    advantages_R: Floats | None = None
+    proximal_logprobs_R: Floats | None = None
+    ref_logprobs_R: Floats | None = None
+    values_R: Floats | None = None
+    returns_R: Floats | None = None
 
 
-def examples_of(batch: Batch, advantages: Sequence[float], *, against_rollout: bool) -> list[list[Example]]:
-    """The samples of each group that have tokens, in batch order; ``advantages`` has one number per sample."""
+def examples_of(batch: Batch) -> list[list[Example]]:
+    """The samples of each group that have tokens, in batch order."""
     examples: list[list[Example]] = []
     index = 0
     for group in batch.groups:
@@ -78,8 +95,7 @@ def examples_of(batch: Batch, advantages: Sequence[float], *, against_rollout: b
                     token_ids=group.prompt.token_ids + sample.token_ids,
                     num_response=len(sample.token_ids),
                     loss_mask=scored.loss_mask,
-                    advantage=advantages[index],
-                    old_logprobs=sample.logprobs if against_rollout else None,
+                    behaviour_logprobs=sample.logprobs,
                 )
                 examples[-1].append(example)
             index += 1
@@ -111,15 +127,62 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return sorted(sorted(places) for places in bins)
 
 
-def microbatches(examples: Sequence[Example], rank: int, world_size: int, max_tokens: int) -> list[Microbatch]:
-    """The microbatches of one rank: every ``world_size``-th sample, packed.
+def even_parts(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
+    """Places of items in parts of about the same sum: longest first, each to the part with the least so far.
+
+    The largest sum exceeds the mean by less than one item: the last that the part got, of those that are shortest.
+    """
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    sums = [0] * num_parts
+    for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
+        least = sums.index(min(sums))
+        parts[least].append(place)
+        sums[least] += lengths[place]
+    return [sorted(places) for places in parts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How samples are spread over ranks and microbatches.  Depends on their lengths and order alone."""
+
+    max_tokens: int
+    """Input tokens of a microbatch."""
+    num_samples: int | None = None
+    """Samples of a microbatch, whatever their lengths; ``None``: as many as ``max_tokens`` hold."""
+    is_balanced: bool = False
+    """Ranks get samples of about as many tokens, else every n-th sample."""
+
+    def share(self, examples: Sequence[Example], rank: int, world_size: int) -> Sequence[Example]:
+        """The samples of one rank."""
+        if not self.is_balanced:
+            return examples[rank::world_size]
+        return [examples[place] for place in even_parts([e.num_inputs for e in examples], world_size)[rank]]
+
+    def bins(self, examples: Sequence[Example]) -> list[list[Example]]:
+        """The samples of each microbatch of a rank."""
+        if self.num_samples is not None:
+            return [list(examples[at : at + self.num_samples]) for at in range(0, len(examples), self.num_samples)]
+        places = pack([example.num_inputs for example in examples], self.max_tokens)
+        return [[examples[place] for place in each] for each in places]
+
+
+def packing_of(train: TrainConfig) -> Packing:
+    """What the flags ask for."""
+    return Packing(
+        max_tokens=train.max_tokens_per_gpu,
+        num_samples=None if use_dynamic_batch_size(train) else train.micro_batch_size or 1,
+        is_balanced=train.balance_data,
+    )
+
+
+def microbatches(examples: Sequence[Example], rank: int, world_size: int, packing: Packing) -> list[Microbatch]:
+    """The microbatches of one rank: its share, packed.
 
     Every rank has as many as the others, some of them empty, so that collectives inside a pass would meet; and at
     least one.
     """
-    shares = [examples[start::world_size] for start in range(world_size)]
-    packed = [pack([example.num_inputs for example in share], max_tokens) for share in shares]
-    mine = [_row([shares[rank][place] for place in places]) for places in packed[rank]]
+    packed = [packing.bins(packing.share(examples, each, world_size)) for each in range(world_size)]
+    mine = [_row(each) for each in packed[rank]]
     return mine + [_EMPTY] * (max(1, *map(len, packed)) - len(mine))
 
 
@@ -127,7 +190,6 @@ def _row(examples: Sequence[Example]) -> Microbatch:
     inputs = [example.num_inputs for example in examples]
     edges = np.concatenate([[0], np.cumsum(inputs)])
     lengths = [example.num_response for example in examples]
-    old = [np.array(example.old_logprobs, np.float32) for example in examples if example.old_logprobs is not None]
     return Microbatch(
         indices=tuple(example.index for example in examples),
         lengths=tuple(lengths),
@@ -140,9 +202,20 @@ def _row(examples: Sequence[Example]) -> Microbatch:
         ),
         targets_R=np.concatenate([np.array(e.token_ids[-e.num_response :], np.int64) for e in examples]),
         mask_R=np.concatenate([np.array(example.loss_mask, np.bool_) for example in examples]),
-        advantages_R=np.repeat(np.array([example.advantage for example in examples], np.float32), lengths),
-        old_logprobs_R=np.concatenate(old) if len(old) == len(examples) else None,
+        behaviour_logprobs_R=np.concatenate([np.array(e.behaviour_logprobs, np.float32) for e in examples]),
+        advantages_R=_joined([example.advantages for example in examples]),
+        proximal_logprobs_R=_joined([example.proximal_logprobs for example in examples]),
+        ref_logprobs_R=_joined([example.ref_logprobs for example in examples]),
+        values_R=_joined([example.values for example in examples]),
+        returns_R=_joined([example.returns for example in examples]),
     )
+
+
+def _joined(rows: Sequence[Floats | None]) -> Floats | None:
+    """All or none of the samples have it."""
+    there = [row for row in rows if row is not None]
+    assert len(there) in (0, len(rows)), f"{len(there)} of {len(rows)} samples have these numbers"
+    return np.concatenate(there) if there else None
 
 
 _EMPTY = Microbatch(
@@ -155,7 +228,11 @@ _EMPTY = Microbatch(
     sources_R=np.zeros(0, np.int64),
     targets_R=np.zeros(0, np.int64),
     mask_R=np.zeros(0, np.bool_),
+    behaviour_logprobs_R=np.zeros(0, np.float32),
     advantages_R=np.zeros(0, np.float32),
-    old_logprobs_R=None,
+    proximal_logprobs_R=np.zeros(0, np.float32),
+    ref_logprobs_R=np.zeros(0, np.float32),
+    values_R=np.zeros(0, np.float32),
+    returns_R=np.zeros(0, np.float32),
 )
 """One token from which nothing is predicted: it costs next to nothing and adds nothing to a gradient."""

@@ -4,41 +4,41 @@ A plain class without Ray.  Every rank of a trainer gets the same calls with the
 ``join_engines`` and ``send``, which are for rank 0.
 """
 
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from asyncrl.algorithms.advantages import group_centred, group_normalised
-from asyncrl.algorithms.losses import sample_weights, token_weights
+from asyncrl.config.areas import CheckpointConfig
+from asyncrl.config.derived import critic_load, ref_load, uses_reference
 from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.checkpoints import Origin, find_origin, notes_of
 from asyncrl.engines.megatron import cpu
+from asyncrl.engines.megatron.checkpoint import Saver
+from asyncrl.engines.megatron.critic import Critic
+from asyncrl.engines.megatron.estimation import outcomes_of, with_advantages
+from asyncrl.engines.megatron.learner import Gradients, Learner
 from asyncrl.engines.megatron.model import build_model
-from asyncrl.engines.megatron.packing import Example, Microbatch, contiguous_parts, examples_of, microbatches
-from asyncrl.engines.megatron.passes import Objective, Outcome, forward_step
-from asyncrl.engines.megatron.restore import RestorePoint
+from asyncrl.engines.megatron.objective import Objective
+from asyncrl.engines.megatron.packing import Floats
+from asyncrl.engines.megatron.passes import logprob_step, loss_step
+from asyncrl.engines.megatron.reference import ReferenceWeights
 from asyncrl.engines.megatron.settings import TrainerSettings
-from asyncrl.engines.megatron.shape import read_shape
+from asyncrl.engines.megatron.shape import ModelShape, read_shape
+from asyncrl.engines.megatron.state import load_state, sharded_state
 from asyncrl.engines.megatron.update_group import flatten, join_update_group
-from asyncrl.engines.megatron.weights import load_hf, plan_buckets, save_hf, to_hf
-from asyncrl.errors import NonFiniteLoss, WeightUpdateFailed
-from asyncrl.types import Batch, ScoredGroup, TrainReport
+from asyncrl.engines.megatron.updates import Update, updates_of
+from asyncrl.engines.megatron.weights import export_bucket, load_hf, plan_buckets, save_hf
+from asyncrl.errors import ConfigError, NonFiniteLoss, WeightUpdateFailed
+from asyncrl.types import Batch, TrainReport
 
 
 class MegatronRank:
@@ -53,6 +53,7 @@ class MegatronRank:
         self._settings = settings
         self._rank, self._world_size = rank, world_size
         self._shape = read_shape(settings.model.hf_checkpoint)
+        _check_beside(settings, self._shape)
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         cpu.install()
@@ -60,12 +61,17 @@ class MegatronRank:
         model_parallel_cuda_manual_seed(settings.model.seed)
         self._model = build_model(self._shape, self._device, getattr(torch, settings.dtype))
         load_hf(self._model, self._shape, settings.model.hf_checkpoint)
-        self._parallel = _data_parallel(self._model)
-        self._optimizer = _optimizer(self._parallel, settings)
+        self._learner = Learner(self._model, settings, rank, world_size, name="policy")
+        self._optimizer = self._learner.optimizer
+        self._critic = (
+            Critic(settings, self._device, rank, world_size) if settings.train.advantage_estimator == "ppo" else None
+        )
+        self._reference = self._load_reference() if uses_reference(settings.train) else None
         self._buckets, self._bucket_sources = plan_buckets(
             self._model, self._shape, settings.train.update_weight_buffer_size
         )
         self._engines: dist.ProcessGroup | None = None
+        self._saver: Saver | None = None
 
     def train(self, batch: Batch) -> TrainReport:
         """Run one training step.  The report has log-probs on rank 0 only.
@@ -75,17 +81,19 @@ class MegatronRank:
         """
         started = time.perf_counter()
         learning_rate = self._set_learning_rate(batch.step)
-        updates = self._updates(batch)
-        before = self._logprobs([update.examples for update in updates[1:]])
-        restore_point = RestorePoint(self._model, self._optimizer) if len(updates) > 1 else None
+        updates, before, told = self._prepared(batch)
+        learners = [self._learner] if self._critic is None else [self._learner, self._critic.learner]
+        restore_points = [learner.restore_point() for learner in learners] if len(updates) > 1 else []
+        critic_only = batch.step < self._settings.train.num_critic_only_steps
         try:
-            first, *later = [self._update(update, before) for update in updates]
+            found, of_critic = zip(*[self._update(update, critic_only=critic_only) for update in updates], strict=True)
         except NonFiniteLoss:
-            if restore_point:
+            for restore_point in restore_points:
                 restore_point.restore()
             raise
-        logprobs = self._gathered(before | first.logprobs, sum(len(group.samples) for group in batch.groups))
-        return _report([first, *later], learning_rate, time.perf_counter() - started, logprobs)
+        logprobs = self._gathered(found[0].rows | before, sum(len(group.samples) for group in batch.groups))
+        told |= _critic_metrics([each for each in of_critic if each is not None])
+        return _report(found, told, learning_rate, time.perf_counter() - started, logprobs)
 
     def save(self, path: Path) -> None:
         """Write the present weights in Hugging Face format, from rank 0; see ``weights.save_hf``."""
@@ -115,14 +123,48 @@ class MegatronRank:
         """Broadcast one bucket to the engines, which are receiving it.  Raises WeightUpdateFailed."""
         if self._engines is None:
             raise ValueError("send before join_engines")
-        names = self._bucket_sources[bucket_index]
-        tensors = [to_hf(name, self._model.get_parameter(name), self._shape) for name in names]
+        tensors = export_bucket(self._model, self._shape, self._bucket_sources[bucket_index])
         try:
-            dist.broadcast(flatten(tensor for _, tensor in chain(*tensors)), src=0, group=self._engines)
+            dist.broadcast(flatten(tensor for _, tensor in tensors), src=0, group=self._engines)
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
         except RuntimeError as error:
             raise WeightUpdateFailed(f"bucket {bucket_index} was not delivered: {error}") from error
+
+    def load(self, origin: Origin) -> None:
+        """Take weights, and what else ``origin`` has, in place of those of the Hugging Face checkpoint.
+
+        Before the first step only.  Raises CheckpointFailed or ConfigError.
+        """
+        if origin.kind == "hugging_face":
+            load_hf(self._model, self._shape, origin.folder)
+            self._optimizer.reload_model_params()
+        else:
+            critic = None if self._critic is None else self._critic.learner
+            everything = origin.kind == "resume"
+            load_state(self._learner, critic, origin.folder, everything=everything, with_optimizer=origin.optimizer)
+
+    def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> float:
+        """Copy everything to host memory, which takes the returned seconds, and write it to ``folder`` beside.
+
+        ``run`` says where the run stands; it is kept with the weights.  Waits for the checkpoint before.  Raises
+        CheckpointFailed.
+        """
+        if self._saver is None:
+            self._saver = Saver(self._settings.timeout_s)
+        critic = None if self._critic is None else self._critic.learner
+        state = sharded_state(self._learner, critic, with_optimizer=with_optimizer)
+        return self._saver.begin(state, folder, notes_of(self._shape, run))
+
+    def check_checkpoint(self) -> None:
+        """Raises CheckpointFailed if the one being written has failed; returns at once."""
+        if self._saver is not None:
+            self._saver.raise_if_failed()
+
+    def finish_checkpoint(self) -> None:
+        """Return once no checkpoint is being written.  Raises CheckpointFailed."""
+        if self._saver is not None:
+            self._saver.wait()
 
     def close(self) -> None:
         """Leave all process groups; the object is of no further use."""
@@ -135,149 +177,136 @@ class MegatronRank:
             dist.destroy_process_group(self._engines)
             self._engines = None
 
-    def _updates(self, batch: Batch) -> list["_Update"]:
-        """The batch's groups, in order, as one contiguous part for each optimiser update."""
-        num_updates = self._settings.num_steps_per_rollout
-        if num_updates > len(batch.groups):
-            raise ValueError(f"{num_updates} optimiser updates need as many groups, the batch has {len(batch.groups)}")
-        against_rollout = self._settings.use_rollout_logprobs
-        examples = examples_of(batch, self._advantages(batch.groups), against_rollout=against_rollout)
-        return [
-            _Update(
-                examples=tuple(chain(*examples[part])),
-                num_samples=sum(len(group.samples) for group in batch.groups[part]),
-            )
-            for part in contiguous_parts(len(batch.groups), num_updates)
-        ]
+    def _load_reference(self) -> ReferenceWeights:
+        """Uses the policy as a place to load into."""
+        policy = self._settings.model.hf_checkpoint
+        origin = find_origin(CheckpointConfig(), ref_load(self._settings.train, self._settings.model))
+        if origin is None or origin.folder == policy:
+            return ReferenceWeights(self._model)
+        self.load(origin)
+        reference = ReferenceWeights(self._model)
+        self.load(Origin(folder=policy, kind="hugging_face"))
+        return reference
 
-    def _advantages(self, groups: Sequence[ScoredGroup]) -> list[float]:
-        """One per sample, in batch order."""
-        rewards_N = torch.tensor([scored.reward for group in groups for scored in group.samples], dtype=torch.float64)
-        groups_N = torch.tensor([group.group_id for group in groups for _ in group.samples])
-        centred = self._settings.train.disable_grpo_std_normalization
-        advantages: list[float] = (group_centred if centred else group_normalised)(rewards_N, groups_N).tolist()
-        return advantages
+    def _prepared(self, batch: Batch) -> tuple[list[Update], dict[int, Floats], dict[str, float]]:
+        """What each update trains on, this rank's log-probs from before the step, and what is to be reported of it.
+
+        The first update's log-probs are left to the update itself, unless advantages depend on them.
+        """
+        train = self._settings.train
+        updates = updates_of(batch, self._settings.num_steps_per_rollout)
+        before = self._logprobs(updates if train.kl_coef > 0 else updates[1:])
+        reference = self._reference_logprobs(updates)
+        values = {} if self._critic is None else self._critic.values(updates)
+        mine = [
+            replace(
+                example,
+                proximal_logprobs=before.get(example.index),
+                ref_logprobs=reference.get(example.index),
+                values=values.get(example.index),
+            )
+            for update in updates
+            for example in self._learner.share(update)
+        ]
+        mine, told = with_advantages(mine, outcomes_of(batch, train), train, self._total)
+        return [update.changed(mine) for update in updates], before, told
+
+    def _total(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Summed over the ranks that have other samples."""
+        totals = numbers.clone()
+        dist.all_reduce(totals, group=parallel_state.get_data_parallel_group_gloo())
+        return totals
 
     def _set_learning_rate(self, step: int) -> float:
         """Constant, after a rise that reaches the full rate in training step ``lr_warmup_iters``, counted from 1."""
         train = self._settings.train
         rate = train.lr * min(1.0, (step + 1) / max(1, train.lr_warmup_iters))
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        self._learner.set_rate(rate)
+        if self._critic is not None:
+            self._critic.set_rate(step)
         return rate
 
-    @torch.no_grad()
-    def _logprobs(self, parts: list[tuple[Example, ...]]) -> dict[int, tuple[float, ...]]:
+    def _logprobs(self, updates: Sequence[Update]) -> dict[int, Floats]:
         """Under the present weights, of this rank's share of the samples, by place in the batch."""
-        found: dict[int, tuple[float, ...]] = {}
-        for examples in parts:
-            for outcome in self._run(examples, self._objective(_Update(examples=examples, num_samples=1)), True):
-                found |= outcome.logprobs_by_sample()
-        return found
+        return self._learner.rows(updates, logprob_step(self._settings.temperature, self._device))
 
-    def _update(self, update: "_Update", before: dict[int, tuple[float, ...]]) -> "_UpdateReport":
-        """One optimiser update.  ``before`` has the log-probs at the start of the step, except for the first part."""
-        self._parallel.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        examples = update.examples
-        if not self._settings.use_rollout_logprobs:
-            examples = tuple(replace(example, old_logprobs=before.get(example.index)) for example in examples)
-        outcomes = self._run(examples, self._objective(update), False)
-        sums = torch.stack([outcome.sums for outcome in outcomes]).sum(0)
-        dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
-        loss, clipped, entropy = sums.tolist()
-        self._optimizer.prepare_grads()
-        grad_norm = float(self._optimizer.get_grad_norm())
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise NonFiniteLoss(f"loss {loss}, gradient norm {grad_norm}")
-        self._optimizer.step()
-        logprobs = {index: row for outcome in outcomes for index, row in outcome.logprobs_by_sample().items()}
-        return _UpdateReport(
-            loss=loss,
-            grad_norm=grad_norm,
-            clipped=clipped,
-            entropy=entropy,
-            num_tokens=update.num_tokens,
-            logprobs=logprobs,
-        )
+    def _reference_logprobs(self, updates: Sequence[Update]) -> dict[int, Floats]:
+        if self._reference is None:
+            return {}
+        with self._reference.in_place(self._model):
+            return self._logprobs(updates)
 
-    def _objective(self, update: "_Update") -> Objective:
+    def _update(self, update: Update, *, critic_only: bool) -> tuple[Gradients, Gradients | None]:
+        """One optimiser update of policy and critic: of both, or of neither if a gradient is not finite."""
+        found = self._learner.differentiate(update, loss_step(self._objective(update), self._device))
+        of_critic = None if self._critic is None else self._critic.differentiate(update)
+        if not critic_only:
+            self._learner.advance()
+        if self._critic is not None:
+            self._critic.learner.advance()
+        return found, of_critic
+
+    def _objective(self, update: Update) -> Objective:
         train = self._settings.train
-        per_token = train.calculate_per_token_loss
         return Objective(
+            train=train,
             temperature=self._settings.temperature,
-            eps_low=train.eps_clip,
-            eps_high=train.eps_clip if train.eps_clip_high is None else train.eps_clip_high,
-            weigh=token_weights if per_token else sample_weights,
-            count=max(1, update.num_tokens if per_token else update.num_samples),
+            against_rollout=self._settings.use_rollout_logprobs,
+            count=update.count(per_token=train.calculate_per_token_loss),
         )
 
-    def _run(self, examples: Sequence[Example], objective: Objective, forward_only: bool) -> list[Outcome]:
-        """This rank's share through the model, and back unless ``forward_only``; gradients end up summed over ranks."""
-        rows: list[Microbatch] = microbatches(
-            examples, self._rank, self._world_size, self._settings.train.max_tokens_per_gpu
-        )
-        outcomes: list[Outcome] = get_forward_backward_func()(
-            forward_step_func=forward_step(objective, self._device),
-            data_iterator=iter(rows),
-            model=self._parallel,
-            num_microbatches=len(rows),
-            seq_length=1,  # this and the next are for pipelines of fixed shapes
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
-        return outcomes
-
-    def _gathered(self, mine: dict[int, tuple[float, ...]], num_samples: int) -> tuple[tuple[float, ...], ...]:
+    def _gathered(self, mine: dict[int, Floats], num_samples: int) -> tuple[tuple[float, ...], ...]:
         """All ranks' log-probs in batch order on rank 0, nothing elsewhere.  A sample without tokens has none."""
-        shares: list[dict[int, tuple[float, ...]]] | None = [{}] * self._world_size if self._rank == 0 else None
+        shares: list[dict[int, Floats]] | None = [{}] * self._world_size if self._rank == 0 else None
         dist.gather_object(mine, shares, dst=0, group=parallel_state.get_data_parallel_group_gloo())
         if shares is None:
             return ()
         found = {index: row for share in shares for index, row in share.items()}
-        return tuple(found.get(index, ()) for index in range(num_samples))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
-    """What one optimiser update is made of, on all ranks together."""
-
-    examples: tuple[Example, ...]
-    num_samples: int
-    """Those without tokens included."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the loss mask lets through."""
-        return sum(sum(example.loss_mask) for example in self.examples)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UpdateReport:
-    """What one optimiser update did, on all ranks together; log-probs are this rank's."""
-
-    loss: float
-    grad_norm: float
-    clipped: float
-    entropy: float
-    num_tokens: int
-    logprobs: dict[int, tuple[float, ...]]
+        return tuple(tuple(found[index].tolist()) if index in found else () for index in range(num_samples))
 
 
 def _report(
-    updates: list[_UpdateReport], learning_rate: float, seconds: float, logprobs: tuple[tuple[float, ...], ...]
+    updates: Sequence[Gradients],
+    told: dict[str, float],
+    learning_rate: float,
+    seconds: float,
+    logprobs: tuple[tuple[float, ...], ...],
 ) -> TrainReport:
     """Losses and norms are means over the updates, the others means over their tokens."""
-    num_tokens = max(1, sum(update.num_tokens for update in updates))
+    means = _means(updates)
     return TrainReport(
-        loss=sum(update.loss for update in updates) / len(updates),
-        grad_norm=sum(update.grad_norm for update in updates) / len(updates),
-        clip_fraction=sum(update.clipped for update in updates) / num_tokens,
-        entropy=sum(update.entropy for update in updates) / num_tokens,
+        loss=fmean(update.loss for update in updates),
+        grad_norm=fmean(update.norm for update in updates),
+        clip_fraction=means.pop("train/clip_fraction"),
+        entropy=means.pop("train/entropy"),
         learning_rate=learning_rate,
         seconds=seconds,
         logprobs=logprobs,
+        metrics=told | means,
     )
+
+
+def _critic_metrics(updates: Sequence[Gradients]) -> dict[str, float]:
+    if not updates:
+        return {}
+    return _means(updates) | {"train/critic_grad_norm": fmean(update.norm for update in updates)}
+
+
+def _means(updates: Sequence[Gradients]) -> dict[str, float]:
+    """Over the trained tokens of all updates."""
+    num_tokens = max(1, sum(update.num_tokens for update in updates))
+    return {name: sum(update.sums[name] for update in updates) / num_tokens for name in updates[0].sums}
+
+
+def _check_beside(settings: TrainerSettings, shape: ModelShape) -> None:
+    """Reference model and critic must fit the policy.  Raises ConfigError."""
+    path = ref_load(settings.train, settings.model)
+    is_hf = (path / "config.json").is_file()  # else it is a checkpoint, which is checked when it is loaded
+    if is_hf and uses_reference(settings.train) and read_shape(path) != shape:
+        raise ConfigError(f"ref-load {path} is of another shape than hf-checkpoint: {read_shape(path)}, {shape}")
+    path = critic_load(settings.train, settings.model)
+    if settings.train.advantage_estimator == "ppo" and read_shape(path).vocab_size != shape.vocab_size:
+        raise ConfigError(f"critic-load {path} has {read_shape(path).vocab_size} words, the policy {shape.vocab_size}")
 
 
 def _device(kind: str, rank: int) -> torch.device:
@@ -297,36 +326,3 @@ def _join_trainers(settings: TrainerSettings, rank: int, world_size: int, addres
         timeout=timedelta(seconds=settings.timeout_s),
     )
     parallel_state.initialize_model_parallel()
-
-
-def _data_parallel(model: Any) -> Any:
-    """The model with gradients in float32, summed over ranks at the end of each update."""
-    parallel = DistributedDataParallel(model.config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
-    model.config.finalize_model_grads_func = _finish_gradients
-    return parallel
-
-
-def _finish_gradients(models: list[Any], num_tokens: Any, **groups: Any) -> None:
-    """Megatron's own, without its division by ``num_tokens``: the loss has its scale already."""
-    finalize_model_grads(models, None, **groups)
-
-
-def _optimizer(parallel: Any, settings: TrainerSettings) -> Any:
-    train = settings.train
-    dtype = getattr(torch, settings.dtype)
-    config = OptimizerConfig(
-        optimizer="adam",
-        lr=train.lr,
-        min_lr=0.0,
-        weight_decay=train.weight_decay,
-        adam_beta1=train.adam_beta1,
-        adam_beta2=train.adam_beta2,
-        adam_eps=train.adam_eps,
-        clip_grad=train.clip_grad,
-        bf16=dtype == torch.bfloat16,
-        params_dtype=dtype,
-    )
-    optimizer = get_megatron_optimizer(config, [parallel])
-    for group in optimizer.param_groups:  # norms and biases do not decay; Megatron's own scheduler would see to it
-        group["weight_decay"] = train.weight_decay * group["wd_mult"]
-    return optimizer

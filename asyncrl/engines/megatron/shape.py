@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from asyncrl.engines.megatron.families import FAMILIES, Family
+from asyncrl.engines.megatron.rope import Rope, rope_of
 from asyncrl.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShape:
-    """The mixture of experts of every layer."""
+    """The mixture of experts of every layer but the first few."""
 
     num_experts: int
     num_chosen: int
@@ -19,6 +21,42 @@ class ExpertShape:
     ffn_hidden_size: int
     weights_add_to_one: bool
     """Whether the weights of the chosen experts are rescaled to add up to 1."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """What makes weights of the router's logits."""
+    has_bias: bool = False
+    """Whether a bias takes part in choosing the experts, and in nothing else."""
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    """Groups of experts that each token's experts come from."""
+    weight_scale: float = 1.0
+    """Factor on the weights, after they add up to 1."""
+    num_shared: int = 0
+    """Experts that every token goes to: in effect one, ``num_shared`` times as wide."""
+    num_dense_layers: int = 0
+    """Layers at the beginning that have no experts."""
+
+    def __post_init__(self) -> None:
+        if self.num_groups > 1 and self.num_chosen // self.num_chosen_groups != 2:
+            # Groups compete by their two best experts; Megatron takes num_chosen // num_chosen_groups of them.
+            raise ConfigError(
+                f"hf-checkpoint: cannot train with num_experts_per_tok = {self.num_chosen} from topk_group = "
+                f"{self.num_chosen_groups} groups, only two for each group"
+            )
+        if self.scores == "sigmoid" and self.num_chosen < 2:  # Megatron would not rescale a single weight
+            raise ConfigError("hf-checkpoint: cannot train with num_experts_per_tok = 1 and sigmoid scores")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """Multi-head latent attention (DeepSeek V2, arXiv 2405.04434): keys and values through a narrow vector."""
+
+    query_rank: int | None
+    """None: queries come straight from the hidden state."""
+    key_value_rank: int
+    plain_dim: int
+    """Numbers of a query or key head that positions do not turn."""
+    rotary_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,56 +71,28 @@ class ModelShape:
     num_query_groups: int
     """Heads of keys and values."""
     head_dim: int
+    """Without meaning where ``latent`` is there."""
     vocab_size: int
     max_positions: int
     norm_eps: float
-    rope_theta: float
+    rope: Rope
     ties_embeddings: bool
     """Whether the output layer is the embedding."""
     dtype: str
     """Of the tensors in the checkpoint, as torch names it without ``torch.``."""
+    fp8_block: tuple[int, int] | None
+    """Rows and columns that share a scale where tensors are in fp8; ``dtype`` is then what they stand for."""
+    num_next_token_layers: int
+    """Layers behind the last that predict further tokens; they are not trained."""
+    interleaves_rope: bool = False
+    """Whether positions turn neighbouring numbers, instead of numbers half a head apart."""
+    has_qkv_bias: bool = False
+    has_qk_norms: bool = False
+    """Whether each head's query and key are normalised."""
+    has_output_norms: bool = False
+    """Whether the outputs of attention and MLP are normalised before they are added."""
     experts: ExpertShape | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """Where an architecture keeps its numbers, and what we cannot train."""
-
-    keys: Mapping[str, str]
-    """Field of ModelShape to key of config.json; of keys with ``|`` between them, the first that is there."""
-    expert_keys: Mapping[str, str] = field(default_factory=dict)
-    """Field of ExpertShape to key of config.json; empty for a dense model."""
-    only: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that change the mathematics, with the one value that is supported; an absent key has it."""
-
-
-_QWEN3_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "ffn_hidden_size": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_query_groups": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab_size",
-    "max_positions": "max_position_embeddings",
-    "norm_eps": "rms_norm_eps",
-    "ties_embeddings": "tie_word_embeddings",
-}
-_QWEN3_ONLY = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False, "rope_scaling": None}
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "Qwen3ForCausalLM": Architecture(keys=_QWEN3_KEYS, only=_QWEN3_ONLY),
-    "Qwen3MoeForCausalLM": Architecture(
-        keys=_QWEN3_KEYS,
-        expert_keys={
-            "num_experts": "num_experts|num_local_experts",  # before transformers 5, and since
-            "num_chosen": "num_experts_per_tok",
-            "ffn_hidden_size": "moe_intermediate_size",
-            "weights_add_to_one": "norm_topk_prob",
-        },
-        only={**_QWEN3_ONLY, "decoder_sparse_step": 1, "mlp_only_layers": []},
-    ),
-}
+    latent: LatentShape | None
 
 
 def check_architecture(checkpoint: Path) -> None:
@@ -105,35 +115,51 @@ def read_shape(checkpoint: Path) -> ModelShape:
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a parsed ``config.json`` describes.  Raises ConfigError."""
     name = (config.get("architectures") or ["none"])[0]
-    if name not in ARCHITECTURES:
-        raise ConfigError(f"hf-checkpoint: cannot train {name}; supported: {', '.join(ARCHITECTURES)}")
-    architecture = ARCHITECTURES[name]
-    for key, value in architecture.only.items():
+    if name not in FAMILIES:
+        raise ConfigError(f"hf-checkpoint: cannot train {name}; supported: {', '.join(FAMILIES)}")
+    family = FAMILIES[name]
+    for key, value in family.only.items():
         if config.get(key, value) != value:
             raise ConfigError(f"hf-checkpoint: cannot train {name} with {key} = {config[key]!r}, only {value!r}")
     try:
-        experts = {name: _first(config, keys) for name, keys in architecture.expert_keys.items()}
-        return ModelShape(
-            architecture=name,
-            **{name: _first(config, keys) for name, keys in architecture.keys.items()},
-            rope_theta=_rope_theta(config),
-            dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
-            experts=ExpertShape(**experts) if experts else None,
-        )
+        return _shape(name, family, {**family.absent, **{key: it for key, it in config.items() if it is not None}})
     except KeyError as error:
         raise ConfigError(f"hf-checkpoint: config.json of {name} has no {error}") from error
 
 
-def _first(config: Mapping[str, Any], keys: str) -> Any:
-    for key in keys.split("|"):
-        if key in config:
-            return config[key]
-    raise KeyError(keys)
+def _shape(name: str, family: Family, config: Mapping[str, Any]) -> ModelShape:
+    fields = {**family.always, **_fields(config, family.keys)}
+    if fields["head_dim"] is None:
+        fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
+    experts = ExpertShape(**family.expert_always, **_fields(config, family.expert_keys)) if family.expert_keys else None
+    return ModelShape(
+        architecture=name,
+        **fields,
+        rope=rope_of(config, family.rope_types),
+        dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+        fp8_block=_fp8_block(config),
+        num_next_token_layers=config.get("num_nextn_predict_layers", 0),
+        experts=experts,
+        latent=LatentShape(**_fields(config, family.latent_keys)) if family.latent_keys else None,
+    )
 
 
-def _rope_theta(config: Mapping[str, Any]) -> float:
-    """Until transformers 4 a key of its own, from 5 on one of ``rope_parameters``."""
-    parameters = config.get("rope_parameters") or {}
-    if parameters.get("rope_type", "default") != "default":
-        raise ConfigError(f"hf-checkpoint: cannot train with rope_type = {parameters['rope_type']!r}, only 'default'")
-    return float(parameters["rope_theta"] if "rope_theta" in parameters else config["rope_theta"])
+def _fields(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """Of each field's keys the first that is there."""
+    found = {}
+    for field, names in keys.items():
+        present = [key for key in names.split("|") if key in config]
+        if not present:
+            raise KeyError(names)
+        found[field] = config[present[0]]
+    return found
+
+
+def _fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return None
+    method, block = quantization.get("quant_method"), quantization.get("weight_block_size")
+    if method != "fp8" or not block:
+        raise ConfigError(f"hf-checkpoint: cannot train from quant_method = {method!r}, only 'fp8' in blocks")
+    return int(block[0]), int(block[1])

@@ -1,10 +1,10 @@
-"""The policy loss against the same arithmetic in plain numpy."""
+"""Losses against the same arithmetic in plain numpy."""
 
 import numpy as np
 import pytest
 import torch
 
-from asyncrl.algorithms.losses import ppo_clip, sample_weights, token_weights
+from asyncrl.algorithms.losses import cispo, gspo, ppo_clip, sample_weights, token_weights, value_loss
 
 
 def test_the_clipped_loss_is_equation_7_of_ppo():
@@ -22,6 +22,82 @@ def test_the_clipped_loss_is_equation_7_of_ppo():
     np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-12)
     assert was_clipped.tolist() == clipped
     assert 20 < sum(clipped) < 180
+
+
+def test_dual_clip_bounds_the_loss_where_the_advantage_is_negative():
+    rng = np.random.default_rng(1)
+    new, old, advantages = rng.normal(scale=1.0, size=(3, 200))
+    expected = []
+    for n, o, a in zip(new, old, advantages, strict=True):
+        ratio = np.exp(n - o)
+        objective = min(ratio * a, min(max(ratio, 0.8), 1.2) * a)
+        expected.append(-max(objective, 3.0 * a) if a < 0 else -objective)
+    mask = torch.ones(200, dtype=torch.bool)
+    given = [torch.tensor(row) for row in (new, old, advantages)]
+    loss, clipped = ppo_clip(*given, mask, eps_low=0.2, eps_high=0.2, eps_dual=3.0)
+    np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-12)
+    single, was_clipped = ppo_clip(*given, mask, eps_low=0.2, eps_high=0.2)
+    assert 0 < (loss < single).sum() == (clipped & ~was_clipped).sum()
+
+
+def test_gspo_s_ratio_is_the_geometric_mean_over_the_sample():
+    rng = np.random.default_rng(2)
+    lengths, mask = [4, 1, 6], np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1])
+    new, old = rng.normal(scale=0.4, size=(2, 11))
+    advantages, expected, start = np.repeat([1.5, -0.5, 1.0], lengths), [], 0
+    for length in lengths:
+        of = slice(start, start + length)
+        likelier = np.prod(np.exp(new[of] - old[of])[mask[of] == 1])
+        ratio, a = likelier ** (1 / mask[of].sum()), advantages[start]
+        expected += [-min(ratio * a, min(max(ratio, 0.9), 1.05) * a)] * length
+        start += length
+    moved = torch.tensor(new, requires_grad=True)
+    loss, clipped = gspo(
+        moved,
+        torch.tensor(old),
+        torch.tensor(advantages),
+        torch.tensor(mask).bool(),
+        lengths,
+        eps_low=0.1,
+        eps_high=0.05,
+    )
+    np.testing.assert_allclose(loss.detach().numpy(), expected, rtol=1e-12)
+    assert clipped.any()
+    assert not clipped[mask == 0].any()
+
+
+def test_gspo_s_gradient_is_spread_evenly_over_the_sample():
+    new = torch.tensor([-1.0, -2.0, -3.0, -4.0], requires_grad=True)
+    mask = torch.tensor([True, True, False, True])
+    loss, _ = gspo(new, new.detach(), torch.full((4,), 2.0), mask, [4], eps_low=0.2, eps_high=0.2)
+    (loss * sample_weights(mask, [4])).sum().backward()
+    assert new.grad is not None
+    np.testing.assert_allclose(new.grad.numpy(), [-2 / 3, -2 / 3, 0.0, -2 / 3], rtol=1e-6)
+
+
+def test_cispo_s_clipped_tokens_keep_their_gradient():
+    rng = np.random.default_rng(3)
+    new, old, advantages = rng.normal(scale=0.5, size=(3, 100))
+    held = np.clip(np.exp(new - old), 0.0, 1.3)
+    moved = torch.tensor(new, requires_grad=True)
+    loss, clipped = cispo(
+        moved, torch.tensor(old), torch.tensor(advantages), torch.ones(100).bool(), eps_low=1.0, eps_high=0.3
+    )
+    loss.sum().backward()
+    assert moved.grad is not None
+    np.testing.assert_allclose(loss.detach().numpy(), -held * advantages * new, rtol=1e-12)
+    np.testing.assert_allclose(moved.grad.numpy(), -held * advantages, rtol=1e-12)
+    assert clipped.tolist() == (np.exp(new - old) > 1.3).tolist()
+    assert clipped.any()
+
+
+def test_the_value_loss_is_the_larger_of_two_squares():
+    values, old, returns = np.random.default_rng(4).normal(size=(3, 100))
+    held = old + np.clip(values - old, -0.2, 0.2)
+    expected = np.maximum((values - returns) ** 2, (held - returns) ** 2)
+    loss, clipped = value_loss(*map(torch.tensor, (values, old, returns)), clip=0.2)
+    np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-12)
+    assert clipped.tolist() == (np.abs(values - old) > 0.2).tolist()
 
 
 def test_a_masked_token_may_carry_any_number():
@@ -44,6 +120,13 @@ def test_a_ratio_that_would_overflow_teaches_nothing_instead_of_ending_the_run()
     assert loss.item() == 0.0
     assert new.grad is not None
     assert new.grad.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("loss_of", [ppo_clip, cispo])
+def test_no_masked_token_is_clipped(loss_of):
+    far = torch.tensor([3.0, 3.0])
+    _, clipped = loss_of(far, -far, torch.ones(2), torch.tensor([True, False]), eps_low=0.2, eps_high=0.2)
+    assert clipped.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("weigh", [token_weights, sample_weights])

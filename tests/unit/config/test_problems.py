@@ -1,6 +1,7 @@
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
             "--global-batch-size 5",
             "x n-samples-per-prompt 4 = 32 samples, which is not a multiple of global-batch-size 5",
         ),
+        ("--micro-batch-size 4 --use-dynamic-batch-size", "micro-batch-size 4 with use-dynamic-batch-size"),
         ("--global-batch-size 8 --num-steps-per-rollout 2", "but global-batch-size 8 x num-steps-per-rollout 2 = 16"),
         (
             "--num-steps-per-rollout 3",
@@ -37,11 +39,29 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ("--request-timeout-s 600", "watchdog-timeout-s 1800 must be above 2430"),
         ("--reward-timeout-s 3600", "watchdog-timeout-s 1800 must be above 3600"),
         ("--eval-interval 2", "eval-interval 2 without eval-prompt-data: nothing to evaluate on"),
+        ("--save-interval 5", "save-interval 5 without save: there is no folder for checkpoints"),
+        ("--ckpt-step 5", "ckpt-step 5 without load: there is no folder to load from"),
         ("--eval-prompt-data held nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--prompt-data nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--prompt-data /", "prompt-data /: is a folder"),
         ("--hf-checkpoint Qwen/Qwen3-0.6B", "no such folder; give a local folder in Hugging Face format"),
         ("--hf-checkpoint /usr", "hf-checkpoint /usr has no config.json, no tokenizer.json, no *.safetensors"),
+        ("--advantage-estimator reinforce_plus_plus --no-normalize-advantages", "needs normalize-advantages"),
+        ("--advantage-estimator cispo --eps-clip-c 3", "eps-clip-c with advantage-estimator cispo"),
+        ("--critic-lr 1 --lambd 0.9", "lambd, critic-lr with advantage-estimator grpo, which has no critic; give ppo"),
+        ("--advantage-estimator ppo --critic-load /usr", "critic-load /usr is no folder with a config.json"),
+        ("--gamma 0.9", "gamma 0.9 with advantage-estimator grpo, which does not discount"),
+        ("--kl-coef 0.1", "kl-coef 0.1 with advantage-estimator grpo, which has one reward per answer"),
+        (
+            "--advantage-estimator reinforce_plus_plus --kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.2",
+            "kl-coef 0.1 and kl-loss-coef 0.2 charge the same KL twice",
+        ),
+        ("--kl-loss-coef 0.1", "kl-loss-coef without use-kl-loss: there is no KL in the loss"),
+        ("--use-unbiased-kl", "use-unbiased-kl without use-kl-loss: there is no KL in the loss"),
+        ("--use-kl-loss --ref-load /nowhere", "ref-load /nowhere: no such folder"),
+        ("--use-tis --use-rollout-logprobs", "use-tis with use-rollout-logprobs: the ratio corrects for the engine"),
+        ("--use-tis --tis-clip-low 3", "tis-clip-low 3 is above tis-clip 2"),
+        ("--advantage-estimator gspo --n-samples-per-prompt 1", "advantage-estimator gspo compares answers"),
         ("--run-dir /usr", "run-dir /usr exists and is not empty"),
         ("--run-dir /dev/null", "run-dir /dev/null is not a folder"),
     ],
@@ -65,6 +85,13 @@ def test_a_contradiction_is_one_line_with_the_numbers(tmp_path: Path, words: str
         ("--eval-prompt-data a", "eval-prompt-data must be NAME PATH pairs, got 1 words"),
         ("--eval-prompt-data a x a y", "eval-prompt-data has a name twice: a, a"),
         ("--reward-timeout-s 0", "reward-timeout-s must be above 0, got 0.0"),
+        ("--micro-batch-size 0", "micro-batch-size must be at least 1, got 0"),
+        ("--eps-clip-c 1", "eps-clip-c must be above 1, got 1.0"),
+        ("--gamma 1.5", "gamma must be at least 0 and at most 1, got 1.5"),
+        ("--lambd -1", "lambd must be at least 0 and at most 1, got -1.0"),
+        ("--critic-lr 0", "critic-lr must be above 0, got 0.0"),
+        ("--entropy-coef -1", "entropy-coef must be at least 0, got -1.0"),
+        ("--tis-clip 0", "tis-clip must be above 0, got 0.0"),
         ("--actor-num-nodes 0", "actor-num-nodes must be at least 1, got 0"),
         ("--rollout-stop=", "rollout-stop must not contain an empty text"),
         ("--rollout-max-prompt-len 0", "rollout-max-prompt-len must be at least 1, got 0"),
@@ -122,6 +149,29 @@ def test_staleness_and_the_ratio_have_defaults(
     assert (rollout.staleness, found) == expected
 
 
+def test_what_is_corrected_is_not_in_the_ratio_as_well() -> None:
+    rollout = RolloutConfig(num_rollout=1, rollout_batch_size=1, max_staleness=2)
+    assert derived.use_rollout_logprobs(TrainConfig(), rollout)
+    assert not derived.use_rollout_logprobs(TrainConfig(use_tis=True), rollout)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "given", "expected"),
+    [("grpo", None, False), ("grpo", True, True), ("reinforce_plus_plus", None, True)],
+)
+def test_reinforce_plus_plus_whitens(estimator: Any, given: bool | None, expected: bool) -> None:
+    train = TrainConfig(advantage_estimator=estimator, normalize_advantages=given)
+    assert derived.normalize_advantages(train) == expected
+
+
+def test_the_reference_model_is_the_policy_s_start_unless_told(tmp_path: Path) -> None:
+    run = load(tmp_path, "--use-kl-loss")
+    assert derived.uses_reference(run.train)
+    assert derived.ref_load(run.train, run.model) == run.model.hf_checkpoint
+    assert derived.ref_load(replace(run.train, ref_load=Path("/x")), run.model) == Path("/x")
+    assert not derived.uses_reference(replace(run.train, use_kl_loss=False))
+
+
 def test_evaluation_samples_like_training_unless_told(tmp_path: Path) -> None:
     run = load(tmp_path, "--rollout-temperature", "0.5", "--rollout-max-response-len", "9")
     greedy = replace(run.evaluation, eval_temperature=0.0, eval_max_response_len=7)
@@ -152,3 +202,11 @@ def test_passed_flags_are_checked_against_the_installed_programs(tmp_path: Path)
 def test_flat_has_every_flag_by_its_name_with_underscores(tmp_path: Path) -> None:
     found = flat(load(tmp_path, "--sglang-log-level", "info"))
     assert (found["rollout_batch_size"], found["sglang_log_level"], found["lr"]) == (8, "info", 1e-6)
+
+
+def test_checkpoints_go_to_and_come_from_folders(tmp_path: Path) -> None:
+    words = complete(tmp_path)
+    for flag in ("save", "load"):
+        assert complaints(*words, f"--{flag}", str(tmp_path / "train.jsonl")) == [
+            f"{flag} {tmp_path / 'train.jsonl'} is not a folder"
+        ]

@@ -62,7 +62,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("prompt-data = 3", ": prompt-data must be a path, got 3"),
         ('prompt-data = ""', ": prompt-data must be a path, got an empty text"),
         ('rm-type = "math"', ': rm-type must be one of number, exact, got "math"'),
-        ("batch-size = 4", ": unknown key batch-size; did you mean global-batch-size?"),
+        ("global-batch = 4", ": unknown key global-batch; did you mean global-batch-size?"),
         ("xyzzy = 4", ": unknown key xyzzy"),
         ("rollout-batchsize = 4", ": unknown key rollout-batchsize; did you mean rollout-batch-size?"),
         ("rollout_batch_size = 4", ": unknown key rollout_batch_size; did you mean rollout-batch-size?"),

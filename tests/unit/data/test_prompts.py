@@ -141,6 +141,23 @@ def test_epochs_and_seeds_differ() -> None:
     assert first != [two.take().row for _ in range(50)]
 
 
+def test_a_prompt_is_found_by_epoch_and_row() -> None:
+    source = EndlessPrompts(numbered(5)[2:], 7)
+    taken = [source.take() for _ in range(6)]
+    assert [source.at(prompt.epoch, prompt.row) for prompt in taken] == taken
+    with pytest.raises(KeyError):
+        source.at(0, 1)  # left out
+
+
+def test_a_fingerprint_tells_prompts_and_their_order_apart() -> None:
+    same, longer = numbered(3), [*numbered(2), replace(numbered(3)[2], token_ids=(1, 1))]
+    sources = [EndlessPrompts(same, 1), EndlessPrompts(same, 2), EndlessPrompts(same, None)]
+    sources += [EndlessPrompts(numbered(4), 1), EndlessPrompts(longer, 1), EndlessPrompts(same[1:], 1)]
+    fingerprints = [source.fingerprint for source in sources]
+    assert len(set(fingerprints)) == len(fingerprints)
+    assert EndlessPrompts(numbered(3), 1).fingerprint == fingerprints[0]
+
+
 def test_a_caller_s_mistakes_are_value_errors() -> None:
     with pytest.raises(ValueError, match="must not be empty"):
         EndlessPrompts([], None)

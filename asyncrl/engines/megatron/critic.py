@@ -1,0 +1,62 @@
+"""The critic of PPO: a model that says, before each token of an answer, what reward is still to come."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from asyncrl.config.derived import critic_load, critic_lr
+from asyncrl.engines.megatron.learner import Gradients, Learner
+from asyncrl.engines.megatron.model import build_model
+from asyncrl.engines.megatron.objective import ValueObjective
+from asyncrl.engines.megatron.packing import Floats
+from asyncrl.engines.megatron.passes import value_loss_step, value_step
+from asyncrl.engines.megatron.settings import TrainerSettings
+from asyncrl.engines.megatron.shape import read_shape
+from asyncrl.engines.megatron.updates import Update
+from asyncrl.engines.megatron.weights import load_hf
+
+
+class Critic:
+    """A second model on every rank.  Its values are 0 everywhere until it has learnt."""
+
+    def __init__(self, settings: TrainerSettings, device: torch.device, rank: int, world_size: int) -> None:
+        """Reads ``--critic-load``."""
+        self._train = settings.train
+        path = critic_load(settings.train, settings.model)
+        model = _with_value_head(_loaded(path, device, getattr(torch, settings.dtype)), device)
+        self._device = device
+        self.learner = Learner(model, settings, rank, world_size, name="critic")
+
+    def set_rate(self, step: int) -> None:
+        """Constant, after a rise that reaches the full rate in training step ``critic_lr_warmup_iters``, from 1."""
+        rise = min(1.0, (step + 1) / max(1, self._train.critic_lr_warmup_iters))
+        self.learner.set_rate(critic_lr(self._train) * rise)
+
+    def values(self, updates: list[Update]) -> dict[int, Floats]:
+        """Before each response token of this rank's share of the samples, by place in the batch."""
+        return self.learner.rows(updates, value_step(self.learner.model.value_head, self._device))
+
+    def differentiate(self, update: Update) -> Gradients:
+        """See ``Learner.differentiate``."""
+        objective = ValueObjective(
+            train=self._train, count=update.count(per_token=self._train.calculate_per_token_loss)
+        )
+        step = value_loss_step(objective, self.learner.model.value_head, self._device)
+        return self.learner.differentiate(update, step)
+
+
+def _loaded(path: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    shape = read_shape(path)
+    model = build_model(shape, device, dtype)
+    load_hf(model, shape, path)
+    return model
+
+
+def _with_value_head(model: Any, device: torch.device) -> Any:
+    """One number per position in the place of a distribution over words."""
+    model.output_layer = None
+    model.value_head = nn.Linear(model.config.hidden_size, 1, device=device, dtype=model.config.params_dtype)
+    nn.init.zeros_(model.value_head.weight)
+    nn.init.zeros_(model.value_head.bias)
+    return model

@@ -1,0 +1,71 @@
+"""Layers that megatron-core has only with TransformerEngine, or not at all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from torch import Tensor
+
+LATENT_NORM_EPS = 1e-6
+"""Of the norms within latent attention: DeepSeek's code, and transformers', ignore ``rms_norm_eps`` there."""
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's, with the mark that makes Megatron add up gradients over sequence-parallel ranks."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **kwargs: Any) -> None:
+        super().__init__(hidden_size, eps)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class AddNormed(torch.nn.Module):
+    """Adds the norm of what a layer computed to the residual; stands where Megatron would add it as it is."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+
+    def forward(self, training: bool, fused: bool) -> Callable[[tuple[Tensor, None], Tensor, float], Tensor]:
+        """The function that adds; there is neither a bias nor dropout."""
+        return lambda output, residual, dropout: residual + self.norm(output[0])
+
+
+class LatentAttention(MLASelfAttention):  # type: ignore[misc]
+    """Megatron's, also without a query vector of low rank, and with the narrow projections whole on every rank."""
+
+    def __init__(self, config: MLATransformerConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self.linear_kv_down_proj = _Whole(config, config.kv_lora_rank + config.qk_pos_emb_head_dim)
+        if config.q_lora_rank is not None:
+            self.linear_q_down_proj = _Whole(config, config.q_lora_rank)
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        """Megatron's own answer needs TransformerEngine where queries are not of low rank."""
+        linears = dict.fromkeys(("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj"), ColumnParallelLinear)
+        return {**linears, "q_layernorm": _latent_norm, "kv_layernorm": _latent_norm}
+
+
+class _Whole(torch.nn.Module):
+    """A linear layer that every tensor-parallel rank has whole.
+
+    Split as Megatron's own is, the gradient of the rotary keys, which all heads share, would miss other ranks' heads.
+    """
+
+    def __init__(self, config: TransformerConfig, output_size: int) -> None:
+        super().__init__()
+        device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
+        weight = torch.empty(output_size, config.hidden_size, device=device, dtype=config.params_dtype)
+        self.weight = torch.nn.Parameter(weight)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
+        """The product, and the bias that is not there."""
+        return F.linear(hidden, self.weight), None
+
+
+def _latent_norm(*, config: TransformerConfig, hidden_size: int, eps: float) -> RMSNorm:
+    return RMSNorm(config, hidden_size, LATENT_NORM_EPS)

@@ -1,0 +1,144 @@
+"""One model of a trainer rank with its optimizer: passes over packed samples, gradients, updates."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from asyncrl.engines.megatron.packing import Example, Floats, microbatches, packing_of
+from asyncrl.engines.megatron.passes import Outcome, Step
+from asyncrl.engines.megatron.restore import RestorePoint
+from asyncrl.engines.megatron.settings import TrainerSettings
+from asyncrl.engines.megatron.updates import Update
+from asyncrl.errors import NonFiniteLoss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """What the passes of one optimiser update found, on all ranks together; ``rows`` are this rank's."""
+
+    loss: float
+    norm: float
+    """Before clipping."""
+    sums: dict[str, float]
+    """Over the trained tokens, by the name of a metric."""
+    num_tokens: int
+    rows: dict[int, Floats]
+    """What the model said of each sample's tokens, by place in the batch."""
+
+
+class Learner:
+    """A model in data parallel.  Every rank gets the same calls with the same arguments."""
+
+    def __init__(self, model: Any, settings: TrainerSettings, rank: int, world_size: int, *, name: str) -> None:
+        """``name`` is what errors call it."""
+        self._rank, self._world_size, self._name = rank, world_size, name
+        self._packing = packing_of(settings.train)
+        self.model = model
+        self.parallel = _data_parallel(model)
+        self.optimizer = _optimizer(self.parallel, settings)
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate from here on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def share(self, update: Update) -> Sequence[Example]:
+        """The samples of this rank."""
+        return self._packing.share(update.examples, self._rank, self._world_size)
+
+    @torch.no_grad()
+    def rows(self, updates: Sequence[Update], step: Step) -> dict[int, Floats]:
+        """What the present weights say of the tokens of this rank's share, by place in the batch."""
+        found: dict[int, Floats] = {}
+        for update in updates:
+            for outcome in self._run(update.examples, step, forward_only=True):
+                found |= outcome.by_sample()
+        return found
+
+    def differentiate(self, update: Update, step: Step) -> Gradients:
+        """The gradients of one update, ready for ``advance``.  Raises NonFiniteLoss on all ranks alike."""
+        self.parallel.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        outcomes = self._run(update.examples, step, forward_only=False)
+        sums = _summed(outcomes)
+        self.optimizer.prepare_grads()
+        loss, norm = sums.pop("train/loss"), float(self.optimizer.get_grad_norm())
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NonFiniteLoss(f"{self._name}: loss {loss}, gradient norm {norm}")
+        rows = {index: row for outcome in outcomes for index, row in outcome.by_sample().items()}
+        return Gradients(loss=loss, norm=norm, sums=sums, num_tokens=update.num_tokens, rows=rows)
+
+    def advance(self) -> None:
+        """Change the weights by the gradients that are there."""
+        self.optimizer.step()
+
+    def restore_point(self) -> RestorePoint:
+        """The present weights and optimizer, to be put back."""
+        return RestorePoint(self.model, self.optimizer)
+
+    def _run(self, examples: Sequence[Example], step: Step, *, forward_only: bool) -> list[Outcome]:
+        """This rank's share through the model, and back unless ``forward_only``; gradients end up summed over ranks."""
+        rows = microbatches(examples, self._rank, self._world_size, self._packing)
+        outcomes: list[Outcome] = get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iter(rows),
+            model=self.parallel,
+            num_microbatches=len(rows),
+            seq_length=1,  # this and the next are for pipelines of fixed shapes
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+        return outcomes
+
+
+def _summed(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Over microbatches and ranks; all of them report the same names."""
+    names = sorted(outcomes[0].sums)
+    sums = torch.stack([torch.stack([outcome.sums[name] for name in names]) for outcome in outcomes]).sum(0)
+    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+    return dict(zip(names, sums.tolist(), strict=True))
+
+
+def _data_parallel(model: Any) -> Any:
+    """The model with gradients in float32, summed over ranks at the end of each update."""
+    parallel = DistributedDataParallel(model.config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
+    model.config.finalize_model_grads_func = _finish_gradients
+    return parallel
+
+
+def _finish_gradients(models: list[Any], num_tokens: Any, **groups: Any) -> None:
+    """Megatron's own, without its division by ``num_tokens``: the loss has its scale already."""
+    finalize_model_grads(models, None, **groups)
+
+
+def _optimizer(parallel: Any, settings: TrainerSettings) -> Any:
+    train = settings.train
+    dtype = getattr(torch, settings.dtype)
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=train.lr,
+        min_lr=0.0,
+        weight_decay=train.weight_decay,
+        adam_beta1=train.adam_beta1,
+        adam_beta2=train.adam_beta2,
+        adam_eps=train.adam_eps,
+        clip_grad=train.clip_grad,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+    )
+    optimizer = get_megatron_optimizer(config, [parallel])
+    for group in optimizer.param_groups:  # norms and biases do not decay; Megatron's own scheduler would see to it
+        group["weight_decay"] = train.weight_decay * group["wd_mult"]
+    return optimizer

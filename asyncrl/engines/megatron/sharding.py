@@ -1,0 +1,170 @@
+"""Where the parts of a model are, and how they come together again.
+
+A weight's name has the layer and expert numbers of the whole model, whichever rank has it.  All functions that say
+"collective" must be called by every rank of the trainer with the same arguments; with one rank for each copy of the
+model they send nothing.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import Tensor
+
+_LAYER = re.compile(r"(?<=decoder\.layers\.)\d+")
+_EXPERT = re.compile(r"(?<=local_experts\.)\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One weight of the whole model."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole weight."""
+    dtype: torch.dtype
+    stage: int
+    """Of the pipeline."""
+    expert_rank: int | None
+    """Which expert-parallel rank has it; None: all of them."""
+
+
+def is_split() -> bool:
+    """Whether a copy of the model spans several ranks."""
+    groups = (parallel_state.get_model_parallel_group(), parallel_state.get_expert_model_parallel_group())
+    return any(group.size() > 1 for group in groups)
+
+
+def local_weights(model: GPTModel) -> dict[str, Tensor]:
+    """This rank's parts by name: parameters, and the bias that chooses experts."""
+    biases = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias"))
+    return {_global_name(name, model): tensor for name, tensor in chain(model.named_parameters(), biases)}
+
+
+def generic(name: str) -> tuple[str, dict[str, int]]:
+    """A weight's name as rules have it, and the numbers that were in it."""
+    numbers = {}
+    for what, pattern in (("layer", _LAYER), ("expert", _EXPERT)):
+        if found := pattern.search(name):
+            numbers[what] = int(found[0])
+            name = pattern.sub(f"{{{what}}}", name)
+    return name, numbers
+
+
+def all_weights(parts: dict[str, Tensor], splits: dict[str, str]) -> tuple[Weight, ...]:
+    """Every weight of the whole model, in the same order on every rank, from every rank's ``parts``.  Collective.
+
+    ``splits`` says how each generic name is split.
+    """
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    expert_rank = parallel_state.get_expert_model_parallel_rank()
+    mine = []
+    for name, part in parts.items():
+        is_expert = bool(_EXPERT.search(name))
+        mine.append(
+            Weight(
+                name=name,
+                shape=_whole_shape(part, splits[generic(name)[0]], _group_of(name).size()),
+                dtype=part.dtype,
+                stage=stage,
+                expert_rank=expert_rank if is_expert else None,
+            )
+        )
+    for group in (
+        parallel_state.get_expert_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+    ):
+        mine = list(chain(*_everyones(mine, group)))
+    first: dict[str, Weight] = {}
+    for weight in mine:  # a tied output layer is also on the last stage, other weights on every expert-parallel rank
+        first.setdefault(weight.name, weight)
+    return tuple(first.values())
+
+
+def whole_weights(
+    parts: dict[str, Tensor], weights: Sequence[Weight], splits: dict[str, str], device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """The ``weights``, whole, one at a time, from every rank's ``parts``.  Collective; every rank gets all of them."""
+    stages = parallel_state.get_pipeline_model_parallel_group()
+    experts = parallel_state.get_expert_model_parallel_group()
+    for weight in weights:
+        tensor = None
+        at_stage = weight.stage == stages.rank()
+        if at_stage and weight.expert_rank in (None, experts.rank()):
+            tensor = _joined(parts[weight.name].detach(), splits[generic(weight.name)[0]], _group_of(weight.name))
+        if at_stage and weight.expert_rank is not None:
+            tensor = _from_member(tensor, weight, weight.expert_rank, experts, device)
+        yield weight.name, _from_member(tensor, weight, weight.stage, stages, device)
+
+
+def part_for_this_rank(name: str, whole: Tensor, split: str) -> Tensor:
+    """What this rank has of the weight ``name``."""
+    group = _group_of(name)
+    if group.size() == 1 or split == "whole":
+        return whole
+    if split == "pair":
+        return torch.cat([half.chunk(group.size())[group.rank()] for half in whole.chunk(2)])
+    part: Tensor = whole.chunk(group.size(), dim=1 if split == "columns" else 0)[group.rank()]
+    return part
+
+
+def _global_name(name: str, model: GPTModel) -> str:
+    if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
+        return "embedding.word_embeddings.weight"
+    if found := _LAYER.search(name):
+        name = _LAYER.sub(str(model.decoder.layers[int(found[0])].layer_number - 1), name)
+    if found := _EXPERT.search(name):
+        per_rank = model.config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
+        offset = per_rank * parallel_state.get_expert_model_parallel_rank()
+        name = _EXPERT.sub(str(offset + int(found[0])), name)
+    return name
+
+
+def _group_of(name: str) -> Any:
+    """The ranks that a weight is split over."""
+    if _EXPERT.search(name):
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+def _whole_shape(part: Tensor, split: str, num_parts: int) -> tuple[int, ...]:
+    sizes = list(part.shape)
+    if split != "whole":
+        sizes[1 if split == "columns" else 0] *= num_parts
+    return tuple(sizes)
+
+
+def _joined(part: Tensor, split: str, group: Any) -> Tensor:
+    if group.size() == 1 or split == "whole":
+        return part
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    if split == "pair":
+        return torch.cat([part.chunk(2)[half] for half in range(2) for part in parts])
+    return torch.cat(parts, dim=1 if split == "columns" else 0)
+
+
+def _from_member(tensor: Tensor | None, weight: Weight, member: int, group: Any, device: torch.device) -> Tensor:
+    """What the ``member``-th rank of ``group`` has."""
+    if group.size() == 1:
+        assert tensor is not None
+        return tensor
+    if tensor is None:
+        tensor = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+    tensor = tensor.contiguous()
+    dist.broadcast(tensor, src=dist.get_global_rank(group, member), group=group)
+    return tensor
+
+
+def _everyones(mine: list[Weight], group: Any) -> list[list[Weight]]:
+    if group.size() == 1:
+        return [mine]
+    found: list[list[Weight]] = [[] for _ in range(group.size())]
+    dist.all_gather_object(found, mine, group=group)
+    return found

@@ -1,0 +1,228 @@
+"""What a checkpoint holds of a trainer rank, as Megatron's sharded state: it can be read on another parallel layout."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch.distributed.checkpoint.api import CheckpointException
+
+from asyncrl.errors import CheckpointFailed
+
+LONGEST_LINE = 300
+"""Of an error: Megatron's list every tensor of the checkpoint."""
+_MATCHED_BY = ("wd_mult", "lr_mult", "is_expert_parallel")
+"""What tells an optimizer's parameter groups apart, apart from settings that may change from run to run."""
+
+
+class Learner(Protocol):
+    """A model with its optimizer."""
+
+    model: Any
+    optimizer: Any
+
+
+def sharded_state(
+    policy: Learner, critic: Learner | None, *, with_optimizer: bool, is_loading: bool = False
+) -> dict[str, Any]:
+    """Weights, random state and optimizer, of the critic as well if there is one; live tensors, nothing is copied."""
+    state = _sharded(policy, with_optimizer=with_optimizer, is_loading=is_loading)
+    state["random"] = _sharded_random_state()
+    if critic is not None:
+        state["critic"] = _sharded(critic, with_optimizer=with_optimizer, is_loading=is_loading)
+        add_prefix_for_sharding(state["critic"], "critic.")
+    return state
+
+
+def load_state(
+    policy: Learner, critic: Learner | None, folder: Path, *, everything: bool, with_optimizer: bool
+) -> None:
+    """Read the checkpoint ``folder`` into fresh models and optimizers.
+
+    Without ``everything`` it is the policy's weights alone; with it the critic, too, and the random state if the
+    checkpoint's model-parallel layout is this one.  Without ``with_optimizer`` the optimizers begin anew.  Settings of
+    the optimizer (rates, decay, betas) stay as they are.  Raises CheckpointFailed.
+    """
+    critic = critic if everything else None
+    state = sharded_state(policy, critic, with_optimizer=with_optimizer, is_loading=True)
+    try:
+        if not (everything and _has(folder, state["random"])):
+            del state["random"]
+        found = dist_checkpointing.load(state, str(folder))
+        _take(policy, found, with_optimizer=with_optimizer)
+        if critic is not None:
+            _take(critic, found["critic"], with_optimizer=with_optimizer)
+    except CheckpointException as error:  # torch's, of all ranks: no Exception
+        raise CheckpointFailed(f"{folder} cannot be loaded: {_first_line(_cause(error))}") from error
+    except (CheckpointingException, KeyError, ValueError, RuntimeError, OSError) as error:
+        raise CheckpointFailed(f"{folder} cannot be loaded: {_first_line(error)}") from error
+    if "random" in found:
+        _set_random_state(found["random"])
+
+
+def _sharded(learner: Learner, *, with_optimizer: bool, is_loading: bool) -> dict[str, Any]:
+    metadata = {
+        # The formats that can be read with another number of ranks.
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": False,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+    with _without_head(learner.model):
+        weights = learner.model.sharded_state_dict(metadata=metadata)
+    if not with_optimizer:
+        return {"model": weights}
+    _make_adam_state(learner.optimizer)
+    optimizer = learner.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
+    return {"model": weights, "optimizer": optimizer}
+
+
+@contextmanager
+def _without_head(model: Any) -> Iterator[None]:
+    """Megatron looks for an output layer on the last pipeline stage; a critic has none."""
+    is_last = model.post_process
+    try:
+        model.post_process = is_last and model.output_layer is not None
+        yield
+    finally:
+        model.post_process = is_last
+
+
+def _take(learner: Learner, found: dict[str, Any], *, with_optimizer: bool) -> None:
+    learner.model.load_state_dict(found["model"])
+    if with_optimizer:
+        _load_optimizer(learner.optimizer, found["optimizer"])
+    else:
+        learner.optimizer.reload_model_params()  # its finer copies of the weights
+
+
+def _has(folder: Path, part: ShardedObject) -> bool:
+    known = load_sharded_metadata(str(folder))
+    return part.unique_key in {getattr(each, "unique_key", None) for each in known.values()}
+
+
+# ---- optimizer
+
+
+def _load_optimizer(optimizer: Any, state: dict[Any, Any]) -> None:
+    parts = _parts(optimizer)
+    states = [state] if len(parts) == 1 else [state[place] for place in range(len(parts))]
+    for part, each in zip(parts, states, strict=True):
+        inner = each.get("optimizer", each)
+        for group in inner["param_groups"]:
+            group.update(_settings(_counterpart(group, part.optimizer.param_groups)))
+        if "state" in inner:  # Megatron keeps one step for all parameters, and none if it is 0
+            inner["state"].setdefault("common_step", torch.tensor(0.0))
+        if isinstance(part, DistributedOptimizer):
+            part._set_main_param_and_optimizer_states = partial(_set_states, part)  # noqa: SLF001
+    optimizer.load_state_dict(state)
+    for part in parts:
+        # The distributed optimizer puts one tensor into every parameter's state, which without TransformerEngine or
+        # Apex each parameter counts up in every step (megatron-core 0.19, distrib_optimizer.py, load_state_dict).
+        for values in part.optimizer.state.values():
+            if torch.is_tensor(values.get("step")):
+                values["step"] = values["step"].clone()
+
+
+@torch.no_grad()
+def _set_states(part: DistributedOptimizer, model_param: Any, tensors: dict[str, Any]) -> None:
+    """Megatron's own asks for the ``step`` of torch's AdamW among the tensors, where it never is."""
+    group, place = part.model_param_group_index_map[model_param]
+    main = part.optimizer.param_groups[group]["params"][place]
+    for name, target in {"param": main, **part.optimizer.state[main]}.items():
+        if name in tensors:
+            target.copy_(tensors[name])
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """The optimizers that it is made of; those of ranks without parameters left out."""
+    return [part for part in getattr(optimizer, "chained_optimizers", [optimizer]) if part.optimizer is not None]
+
+
+def _counterpart(group: dict[str, Any], ours: list[dict[str, Any]]) -> dict[str, Any]:
+    matching = [own for own in ours if all(own.get(key) == group.get(key) for key in _MATCHED_BY)]
+    if not matching:
+        raise ValueError(
+            f"the optimizer has no parameter group with { ({key: group.get(key) for key in _MATCHED_BY}) }"
+        )
+    return matching[0]
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in ("params", "step")}
+
+
+def _make_adam_state(optimizer: Any) -> None:
+    """torch's AdamW makes its state in its first step, which a policy may not have had when the critic began alone.
+
+    Also, the ``state_dict`` of the distributed optimizer asserts that it is there.
+    """
+    for part in _parts(optimizer):
+        if not isinstance(part.optimizer, torch.optim.AdamW):
+            continue  # those of Apex and TransformerEngine are Megatron's own business
+        for parameter in _parameters(part.optimizer):
+            if not part.optimizer.state[parameter]:
+                part.optimizer.state[parameter] = {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+# ---- random state
+
+
+def _sharded_random_state() -> ShardedObject:
+    """One per model-parallel rank; data-parallel ranks have the same."""
+    return ShardedObject(
+        "random",
+        _random_state(),
+        (
+            parallel_state.get_pipeline_model_parallel_world_size(),
+            parallel_state.get_tensor_model_parallel_world_size(),
+        ),
+        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+    )
+
+
+def _random_state() -> dict[str, Any]:
+    return {
+        "python": random.getstate(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(),
+        "trackers": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    torch.cuda.set_rng_state(state["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["trackers"])
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """What one of the ranks raised."""
+    return next((cause for cause, _ in error.failures.values()), error)
+
+
+def _first_line(error: BaseException) -> str:
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + " ..."

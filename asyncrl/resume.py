@@ -1,0 +1,109 @@
+"""What a run goes on from: checked against its configuration before anything expensive starts."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from asyncrl.config import RunConfig
+from asyncrl.data.prompts import EndlessPrompts
+from asyncrl.engines.checkpoints import Origin, check_model, check_save, find_origin, read_notes
+from asyncrl.engines.megatron.shape import read_shape
+from asyncrl.errors import ConfigError
+from asyncrl.pipeline.run_state import RunState
+from asyncrl.types import Prompt, Weights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run begins."""
+
+    origin: Origin | None = None
+    """Of the first weights; None: ``--hf-checkpoint``."""
+    before: RunState | None = None
+    """Where the run that this one goes on from stood; None: this is a new run."""
+    again: tuple[Prompt, ...] = ()
+    """Prompts that it had taken and not settled."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What this run's checkpoints say of its prompts; empty if it writes none."""
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return self.before.step if self.before else 0
+
+    @property
+    def weights(self) -> Weights:
+        """What the first push makes the engines serve: what the next one of the run before would have."""
+        return Weights(version=self.before.version + 1, step=self.before.step) if self.before else START
+
+
+START = Weights(version=0, step=0)
+"""Of a new run."""
+
+
+def find_start(run: RunConfig, prompts: EndlessPrompts) -> Start:
+    """Where ``run`` begins; ``prompts`` are put to where it stood.  Raises ConfigError."""
+    check_save(run.checkpoint)
+    start = _found(run, prompts)
+    return start if run.checkpoint.save is None else replace(start, about=about(prompts))
+
+
+def _found(run: RunConfig, prompts: EndlessPrompts) -> Start:
+    origin = find_origin(run.checkpoint, run.train.ref_load)
+    if origin is None:
+        return Start()
+    notes = _checked_notes(run, origin)
+    if origin.kind != "resume":
+        logger.info("weights of %s", origin.folder)
+        return Start(origin=origin)
+    if notes is None:
+        raise ConfigError(
+            f"load {origin.folder} has no run.json, so nobody knows where its run stood; --ref-load takes its weights"
+        )
+    start = _resumed(origin, notes["run"], prompts)
+    if start.step >= run.rollout.num_rollout:
+        raise ConfigError(
+            f"num-rollout {run.rollout.num_rollout}: the checkpoint {origin.folder} has done {start.step} steps; "
+            "num-rollout counts those"
+        )
+    logger.info("going on from %s, step %d", origin.folder, start.step)
+    return start
+
+
+def about(prompts: EndlessPrompts) -> dict[str, Any]:
+    """What a checkpoint says of the prompts, to know them again."""
+    return {"prompts": len(prompts), "fingerprint": prompts.fingerprint}
+
+
+def _checked_notes(run: RunConfig, origin: Origin) -> dict[str, Any] | None:
+    """What is known of the checkpoint, whose model is that of the run."""
+    shape = read_shape(run.model.hf_checkpoint)
+    if origin.kind == "hugging_face":
+        check_model(origin.folder, asdict(read_shape(origin.folder)), shape)
+        return None
+    notes = read_notes(origin.folder)
+    if notes is not None:
+        check_model(origin.folder, notes["model"], shape)
+    return notes
+
+
+def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: EndlessPrompts) -> Start:
+    ours = about(prompts)
+    known = {name: saved.get(name) for name in ours}
+    if known != ours:
+        raise ConfigError(
+            f"prompt-data: {origin.folder} was made with other prompts ({known['prompts']} of them, here "
+            f"{len(prompts)}), or in another order; --ref-load takes its weights alone"
+        )
+    try:
+        before = RunState.from_json(saved["state"])
+        again = tuple(prompts.at(epoch, row) for epoch, row in before.outstanding)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{origin.folder}: {error}") from error
+    prompts.seek(before.prompts_taken)
+    return Start(
+        origin=replace(origin, optimizer=origin.optimizer and bool(saved.get("optimizer"))), before=before, again=again
+    )

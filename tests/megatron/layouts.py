@@ -1,0 +1,155 @@
+"""Models in any parallel layout, without a trainer around them.
+
+    layouts.py RANK WORLD_SIZE PORT CASES
+
+As a process of its own it is one of the ranks that go through ``run``.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, model_parallel_cuda_manual_seed
+
+from asyncrl.engines.megatron import cpu
+from asyncrl.engines.megatron.model import build_model
+from asyncrl.engines.megatron.shape import read_shape
+from asyncrl.engines.megatron.sharding import all_weights, local_weights, whole_weights
+from asyncrl.engines.megatron.weights import export_hf, load_hf, splits_of, to_hf
+
+CPU = torch.device("cpu")
+DEADLINE_S = 120
+"""A process that imports Megatron on two shared cores needs 10 to 50 s."""
+VOCAB = 96
+LENGTHS = (5, 37, 2, 20)
+"""Of packed sequences: shorter and longer than the contexts that Llama's and DeepSeek's tiny ropes were made for."""
+
+Tensors = dict[str, torch.Tensor]
+
+
+@contextmanager
+def processes(rank: int, world_size: int, port: int) -> Iterator[None]:
+    """The process group of all ranks."""
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=DEADLINE_S),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def layout(**sizes: int) -> Iterator[None]:
+    """Megatron's groups: arguments of ``initialize_model_parallel``."""
+    parallel_state.initialize_model_parallel(**sizes)
+    cpu.install()
+    model_parallel_cuda_manual_seed(0)
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def loaded(checkpoint: Path, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, object]:
+    """This rank's part of the model in ``checkpoint``, and its shape."""
+    shape = read_shape(checkpoint)
+    model = build_model(shape, CPU, dtype)
+    load_hf(model, shape, checkpoint)
+    return model, shape
+
+
+def sequences() -> list[torch.Tensor]:
+    """Random tokens."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(VOCAB, (length,), generator=generator) for length in LENGTHS]
+
+
+def logit_weights() -> torch.Tensor:
+    """The loss is the sum of all logits times these."""
+    return torch.randn(sum(LENGTHS), VOCAB, generator=torch.Generator().manual_seed(2))
+
+
+def logits_and_gradients(model: torch.nn.Module, shape: object) -> tuple[torch.Tensor | None, Tensors]:
+    """Of the packed ``sequences``; logits on the last pipeline stage only, gradients by the checkpoint's names."""
+    parallel = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
+    model.config.finalize_model_grads_func = lambda models, tokens, **groups: finalize_model_grads(
+        models, None, **groups
+    )
+    parallel.zero_grad_buffer()
+    outcomes = get_forward_backward_func()(
+        forward_step_func=_step,
+        data_iterator=iter([None]),
+        model=parallel,
+        num_microbatches=1,
+        seq_length=sum(LENGTHS),
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    grads = {name: part.main_grad for name, part in local_weights(model).items() if part.requires_grad}
+    splits = splits_of(shape)
+    copies = parallel_state.get_data_parallel_world_size()  # every copy of the model saw the same tokens
+    found = whole_weights(grads, all_weights(grads, splits), splits, CPU)
+    by_name = {hf: part / copies for name, grad in found for hf, part in to_hf(name, grad, shape)}
+    return (outcomes[0] if outcomes else None), by_name
+
+
+def _step(rows, model):
+    edges = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    longest = max(LENGTHS)
+    packed = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=edges, cu_seqlens_kv=edges, max_seqlen_q=longest, max_seqlen_kv=longest
+    )
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    output = model(torch.cat(sequences())[None], positions[None], None, packed_seq_params=packed)
+    return output, _weighted_sum
+
+
+def _weighted_sum(logits):
+    group = parallel_state.get_tensor_model_parallel_group()
+    mine = logit_weights().chunk(group.size(), dim=1)[group.rank()]
+    whole = gather_from_tensor_model_parallel_region(logits.detach(), group=group)
+    return (logits[0] * mine).sum(), torch.zeros((), dtype=torch.int), whole[0]
+
+
+def run(rank: int, world_size: int, port: int, cases: list[tuple[dict[str, int], str]]) -> list[dict[str, object]]:
+    """What each layout makes of its checkpoint, as this rank sees it."""
+    found = []
+    with processes(rank, world_size, port):
+        for sizes, checkpoint in cases:
+            with layout(**sizes):
+                found.append(_seen(Path(checkpoint)))
+    return found
+
+
+def _seen(checkpoint: Path) -> dict[str, object]:
+    model, shape = loaded(checkpoint)
+    exported = {name: tensor.clone() for name, tensor in export_hf(model, shape)}
+    held = sum(part.numel() for part in local_weights(model).values())
+    logits, grads = logits_and_gradients(model, shape)
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        logits = None
+    return {"exported": exported, "held": held, "logits": logits, "grads": grads}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, world_size, port, cases = sys.argv[1:]
+    run(int(rank), int(world_size), int(port), json.loads(cases))

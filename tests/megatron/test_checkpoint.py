@@ -1,0 +1,195 @@
+"""Stopping and going on is not stopping: the real Megatron on a CPU, through files."""
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import checkpoint_process
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+
+from asyncrl.engines.checkpoints import Origin, folder_of, latest, read_notes
+from asyncrl.errors import CheckpointFailed
+from asyncrl.types import TrainReport
+
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+
+DEADLINE_S = 120
+"""A process that imports Megatron on two shared cores needs 10 to 50 s."""
+
+
+def steps(rank, first: int, last: int) -> list[TrainReport]:
+    return [rank.train(random_batch(seed=step, step=step)) for step in range(first, last)]
+
+
+def numbers(report: TrainReport) -> tuple[object, ...]:
+    return report.loss, report.grad_norm, report.entropy, report.learning_rate, report.logprobs
+
+
+def resume(root) -> Origin:
+    return Origin(folder=latest(root), kind="resume", optimizer=True)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("dense"))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, dense):
+    """A checkpoint after two steps."""
+    root = tmp_path_factory.mktemp("saved")
+    with one_rank(trainer_settings(dense)) as rank:
+        steps(rank, 0, 2)
+        rank.begin_checkpoint(folder_of(root, 2), {}, with_optimizer=True)
+        rank.finish_checkpoint()
+        rank.save(root / "hf")
+    return root
+
+
+@pytest.mark.parametrize(("moe", "dtype"), [(False, "float32"), (True, "float32"), (True, "bfloat16")])
+def test_ten_steps_are_five_and_five_after_a_restart(tmp_path, moe, dtype):
+    settings = trainer_settings(write_checkpoint(tmp_path / "hf", moe=moe), dtype=dtype, lr_warmup_iters=8)
+    with one_rank(settings) as rank:
+        straight = steps(rank, 0, 10)
+    with one_rank(settings) as rank:
+        before = steps(rank, 0, 5)
+        rank.begin_checkpoint(folder_of(tmp_path / "saved", 5), {"step": 5}, with_optimizer=True)
+        rank.train(random_batch(seed=99))  # what is being written was copied before
+        rank.finish_checkpoint()
+        torch.rand(3)  # nobody else's draws
+    drawn = torch.rand(1)
+    with one_rank(settings) as rank:
+        rank.load(resume(tmp_path / "saved"))
+        assert torch.rand(1) != drawn
+        after = steps(rank, 5, 10)
+    assert [numbers(report) for report in before + after] == [numbers(report) for report in straight]
+    assert read_notes(folder_of(tmp_path / "saved", 5))["run"] == {"step": 5}
+
+
+def test_a_critic_goes_on_too_also_when_the_policy_has_not_begun(tmp_path, dense):
+    settings = trainer_settings(dense, advantage_estimator="ppo", num_critic_only_steps=3)
+    with one_rank(settings) as rank:
+        straight = steps(rank, 0, 5)
+    with one_rank(settings) as rank:
+        before = steps(rank, 0, 2)
+        rank.begin_checkpoint(folder_of(tmp_path, 2), {}, with_optimizer=True)
+        rank.finish_checkpoint()
+    with one_rank(settings) as rank:
+        rank.load(resume(tmp_path))
+        after = steps(rank, 2, 5)
+    assert [numbers(report) for report in before + after] == [numbers(report) for report in straight]
+    assert [report.metrics for report in before + after] == [report.metrics for report in straight]
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path, dense):
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.train(random_batch())
+        torch.manual_seed(7)
+        rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)
+        expected = torch.rand(3)
+        rank.finish_checkpoint()
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.load(resume(tmp_path))
+        assert torch.equal(torch.rand(3), expected)
+
+
+def test_settings_are_those_of_the_new_run(dense, saved):
+    with one_rank(trainer_settings(dense, lr=7e-5, weight_decay=0.5, adam_beta2=0.9, adam_eps=1e-6)) as rank:
+        rank.load(resume(saved))
+        groups = rank._optimizer.param_groups  # noqa: SLF001
+        assert {group["weight_decay"] for group in groups} == {0.0, 0.5}
+        assert {(group["betas"], group["eps"]) for group in groups} == {((0.9, 0.9), 1e-6)}
+        assert rank.train(random_batch(step=2)).learning_rate == 7e-5
+
+
+def test_weights_alone_start_with_a_fresh_optimizer(tmp_path, dense, saved):
+    trained = trainer_settings(dense)
+    reports = []
+    for origin in (
+        Origin(folder=latest(saved), kind="weights"),
+        Origin(folder=saved / "hf", kind="hugging_face"),
+        resume(saved),
+    ):
+        with one_rank(trained) as rank:
+            rank.load(origin)
+            rank.train(random_batch(seed=1))
+            reports.append(numbers(rank.train(random_batch(seed=2))))
+    assert reports[0] == reports[1]
+    assert reports[0] != reports[2]
+
+
+def test_the_optimizer_can_be_left_out(tmp_path, dense):
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.train(random_batch())
+        for name, keeps in (("with", True), ("without", False)):
+            rank.begin_checkpoint(folder_of(tmp_path / name, 1), {}, with_optimizer=keeps)
+            rank.finish_checkpoint()
+    sizes = [sum(file.stat().st_size for file in (tmp_path / name).rglob("*.distcp")) for name in ("with", "without")]
+    assert sizes[0] > 2.5 * sizes[1]  # two moments, and in bfloat16 a finer copy of the weights
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.load(replace(resume(tmp_path / "without"), optimizer=False))
+        with pytest.raises(CheckpointFailed, match="cannot be loaded"):
+            rank.load(resume(tmp_path / "without"))
+
+
+def test_a_save_waits_for_the_one_before_and_leaves_both(tmp_path, dense):
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.train(random_batch())
+        rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)
+        rank.begin_checkpoint(folder_of(tmp_path, 2), {}, with_optimizer=True)
+        assert folder_of(tmp_path, 1).exists()
+        rank.finish_checkpoint()
+    assert sorted(path.name for path in tmp_path.glob("iter_*")) == ["iter_0000001", "iter_0000002"]
+    assert latest(tmp_path) == folder_of(tmp_path, 2)
+
+
+def test_a_save_that_fails_is_a_named_error_and_the_one_before_stays(tmp_path, dense):
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.train(random_batch())
+        rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)
+        rank.finish_checkpoint()
+        with checkpoint_process.file_size_limit():
+            rank.begin_checkpoint(folder_of(tmp_path, 2), {}, with_optimizer=True)
+            # torch's writer does not say that a file is too large, or a disk full
+            with pytest.raises(CheckpointFailed, match=r"iter_0000002: RuntimeError: .*unexpected pos"):
+                rank.finish_checkpoint()
+        rank.check_checkpoint()  # said once
+        assert latest(tmp_path) == folder_of(tmp_path, 1)
+        rank.load(resume(tmp_path))
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_a_checkpoint_whose_writing_was_killed_is_not_loaded(tmp_path, dense):
+    """The kernel kills it within the first large file of its second checkpoint."""
+    command = [sys.executable, checkpoint_process.__file__, dense, tmp_path, "0", "1", str(free_port()), "killed"]
+    process = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
+    assert process.returncode == -signal.SIGXFSZ, process.stderr
+    assert [path.name for path in tmp_path.glob("iter_*.partial")] == ["iter_0000002.partial"]
+    assert list((tmp_path / "iter_0000002.partial").glob("*.distcp"))
+    assert latest(tmp_path) == folder_of(tmp_path, 1)
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.load(resume(tmp_path))
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_two_ranks_save_and_one_goes_on(tmp_path, dense):
+    port = free_port()
+    command = [sys.executable, checkpoint_process.__file__, dense, tmp_path, "1", "2", str(port), "whole"]
+    with subprocess.Popen(command) as process:
+        try:
+            expected = checkpoint_process.run(dense, tmp_path, 0, 2, port, "whole")
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.load(resume(tmp_path))
+        report = rank.train(random_batch(seed=2, step=2))
+        rank.save(tmp_path / "one")
+    assert report.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-5

@@ -1,0 +1,114 @@
+"""Every family at tiny size: the same numbers as transformers, the same checkpoint back."""
+
+import itertools
+import json
+
+import pytest
+import torch
+import transformers
+from families import TINY, write_tiny
+from layouts import Tensors, layout, loaded, logit_weights, logits_and_gradients, processes, sequences
+from safetensors.torch import load_file, save_file
+from tiny import free_port
+
+from asyncrl.engines.megatron.weights import export_bucket, plan_buckets, save_hf
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    with processes(0, 1, free_port()), layout():
+        yield
+
+
+def reference(checkpoint) -> tuple[torch.Tensor, Tensors]:
+    """Logits and gradients as ``logits_and_gradients`` has them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    logits = torch.cat([model(row[None], use_cache=False).logits[0] for row in sequences()])
+    (logits * logit_weights()).sum().backward()
+    return logits.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def stacked_as_in_transformers(grads, name) -> torch.Tensor:
+    """transformers has all experts of a layer in one tensor."""
+    if name in grads:
+        return grads[name]
+    layer = name.rpartition(".")[0]
+    kinds = ("gate", "up") if name.endswith("gate_up_proj") else ("down",)
+    count = len({key for key in grads if key.startswith(layer) and key.endswith("down_proj.weight")})
+    experts = range(count)
+    return torch.stack([torch.cat([grads[f"{layer}.{e}.{kind}_proj.weight"] for kind in kinds]) for e in experts])
+
+
+def change_config(checkpoint, **changes) -> None:
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def tensors_of(folder) -> Tensors:
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_logits_logprobs_and_gradients_are_those_of_transformers(tmp_path, family):
+    checkpoint = write_tiny(tmp_path, TINY[family])
+    expected, expected_grads = reference(checkpoint)
+    got, grads = logits_and_gradients(*loaded(checkpoint))
+    assert expected.std() > 0.3  # far enough from nothing
+    assert (got - expected).abs().max() < 1e-4
+    assert (got.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < 1e-4
+    for name, grad in expected_grads.items():
+        assert (stacked_as_in_transformers(grads, name) - grad).abs().max() < 1e-5 * grad.abs().max(), name
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_a_checkpoint_comes_back_bit_by_bit(tmp_path, family):
+    checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
+    model, shape = loaded(checkpoint, torch.bfloat16)
+    save_hf(model, shape, checkpoint, tmp_path / "out")
+    buckets, sources = plan_buckets(model, shape, 20_000)
+    sent = [list(export_bucket(model, shape, weights)) for weights in sources]
+    before, after = tensors_of(tmp_path / "hf"), tensors_of(tmp_path / "out")
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor)
+        assert after[name].dtype == tensor.dtype
+    assert len(buckets) > 1
+    for bucket, tensors in zip(buckets, sent, strict=True):
+        assert bucket.names == tuple(name for name, _ in tensors)
+        assert bucket.shapes == tuple(tuple(tensor.shape) for _, tensor in tensors)
+    received = {name: tensor for tensors in sent for name, tensor in tensors}
+    assert received.keys() == before.keys()
+    assert all(torch.equal(received[name].bfloat16(), tensor.bfloat16()) for name, tensor in before.items())
+
+
+def test_fp8_is_read_as_the_numbers_that_it_stands_for(tmp_path):
+    checkpoint = write_tiny(tmp_path / "hf", TINY["moonlight"], dtype="bfloat16")
+    before = tensors_of(checkpoint)
+    name = "model.layers.1.self_attn.kv_a_proj_with_mqa.weight"  # 24 x 32: the last blocks are not full
+    scales = torch.rand(2, 3) + 0.5
+    quantised = (before[name].float() * 100).to(torch.float8_e4m3fn)
+    save_file({**before, name: quantised, f"{name}_scale_inv": scales}, checkpoint / "model.safetensors")
+    fp8 = {"quant_method": "fp8", "weight_block_size": [16, 12]}
+    change_config(checkpoint, quantization_config=fp8)
+    model, shape = loaded(checkpoint)
+    save_hf(model, shape, checkpoint, tmp_path / "out")
+    after = tensors_of(tmp_path / "out")
+    expected = quantised.float().clone()
+    for row, column in itertools.product(range(24), range(32)):
+        expected[row, column] *= scales[row // 16, column // 12]
+    assert after.keys() == before.keys()
+    assert torch.equal(after[name], expected.bfloat16())
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+def test_layers_for_multi_token_prediction_are_left_out_with_a_warning(tmp_path, caplog):
+    checkpoint = write_tiny(tmp_path / "hf", TINY["glm4.5"])
+    before = tensors_of(checkpoint)
+    extra = {"model.layers.3.eh_proj.weight": torch.ones(2, 2)}
+    save_file({**before, **extra}, checkpoint / "model.safetensors")
+    change_config(checkpoint, num_nextn_predict_layers=1)
+    model, shape = loaded(checkpoint)
+    save_hf(model, shape, checkpoint, tmp_path / "out")
+    assert "its 1 layers for multi-token prediction are not trained and not saved" in caplog.text
+    assert tensors_of(tmp_path / "out").keys() == before.keys()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_nextn_predict_layers"] == 0

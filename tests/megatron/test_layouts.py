@@ -1,0 +1,84 @@
+"""Tensor, pipeline and expert parallelism: every layout holds parts, and together they are the same model."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import layouts
+import pytest
+import torch
+from families import TINY, write_tiny
+from layouts import DEADLINE_S, layout, loaded, logits_and_gradients, processes
+from safetensors.torch import load_file
+from tiny import free_port
+
+FAMILIES = ("qwen2.5-tied", "glm4", "glm4.5", "deepseek-v3")
+"""Together they have every rule and every way of splitting."""
+MIXTURES = ("glm4.5", "deepseek-v3")
+LAYOUTS = {
+    "tp": {"tensor_model_parallel_size": 2},
+    "pp": {"pipeline_model_parallel_size": 2},
+    "ep": {"expert_model_parallel_size": 2},
+    "tp-ep": {
+        "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+    },
+}
+CASES = [(name, family) for name in LAYOUTS for family in FAMILIES if "ep" not in name or family in MIXTURES]
+
+pytestmark = pytest.mark.timeout(3 * DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Of four layers, two for each stage."""
+    folder = tmp_path_factory.mktemp("layouts")
+    deeper = {name: replace(TINY[name], config={**TINY[name].config, "num_hidden_layers": 4}) for name in FAMILIES}
+    return {name: write_tiny(folder / name, tiny) for name, tiny in deeper.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoints):
+    """Logits and gradients of one process."""
+    with processes(0, 1, free_port()), layout():
+        return {name: logits_and_gradients(*loaded(path)) for name, path in checkpoints.items()}
+
+
+@pytest.fixture(scope="module")
+def seen(checkpoints, alone):
+    """What two processes make of every family in every layout; ``alone`` is done with its process group by then."""
+    port, cases = free_port(), [(LAYOUTS[name], str(checkpoints[family])) for name, family in CASES]
+    other = subprocess.Popen([sys.executable, layouts.__file__, "1", "2", str(port), json.dumps(cases)])
+    try:
+        found = layouts.run(0, 2, port, cases)
+        assert other.wait(timeout=DEADLINE_S) == 0
+    finally:
+        other.kill()
+        other.wait()
+    return dict(zip(CASES, found, strict=True))
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_what_is_exported_is_the_checkpoint(seen, checkpoints, name, family):
+    exported, before = seen[name, family]["exported"], load_file(checkpoints[family] / "model.safetensors")
+    assert exported.keys() == before.keys()
+    assert all(torch.equal(exported[tensor], before[tensor]) for tensor in before)
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_a_rank_holds_a_part_only(seen, checkpoints, name, family):
+    whole = sum(tensor.numel() for tensor in load_file(checkpoints[family] / "model.safetensors").values())
+    assert seen[name, family]["held"] < 0.8 * whole
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_logits_and_gradients_are_those_of_one_process(seen, alone, name, family):
+    logits, grads = alone[family]
+    found = seen[name, family]
+    if name != "pp":  # the logits are on the other rank
+        assert (found["logits"] - logits).abs().max() < 1e-5
+    assert found["grads"].keys() == grads.keys()
+    for tensor, grad in grads.items():
+        assert (found["grads"][tensor] - grad).abs().max() <= 1e-5 * grad.abs().max(), tensor
