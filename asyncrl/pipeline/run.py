@@ -13,7 +13,7 @@ on crash      the training since the last checkpoint is lost
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 PROBED_SAMPLES = 4
 """Answers scored again by the engines at a step that trains on none of their present weights' tokens: enough for a mean
 over some hundred tokens, too few to be noticed."""
+COMPARED_TOKENS = 65_536
+"""Compared at a step that trains on more: a mean needs no more, and the event loop does nothing else for 4 ms."""
 PROBE_TIMEOUT_S = 30.0
 """For scoring them: a measurement must not hold up the push that follows the step."""
 
@@ -197,7 +199,7 @@ class _Run:
         if served.step != batch.step:
             return {}
         answers = dict(enumerate(_answers(batch)))
-        fresh = {place: scored.sample.logprobs for place, scored in answers.items() if _written_by(scored, served)}
+        fresh = written_by(served, answers)
         if fresh or self._plan.temperature != 1.0:
             return fresh
         size = len(batch.groups[0].samples)
@@ -293,8 +295,16 @@ def _answers(batch: Batch) -> list[ScoredSample]:
     return list(chain.from_iterable(group.samples for group in batch.groups))
 
 
-def _written_by(scored: ScoredSample, weights: Weights) -> bool:
-    return all(span.weights == weights for span in scored.sample.spans) and bool(scored.sample.token_ids)
+def written_by(weights: Weights, answers: Mapping[int, ScoredSample]) -> dict[int, tuple[float, ...]]:
+    """Log-probs of the answers that these weights wrote, as many as COMPARED_TOKENS need."""
+    found, num_tokens = dict[int, tuple[float, ...]](), 0
+    for place, scored in answers.items():
+        if num_tokens >= COMPARED_TOKENS:
+            break
+        if scored.sample.token_ids and all(span.weights == weights for span in scored.sample.spans):
+            found[place] = scored.sample.logprobs
+            num_tokens += len(scored.sample.logprobs)
+    return found
 
 
 def _now() -> float:

@@ -60,9 +60,14 @@ def test_one_long_block_counts_for_all_that_was_due_meanwhile() -> None:
     assert most == 1000.0
 
 
-@pytest.mark.parametrize(("cpu_s", "lag_ms", "num_problems"), [(0.4, 10.0, 0), (0.6, 10.0, 1), (0.6, 21.0, 2)])
-def test_the_check_fails_when_a_limit_is_broken(cpu_s: float, lag_ms: float, num_problems: int) -> None:
-    case = replace(SMALL, num_tokens=1000, in_flight=1024)
+@pytest.mark.parametrize(
+    ("tokens_per_s", "cpu_s", "lag_ms", "num_problems"),
+    [(4e5, 0.9, 10.0, 0), (4e5, 0.4, 21.0, 1), (1e8, 0.4, 500.0, 0), (1e8, 0.6, 10.0, 1)],
+)
+def test_the_check_fails_when_a_limit_is_broken(
+    tokens_per_s: float, cpu_s: float, lag_ms: float, num_problems: int
+) -> None:
+    case = replace(SMALL, num_tokens=1000, in_flight=1024, tokens_per_s=tokens_per_s)
     row: dict[str, Any] = {
         "tree": controller.ROOT.name,
         "case": asdict(case),

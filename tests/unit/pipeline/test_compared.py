@@ -1,0 +1,20 @@
+"""Which log-probs of the engines are compared with the trainer's."""
+
+from asyncrl.pipeline import run
+from asyncrl.pipeline.run import written_by
+from asyncrl.types import Weights
+from tests.unit.scored_groups import group
+
+NOW = Weights(version=3, step=3)
+
+
+def test_only_answers_of_the_present_weights_are_compared() -> None:
+    fresh, old = group(1, [1.0, 1.0], [2, 0], step=3), group(2, [1.0], [2], step=2)
+    answers = dict(enumerate((*old.samples, *fresh.samples)))
+    assert written_by(NOW, answers) == {1: (-1.0, -1.0)}
+
+
+def test_the_loop_compares_no_more_tokens_than_a_mean_needs() -> None:
+    half = run.COMPARED_TOKENS // 2
+    answers = dict(enumerate(group(1, [1.0] * 5, [half] * 5, step=3).samples))
+    assert list(written_by(NOW, answers)) == [0, 1]
