@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -48,6 +49,8 @@ from asyncrl.protocols import KeepFn, PickFn, RewardFn
 from asyncrl.resume import Start, find_start
 from asyncrl.rewards import BUILT_IN
 from asyncrl.types import SamplingParams, ScoredGroup
+
+logger = logging.getLogger(__name__)
 
 LOOK_AT_KV_EVERY_S = 2.0
 """An engine fills by some per cent of its KV cache in that time; one look costs it a millisecond."""
@@ -124,7 +127,7 @@ async def conduct(
     device = pick_device(ray, checked.run.cluster.device)
     async with deployed(ray, _deployment(checked, device, run_dir / "logs"), phase) as running:
         parts = _parts(checked, running, timeline)
-        async with _failing_well(running, parts):
+        async with _failing_well(running):
             with plainly():
                 async with asyncio.TaskGroup() as beside:
                     watching = [
@@ -145,17 +148,27 @@ async def conduct(
 
 
 @asynccontextmanager
-async def _failing_well(running: Running, parts: Parts) -> AsyncIterator[None]:
-    """When the run fails: the checkpoint that is being written may be all that is left of it."""
+async def _failing_well(running: Running) -> AsyncIterator[None]:
+    """When the run fails: the checkpoint that is being written may be all that is left of it.
+
+    Not when it was asked to end: whoever sent the signal does not wait.
+    """
     try:
         yield
-    except AsyncRLError as error:
-        if parts.checkpointer is not None:
-            with suppress(AsyncRLError):
-                await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)
-        if isinstance(error, WeightUpdateFailed):
-            await running.look_for_the_dead()  # a server that died is a better cause than the update it left
+    except Exception as error:
+        if not _is_cancelled():
+            if running.trainer.has_begun_checkpoint:
+                logger.warning("waiting up to %g s for a checkpoint, after: %s", LAST_CHECKPOINT_S, error)
+                with suppress(AsyncRLError):
+                    await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)
+            if isinstance(error, WeightUpdateFailed):
+                await running.look_for_the_dead()  # a server that died is a better cause than the update it left
         raise
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) -> Deployment:
@@ -179,6 +192,7 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) ->
             num_steps_per_rollout=num_steps_per_rollout(run.train, run.rollout),
             use_rollout_logprobs=use_rollout_logprobs(run.train, run.rollout),
             timeout_s=60 * run.cluster.distributed_timeout_minutes,
+            save_timeout_s=run.failures.train_timeout_s,
         ),
         server_flags=run.sglang,
         router_flags=run.router,

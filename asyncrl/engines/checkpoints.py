@@ -9,6 +9,7 @@ DIR/iter_0000015.partial/                 being written, or left by a run that e
 
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,14 +56,17 @@ def latest(root: Path) -> Path | None:
     if text != RELEASE and not text.isdecimal():
         raise ConfigError(f"{tracker}: says {text[:40]!r}, not the number of a checkpoint")
     folder = root / RELEASE if text == RELEASE else folder_of(root, int(text))
-    if not is_complete(folder):
-        raise ConfigError(f"{tracker}: names {folder.name}, which is not there or not complete")
-    return folder
+    # One that is just being replaced has another name for a moment, in which a run may be killed.
+    for candidate in (folder, _outdated(folder)):
+        if is_complete(candidate):
+            return candidate
+    raise ConfigError(f"{tracker}: names {folder.name}, which is not there or not complete")
 
 
 def is_complete(folder: Path) -> bool:
     """Whether ``folder`` is a torch_dist checkpoint: its description is written after all its tensors."""
-    return (folder / "metadata.json").is_file() and (folder / ".metadata").is_file()
+    description = (folder / "metadata.json", folder / ".metadata")
+    return all(path.is_file() and path.stat().st_size > 0 for path in description)
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -93,19 +97,36 @@ def _weights(root: Path) -> Origin:
     """The weights in a folder, whatever its format."""
     if is_hugging_face(root):
         return Origin(folder=root, kind="hugging_face")
+    return Origin(folder=find_weights(root), kind="weights")
+
+
+def find_weights(root: Path) -> Path:
+    """The torch_dist checkpoint that ``root`` is, or the newest one in it.  Raises ConfigError."""
     folder = root if is_complete(root) else latest(root)
     if folder is None:
         raise ConfigError(f"{root} has neither a checkpoint nor a model in Hugging Face format")
-    return Origin(folder=folder, kind="weights")
+    return folder
 
 
 def check_save(checkpoint: CheckpointConfig) -> None:
-    """Raise ConfigError if checkpoints of this run would come between those of another."""
+    """Raise ConfigError if checkpoints cannot be written, or would come between those of another run."""
     save = checkpoint.save
-    if save is None or (checkpoint.load is not None and checkpoint.load.resolve() == save.resolve()):
+    if save is None:
         return
-    if (save / TRACKER).exists():
+    goes_on = checkpoint.load is not None and checkpoint.load.resolve() == save.resolve()
+    if not goes_on and (save / TRACKER).exists():
         raise ConfigError(f"save {save} has checkpoints of another run: go on with --load {save}, or save elsewhere")
+    _check_writable(save)
+
+
+def _check_writable(save: Path) -> None:
+    """Now, not after the first hours of training."""
+    try:
+        save.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=save):
+            pass
+    except OSError as error:
+        raise ConfigError(f"save {save}: cannot be written to: {error.strerror}") from error
 
 
 def notes_of(shape: ModelShape, run: Mapping[str, Any]) -> bytes:
@@ -156,17 +177,35 @@ def commit(folder: Path, notes: bytes) -> None:
     """Give the written partial folder its name, then name it as the latest.  Raises OSError."""
     partial = folder.with_name(folder.name + PARTIAL)
     _write(partial / RUN_FILE, notes)
-    _sync(partial)
-    outdated = folder.with_name(f"{folder.name}.outdated{PARTIAL}")
+    for path in (*partial.iterdir(), partial):  # Megatron and torch leave the end of some files to the system
+        _sync(path)
+    outdated = _outdated(folder)
     if folder.exists():  # the run was resumed from an earlier one
+        shutil.rmtree(outdated, ignore_errors=True)
         folder.rename(outdated)
     partial.rename(folder)
     _sync(folder.parent)
-    tracker = folder.parent / TRACKER
-    _write(tracker.with_name(tracker.name + PARTIAL), str(int(folder.name.removeprefix("iter_"))).encode())
-    tracker.with_name(tracker.name + PARTIAL).rename(tracker)
-    _sync(folder.parent)
+    _name_latest(folder.parent, str(int(folder.name.removeprefix("iter_"))))
     shutil.rmtree(outdated, ignore_errors=True)
+
+
+def _outdated(folder: Path) -> Path:
+    """What a checkpoint is called while another takes its place."""
+    return folder.with_name(f"{folder.name}.outdated")
+
+
+def write_release(folder: Path, notes: bytes) -> None:
+    """Name the written ``folder``, weights alone, as the latest.  Raises OSError."""
+    _write(folder / RUN_FILE, notes)
+    _sync(folder)
+    _name_latest(folder.parent, RELEASE)
+
+
+def _name_latest(root: Path, name: str) -> None:
+    tracker = root / TRACKER
+    _write(tracker.with_name(tracker.name + PARTIAL), name.encode())
+    tracker.with_name(tracker.name + PARTIAL).rename(tracker)
+    _sync(root)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -176,9 +215,9 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
-    """A rename is on the disk only when its folder is."""
-    number = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Of a folder as well: a rename is on the disk only when its folder is."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

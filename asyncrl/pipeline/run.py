@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from asyncrl.errors import EngineError, plainly
+from asyncrl.errors import CheckpointFailed, EngineError, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.lengths import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
@@ -104,8 +104,8 @@ class _Run:
         self._stages = stages
         self._evaluation: asyncio.Task[EvalReport] | None = None
         self._is_alarmed = False
-        if self._eval_is_due(plan.first_step - 1) if plan.first_step else plan.eval_before_train:
-            self._evaluate()
+        if plan.num_steps - plan.first_step > 1 and self._first_evaluation_is_due():
+            self._evaluate()  # a single step reports the pass after it alone
 
     async def step(self, step: int) -> StepFacts:
         """Wait for a batch, train on it, push and evaluate as planned."""
@@ -166,9 +166,14 @@ class _Run:
         if self._parts.checkpointer is None:
             raise AssertionError("there is nobody to write checkpoints")
         start = _now()
-        await self._parts.checkpointer.begin(state.step, state.as_json())
-        if not self._plan.save_beside:
-            await self._parts.checkpointer.finish()
+        try:
+            await self._parts.checkpointer.begin(state.step, state.as_json())
+            if not self._plan.save_beside:
+                await self._parts.checkpointer.finish()
+        except CheckpointFailed:
+            if state.step == self._plan.num_steps:  # nothing else would be left of the whole run
+                await self._parts.trainer.save(self._plan.save_to)
+            raise
         self._parts.timeline.span("trainer", f"checkpoint {state.step}", start, _now())
         logger.info("checkpoint of step %d: training waited %.3f s", state.step, _now() - start)
         return _now() - start
@@ -241,6 +246,10 @@ class _Run:
         return update
 
     # ---- evaluation
+
+    def _first_evaluation_is_due(self) -> bool:
+        first = self._plan.first_step
+        return self._eval_is_due(first - 1) if first else self._plan.eval_before_train
 
     def _eval_is_due(self, step: int) -> bool:
         return self._plan.eval_interval is not None and (step + 1) % self._plan.eval_interval == 0

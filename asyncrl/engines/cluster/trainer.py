@@ -19,6 +19,8 @@ class RayTrainer:
         self._ranks = ranks
         self._train_timeout_s = train_timeout_s
         self._control_timeout_s = control_timeout_s
+        self.has_begun_checkpoint = False
+        """Whether there may be one that is being written."""
 
     async def train(self, batch: Batch) -> TrainReport:
         """See ``Trainer.train``."""
@@ -39,6 +41,7 @@ class RayTrainer:
 
     async def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> None:
         """Return once every rank has its copy."""
+        self.has_begun_checkpoint = True
         await self._all("begin_checkpoint", folder, dict(run), with_optimizer, timeout_s=self._train_timeout_s)
 
     async def finish_checkpoint(self, timeout_s: float | None = None) -> None:

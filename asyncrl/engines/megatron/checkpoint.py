@@ -52,7 +52,7 @@ class Saver:
         self.wait()
         try:
             plan = self._planned(state, folder)
-        except (OSError, RuntimeError, CheckpointException) as error:
+        except (Exception, CheckpointException) as error:  # torch's, of all ranks, is no Exception
             raise CheckpointFailed(f"{folder} cannot be written: {error}") from error
         seconds = time.perf_counter() - started
         self._writing = _in_thread(lambda: self._write(plan, folder, notes))
@@ -106,14 +106,14 @@ class Saver:
         try:
             dist.gather_object(results, everyone, dst=0, group=self._group)
             failures = [each for each in everyone or [results] if isinstance(each, str)]
-            if failures:
-                raise CheckpointFailed(f"{folder}: {failures[0]}")
-            if everyone is not None:
+            if everyone is not None and not failures:
                 plan.writer.finish(plan.metadata, everyone)
                 save_config(CheckpointingConfig("torch_dist", 1), str(folder.with_name(folder.name + PARTIAL)))
                 commit(folder, notes)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # Megatron, torch, pickle and the disk have theirs
             raise CheckpointFailed(f"{folder}: {error}") from error
+        if failures:
+            raise CheckpointFailed(f"{folder}: {failures[0]}")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -151,7 +151,7 @@ class MegatronRank:
         CheckpointFailed.
         """
         if self._saver is None:
-            self._saver = Saver(self._settings.timeout_s)
+            self._saver = Saver(self._settings.save_timeout_s)
         critic = None if self._critic is None else self._critic.learner
         state = sharded_state(self._learner, critic, with_optimizer=with_optimizer)
         return self._saver.begin(state, folder, notes_of(self._shape, run))

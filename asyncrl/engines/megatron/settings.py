@@ -23,6 +23,8 @@ class TrainerSettings:
     """Ratio against the log-probs of the engine that sampled, else against the trainer's at the start of the step."""
     timeout_s: float
     """For one collective operation."""
+    save_timeout_s: float = 3600.0
+    """For writing one checkpoint, until all ranks have written theirs."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

@@ -1,5 +1,6 @@
 """What a checkpoint holds of a trainer rank, as Megatron's sharded state: it can be read on another parallel layout."""
 
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,12 @@ def sharded_state(
     return state
 
 
+def sharded_weights(model: Any) -> dict[str, Any]:
+    """The weights alone, under the same name as in a whole checkpoint."""
+    with _without_head(model):
+        return {"model": model.sharded_state_dict(metadata=_metadata())}
+
+
 def load_state(
     policy: Learner, critic: Learner | None, folder: Path, *, everything: bool, with_optimizer: bool
 ) -> None:
@@ -63,28 +70,39 @@ def load_state(
             _take(critic, found["critic"], with_optimizer=with_optimizer)
     except CheckpointException as error:  # torch's, of all ranks: no Exception
         raise CheckpointFailed(f"{folder} cannot be loaded: {_first_line(_cause(error))}") from error
-    except (CheckpointingException, KeyError, ValueError, RuntimeError, OSError) as error:
+    except (
+        CheckpointingException,
+        KeyError,
+        ValueError,
+        RuntimeError,
+        OSError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
         raise CheckpointFailed(f"{folder} cannot be loaded: {_first_line(error)}") from error
     if "random" in found:
         _set_random_state(found["random"])
 
 
 def _sharded(learner: Learner, *, with_optimizer: bool, is_loading: bool) -> dict[str, Any]:
-    metadata = {
-        # The formats that can be read with another number of ranks.
+    state = sharded_weights(learner.model)
+    if with_optimizer:
+        _make_adam_state(learner.optimizer)
+        state["optimizer"] = learner.optimizer.sharded_state_dict(
+            state["model"], is_loading=is_loading, metadata=_metadata()
+        )
+    return state
+
+
+def _metadata() -> dict[str, Any]:
+    """The formats that can be read with another number of ranks."""
+    return {
         "distrib_optim_sharding_type": "fully_reshardable",
         "distrib_optim_fully_reshardable_mem_efficient": False,
         "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    with _without_head(learner.model):
-        weights = learner.model.sharded_state_dict(metadata=metadata)
-    if not with_optimizer:
-        return {"model": weights}
-    _make_adam_state(learner.optimizer)
-    optimizer = learner.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
-    return {"model": weights, "optimizer": optimizer}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from asyncrl.engines.checkpoints import (
     commit,
     find_origin,
     folder_of,
+    is_complete,
     latest,
     notes_of,
     open_partial,
@@ -28,7 +29,7 @@ def written(root: Path, step: int, notes: bytes = b'{"model": {}, "run": {}}') -
     folder = folder_of(root, step)
     partial = open_partial(folder)
     for name in (".metadata", "metadata.json"):
-        (partial / name).touch()
+        (partial / name).write_text("{}")
     commit(folder, notes)
     return folder
 
@@ -136,3 +137,25 @@ def test_notes_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
         (tmp_path / "run.json").write_bytes(text)
         with pytest.raises(ConfigError, match=message):
             read_notes(tmp_path)
+
+
+def test_a_folder_that_can_not_be_written_to_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        check_save(CheckpointConfig(save=tmp_path / "file" / "saved"))
+
+
+def test_a_checkpoint_whose_description_is_empty_is_not_complete(tmp_path: Path) -> None:
+    for name in ("metadata.json", ".metadata"):
+        (tmp_path / name).write_text("")
+    assert not is_complete(tmp_path)
+
+
+def test_a_run_killed_while_it_replaced_a_checkpoint_has_the_one_before(tmp_path: Path) -> None:
+    replaced = tmp_path / "iter_0000020.outdated"
+    replaced.mkdir()
+    for name in ("metadata.json", ".metadata"):
+        (replaced / name).write_text("{}")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
+    open_partial(tmp_path / "iter_0000020")
+    assert latest(tmp_path) == replaced
