@@ -142,6 +142,8 @@ def _critic(train: TrainConfig) -> list[str]:
         )
     given = {
         "lambd": train.lambd != 1.0,
+        "value-clip": train.value_clip != 0.2,
+        "critic-lr-warmup-iters": train.critic_lr_warmup_iters > 0,
         "critic-load": train.critic_load is not None,
         "critic-lr": train.critic_lr is not None,
         "num-critic-only-steps": train.num_critic_only_steps > 0,
@@ -170,12 +172,24 @@ def _reference(train: TrainConfig) -> list[str]:
 
 
 def _corrections(train: TrainConfig) -> list[str]:
-    return must(
-        not (train.use_tis and train.use_rollout_logprobs),
-        "use-tis with use-rollout-logprobs: the ratio corrects for the engine already; leave one of them out",
-    ) + must(
-        train.tis_clip_low <= train.tis_clip,
-        f"tis-clip-low {train.tis_clip_low:g} is above tis-clip {train.tis_clip:g}",
+    tis = {
+        "tis-mode": train.tis_mode != "truncate",
+        "tis-level": train.tis_level != "token",
+        "tis-clip": train.tis_clip != 2.0,
+        "tis-clip-low": train.tis_clip_low != 0.0,
+    }
+    given = ", ".join(name for name, is_given in tis.items() if is_given)
+    return (
+        must(train.use_tis or not given, f"{given} without use-tis: nothing is weighed")
+        + must(train.use_opsm or train.opsm_delta == 1e-4, "opsm-delta without use-opsm: no answer is left out")
+        + must(
+            not (train.use_tis and train.use_rollout_logprobs),
+            "use-tis with use-rollout-logprobs: the ratio corrects for the engine already; leave one of them out",
+        )
+        + must(
+            train.tis_clip_low <= train.tis_clip,
+            f"tis-clip-low {train.tis_clip_low:g} is above tis-clip {train.tis_clip:g}",
+        )
     )
 
 

@@ -134,6 +134,12 @@ def notes_of(shape: ModelShape, run: Mapping[str, Any]) -> bytes:
     return orjson.dumps({"model": asdict(shape), "run": dict(run)})
 
 
+def as_written(shape: ModelShape) -> dict[str, Any]:
+    """``shape`` as it is in a file: lists for tuples."""
+    found: dict[str, Any] = orjson.loads(orjson.dumps(asdict(shape)))
+    return found
+
+
 def read_notes(folder: Path) -> dict[str, Any] | None:
     """The model and the run of a checkpoint; None for one that another program wrote.  Raises ConfigError."""
     path = folder / RUN_FILE
@@ -150,10 +156,9 @@ def read_notes(folder: Path) -> dict[str, Any] | None:
 
 def check_model(folder: Path, model: Mapping[str, Any], shape: ModelShape) -> None:
     """Raise ConfigError unless the checkpoint's tensors are those of ``shape``."""
-    ours = orjson.loads(orjson.dumps(asdict(shape)))  # as it is in the file: lists for tuples
     differences = [
         f"{name} {model[name]} (here {value})"
-        for name, value in ours.items()
+        for name, value in as_written(shape).items()
         if name in model and model[name] != value and name not in _NOT_IN_TENSORS
     ]
     if differences:

@@ -20,6 +20,11 @@ def one_process():
         yield
 
 
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory, one_process):
+    return loaded(write_tiny(tmp_path_factory.mktemp("deepseek") / "hf", TINY["deepseek-v3"]))
+
+
 def reference(checkpoint) -> tuple[torch.Tensor, Tensors]:
     """Logits and gradients as ``logits_and_gradients`` has them."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -79,6 +84,17 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path, family):
     received = {name: tensor for tensors in sent for name, tensor in tensors}
     assert received.keys() == before.keys()
     assert all(torch.equal(received[name].bfloat16(), tensor.bfloat16()) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("max_bytes", range(500, 8000, 500))
+def test_what_sglang_joins_comes_in_one_bucket(deepseek, max_bytes):
+    buckets, _ = plan_buckets(*deepseek, max_bytes)
+    for bucket in buckets:
+        down = [name for name in bucket.names if name.endswith(("q_a_proj.weight", "kv_a_proj_with_mqa.weight"))]
+        assert len(down) % 2 == 0
+        assert {name.partition(".self_attn")[0] for name in down[::2]} == {
+            n.partition(".self_attn")[0] for n in down[1::2]
+        }
 
 
 def test_fp8_is_read_as_the_numbers_that_it_stands_for(tmp_path):

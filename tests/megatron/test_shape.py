@@ -128,3 +128,8 @@ def test_checking_imports_neither_torch_nor_megatron():
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_engines_that_began_in_fp8_could_not_be_updated(tmp_path):
+    with pytest.raises(ConfigError, match="is in fp8, and weight updates are not"):
+        check_architecture(written(tmp_path, quantization_config=FP8))

@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from asyncrl.config.areas import CheckpointConfig
 from asyncrl.config.derived import critic_load, ref_load, uses_reference
 from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.checkpoints import Origin, find_origin, notes_of
+from asyncrl.engines.checkpoints import Origin, as_written, check_model, find_origin, notes_of
 from asyncrl.engines.megatron import cpu
 from asyncrl.engines.megatron.checkpoint import Saver
 from asyncrl.engines.megatron.critic import Critic
@@ -137,7 +137,8 @@ class MegatronRank:
         Before the first step only.  Raises CheckpointFailed or ConfigError.
         """
         if origin.kind == "hugging_face":
-            load_hf(self._model, self._shape, origin.folder)
+            shape = replace(self._shape, fp8_block=read_shape(origin.folder).fp8_block)
+            load_hf(self._model, shape, origin.folder)
             self._optimizer.reload_model_params()
         else:
             critic = None if self._critic is None else self._critic.learner
@@ -302,8 +303,8 @@ def _check_beside(settings: TrainerSettings, shape: ModelShape) -> None:
     """Reference model and critic must fit the policy.  Raises ConfigError."""
     path = ref_load(settings.train, settings.model)
     is_hf = (path / "config.json").is_file()  # else it is a checkpoint, which is checked when it is loaded
-    if is_hf and uses_reference(settings.train) and read_shape(path) != shape:
-        raise ConfigError(f"ref-load {path} is of another shape than hf-checkpoint: {read_shape(path)}, {shape}")
+    if is_hf and uses_reference(settings.train):
+        check_model(path, as_written(read_shape(path)), shape)
     path = critic_load(settings.train, settings.model)
     if settings.train.advantage_estimator == "ppo" and read_shape(path).vocab_size != shape.vocab_size:
         raise ConfigError(f"critic-load {path} has {read_shape(path).vocab_size} words, the policy {shape.vocab_size}")

@@ -1,7 +1,7 @@
 """Weights between a Hugging Face checkpoint and a Megatron model, by the rules of the model's family."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -86,16 +86,17 @@ def plan_buckets(
 ) -> tuple[tuple[WeightBucket, ...], tuple[tuple[Weight, ...], ...]]:
     """What each bucket will hold, and the weights that it is made from, for ``export_bucket``.  Collective.
 
-    Weights keep the model's order.  One that is larger than ``max_bytes`` has a bucket of its own.
+    Weights keep the model's order; those that SGLang needs together stay together.  What is larger than ``max_bytes``
+    has a bucket of its own.
     """
     plan: list[list[Weight]] = []
     free = 0
-    for weight in all_weights(local_weights(model), splits_of(shape)):
-        num_bytes = torch.empty(weight.shape, dtype=weight.dtype, device="meta").nbytes
+    for together in _units(all_weights(local_weights(model), splits_of(shape)), shape):
+        num_bytes = sum(torch.empty(each.shape, dtype=each.dtype, device="meta").nbytes for each in together)
         if not plan or num_bytes > free:
             plan.append([])
             free = max_bytes
-        plan[-1].append(weight)
+        plan[-1].extend(together)
         free -= num_bytes
     return tuple(_bucket(weights, shape) for weights in plan), tuple(map(tuple, plan))
 
@@ -126,6 +127,17 @@ def save_hf(model: GPTModel, shape: ModelShape, source: Path, target: Path) -> N
     default = getattr(torch, shape.dtype)
     converted = ((name, tensor.to(dtypes.get(name, default))) for name, tensor in tensors)
     replace_checkpoint(converted, source, target, changes)
+
+
+def _units(weights: Iterable[Weight], shape: ModelShape) -> list[list[Weight]]:
+    """What must go in one bucket, in order."""
+    units: list[list[Weight]] = []
+    for weight in weights:
+        if units and _named(units[-1][-1].name, shape)[0].sent_with_next:
+            units[-1].append(weight)
+        else:
+            units.append([weight])
+    return units
 
 
 def _finest(part: Tensor) -> Tensor:

@@ -50,6 +50,9 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ("--advantage-estimator cispo --eps-clip-c 3", "eps-clip-c with advantage-estimator cispo"),
         ("--critic-lr 1 --lambd 0.9", "lambd, critic-lr with advantage-estimator grpo, which has no critic; give ppo"),
         ("--advantage-estimator ppo --critic-load /usr", "critic-load /usr is no folder with a config.json"),
+        ("--value-clip 0.5", "value-clip with advantage-estimator grpo, which has no critic; give ppo"),
+        ("--tis-mode mask --tis-clip 5", "tis-mode, tis-clip without use-tis: nothing is weighed"),
+        ("--opsm-delta 0.5", "opsm-delta without use-opsm: no answer is left out"),
         ("--gamma 0.9", "gamma 0.9 with advantage-estimator grpo, which does not discount"),
         ("--kl-coef 0.1", "kl-coef 0.1 with advantage-estimator grpo, which has one reward per answer"),
         (

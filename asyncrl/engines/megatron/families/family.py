@@ -19,6 +19,8 @@ class Rule:
     """What a tensor-parallel rank has: everything, some rows, the same rows of both halves, or some columns."""
     layout: Literal["stacked", "heads"] = "stacked"
     """``stacked``: one under the other; ``heads``: queries, keys and values, interleaved by query group."""
+    sent_with_next: bool = False
+    """It goes to the engines in one bucket with the model's next weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

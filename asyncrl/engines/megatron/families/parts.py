@@ -40,9 +40,10 @@ QK_NORMS = (
 )
 LATENT_ATTENTION = (
     Rule(_ATTENTION + "linear_q_proj.weight", (_HF_ATTENTION + "q_proj.weight",), "rows"),
-    Rule(_ATTENTION + "linear_q_down_proj.weight", (_HF_ATTENTION + "q_a_proj.weight",)),
+    # SGLang 0.5.16 joins q_a_proj and kv_a_proj_with_mqa, and silently takes neither unless one bucket has both.
+    Rule(_ATTENTION + "linear_q_down_proj.weight", (_HF_ATTENTION + "q_a_proj.weight",), sent_with_next=True),
     Rule(_ATTENTION + "q_layernorm.weight", (_HF_ATTENTION + "q_a_layernorm.weight",)),
-    Rule(_ATTENTION + "linear_q_up_proj.weight", (_HF_ATTENTION + "q_b_proj.weight",), "rows"),
+    Rule(_ATTENTION + "linear_q_up_proj.weight", (_HF_ATTENTION + "q_b_proj.weight",), "rows", sent_with_next=True),
     Rule(_ATTENTION + "linear_kv_down_proj.weight", (_HF_ATTENTION + "kv_a_proj_with_mqa.weight",)),
     Rule(_ATTENTION + "kv_layernorm.weight", (_HF_ATTENTION + "kv_a_layernorm.weight",)),
     Rule(_ATTENTION + "linear_kv_up_proj.weight", (_HF_ATTENTION + "kv_b_proj.weight",), "rows"),
