@@ -59,7 +59,7 @@ class Servers:
 OpenPlace = Callable[[], contextlib.AbstractAsyncContextManager[Place]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with running_servers(tmp_path_factory.mktemp("contract")) as running:
         yield running
