@@ -104,8 +104,9 @@ class _Run:
         self._stages = stages
         self._evaluation: asyncio.Task[EvalReport] | None = None
         self._is_alarmed = False
-        if plan.num_steps - plan.first_step > 1 and self._first_evaluation_is_due():
-            self._evaluate()  # a single step reports the pass after it alone
+        has_one_report = plan.num_steps - plan.first_step == 1 and plan.eval_interval is not None
+        if self._first_evaluation_is_due() and not has_one_report:  # that of the pass after the single step
+            self._evaluate()
 
     async def step(self, step: int) -> StepFacts:
         """Wait for a batch, train on it, push and evaluate as planned."""
