@@ -137,10 +137,13 @@ class Lengths:
         finished, cut, trained, filtered, dropped = (tally.counts[:size] for tally in tallies)
         finished_tokens, _, trained_tokens, filtered_tokens, dropped_tokens = (tally.tokens[:size] for tally in tallies)
         passed, passed_tokens = added(trained, filtered), added(trained_tokens, filtered_tokens)
-        known, known_tokens = added(passed, dropped), added(passed_tokens, dropped_tokens)
         started = life_table(finished, cut, self._grown[:size])
-        let_through = life_table(passed)
-        fair = life_table(known, cut)
+        fair = let_through = life_table(passed)
+        fair_summary = let_through_summary = summary(let_through, means(passed, passed_tokens))
+        if self._cut.total or self._dropped.total:
+            known, known_tokens = added(passed, dropped), added(passed_tokens, dropped_tokens)
+            fair = life_table(known, cut)
+            fair_summary = summary(fair, means(known, known_tokens))
         return LengthStats(
             finished=self._finished.total,
             cut=self._cut.total,
@@ -148,8 +151,8 @@ class Lengths:
             filtered=self._filtered.total,
             dropped=self._dropped.total,
             started=summary(started, means(finished, finished_tokens)),
-            let_through=summary(let_through, means(passed, passed_tokens)),
-            fair=summary(fair, means(known, known_tokens)),
+            let_through=let_through_summary,
+            fair=fair_summary,
             bias=distance(let_through, fair) if any(let_through) else 0.0,
             chance=self._chance(),
         )
@@ -194,8 +197,9 @@ class _Tally:
         self.squares += 1.0
 
     def forget(self) -> None:
-        self.counts = [count * _FORGET for count in self.counts]
-        self.tokens = [tokens * _FORGET for tokens in self.tokens]
+        used = slice(self.top + 1)
+        self.counts[used] = [count * _FORGET for count in self.counts[used]]
+        self.tokens[used] = [tokens * _FORGET for tokens in self.tokens[used]]
         self.squares *= _FORGET * _FORGET
 
 

@@ -29,7 +29,7 @@ def bucket_of(num_tokens: int) -> int:
 
 def added(*counts: Sequence[float]) -> list[float]:
     """Bucket by bucket."""
-    return [sum(column) for column in zip(*counts, strict=True)]
+    return list(map(sum, zip(*counts, strict=True)))
 
 
 def life_table(ended: Sequence[float], cut: Sequence[float] = (), grown: Sequence[float] = ()) -> list[float]:

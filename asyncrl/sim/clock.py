@@ -1,63 +1,95 @@
 """An event loop whose clock jumps: an hour of waiting takes no time, and waiting for ever is a reported Deadlock."""
 
 import asyncio
-import selectors
-from collections.abc import Coroutine
+import contextlib
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
-_OWN_FILES = 1
-"""The loop's end of the pipe by which other threads wake it."""
+_SAME_MOMENT_S = 1e-9
+"""Closer timers fire together, as on Python's own loops under Linux: sums of floats differ in their last bits."""
+_FEW_TIMERS = 100
+"""Up to so many, cancelled ones just wait to be passed over, as on Python's own loops."""
 
 
 class Deadlock(Exception):
     """Every task waits and nothing is left that could wake one."""
 
 
-class _JumpingSelector(selectors.BaseSelector):
-    """Instead of sleeping, moves the clock."""
+class VirtualLoop(asyncio.BaseEventLoop):
+    """``time()`` starts at 0 and moves only when every task waits.
+
+    Nothing outside can wake it, no socket, no thread and no signal, so it asks the system for nothing.
+    """
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self._real = selectors.DefaultSelector()
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        is_listening = timeout is None or len(self._real.get_map()) > _OWN_FILES
-        if is_listening and (ready := self._real.select(0)):
-            return ready
-        if timeout is None:
-            raise Deadlock(f"at {self.now:g} s")
-        self.now += max(0.0, timeout)
-        return []
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.modify(fileobj, events, data)
-
-    def get_map(self) -> Any:
-        return self._real.get_map()
-
-    def close(self) -> None:
-        self._real.close()
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """``time()`` starts at 0 and moves only when every task waits."""
-
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
+        super().__init__()
+        self._now = 0.0
+        self._soon = deque[asyncio.Handle]()
+        self._later: list[tuple[float, int, asyncio.TimerHandle]] = []
+        """A heap, by time and then by order."""
+        self._orders = itertools.count()
+        self._many_timers = _FEW_TIMERS
 
     def time(self) -> float:
-        return self._jumping.now
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def call_soon[*Ts](
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """In the next turn."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._soon.append(handle)
+        return handle
+
+    def call_at[*Ts](
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """When the clock has come to ``when``."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._later, (when, next(self._orders), timer))
+        return timer
+
+    def _run_once(self) -> None:
+        """One turn: what was called for before it began.  Takes the place of that of the base class, which selects."""
+        soon = self._soon
+        if not soon:
+            self._jump()
+        for _ in range(len(soon)):
+            handle = soon.popleft()
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001 (this is the loop)
+
+    def _jump(self) -> None:
+        """Move the clock to the next timer."""
+        later = self._later
+        if len(later) > self._many_timers:  # most were timeouts of what did not time out
+            later[:] = [entry for entry in later if not entry[-1].cancelled()]
+            heapq.heapify(later)
+            self._many_timers = _FEW_TIMERS + 2 * len(later)
+        while later and later[0][-1].cancelled():
+            heapq.heappop(later)
+        if not later or later[0][0] == math.inf:
+            raise Deadlock(f"at {self._now:g} s")
+        self._now = max(self._now, later[0][0])
+        while later and later[0][0] < self._now + _SAME_MOMENT_S:
+            self._soon.append(heapq.heappop(later)[-1])
 
 
 def run_virtually[T](main: Coroutine[Any, Any, T]) -> tuple[T, float]:
     """The result, and the virtual seconds it took."""
-    with asyncio.Runner(loop_factory=VirtualLoop, debug=False) as runner:
-        result = runner.run(main)
-        return result, runner.get_loop().time()
+    loop = VirtualLoop()
+    task = loop.create_task(main)
+    try:
+        return loop.run_until_complete(task), loop.time()
+    finally:
+        if not task.done():  # a deadlock, or an interrupt
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                loop.run_until_complete(task)
+        loop.close()

@@ -1,6 +1,7 @@
 """The arrows between rooms point one way (docs/flow.md has the picture)."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ def rooms() -> list[str]:
     return sorted({path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()})
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):

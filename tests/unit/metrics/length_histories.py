@@ -16,7 +16,7 @@ PACE = 400
 """Tokens that each sample writes between two steps."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     lengths: list[int]
     age: int = 0
@@ -89,20 +89,22 @@ class History:
             self.started += group.lengths
 
     def _grow(self) -> None:
-        for group in list(self._flying):
+        flying, self._flying = self._flying, []
+        for group in flying:
             before, group.age = group.age, group.age + PACE // 8
             if group.doom is not None:
                 group.age = min(group.age, group.doom)
             for length in group.lengths:
                 if before < length <= group.age:
                     self.lengths.finished(length)
-            is_doomed = group.doom is not None and (group.is_done or group.age >= group.doom)
+            is_done = group.is_done
+            is_doomed = group.doom is not None and (is_done or group.age >= group.doom)
             if is_doomed or self.is_lost(self._draw, group):
-                self._flying.remove(group)
                 self._lose(group)
-            elif group.is_done:
-                self._flying.remove(group)
+            elif is_done:
                 self._end(group)
+            else:
+                self._flying.append(group)
 
     def _end(self, group: Group) -> None:
         if not self.is_filtered(self._draw, group):

@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,17 +17,20 @@ PREFILL = 512
 at 20 ms per step."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     length: int
     written: int = 0
+    """When it last came to run or was retracted."""
+    ends_at: int = 0
+    """By the engine's count of decoding steps, while it runs."""
 
     @property
     def held(self) -> int:
         return PROMPT + self.written
 
 
-@dataclass
+@dataclass(eq=False)
 class Engine:
     """Retracts those that wrote least, as SGLang does; takes from its queue what fits just now."""
 
@@ -38,6 +42,10 @@ class Engine:
     """Tokens."""
     used: int = 0
     """Tokens held by the running requests."""
+    decoded: int = 0
+    """Decoding steps."""
+    next_end: int = sys.maxsize
+    """The first decoding step after which a running request has ended, or an earlier one."""
 
     @property
     def busy(self) -> int:
@@ -51,6 +59,8 @@ class Engine:
             self._decode()
 
     def _retract(self) -> None:
+        for request in self.running:
+            request.written = request.length - (request.ends_at - self.decoded)
         self.running.sort(key=lambda request: -request.written)
         while self.used + len(self.running) > self.capacity:
             request = self.running.pop()
@@ -63,20 +73,19 @@ class Engine:
         while self.queue and self.used + self.queue[0].held + len(self.running) < self.capacity and room > 0:
             request = self.queue.popleft()
             self.used, room = self.used + request.held, room - request.held
+            request.ends_at = self.decoded + max(1, request.length - request.written)
+            self.next_end = min(self.next_end, request.ends_at)
             self.running.append(request)
         return room < PREFILL
 
     def _decode(self) -> None:
         self.written += len(self.running)
         self.used += len(self.running)
-        some_end = False
-        for request in self.running:
-            request.written += 1
-            some_end |= request.written >= request.length
-        if some_end:
-            going_on = [request for request in self.running if request.written < request.length]
-            self.used -= sum(request.held for request in self.running if request.written >= request.length)
-            self.running = going_on
+        self.decoded += 1
+        if self.decoded >= self.next_end:
+            self.used -= sum(PROMPT + request.length for request in self.running if request.ends_at <= self.decoded)
+            self.running = [request for request in self.running if request.ends_at > self.decoded]
+            self.next_end = min((request.ends_at for request in self.running), default=sys.maxsize)
 
     def load(self) -> EngineLoad:
         return EngineLoad(kv_used=self.used / self.capacity, running=len(self.running), waiting=len(self.queue))

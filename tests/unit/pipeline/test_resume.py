@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from itertools import batched
 from typing import Any
 
 import orjson
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from asyncrl.engines.fake import FakeCheckpoints
 from asyncrl.pipeline.run_state import RunState, settled
 from asyncrl.types import Prompt, Sample, ScoredGroup
-from tests.unit.pipeline.harness import World
+from tests.unit.pipeline.harness import World, drawn, named
 from tests.virtual_time import lengths_in_turn, run_virtually
 
 Which = tuple[int, int]
@@ -203,47 +204,63 @@ async def _until(world: World, end_at: float | None) -> float:
     return asyncio.get_running_loop().time()
 
 
-PLANS = st.fixed_dictionaries(
-    {
-        "steps": st.integers(1, 6),
-        "groups_per_step": st.integers(1, 3),
-        "group_size": st.integers(1, 2),
-        "staleness": st.integers(0, 3),
-        "slots": st.sampled_from((1, 3, 8)),
-        "stale": st.sampled_from(("wait", "mask", "drop")),
-        "partial": st.booleans(),
-        "abort": st.booleans(),
-        "train_seconds": st.sampled_from((0.01, 0.3)),
-        "rows": st.sampled_from((1, 3, 40)),
-        "rejected": st.sampled_from((0, 20)),
-        "failing": st.sampled_from((0, 5)),
-        "tail": st.sampled_from((1, 9)),
-        "save_interval": st.integers(1, 3),
-        "writing_s": st.sampled_from((0.0, 0.1, 1.0)),
-    }
-)
+LIVES = 250
+TOGETHER = 10
+"""Lives in one example: hypothesis takes half a millisecond for each."""
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "steps": (1, 2, 3, 4, 5, 6),
+    "groups_per_step": (1, 2, 3),
+    "group_size": (1, 2),
+    "staleness": (0, 1, 2, 3),
+    "slots": (1, 3, 8),
+    "stale": ("wait", "mask", "drop"),
+    "partial": (False, True),
+    "abort": (False, True),
+    "train_seconds": (0.01, 0.3),
+    "rows": (1, 3, 40),
+    "rejected": (0, 20),
+    "failing": (0, 5),
+    "tail": (1, 9),
+    "save_interval": (1, 2, 3),
+    "writing_s": (0.0, 0.1, 1.0),
+    "ends": (0, 1, 2, 3),
+}
+"""The first choice is the plainest."""
+MOST_ENDS = 3
+LAST_END_S = 1.5
+"""Ends come before it: after that most lives are over."""
+SIZE = len(CHOICES) + 2 * MOST_ENDS
+"""Bytes that make a life: one for each choice, two for each end."""
 
 
 @settings(
-    max_examples=250,
+    max_examples=LIVES // TOGETHER + 1,  # the first is all zeros
     phases=(Phase.generate, Phase.shrink),
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(plan=PLANS, ends=st.lists(st.floats(0.0, 1.5), max_size=3))
-def test_over_random_ends_every_prompt_is_settled_once(plan: dict[str, Any], ends: list[float]) -> None:
+@given(st.binary(min_size=TOGETHER * SIZE, max_size=TOGETHER * SIZE))
+def test_over_random_ends_every_prompt_is_settled_once(draws: bytes) -> None:
     logging.disable(logging.CRITICAL)
     try:
-        life = Life({**plan, "max_failed_groups": 30, "max_filtered_groups": 500})
-        for end_at in ends:
-            if life.before is None or life.before.step < plan["steps"]:
-                life.part(end_at)
-        if life.before is None or life.before.step < plan["steps"]:
-            world = life.part(None)
-            assert world.facts[-1].scheduler.groups.trained == plan["steps"] * plan["groups_per_step"]
+        for each in batched(draws, SIZE):
+            plan = drawn(CHOICES, bytes(each[: len(CHOICES)]))
+            times = [LAST_END_S * int.from_bytes(pair) / 0xFFFF for pair in batched(each[len(CHOICES) :], 2)]
+            with named(plan):
+                live(plan, times[: plan.pop("ends")])
     finally:
         logging.disable(logging.NOTSET)
+
+
+def live(plan: dict[str, Any], ends: list[float]) -> None:
+    life = Life({**plan, "max_failed_groups": 30, "max_filtered_groups": 500, "chunk": 24})
+    for end_at in ends:
+        if life.before is None or life.before.step < plan["steps"]:
+            life.part(end_at)
+    if life.before is None or life.before.step < plan["steps"]:
+        world = life.part(None)
+        assert world.facts[-1].scheduler.groups.trained == plan["steps"] * plan["groups_per_step"]
     assert life.before is not None
     assert life.before.step == plan["steps"]

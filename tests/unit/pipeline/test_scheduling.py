@@ -92,7 +92,7 @@ def test_a_filter_that_rejects_everything_ends_the_run_and_says_why() -> None:
 
 
 def test_a_lost_engine_is_tried_again_with_the_tokens_kept() -> None:
-    world = World(max_new_tokens=10, failures={"g0.0": EngineLost("gone")}).run()
+    world = World(max_new_tokens=10, chunk=4, failures={"g0.0": EngineLost("gone")}).run()
     again = next(request for request in world.engine.requests if request.request_id == "g0.0-1")
     groups = [group for batch in world.trainer.batches for group in batch.groups]
     first = next(group for group in groups if group.group_id == 0).samples[0].sample
@@ -103,7 +103,7 @@ def test_a_lost_engine_is_tried_again_with_the_tokens_kept() -> None:
 
 
 def test_an_answer_whose_end_was_lost_is_not_written_twice() -> None:
-    world = World(max_new_tokens=4, failures={"g0.0": EngineLost("gone")}).run()
+    world = World(max_new_tokens=4, chunk=4, failures={"g0.0": EngineLost("gone")}).run()
     assert all(not request.request_id.startswith("g0.0-") for request in world.engine.requests)
     assert world.facts[-1].scheduler.retries == 0
 
@@ -196,7 +196,7 @@ def test_a_filter_that_gives_neither_none_nor_a_reason_is_told_so(answer: object
 
 def test_a_sample_that_keeps_failing_costs_its_group_and_no_more() -> None:
     lost = EngineLost("gone")
-    world = World(retries=1, failures={"g2.1": lost, "g2.1-1": lost}).run()
+    world = World(retries=1, chunk=4, failures={"g2.1": lost, "g2.1-1": lost}).run()
     stats = world.facts[-1].scheduler
     assert stats.groups.failed == 1
     assert stats.tokens.failed > 0
