@@ -60,20 +60,37 @@ def test_one_long_block_counts_for_all_that_was_due_meanwhile() -> None:
     assert most == 1000.0
 
 
-@pytest.mark.parametrize(
-    ("tokens_per_s", "cpu_s", "lag_ms", "num_problems"),
-    [(4e5, 0.9, 10.0, 0), (4e5, 0.4, 21.0, 1), (1e8, 0.4, 500.0, 0), (1e8, 0.6, 10.0, 1)],
-)
-def test_the_check_fails_when_a_limit_is_broken(
-    tokens_per_s: float, cpu_s: float, lag_ms: float, num_problems: int
-) -> None:
-    case = replace(SMALL, num_tokens=1000, in_flight=1024, tokens_per_s=tokens_per_s)
-    row: dict[str, Any] = {
+def row(**measured: float) -> dict[str, Any]:
+    """Of the case that is checked, at the pace it asks for."""
+    case = replace(SMALL, **controller.CHECKED)
+    return {
         "tree": controller.ROOT.name,
         "case": asdict(case),
-        "measured": [asdict(replace(MEASURED, cpu_s=cpu_s, lag_p99_ms=lag_ms))],
+        "measured": [asdict(replace(MEASURED, **measured))],
     }
-    assert len(controller.too_much([row])) == num_problems
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "lag_ms", "samples", "num_problems"),
+    [(0.4, 10.0, 1000, 0), (0.6, 10.0, 1000, 1), (0.4, 21.0, 1000, 1), (0.6, 21.0, 1000, 2), (0.2, 10.0, 900, 1)],
+)
+def test_the_check_fails_when_a_limit_is_broken(cpu_s: float, lag_ms: float, samples: float, num_problems: int) -> None:
+    problems = controller.too_much([row(cpu_s=cpu_s, lag_p99_ms=lag_ms, samples=samples)])
+    assert len(problems) == num_problems
+
+
+def test_two_runs_that_each_break_a_limit_do_not_pass_together() -> None:
+    cheap_but_late, dear_but_early = row(cpu_s=0.4, lag_p99_ms=30.0), row(cpu_s=0.6, lag_p99_ms=5.0)
+    both = {**cheap_but_late, "measured": cheap_but_late["measured"] + dear_but_early["measured"]}
+    assert controller.too_much([both]) != []
+    assert controller.too_much([cheap_but_late, dear_but_early]) != []
+
+
+@pytest.mark.parametrize("words", [["--check"], ["--check", "--tokens", "1000", "--tokens-per-s", "1e6"]])
+def test_the_check_has_its_case_once_whatever_else_is_measured(words: list[str]) -> None:
+    asked = controller._parser().parse_args(words)  # noqa: SLF001
+    measured = [asdict(case) for case in (*controller.cases(asked), *controller.checked(asked))]
+    assert sum(controller.CHECKED.items() <= case.items() for case in measured) == 1
 
 
 def test_the_check_fails_without_the_case_it_is_about() -> None:

@@ -1,6 +1,7 @@
 """One answer as it arrives from SGLang: chunks of one version each, and why it ended.  Knows no HTTP."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncrl.engines.sglang.flights import Flight
@@ -16,28 +17,34 @@ Tokens = tuple[tuple[int, ...], tuple[float, ...]]
 class Answer:
     """What has arrived of the answer to ``request``."""
 
-    def __init__(self, request: Request, flight: Flight, trail: VersionTrail, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, request: Request, flight: Flight, trail: VersionTrail, on_chunk: Callable[[Chunk], None]
+    ) -> None:
         self._sampling = request.sampling
         self._flight = flight
         self._trail = trail
-        self._clock = clock
+        self._on_chunk = on_chunk
+        self._clock = asyncio.get_running_loop().time
         self._version = request.weights.version  # of a token without a stamp: none can be older
         self._num_tokens = 0
         self._text = ""
+        self.reason: FinishReason | None = None
+        """Why the answer ended, if it did."""
 
-    def take(self, event: Mapping[str, Any], on_chunk: Callable[[Chunk], None]) -> FinishReason | None:
-        """Hand on what ``event`` brings; why the answer ended, if it did.  Raises EngineLost or EngineRejected."""
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Hand on what ``event`` brings.  Raises EngineLost or EngineRejected."""
         _raise_for_error(event)
         meta = event["meta_info"]
         reason = self._reason(meta)
         tokens, logprobs = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
-        for chunk in self._chunks(tokens, logprobs, meta["output_token_logprobs"].versions):
-            on_chunk(chunk)
+        for version, start, stop in self._runs(len(tokens), meta["output_token_logprobs"].versions):
+            self._on_chunk(Chunk(token_ids=tokens[start:stop], logprobs=logprobs[start:stop], version=version))
+            self._version = max(self._version, version)
         self._num_tokens += len(tokens)
         self._version = max(self._version, self._trail.settled(int(meta["weight_version"]), self._clock()))
         if self._sampling.stop:
             self._text = _end_of(self._text, self._sampling) + event["text"]
-        return self._own_end(tokens) if reason is FinishReason.ABORT else reason
+        self.reason = (self._own_end(tokens) if reason is FinishReason.ABORT else reason) or self.reason
 
     def _reason(self, meta: Mapping[str, Any]) -> FinishReason | None:
         finish = meta["finish_reason"]
@@ -60,24 +67,17 @@ class Answer:
         entries: Entries = meta["output_token_logprobs"]
         return _matched(event["output_ids"][:new], entries.token_ids[:new], entries.logprobs[:new])
 
-    def _chunks(
-        self, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: Sequence[tuple[str, int]] | None
-    ) -> Iterator[Chunk]:
-        """One for each run of tokens of the same version."""
-        for version, start, stop in self._runs(len(tokens), versions):
-            yield Chunk(token_ids=tokens[start:stop], logprobs=logprobs[start:stop], version=version)
-            self._version = max(self._version, version)
-
-    def _runs(self, num_tokens: int, versions: Sequence[tuple[str, int]] | None) -> Iterator[tuple[int, int, int]]:
+    def _runs(self, num_tokens: int, versions: Sequence[tuple[str, int]] | None) -> list[tuple[int, int, int]]:
         """Version, first token and the one behind the last of each run."""
         if versions is None or sum(length for _, length in versions) < num_tokens:  # no plug-in, or an unlike one
             versions = [(str(self._version), num_tokens)]
-        start = 0
+        runs, start = [], 0
         for version, length in versions:
             stop = min(start + length, num_tokens)
             if stop > start:
-                yield int(version), start, stop
+                runs.append((int(version), start, stop))
             start = stop
+        return runs
 
     def _own_end(self, tokens: tuple[int, ...]) -> FinishReason:
         """Why an answer ended that was aborted in the moment of its last token: SGLang tells of the abort alone."""

@@ -62,13 +62,9 @@ class SGLangEngine:
         rid = f"{PACKED}{request.request_id}/{self._rid()}."
         body = _generate_body(request, rid)
         with self._flights.one(rid) as flight:
-            async with (
-                self._server_for(rid) as url,
-                flight.until_given_up(),
-                contextlib.aclosing(self._wire.stream(f"{url}/generate", body, self._idle_s)) as events,
-            ):
-                answer = Answer(request, flight, self._trail, asyncio.get_running_loop().time)
-                return await _read(request, answer, events, on_chunk)
+            answer = Answer(request, flight, self._trail, on_chunk)
+            async with self._server_for(rid) as url, flight.until_given_up():
+                return await self._read(f"{url}/generate", body, answer)
 
     async def interrupt(self) -> None:
         """See ``RolloutEngine.interrupt``.  Lasts ``interrupt_timeout_s`` at most, and the abort of what is left."""
@@ -110,6 +106,17 @@ class SGLangEngine:
         ):
             raise EngineLost(f"{url} scored other tokens than it was given")
         return tuple(float(logprob) for logprob, _, _ in entries)
+
+    async def _read(self, url: str, body: dict[str, Any], answer: Answer) -> FinishReason:
+        """Have the events taken, until the last one says why."""
+        try:
+            await self._wire.stream(url, body, self._idle_s, answer.take)
+        except (EngineLost, EngineTimeout):
+            if answer.reason is None:
+                raise
+        if answer.reason is None:
+            raise EngineLost(f"the answer to {body['rid']} broke off")
+        return answer.reason
 
     def _rid(self) -> str:
         """New to servers that others, and earlier runs, use as well."""
@@ -160,23 +167,6 @@ class SGLangEngine:
         async with asyncio.TaskGroup() as posts:
             for flight in self._flights.now():
                 posts.create_task(post(flight), name=f"abort-{flight.rid}")
-
-
-async def _read(
-    request: Request, answer: Answer, events: AsyncIterator[dict[str, Any]], on_chunk: Callable[[Chunk], None]
-) -> FinishReason:
-    """Hand the chunks on, until the last one says why."""
-    reason: FinishReason | None = None
-    try:
-        async for event in events:
-            reason = answer.take(event, on_chunk) or reason
-            del event  # a thousand little lists, and the wait for the next one is long
-    except (EngineLost, EngineTimeout):
-        if reason is None:
-            raise
-    if reason is None:
-        raise EngineLost(f"the answer to {request.request_id} broke off")
-    return reason
 
 
 class _LeastBusy:

@@ -1,7 +1,7 @@
 """Requests to SGLang and its router.  The one place where HTTP, sockets and deadlines become our named errors."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -11,23 +11,27 @@ import orjson
 
 from asyncrl.engines.sglang.events import EventReader
 from asyncrl.engines.sglang.payload import read_event
+from asyncrl.engines.sglang.streams import Silent, Streams
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 
 _CONNECT_S = 10.0
 """For a TCP connection; a live server accepts at once, also when it is busy."""
 _KEEP_ALIVE_S = 2.0
 """Below the 5 s after which SGLang's uvicorn hangs up, so that no request meets a connection just being closed."""
+_SAID = 2000
+"""Bytes of an error page that are worth showing."""
 _TRY_LATER = frozenset({408, 425, 429})
 """Client errors that say nothing against the request."""
 
 
 class Wire:
-    """Two connection pools: one for tokens, without a limit, and one for control, which tokens can not starve.
+    """Three connection pools without a limit: streamed answers, whole ones, and control, which tokens can not starve.
 
     ``async with`` opens and closes it.  Every method raises EngineTimeout, EngineLost or EngineRejected.
     """
 
     async def __aenter__(self) -> Self:
+        self._streams = Streams(_CONNECT_S, _KEEP_ALIVE_S)
         self._data = _session()
         self._control = _session()
         return self
@@ -35,23 +39,31 @@ class Wire:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._streams.close()
         await self._data.close()
         await self._control.close()
 
-    async def stream(self, url: str, body: dict[str, Any], idle_s: float) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of a streamed answer; ``idle_s`` is the longest wait for the next one."""
-        reader, silence = EventReader(), aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=idle_s)
+    async def stream(
+        self, url: str, body: dict[str, Any], idle_s: float, on_event: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """POST, and hand on each event of the streamed answer; ``idle_s`` is the longest silence.
+
+        What ``on_event`` raises, this raises.  It is called while this waits, and never after.
+        """
+        reader, said = EventReader(), bytearray()
+
+        def take(status: int, piece: bytes) -> None:
+            if status != 200:
+                said.extend(piece[: _SAID - len(said)])
+                return
+            for payload in reader.feed(piece):
+                if payload != b"[DONE]":
+                    on_event(_event(payload, url))
+
         with _named_errors(url, idle_s):
-            async with asyncio.timeout(idle_s):
-                response = await self._data.post(url, data=orjson.dumps(body), timeout=silence)
-            try:
-                await _raise_for_status(response, url, idle_s)
-                while piece := await response.content.readany():
-                    for payload in reader.feed(piece):
-                        if payload != b"[DONE]":
-                            yield _event(payload, url)
-            finally:
-                response.release()  # returns it to the pool, or closes it when the answer was left in the middle
+            status = await self._streams.post(url, orjson.dumps(body), idle_s, take)
+        if status != 200:
+            raise _refusal(url, status, said.decode(errors="replace"))
 
     async def ask(self, url: str, body: dict[str, Any], timeout_s: float) -> Any:
         """POST on the data connections and return the answer."""
@@ -89,14 +101,17 @@ async def _exchange(
 
 
 async def _raise_for_status(response: aiohttp.ClientResponse, url: str, timeout_s: float) -> None:
-    status = response.status
-    if status < 400:
+    if response.status < 400:
         return
     with _named_errors(url, timeout_s):
         async with asyncio.timeout(timeout_s):
-            said = (await response.read())[:2000].decode(errors="replace")
-    kind = EngineRejected if status < 500 and status not in _TRY_LATER else EngineLost
-    raise kind(f"{url} answered {status}: {said}")
+            said = (await response.read())[:_SAID].decode(errors="replace")
+    raise _refusal(url, response.status, said)
+
+
+def _refusal(url: str, status: int, said: str) -> EngineError:
+    refused = 400 <= status < 500 and status not in _TRY_LATER
+    return (EngineRejected if refused else EngineLost)(f"{url} answered {status}: {said}")
 
 
 def _event(payload: bytes, url: str) -> dict[str, Any]:
@@ -119,7 +134,7 @@ def _named_errors(url: str, timeout_s: float) -> Iterator[None]:
         yield
     except EngineError:  # named already
         raise
-    except aiohttp.SocketTimeoutError as error:
+    except Silent as error:
         raise EngineTimeout(f"{url} was silent for {timeout_s:g} s") from error
     except aiohttp.ServerTimeoutError as error:
         raise EngineLost(f"{url}: no connection within {_CONNECT_S:g} s") from error

@@ -9,6 +9,7 @@ from asyncrl.engines.sglang.packed import COLUMNS, Entries, runs_of, unpack
 
 _BEGIN = b'"output_token_logprobs":[['
 """What SGLang writes before the first entry.  Inside a string the quotes would be escaped: it is found nowhere else."""
+_PACKED = b'{"%b":' % COLUMNS.encode()
 _BRACKETS = b"[]"
 
 
@@ -17,7 +18,7 @@ def read_event(payload: bytes) -> dict[str, Any]:
 
     Raises KeyError, TypeError or ValueError (with orjson.JSONDecodeError) for what no server of ours writes.
     """
-    begin = payload.find(_BEGIN)
+    begin = -1 if payload.startswith(_PACKED) else payload.find(_BEGIN)
     return _read_entries(payload, begin + len(_BEGIN)) if begin >= 0 else _read_packed(orjson.loads(payload))
 
 
