@@ -28,8 +28,9 @@ from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_device
 from asyncrl.engines.cluster.trainer import RayCheckpointer
+from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.settings import TrainerSettings
-from asyncrl.engines.megatron.shape import check_architecture
+from asyncrl.engines.megatron.shape import check_architecture, read_shape
 from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
 from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed, plainly
 from asyncrl.metrics.facts import StepFacts
@@ -84,6 +85,7 @@ def check(run: RunConfig) -> Checked:
     """Read and resolve everything that the run names.  Raises ConfigError, DataError or PluginError."""
     check_passthrough(run, *_known_flags(run.cluster.use_router))
     check_architecture(run.model.hf_checkpoint)
+    check_layout(read_shape(run.model.hf_checkpoint), run.parallel, run.cluster.device)
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
     prompts = load_prompts(run.data, tokenizer)
     return Checked(
@@ -186,6 +188,7 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) ->
         trainer=TrainerSettings(
             model=run.model,
             train=run.train,
+            parallel=run.parallel,
             device=device,
             dtype=dtype,
             temperature=run.rollout.rollout_temperature,

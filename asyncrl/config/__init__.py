@@ -13,6 +13,7 @@ from asyncrl.config.areas import (
     TrainConfig,
 )
 from asyncrl.config.load import load_run
+from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.passthrough import check_passthrough
 from asyncrl.config.problems import problems
 from asyncrl.config.resolved import flat, resolved
@@ -25,6 +26,7 @@ __all__ = [
     "FailureConfig",
     "ModelConfig",
     "OutputConfig",
+    "ParallelConfig",
     "RolloutConfig",
     "RunConfig",
     "TrainConfig",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import above, at_least, must, refuse
 
 
@@ -400,6 +401,7 @@ class RunConfig:
     """Of the TOML file, without its ending."""
     model: ModelConfig
     cluster: ClusterConfig
+    parallel: ParallelConfig
     data: DataConfig
     rollout: RolloutConfig
     failures: FailureConfig

@@ -7,14 +7,16 @@ import inspect
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from asyncrl.config import areas
+from asyncrl.config import areas, parallel
 from asyncrl.config.ranges import flag
 
 AREAS: dict[str, type[Any]] = {
     "model": areas.ModelConfig,
     "cluster": areas.ClusterConfig,
+    "parallel": parallel.ParallelConfig,
     "data": areas.DataConfig,
     "rollout": areas.RolloutConfig,
     "failures": areas.FailureConfig,
@@ -75,10 +77,10 @@ def _knob(area: str, field: str, hint: Any, default: Any, text: str) -> Knob:
     kind, is_many, choices = hint, False, ()
     if get_origin(kind) in (types.UnionType, Union):
         (kind,) = (arm for arm in get_args(kind) if arm is not types.NoneType)
+    if get_origin(kind) is tuple:
+        kind, is_many = get_args(kind)[0], True
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
-    elif get_origin(kind) is tuple:
-        kind, is_many = get_args(kind)[0], True
     return Knob(
         name=flag(field),
         area=area,
@@ -94,7 +96,7 @@ def _knob(area: str, field: str, hint: Any, default: Any, text: str) -> Knob:
 def _texts_under_fields() -> dict[str, dict[str, str]]:
     """By class and field; they are not kept at run time, so they are read from the source."""
     texts: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(areas)).body:
+    for node in chain(*(ast.parse(inspect.getsource(module)).body for module in (areas, parallel))):
         if isinstance(node, ast.ClassDef):
             texts[node.name] = {
                 before.target.id: after.value.value

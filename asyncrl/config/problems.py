@@ -15,6 +15,7 @@ from asyncrl.config.areas import (
     TrainConfig,
 )
 from asyncrl.config.derived import normalize_advantages, num_steps_per_rollout
+from asyncrl.config.parallel import parallel_problems
 from asyncrl.config.ranges import must
 
 
@@ -23,6 +24,7 @@ def problems(run: RunConfig) -> list[str]:
     return [
         *_checkpoint(run.model),
         *_cluster(run.cluster),
+        *parallel_problems(run.parallel, run.cluster.num_trainer_ranks),
         *_data(run.data),
         *_reward(run.rollout, run.data),
         *_staleness(run.rollout),

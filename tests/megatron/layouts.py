@@ -20,12 +20,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, model_parallel_cuda_manual_seed
 
 from asyncrl.engines.megatron import cpu
+from asyncrl.engines.megatron.attention import packed_row
 from asyncrl.engines.megatron.model import build_model
+from asyncrl.engines.megatron.packing import Example, Packing, microbatches
 from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.engines.megatron.sharding import all_weights, local_weights, whole_weights
 from asyncrl.engines.megatron.weights import export_hf, load_hf, splits_of, to_hf
@@ -112,13 +113,24 @@ def logits_and_gradients(model: torch.nn.Module, shape: object) -> tuple[torch.T
 
 
 def _step(rows, model):
-    edges = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
-    longest = max(LENGTHS)
-    packed = PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=edges, cu_seqlens_kv=edges, max_seqlen_q=longest, max_seqlen_kv=longest
+    (row,) = microbatches(
+        [
+            Example(
+                index=index,
+                token_ids=(*tokens.tolist(), 0),
+                num_response=1,
+                loss_mask=(1,),
+                behaviour_logprobs=(0.0,),
+            )
+            for index, tokens in enumerate(sequences())
+        ],
+        0,
+        1,
+        Packing(max_tokens=sum(LENGTHS)),
     )
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])
-    output = model(torch.cat(sequences())[None], positions[None], None, packed_seq_params=packed)
+    positions = torch.from_numpy(row.positions_T)
+    packed = packed_row(row, CPU, model.module.turns_at(positions), 0, 1)
+    output = model(torch.from_numpy(row.token_ids_T)[None], positions[None], None, packed_seq_params=packed)
     return output, _weighted_sum
 
 

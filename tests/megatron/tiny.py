@@ -2,7 +2,6 @@
 
 import math
 import random
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ import torch
 import transformers
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
+from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.megatron import TrainerSettings
 from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.types import Batch, FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
@@ -78,11 +78,9 @@ def one_rank(settings: TrainerSettings) -> Iterator[MegatronRank]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on just now, and that the kernel gives to no outgoing connection."""
+    (port,) = NetworkPlace().free_ports(1)
+    return port
 
 
 def random_batch(*, groups: int = 4, group_size: int = 4, longest: int = 12, seed: int = 0, step: int = 0) -> Batch:

@@ -61,7 +61,7 @@ class RayTrainer:
 
     async def send(self, index: int) -> None:
         """See ``WeightSender.send``."""
-        await self._first("send", index)
+        await self._all("send", index, timeout_s=self._control_timeout_s)
 
     async def _first(self, method: str, *args: object) -> Any:
         return await answered(

@@ -125,6 +125,7 @@ def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = _CPU
+        kwargs.pop("pin_memory", None)  # of a rope's positions under context parallelism; there is nothing to pin for
         return factory(*args, **kwargs)
 
     return make

@@ -1,5 +1,6 @@
 """The critic of PPO: a model that says, before each token of an answer, what reward is still to come."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,13 +21,11 @@ from asyncrl.engines.megatron.weights import load_hf
 class Critic:
     """A second model on every rank.  Its values are 0 everywhere until it has learnt."""
 
-    def __init__(self, settings: TrainerSettings, device: torch.device, rank: int, world_size: int) -> None:
+    def __init__(self, settings: TrainerSettings, device: torch.device) -> None:
         """Reads ``--critic-load``."""
         self._train = settings.train
-        path = critic_load(settings.train, settings.model)
-        model = _with_value_head(_loaded(path, device, getattr(torch, settings.dtype)), device)
         self._device = device
-        self.learner = Learner(model, settings, rank, world_size, name="critic")
+        self.learner = Learner(_model(settings, device), settings, name="critic")
 
     def set_rate(self, step: int) -> None:
         """Constant, after a rise that reaches the full rate in training step ``critic_lr_warmup_iters``, from 1."""
@@ -46,17 +45,17 @@ class Critic:
         return self.learner.differentiate(update, step)
 
 
-def _loaded(path: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    shape = read_shape(path)
-    model = build_model(shape, device, dtype)
+def _model(settings: TrainerSettings, device: torch.device) -> Any:
+    """One number per position in the place of a distribution over words; there is no output layer to be tied."""
+    path, dtype = critic_load(settings.train, settings.model), getattr(torch, settings.dtype)
+    shape = replace(read_shape(path), ties_embeddings=False)
+    model = build_model(shape, device, dtype, settings.parallel)
+    if model.post_process:
+        model.output_layer = None
     load_hf(model, shape, path)
-    return model
-
-
-def _with_value_head(model: Any, device: torch.device) -> Any:
-    """One number per position in the place of a distribution over words."""
-    model.output_layer = None
-    model.value_head = nn.Linear(model.config.hidden_size, 1, device=device, dtype=model.config.params_dtype)
-    nn.init.zeros_(model.value_head.weight)
-    nn.init.zeros_(model.value_head.bias)
+    model.value_head = None
+    if model.post_process:
+        model.value_head = nn.Linear(model.config.hidden_size, 1, device=device, dtype=dtype)
+        nn.init.zeros_(model.value_head.weight)
+        nn.init.zeros_(model.value_head.bias)
     return model

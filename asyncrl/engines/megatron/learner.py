@@ -16,6 +16,7 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.packing import Example, Floats, microbatches, packing_of
 from asyncrl.engines.megatron.passes import Outcome, Step
 from asyncrl.engines.megatron.restore import RestorePoint
@@ -39,14 +40,16 @@ class Gradients:
 
 
 class Learner:
-    """A model in data parallel.  Every rank gets the same calls with the same arguments."""
+    """This rank's part of a model.  Every rank gets the same calls with the same arguments."""
 
-    def __init__(self, model: Any, settings: TrainerSettings, rank: int, world_size: int, *, name: str) -> None:
+    def __init__(self, model: Any, settings: TrainerSettings, *, name: str) -> None:
         """``name`` is what errors call it."""
-        self._rank, self._world_size, self._name = rank, world_size, name
-        self._packing = packing_of(settings.train)
+        self._name = name
+        self._rank = parallel_state.get_data_parallel_rank()
+        self._num_ranks = parallel_state.get_data_parallel_world_size()
+        self._packing = packing_of(settings.train, settings.parallel)
         self.model = model
-        self.parallel = _data_parallel(model)
+        self.parallel = _data_parallel(model, settings.parallel)
         self.optimizer = _optimizer(self.parallel, settings)
 
     def set_rate(self, rate: float) -> None:
@@ -55,16 +58,15 @@ class Learner:
             group["lr"] = rate
 
     def share(self, update: Update) -> Sequence[Example]:
-        """The samples of this rank."""
-        return self._packing.share(update.examples, self._rank, self._world_size)
+        """The samples of this rank, and of those that it shares the model with."""
+        return self._packing.share(update.examples, self._rank, self._num_ranks)
 
     @torch.no_grad()
     def rows(self, updates: Sequence[Update], step: Step) -> dict[int, Floats]:
         """What the present weights say of the tokens of this rank's share, by place in the batch."""
         found: dict[int, Floats] = {}
         for update in updates:
-            for outcome in self._run(update.examples, step, forward_only=True):
-                found |= outcome.by_sample()
+            found |= _from_last_stage(_rows_of(self._run(update.examples, step, forward_only=True)))
         return found
 
     def differentiate(self, update: Update, step: Step) -> Gradients:
@@ -72,12 +74,11 @@ class Learner:
         self.parallel.zero_grad_buffer()
         self.optimizer.zero_grad()
         outcomes = self._run(update.examples, step, forward_only=False)
-        sums = _summed(outcomes)
+        sums, rows = _from_last_stage((_summed(outcomes), _rows_of(outcomes)))
         self.optimizer.prepare_grads()
         loss, norm = sums.pop("train/loss"), float(self.optimizer.get_grad_norm())
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteLoss(f"{self._name}: loss {loss}, gradient norm {norm}")
-        rows = {index: row for outcome in outcomes for index, row in outcome.by_sample().items()}
         return Gradients(loss=loss, norm=norm, sums=sums, num_tokens=update.num_tokens, rows=rows)
 
     def advance(self) -> None:
@@ -89,8 +90,11 @@ class Learner:
         return RestorePoint(self.model, self.optimizer)
 
     def _run(self, examples: Sequence[Example], step: Step, *, forward_only: bool) -> list[Outcome]:
-        """This rank's share through the model, and back unless ``forward_only``; gradients end up summed over ranks."""
-        rows = microbatches(examples, self._rank, self._world_size, self._packing)
+        """This rank's share through the model, and back unless ``forward_only``; gradients end up summed over ranks.
+
+        Outcomes are those of the last pipeline stage, elsewhere there are none.
+        """
+        rows = microbatches(examples, self._rank, self._num_ranks, self._packing)
         outcomes: list[Outcome] = get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=iter(rows),
@@ -103,18 +107,41 @@ class Learner:
         return outcomes
 
 
+def _rows_of(outcomes: Sequence[Outcome]) -> dict[int, Floats]:
+    return {index: row for outcome in outcomes for index, row in outcome.by_sample().items()}
+
+
 def _summed(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Over microbatches and ranks; all of them report the same names."""
+    if not outcomes:
+        return {}
     names = sorted(outcomes[0].sums)
     sums = torch.stack([torch.stack([outcome.sums[name] for name in names]) for outcome in outcomes]).sum(0)
     dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
     return dict(zip(names, sums.tolist(), strict=True))
 
 
-def _data_parallel(model: Any) -> Any:
-    """The model with gradients in float32, summed over ranks at the end of each update."""
-    parallel = DistributedDataParallel(model.config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
+def _from_last_stage[T](found: T) -> T:
+    """What the last stage of this pipeline found."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return found
+    box = [found]
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    dist.broadcast_object_list(box, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+    return box[0]
+
+
+def _data_parallel(model: Any, settings: ParallelConfig) -> Any:
+    """The model with gradients in float32, summed over ranks by the end of each update."""
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=settings.use_distributed_optimizer,
+        overlap_grad_reduce=settings.overlap_grad_reduce,
+    )
+    parallel = DistributedDataParallel(model.config, config, model)
     model.config.finalize_model_grads_func = _finish_gradients
+    if settings.overlap_grad_reduce:
+        model.config.no_sync_func = parallel.no_sync  # of all microbatches but the last
     return parallel
 
 
@@ -137,6 +164,7 @@ def _optimizer(parallel: Any, settings: TrainerSettings) -> Any:
         clip_grad=train.clip_grad,
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
+        use_distributed_optimizer=settings.parallel.use_distributed_optimizer,
     )
     optimizer = get_megatron_optimizer(config, [parallel])
     for group in optimizer.param_groups:  # norms and biases do not decay; Megatron's own scheduler would see to it

@@ -1,60 +1,128 @@
 """Log-probs and entropies of response tokens, without ever holding their float32 logits all at once.
 
-Shape letters: R response tokens, H hidden size, V vocabulary.
+Shape letters: R response tokens, H hidden size, V this rank's part of the vocabulary.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-CHUNK = 512
-"""Tokens whose logits exist at a time: 300 MB in float32 for 150,000 words, and enough for a full-speed product."""
+CHUNK_BYTES = 512 * 1024**2
+"""Of float32 logits that exist at a time: 900 tokens of 150,000 words, enough for a full-speed product."""
 
 
 def token_logprobs(
     hidden_RH: Tensor,
-    project: Callable[[Tensor], Tensor],
+    weight_VH: Tensor,
     targets_R: Tensor,
     temperature: float,
+    group: Any = None,
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of each distribution, float32, in nats.
 
-    ``project`` makes logits of hidden states; they are divided by ``temperature``.  The backward pass computes each
-    chunk's logits anew.  Entropies have a gradient only with ``entropy_gradient``.
+    Logits are hidden states times ``weight_VH``, divided by ``temperature``.  The ranks of ``group`` have equal parts
+    of the vocabulary, in order; all of them must call this, and each gets all of the result, and of the gradient of
+    ``hidden_RH`` its vocabulary's share.  The backward pass computes each chunk's logits anew.  Entropies have a
+    gradient only with ``entropy_gradient``.
     """
-    chunks = zip(hidden_RH.split(CHUNK), targets_R.split(CHUNK), strict=True)  # type: ignore[no-untyped-call]
-    rows = [
-        checkpoint(
-            _chunk,
-            hidden,
-            project,
-            targets,
-            temperature,
-            entropy_gradient,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for hidden, targets in chunks
-    ]
-    logprobs, entropies = zip(*rows, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_RH, weight_VH, targets_R, temperature, group
+    )
+    logprobs_R, entropies_R = found
+    return logprobs_R, entropies_R if entropy_gradient else entropies_R.detach()
 
 
-def _chunk(
-    hidden_RH: Tensor,
-    project: Callable[[Tensor], Tensor],
-    targets_R: Tensor,
-    temperature: float,
-    entropy_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    logits_RV = project(hidden_RH).float() / temperature
-    log_total_R = logits_RV.logsumexp(-1)
-    logprobs_R = logits_RV.gather(-1, targets_R.unsqueeze(-1)).squeeze(-1) - log_total_R
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        probs_RV = (logits_RV - log_total_R.unsqueeze(-1)).exp()
-        entropies_R = log_total_R - (probs_RV * logits_RV).sum(-1)
-    return logprobs_R, entropies_R
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, targets_R: Tensor, temperature: float, group: Any
+    ) -> tuple[Tensor, Tensor]:
+        group = group if group is not None and group.size() > 1 else None
+        local_R = targets_R - (group.rank() * len(weight_VH) if group else 0)
+        size = max(1, CHUNK_BYTES // (4 * len(weight_VH)))
+        chunks = [
+            _read(_logits(hidden, weight_VH, temperature), local, group)
+            for hidden, local in zip(hidden_RH.split(size), local_R.split(size), strict=True)  # type: ignore[no-untyped-call]
+        ]
+        logprobs_R, entropies_R, log_totals_R = map(torch.cat, zip(*chunks, strict=True))
+        ctx.save_for_backward(hidden_RH, weight_VH, local_R, log_totals_R, entropies_R)
+        ctx.temperature, ctx.size = temperature, size
+        ctx.set_materialize_grads(False)
+        return logprobs_R, entropies_R
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_RH, weight_VH, local_R, log_totals_R, entropies_R = ctx.saved_tensors
+        for_logprobs_R, for_entropies_R = grads
+        if for_logprobs_R is None:
+            for_logprobs_R = torch.zeros_like(log_totals_R)
+        grad_hidden_RH = torch.empty_like(hidden_RH)
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        for start in range(0, len(hidden_RH), ctx.size):
+            here = slice(start, start + ctx.size)
+            hidden = hidden_RH[here]
+            entropy_grad = None if for_entropies_R is None else for_entropies_R[here]
+            logits = _logits(hidden, weight_VH, ctx.temperature)
+            found = (local_R[here], log_totals_R[here], entropies_R[here])
+            slope = _slope(logits, *found, for_logprobs_R[here], entropy_grad)
+            slope = (slope / ctx.temperature).to(hidden.dtype)
+            torch.mm(slope, weight_VH, out=grad_hidden_RH[here])
+            _add_product(grad_weight_VH, slope, hidden)
+        return grad_hidden_RH, grad_weight_VH.to(weight_VH.dtype), None, None, None
+
+
+def _logits(hidden_RH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
+    return (hidden_RH @ weight_VH.t()).float().div_(temperature)
+
+
+def _read(logits_RV: Tensor, local_R: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropies, and the logarithms of what the exponentials add up to."""
+    largest_R = logits_RV.amax(-1)
+    if group:
+        dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=group)
+    exp_RV = (logits_RV - largest_R.unsqueeze(-1)).exp_()
+    is_here_R = (local_R >= 0) & (local_R < logits_RV.shape[-1])
+    target_R = logits_RV.gather(-1, torch.where(is_here_R, local_R, 0).unsqueeze(-1)).squeeze(-1)
+    sums_3R = torch.stack([exp_RV.sum(-1), torch.where(is_here_R, target_R, 0.0), (exp_RV.mul_(logits_RV)).sum(-1)])
+    if group:
+        dist.all_reduce(sums_3R, group=group)
+    total_R, target_R, weighted_R = sums_3R
+    log_totals_R = largest_R + total_R.log()
+    return target_R - log_totals_R, log_totals_R - weighted_R / total_R, log_totals_R
+
+
+def _slope(
+    logits_RV: Tensor,
+    local_R: Tensor,
+    log_totals_R: Tensor,
+    entropies_R: Tensor,
+    for_logprobs_R: Tensor,
+    for_entropies_R: Tensor | None,
+) -> Tensor:
+    """The gradient of the logits; they are overwritten.
+
+    With p the probabilities and H the entropy: of the target's log-prob ``1[target] - p``, of the entropy
+    ``-p (log p + H)``.
+    """
+    logs_RV = logits_RV.sub_(log_totals_R.unsqueeze(-1))
+    factor_RV: Tensor = -for_logprobs_R.unsqueeze(-1)
+    if for_entropies_R is not None:
+        factor_RV = factor_RV - for_entropies_R.unsqueeze(-1) * (logs_RV + entropies_R.unsqueeze(-1))
+    slope_RV = logs_RV.exp_().mul_(factor_RV)
+    is_here_R = (local_R >= 0) & (local_R < slope_RV.shape[-1])
+    at_target_R = torch.where(is_here_R, for_logprobs_R, 0.0)
+    return slope_RV.scatter_add_(-1, torch.where(is_here_R, local_R, 0).unsqueeze(-1), at_target_R.unsqueeze(-1))
+
+
+def _add_product(total_VH: Tensor, slope_RV: Tensor, hidden_RH: Tensor) -> None:
+    """In float32, whatever the factors are in."""
+    if slope_RV.dtype == torch.float32:
+        total_VH.addmm_(slope_RV.t(), hidden_RH)
+    elif slope_RV.is_cuda:
+        torch.addmm(total_VH, slope_RV.t(), hidden_RH, out_dtype=torch.float32, out=total_VH)
+    else:
+        total_VH += slope_RV.t() @ hidden_RH

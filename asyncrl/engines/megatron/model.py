@@ -1,5 +1,7 @@
 """The one place where a Megatron model is made."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,16 +12,24 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from torch import Tensor
 
+from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.attention import PackedAttention
 from asyncrl.engines.megatron.layers import AddNormed, LatentAttention, RMSNorm
-from asyncrl.engines.megatron.rope import Llama3Rope, Rope, YarnRope
+from asyncrl.engines.megatron.rope import Rope, YarnRope
 from asyncrl.engines.megatron.shape import ExpertShape, LatentShape, ModelShape
+from asyncrl.engines.megatron.turning import Turns, frequencies, turns_at
 
 
-def build_model(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> GPTModel:
-    """This rank's part of an untrained model on ``device``; its weights are whatever was in memory."""
-    config = transformer_config(shape, device, dtype)
+def build_model(
+    shape: ModelShape, device: torch.device, dtype: torch.dtype, parallel: ParallelConfig | None = None
+) -> GPTModel:
+    """This rank's part of an untrained model on ``device``; its weights are whatever was in memory.
+
+    Megatron's groups say how it is split; ``parallel`` says how layers are spread and what is computed again.
+    """
+    config = transformer_config(shape, device, dtype, parallel or ParallelConfig())
     model = GPTModel(
         config,
         _spec(shape, config),
@@ -28,12 +38,9 @@ def build_model(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> 
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.ties_embeddings,
-        position_embedding_type="rope",
-        rotary_base=shape.rope.theta,
-        rotary_percent=shape.rope.fraction,
+        position_embedding_type="none",  # attention turns queries and keys itself, by ``turns_at``
     )
-    if isinstance(shape.rope.scaling, Llama3Rope):
-        _stretch(model, shape.rope.scaling)
+    model.turns_at = _turns_at(shape, device, dtype)
     model.to(device, dtype)  # without TransformerEngine norms are made in float32, whatever the config says
     for name, buffer in model.named_buffers():
         if name.endswith("expert_bias"):  # one float32 step decides which expert wins
@@ -41,7 +48,9 @@ def build_model(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> 
     return model
 
 
-def transformer_config(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> TransformerConfig:
+def transformer_config(
+    shape: ModelShape, device: torch.device, dtype: torch.dtype, parallel: ParallelConfig
+) -> TransformerConfig:
     """Megatron's words for ``shape``."""
     make = MLATransformerConfig if shape.latent else TransformerConfig
     return make(
@@ -58,7 +67,7 @@ def transformer_config(shape: ModelShape, device: torch.device, dtype: torch.dty
         activation_func=F.silu,
         add_bias_linear=False,
         add_qkv_bias=shape.has_qkv_bias,
-        rotary_interleaved=shape.interleaves_rope,
+        rotary_interleaved=shape.interleaves_rope,  # of latent attention
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -74,6 +83,7 @@ def transformer_config(shape: ModelShape, device: torch.device, dtype: torch.dty
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
         **_parallel_settings(),
+        **_memory_settings(parallel),
         **(_expert_settings(shape.experts, shape.num_layers) if shape.experts else {}),
         **(_latent_settings(shape.latent, shape.rope) if shape.latent else {}),
     )
@@ -109,6 +119,21 @@ def _parallel_settings() -> dict[str, Any]:
         "expert_tensor_parallel_size": parallel_state.get_expert_tensor_parallel_world_size(),
         "moe_token_dispatcher_type": "alltoall",  # variable lengths ask for it, with experts or without
     }
+
+
+def _memory_settings(parallel: ParallelConfig) -> dict[str, Any]:
+    """Which layers a pipeline stage has, and what the backward pass computes again."""
+    settings: dict[str, Any] = {
+        "num_layers_in_first_pipeline_stage": parallel.decoder_first_pipeline_num_layers,
+        "num_layers_in_last_pipeline_stage": parallel.decoder_last_pipeline_num_layers,
+        "recompute_granularity": parallel.recompute_granularity,
+    }
+    if parallel.recompute_granularity == "full":
+        settings["recompute_method"] = parallel.recompute_method or "uniform"
+        settings["recompute_num_layers"] = parallel.recompute_num_layers or 1
+    if parallel.recompute_modules:
+        settings["recompute_modules"] = list(parallel.recompute_modules)
+    return settings
 
 
 def _expert_settings(experts: ExpertShape, num_layers: int) -> dict[str, Any]:
@@ -155,13 +180,13 @@ def _latent_settings(latent: LatentShape, rope: Rope) -> dict[str, Any]:
     }
 
 
-def _stretch(model: GPTModel, scaling: Llama3Rope) -> None:
-    """Megatron can do it, but GPTModel passes on nothing but the factor."""
-    rotary = model.rotary_pos_emb
-    rotary.inv_freq = rotary._apply_scaling(  # noqa: SLF001
-        rotary.inv_freq,
-        factor=scaling.factor,
-        low_freq_factor=scaling.low_frequency,
-        high_freq_factor=scaling.high_frequency,
-        original_max_position_embeddings=scaling.original_positions,
+def _turns_at(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], Turns | None]:
+    """How far tokens at given positions are turned; None where Megatron's latent attention sees to it."""
+    if shape.latent:
+        return lambda positions_T: None
+    return partial(
+        turns_at,
+        frequencies_F=frequencies(shape.rope, shape.head_dim).to(device),
+        dtype=dtype,
+        interleaved=shape.interleaves_rope,
     )

@@ -1,10 +1,13 @@
 """Samples into packed microbatches: plain lists and numpy, the same result for the same input.
 
 A sample of P prompt and R response tokens enters a model as its first P + R - 1 tokens: nothing is predicted from the
-last one, and response token t is predicted at position P + t - 1.
-Shape letters: T tokens of a microbatch, S its samples, R its response tokens, sample behind sample.
+last one, and response token t is predicted at position P + t - 1.  Where ranks share tokens, samples are filled up at
+their ends to sizes that can be shared; no token sees those, and nothing is predicted from them.
+Shape letters: T tokens of a microbatch, S its samples, R its response tokens, sample behind sample; M those of them
+that one context-parallel rank has.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.derived import use_dynamic_batch_size
+from asyncrl.config.parallel import ParallelConfig
 from asyncrl.types import Batch
 
 Floats = NDArray[np.float32]
@@ -66,9 +70,9 @@ class Microbatch:
     token_ids_T: NDArray[np.int64]
     positions_T: NDArray[np.int64]
     edges: NDArray[np.int32]
-    """Where the samples begin, and where the last one ends: S + 1 numbers."""
+    """Where the samples begin, and where the last one ends, with what they are filled up with: S + 1 numbers."""
     longest: int
-    """Input tokens of the longest sample."""
+    """Tokens of the longest sample, filled up."""
     sources_R: NDArray[np.int64]
     """Positions in the row at which each response token is predicted."""
     targets_R: NDArray[np.int64]
@@ -146,11 +150,25 @@ class Packing:
     """How samples are spread over ranks and microbatches.  Depends on their lengths and order alone."""
 
     max_tokens: int
-    """Input tokens of a microbatch."""
+    """Input tokens of a microbatch, those that fill it up included."""
     num_samples: int | None = None
     """Samples of a microbatch, whatever their lengths; ``None``: as many as ``max_tokens`` hold."""
     is_balanced: bool = False
     """Ranks get samples of about as many tokens, else every n-th sample."""
+    context_parallel: int = 1
+    """Ranks that share the tokens of each sample."""
+    tensor_parallel: int = 1
+    """Ranks that share the tokens of each row between the layers."""
+
+    @property
+    def sample_multiple(self) -> int:
+        """Samples are filled up to a multiple of it: each context-parallel rank gets two pieces of the same size."""
+        return 2 * self.context_parallel if self.context_parallel > 1 else 1
+
+    @property
+    def row_multiple(self) -> int:
+        """Rows are filled up to a multiple of it: what a context-parallel rank has is split once more."""
+        return self.context_parallel * math.lcm(self.tensor_parallel, 2 if self.context_parallel > 1 else 1)
 
     def share(self, examples: Sequence[Example], rank: int, world_size: int) -> Sequence[Example]:
         """The samples of one rank."""
@@ -162,16 +180,18 @@ class Packing:
         """The samples of each microbatch of a rank."""
         if self.num_samples is not None:
             return [list(examples[at : at + self.num_samples]) for at in range(0, len(examples), self.num_samples)]
-        places = pack([example.num_inputs for example in examples], self.max_tokens)
+        places = pack([_filled(example.num_inputs, self.sample_multiple) for example in examples], self.max_tokens)
         return [[examples[place] for place in each] for each in places]
 
 
-def packing_of(train: TrainConfig) -> Packing:
+def packing_of(train: TrainConfig, parallel: ParallelConfig) -> Packing:
     """What the flags ask for."""
     return Packing(
-        max_tokens=train.max_tokens_per_gpu,
+        max_tokens=train.max_tokens_per_gpu * parallel.context_parallel_size,
         num_samples=None if use_dynamic_batch_size(train) else train.micro_batch_size or 1,
         is_balanced=train.balance_data,
+        context_parallel=parallel.context_parallel_size,
+        tensor_parallel=parallel.tensor_model_parallel_size,
     )
 
 
@@ -182,24 +202,60 @@ def microbatches(examples: Sequence[Example], rank: int, world_size: int, packin
     least one.
     """
     packed = [packing.bins(packing.share(examples, each, world_size)) for each in range(world_size)]
-    mine = [_row(each) for each in packed[rank]]
-    return mine + [_EMPTY] * (max(1, *map(len, packed)) - len(mine))
+    mine = [_row(each, packing) for each in packed[rank]]
+    return mine + [_empty(packing)] * (max(1, *map(len, packed)) - len(mine))
 
 
-def _row(examples: Sequence[Example]) -> Microbatch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one context-parallel rank has of a row."""
+
+    places_T: NDArray[np.int64]
+    """Positions in the row, in the rank's order: of each sample two pieces, one from the front and one from the back,
+    so that attention, which costs more the later a token is, is the same work for every rank."""
+    sources_M: NDArray[np.int64]
+    """Places among the rank's own tokens at which its M response tokens are predicted."""
+    mine_M: NDArray[np.int64]
+    """Which of the row's response tokens these are."""
+
+
+def part_of(row: Microbatch, rank: int, num_ranks: int) -> Part:
+    """The share of a context-parallel rank: all of it, as it is, if there is one."""
+    if num_ranks == 1:
+        places_T, mine_M = np.arange(len(row.token_ids_T)), np.arange(len(row.sources_R))
+        return Part(places_T=places_T, sources_M=row.sources_R, mine_M=mine_M)
+    halves = np.diff(row.edges) // (2 * num_ranks)
+    places = [
+        np.arange(start + piece * half, start + (piece + 1) * half)
+        for start, half in zip(row.edges, halves, strict=False)
+        for piece in (rank, 2 * num_ranks - 1 - rank)
+    ]
+    places_T = np.concatenate(places).astype(np.int64)
+    own_T = np.full(len(row.token_ids_T), -1, np.int64)
+    own_T[places_T] = np.arange(len(places_T))
+    sources_R = own_T[row.sources_R]
+    mine_M = np.flatnonzero(sources_R >= 0)
+    return Part(places_T=places_T, sources_M=sources_R[mine_M], mine_M=mine_M)
+
+
+def _row(examples: Sequence[Example], packing: Packing) -> Microbatch:
     inputs = [example.num_inputs for example in examples]
-    edges = np.concatenate([[0], np.cumsum(inputs)])
+    sizes = [_filled(size, packing.sample_multiple) for size in inputs]
+    sizes[-1] += -sum(sizes) % packing.row_multiple
+    edges = np.concatenate([[0], np.cumsum(sizes)])
     lengths = [example.num_response for example in examples]
+    token_ids_T = np.zeros(edges[-1], np.int64)
+    for example, start in zip(examples, edges, strict=False):
+        token_ids_T[start : start + example.num_inputs] = example.token_ids[:-1]
+    ends = edges[:-1] + inputs
     return Microbatch(
         indices=tuple(example.index for example in examples),
         lengths=tuple(lengths),
-        token_ids_T=np.concatenate([np.array(example.token_ids[:-1], np.int64) for example in examples]),
-        positions_T=np.concatenate([np.arange(size) for size in inputs]),
+        token_ids_T=token_ids_T,
+        positions_T=np.concatenate([np.arange(size) for size in sizes]),
         edges=edges.astype(np.int32),
-        longest=max(inputs),
-        sources_R=np.concatenate(
-            [np.arange(stop - length, stop) for stop, length in zip(edges[1:], lengths, strict=True)]
-        ),
+        longest=max(sizes),
+        sources_R=np.concatenate([np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]),
         targets_R=np.concatenate([np.array(e.token_ids[-e.num_response :], np.int64) for e in examples]),
         mask_R=np.concatenate([np.array(example.loss_mask, np.bool_) for example in examples]),
         behaviour_logprobs_R=np.concatenate([np.array(e.behaviour_logprobs, np.float32) for e in examples]),
@@ -218,21 +274,28 @@ def _joined(rows: Sequence[Floats | None]) -> Floats | None:
     return np.concatenate(there) if there else None
 
 
-_EMPTY = Microbatch(
-    indices=(),
-    lengths=(),
-    token_ids_T=np.zeros(1, np.int64),
-    positions_T=np.zeros(1, np.int64),
-    edges=np.array([0, 1], np.int32),
-    longest=1,
-    sources_R=np.zeros(0, np.int64),
-    targets_R=np.zeros(0, np.int64),
-    mask_R=np.zeros(0, np.bool_),
-    behaviour_logprobs_R=np.zeros(0, np.float32),
-    advantages_R=np.zeros(0, np.float32),
-    proximal_logprobs_R=np.zeros(0, np.float32),
-    ref_logprobs_R=np.zeros(0, np.float32),
-    values_R=np.zeros(0, np.float32),
-    returns_R=np.zeros(0, np.float32),
-)
-"""One token from which nothing is predicted: it costs next to nothing and adds nothing to a gradient."""
+def _filled(size: int, multiple: int) -> int:
+    return size + -size % multiple
+
+
+def _empty(packing: Packing) -> Microbatch:
+    """As few tokens as can be, from which nothing is predicted: costs next to nothing, adds nothing to a gradient."""
+    size = packing.row_multiple
+    nothing = np.zeros(0, np.float32)
+    return Microbatch(
+        indices=(),
+        lengths=(),
+        token_ids_T=np.zeros(size, np.int64),
+        positions_T=np.arange(size),
+        edges=np.array([0, size], np.int32),
+        longest=size,
+        sources_R=np.zeros(0, np.int64),
+        targets_R=np.zeros(0, np.int64),
+        mask_R=np.zeros(0, np.bool_),
+        behaviour_logprobs_R=nothing,
+        advantages_R=nothing,
+        proximal_logprobs_R=nothing,
+        ref_logprobs_R=nothing,
+        values_R=nothing,
+        returns_R=nothing,
+    )

@@ -1,6 +1,6 @@
 """One microbatch through a model: log-probs or values, loss, and the numbers to report.
 
-Shape letters: T tokens of a microbatch, R its response tokens, H hidden size.
+Shape letters: T tokens of a microbatch, R its response tokens, M those of them that this rank predicts, H hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +9,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
+from asyncrl.engines.megatron.attention import packed_row
 from asyncrl.engines.megatron.logprobs import token_logprobs
 from asyncrl.engines.megatron.objective import Objective, ValueObjective
-from asyncrl.engines.megatron.packing import Floats, Microbatch
+from asyncrl.engines.megatron.packing import Floats, Microbatch, part_of
 
 Step = Callable[[Iterator[Microbatch], Any], tuple[Any, Callable[..., Any]]]
 """As Megatron's schedules call it: takes a microbatch, returns the output and the loss still to be taken."""
@@ -59,7 +62,7 @@ def logprob_step(temperature: float, device: torch.device) -> Step:
     return _step(_Words(temperature, entropy_gradient=False), device, loss)
 
 
-def value_loss_step(objective: ValueObjective, head: nn.Linear, device: torch.device) -> Step:
+def value_loss_step(objective: ValueObjective, head: nn.Linear | None, device: torch.device) -> Step:
     """Values, and the critic's loss."""
 
     def loss(row: Microbatch, values_R: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -68,7 +71,7 @@ def value_loss_step(objective: ValueObjective, head: nn.Linear, device: torch.de
     return _step(_Values(head), device, loss)
 
 
-def value_step(head: nn.Linear, device: torch.device) -> Step:
+def value_step(head: nn.Linear | None, device: torch.device) -> Step:
     """Values only."""
 
     def loss(row: Microbatch, values_R: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -96,25 +99,49 @@ def _step(
 
 
 def _run_model(model: Any, row: Microbatch, reader: "_Words | _Values", device: torch.device) -> Any:
-    """What ``reader`` makes of the hidden states from which each response token of ``row`` is predicted."""
-    edges = torch.from_numpy(row.edges).to(device)
+    """What ``reader`` makes of the hidden states from which each response token of ``row`` is predicted.
+
+    That is on the last pipeline stage; on the others it is what the next stage goes on with.
+    """
+    group = parallel_state.get_context_parallel_group()
+    part = part_of(row, group.rank(), group.size())
+    positions_T = torch.from_numpy(row.positions_T[part.places_T]).to(device)
+    turns = model.module.turns_at(positions_T)
     return model(
-        torch.from_numpy(row.token_ids_T).to(device).unsqueeze(0),
-        torch.from_numpy(row.positions_T).to(device).unsqueeze(0),
+        torch.from_numpy(row.token_ids_T[part.places_T]).to(device).unsqueeze(0),
+        positions_T.unsqueeze(0),
         None,
-        packed_seq_params=PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=edges,
-            cu_seqlens_kv=edges,
-            max_seqlen_q=row.longest,
-            max_seqlen_kv=row.longest,
-        ),
+        packed_seq_params=packed_row(row, device, turns, group.rank(), group.size()),
         output_processor=reader,
-        output_processor_context=(
-            torch.from_numpy(row.sources_R).to(device),
-            torch.from_numpy(row.targets_R).to(device),
+        output_processor_context=_Wanted(
+            sources_M=torch.from_numpy(part.sources_M).to(device),
+            targets_M=torch.from_numpy(row.targets_R[part.mine_M]).to(device),
+            mine_M=torch.from_numpy(part.mine_M).to(device),
+            count=len(row.targets_R),
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """The response tokens that this context-parallel rank predicts."""
+
+    sources_M: Tensor
+    """Places among the rank's tokens at which each is predicted."""
+    targets_M: Tensor
+    mine_M: Tensor
+    """Their places among all response tokens of the row."""
+    count: int
+    """Of all response tokens of the row."""
+
+    def everyones(self, values_M: Tensor) -> Tensor:
+        """With those of the other context-parallel ranks, which have no gradient here: they have it there."""
+        group = parallel_state.get_context_parallel_group()
+        if group.size() == 1:
+            return values_M
+        values_R = values_M.new_zeros(self.count).index_copy(0, self.mine_M, values_M.detach())
+        dist.all_reduce(values_R, group=group)
+        return values_R.index_copy(0, self.mine_M, values_M)
 
 
 class _Words:
@@ -124,31 +151,36 @@ class _Words:
         self._temperature, self._entropy_gradient = temperature, entropy_gradient
 
     def __call__(
-        self,
-        *,
-        hidden_states: Tensor,
-        output_layer: Any,
-        output_weight: Tensor | None,
-        context: tuple[Tensor, Tensor],
-        **unused: Any,
+        self, *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: _Wanted, **unused: Any
     ) -> tuple[Tensor, Tensor]:
-        sources_R, targets_R = context
-
-        def project(hidden: Tensor) -> Tensor:
-            logits: Tensor = output_layer(hidden, weight=output_weight)[0]
-            return logits
-
-        hidden_RH = hidden_states.squeeze(1).index_select(0, sources_R)
-        return token_logprobs(hidden_RH, project, targets_R, self._temperature, entropy_gradient=self._entropy_gradient)
+        # Each tensor-parallel rank finds the gradient that comes through its words; together they are the gradient.
+        hidden_MH = _hidden(hidden_states, context, sums_gradients=True)
+        logprobs_M, entropies_M = token_logprobs(
+            hidden_MH,
+            output_layer.weight if output_weight is None else output_weight,
+            context.targets_M,
+            self._temperature,
+            parallel_state.get_tensor_model_parallel_group(),
+            entropy_gradient=self._entropy_gradient,
+        )
+        return context.everyones(logprobs_M), context.everyones(entropies_M)
 
 
 class _Values:
     """In the place of GPTModel's output: the critic's value before every response token, in float32."""
 
-    def __init__(self, head: nn.Linear) -> None:
+    def __init__(self, head: nn.Linear | None) -> None:
         self._head = head
 
-    def __call__(self, *, hidden_states: Tensor, context: tuple[Tensor, Tensor], **unused: Any) -> Tensor:
-        hidden_RH = hidden_states.squeeze(1).index_select(0, context[0])
-        values_R1 = nn.functional.linear(hidden_RH.float(), self._head.weight.float(), self._head.bias.float())
-        return values_R1.squeeze(1)
+    def __call__(self, *, hidden_states: Tensor, context: _Wanted, **unused: Any) -> Tensor:
+        assert self._head is not None, "the last pipeline stage has the head"
+        hidden_MH = _hidden(hidden_states, context, sums_gradients=False)  # all tensor-parallel ranks do the same
+        values_M1 = nn.functional.linear(hidden_MH.float(), self._head.weight.float(), self._head.bias.float())
+        return context.everyones(values_M1.squeeze(1))
+
+
+def _hidden(hidden_states: Tensor, wanted: _Wanted, *, sums_gradients: bool) -> Tensor:
+    """The hidden states from which response tokens are predicted; tensor-parallel ranks have a part of the row each."""
+    if parallel_state.get_tensor_model_parallel_world_size() > 1:
+        hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=sums_gradients)
+    return hidden_states.squeeze(1).index_select(0, wanted.sources_M)

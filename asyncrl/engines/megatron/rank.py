@@ -1,7 +1,7 @@
 """One rank of the trainer: a Megatron model, its optimizer, and its end of the weight update.
 
 A plain class without Ray.  Every rank of a trainer gets the same calls with the same arguments, except for
-``join_engines`` and ``send``, which are for rank 0.
+``join_engines``, which is for rank 0.
 """
 
 import time
@@ -25,6 +25,7 @@ from asyncrl.engines.megatron import cpu
 from asyncrl.engines.megatron.checkpoint import Saver
 from asyncrl.engines.megatron.critic import Critic
 from asyncrl.engines.megatron.estimation import outcomes_of, with_advantages
+from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.learner import Gradients, Learner
 from asyncrl.engines.megatron.model import build_model
 from asyncrl.engines.megatron.objective import Objective
@@ -33,6 +34,7 @@ from asyncrl.engines.megatron.passes import logprob_step, loss_step
 from asyncrl.engines.megatron.reference import ReferenceWeights
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import ModelShape, read_shape
+from asyncrl.engines.megatron.sharding import is_split
 from asyncrl.engines.megatron.state import load_state, sharded_state
 from asyncrl.engines.megatron.update_group import flatten, join_update_group
 from asyncrl.engines.megatron.updates import Update, updates_of
@@ -42,30 +44,29 @@ from asyncrl.types import Batch, TrainReport
 
 
 class MegatronRank:
-    """One of ``world_size`` data-parallel ranks that meet at ``master_address:master_port``.
+    """One of ``world_size`` ranks that meet at ``master_address:master_port``.
 
-    Construction returns once all of them are there and hold the checkpoint's weights.  Raises ConfigError.
+    Construction returns once all of them are there and hold their parts of the checkpoint.  Raises ConfigError.
     """
 
     def __init__(
         self, settings: TrainerSettings, rank: int, world_size: int, master_address: str, master_port: int
     ) -> None:
         self._settings = settings
-        self._rank, self._world_size = rank, world_size
+        self._rank = rank
         self._shape = read_shape(settings.model.hf_checkpoint)
+        check_layout(self._shape, settings.parallel, settings.device)
         _check_beside(settings, self._shape)
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         cpu.install()
         torch.manual_seed(settings.model.seed)
         model_parallel_cuda_manual_seed(settings.model.seed)
-        self._model = build_model(self._shape, self._device, getattr(torch, settings.dtype))
+        self._model = build_model(self._shape, self._device, getattr(torch, settings.dtype), settings.parallel)
         load_hf(self._model, self._shape, settings.model.hf_checkpoint)
-        self._learner = Learner(self._model, settings, rank, world_size, name="policy")
+        self._learner = Learner(self._model, settings, name="policy")
         self._optimizer = self._learner.optimizer
-        self._critic = (
-            Critic(settings, self._device, rank, world_size) if settings.train.advantage_estimator == "ppo" else None
-        )
+        self._critic = Critic(settings, self._device) if settings.train.advantage_estimator == "ppo" else None
         self._reference = self._load_reference() if uses_reference(settings.train) else None
         self._buckets, self._bucket_sources = plan_buckets(
             self._model, self._shape, settings.train.update_weight_buffer_size
@@ -97,7 +98,7 @@ class MegatronRank:
 
     def save(self, path: Path) -> None:
         """Write the present weights in Hugging Face format, from rank 0; see ``weights.save_hf``."""
-        if self._rank == 0:
+        if self._rank == 0 or is_split():
             save_hf(self._model, self._shape, self._settings.model.hf_checkpoint, path)
 
     def weight_buckets(self) -> tuple[WeightBucket, ...]:
@@ -120,10 +121,16 @@ class MegatronRank:
             raise WeightUpdateFailed(f"no update group {group_name} of {world_size}: {error}") from error
 
     def send(self, bucket_index: int) -> None:
-        """Broadcast one bucket to the engines, which are receiving it.  Raises WeightUpdateFailed."""
+        """Broadcast one bucket from rank 0 to the engines, which are receiving it.  Raises WeightUpdateFailed."""
+        if self._rank != 0 and not is_split():
+            return
+        tensors = export_bucket(self._model, self._shape, self._bucket_sources[bucket_index])
+        if self._rank != 0:
+            for _ in tensors:  # its parts go to rank 0
+                pass
+            return
         if self._engines is None:
             raise ValueError("send before join_engines")
-        tensors = export_bucket(self._model, self._shape, self._bucket_sources[bucket_index])
         try:
             dist.broadcast(flatten(tensor for _, tensor in tensors), src=0, group=self._engines)
             if self._device.type == "cuda":
@@ -258,8 +265,11 @@ class MegatronRank:
 
     def _gathered(self, mine: dict[int, Floats], num_samples: int) -> tuple[tuple[float, ...], ...]:
         """All ranks' log-probs in batch order on rank 0, nothing elsewhere.  A sample without tokens has none."""
-        shares: list[dict[int, Floats]] | None = [{}] * self._world_size if self._rank == 0 else None
-        dist.gather_object(mine, shares, dst=0, group=parallel_state.get_data_parallel_group_gloo())
+        group = parallel_state.get_data_parallel_group_gloo()
+        if 0 not in dist.get_process_group_ranks(group):
+            return ()  # the ranks that rank 0 shares the model with have what it has
+        shares: list[dict[int, Floats]] | None = [{}] * group.size() if self._rank == 0 else None
+        dist.gather_object(mine, shares, dst=0, group=group)
         if shares is None:
             return ()
         found = {index: row for share in shares for index, row in share.items()}
@@ -306,8 +316,11 @@ def _check_beside(settings: TrainerSettings, shape: ModelShape) -> None:
     if is_hf and uses_reference(settings.train):
         check_model(path, as_written(read_shape(path)), shape)
     path = critic_load(settings.train, settings.model)
-    if settings.train.advantage_estimator == "ppo" and read_shape(path).vocab_size != shape.vocab_size:
-        raise ConfigError(f"critic-load {path} has {read_shape(path).vocab_size} words, the policy {shape.vocab_size}")
+    if settings.train.advantage_estimator == "ppo":
+        critic = read_shape(path)
+        check_layout(critic, settings.parallel, settings.device)
+        if critic.vocab_size != shape.vocab_size:
+            raise ConfigError(f"critic-load {path} has {critic.vocab_size} words, the policy {shape.vocab_size}")
 
 
 def _device(kind: str, rank: int) -> torch.device:
@@ -326,4 +339,4 @@ def _join_trainers(settings: TrainerSettings, rank: int, world_size: int, addres
         world_size=world_size,
         timeout=timedelta(seconds=settings.timeout_s),
     )
-    parallel_state.initialize_model_parallel()
+    parallel_state.initialize_model_parallel(**settings.parallel.groups)

@@ -1,9 +1,10 @@
 """What a trainer rank is told.  Imports neither torch nor Megatron: the driver uses it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
+from asyncrl.config.parallel import ParallelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +13,7 @@ class TrainerSettings:
 
     model: ModelConfig
     train: TrainConfig
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     """Of weights and activations; gradients and the optimizer are float32."""

@@ -110,7 +110,7 @@ def _without_head(model: Any) -> Iterator[None]:
     """Megatron looks for an output layer on the last pipeline stage; a critic has none."""
     is_last = model.post_process
     try:
-        model.post_process = is_last and model.output_layer is not None
+        model.post_process = is_last and getattr(model, "output_layer", None) is not None
         yield
     finally:
         model.post_process = is_last

@@ -143,7 +143,7 @@ def _units(weights: Iterable[Weight], shape: ModelShape) -> list[list[Weight]]:
 def _finest(part: Tensor) -> Tensor:
     """The optimizer's copy where it has all of the weight, otherwise the weight itself."""
     main: Tensor | None = getattr(part, "main_param", None)
-    return main if main is not None and main.shape == part.shape else part
+    return main.view(part.shape) if main is not None and main.numel() == part.numel() else part
 
 
 def splits_of(shape: ModelShape) -> dict[str, str]:

@@ -1,0 +1,101 @@
+"""Which layouts are refused, and in which words."""
+
+import re
+
+import pytest
+
+from asyncrl.config.parallel import ParallelConfig, parallel_problems
+from asyncrl.engines.megatron.fits import check_layout
+from asyncrl.engines.megatron.shape import shape_of
+from asyncrl.errors import ConfigError
+
+DENSE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_hidden_layers": 6,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 96,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "rope_theta": 1e6,
+}
+MIXTURE = {
+    **DENSE,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "norm_topk_prob": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "parallel", "device", "words"),
+    [
+        (DENSE, {"tensor_model_parallel_size": 8}, "cuda", "8 does not divide the model's 4 heads of keys and values"),
+        (DENSE, {"tensor_model_parallel_size": 5}, "cuda", "5 does not divide the model's 96 words"),
+        (DENSE, {"pipeline_model_parallel_size": 4}, "cuda", "6 layers are not the same number for each of 4 ranks"),
+        (
+            DENSE,
+            {"pipeline_model_parallel_size": 4, "decoder_last_pipeline_num_layers": 1},
+            "cuda",
+            "6 layers less 1 at the ends are not the same number for each of 3 ranks",
+        ),
+        (DENSE, {"decoder_first_pipeline_num_layers": 1}, "cuda", "without pipeline-model-parallel-size"),
+        (DENSE, {"expert_model_parallel_size": 2}, "cuda", "the model has no experts"),
+        (MIXTURE, {"expert_model_parallel_size": 4}, "cuda", "4 does not divide the model's 6 experts"),
+        (
+            MIXTURE,
+            {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 8},
+            "cuda",
+            "8 does not divide the 20 numbers in an expert",
+        ),
+        (
+            MIXTURE,
+            {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1},
+            "cuda",
+            "Megatron would not sum up the experts' gradients",
+        ),
+        (
+            MIXTURE,
+            {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2},
+            "cpu",
+            "2 with expert-model-parallel-size 2 cannot run on a CPU",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_split_so_is_refused(config, parallel, device, words):
+    with pytest.raises(ConfigError, match=words):
+        check_layout(shape_of(config), ParallelConfig(**parallel), device)
+
+
+@pytest.mark.parametrize(
+    ("config", "parallel"),
+    [
+        (DENSE, {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 3}),
+        (DENSE, {"pipeline_model_parallel_size": 3, "decoder_first_pipeline_num_layers": 2}),
+        (DENSE, {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 1}),
+        (MIXTURE, {"expert_model_parallel_size": 2, "tensor_model_parallel_size": 4}),
+        (MIXTURE, {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2}),
+    ],
+)
+def test_a_model_that_can_be_split_so_is_not(config, parallel):
+    check_layout(shape_of(config), ParallelConfig(**parallel), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "num_ranks", "words"),
+    [
+        ({"tensor_model_parallel_size": 2, "context_parallel_size": 2}, 6, r"x context-parallel-size 2 = 4 does not"),
+        ({"expert_model_parallel_size": 4}, 6, r"expert-model-parallel-size 4 x .* = 4 does not divide .* 6 ranks"),
+        ({"recompute_num_layers": 2}, 1, "recompute-num-layers without recompute-granularity full"),
+        ({"recompute_modules": ("mlp",)}, 1, "recompute-modules without recompute-granularity selective"),
+    ],
+)
+def test_contradictions_have_a_line_each(parallel, num_ranks, words):
+    (line,) = parallel_problems(ParallelConfig(**parallel), num_ranks)
+    assert re.search(words, line)
