@@ -30,6 +30,14 @@ EXPERTS: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+QWEN3_30B: dict[str, Any] = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}
 TINY: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -61,20 +69,11 @@ SHAPES: Mapping[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "num_key_value_heads": 8,
     },
-    # Qwen3-30B-A3B with 9 of its 48 layers: 5.9 billion weights.
-    "moe-6b": QWEN3
-    | EXPERTS
-    | {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_hidden_layers": 9,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-    },
+    # Qwen3-30B-A3B with 9 of its 48 layers: 6.2 billion weights; and with 3.
+    "moe-6b": QWEN3 | EXPERTS | QWEN3_30B | {"num_hidden_layers": 9},
+    "moe-2b": QWEN3 | EXPERTS | QWEN3_30B | {"num_hidden_layers": 3},
 }
-"""The last four are Qwen3's own numbers."""
+"""Those that are not tiny have Qwen3's own numbers."""
 
 
 def write_random(folder: Path, name: str, *, device: str) -> Path:

@@ -1,4 +1,7 @@
-"""Layers that megatron-core has only with TransformerEngine, or not at all."""
+"""Layers that megatron-core has only with TransformerEngine, or not at all.
+
+Shape letters: T tokens, H hidden size, E experts of this rank, F inner size.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
@@ -47,6 +51,25 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
         """Megatron's own answer needs TransformerEngine where queries are not of low rank."""
         linears = dict.fromkeys(("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj"), ColumnParallelLinear)
         return {**linears, "q_layernorm": _latent_norm, "kv_layernorm": _latent_norm}
+
+
+class GroupedExperts(SequentialMLP):  # type: ignore[misc]
+    """Megatron's experts, all in one product per matrix instead of one after the other.
+
+    Megatron's own that does so needs TransformerEngine.
+    """
+
+    def forward(self, hidden_TH: Tensor, counts_E: Tensor, weights_T: Tensor) -> tuple[Tensor, None]:
+        """Of tokens sorted by expert, ``counts_E`` of each; outputs are weighed by ``weights_T``."""
+        ends_E = counts_E.to(hidden_TH.device).cumsum(0).to(torch.int32)
+        inner_TF = F.grouped_mm(hidden_TH, self._stacked("linear_fc1"), offs=ends_E)
+        gate_TF, up_TF = inner_TF.chunk(2, -1)
+        weighed_TF = F.silu(gate_TF) * up_TF * weights_T.unsqueeze(-1)
+        return F.grouped_mm(weighed_TF.to(hidden_TH.dtype), self._stacked("linear_fc2"), offs=ends_E), None
+
+    def _stacked(self, name: str) -> Tensor:
+        """Of every expert the same matrix, its inputs first."""
+        return torch.stack([getattr(expert, name).weight for expert in self.local_experts]).transpose(1, 2)
 
 
 class _Whole(torch.nn.Module):

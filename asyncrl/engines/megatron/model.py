@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.attention import PackedAttention
-from asyncrl.engines.megatron.layers import AddNormed, LatentAttention, RMSNorm
+from asyncrl.engines.megatron.layers import AddNormed, GroupedExperts, LatentAttention, RMSNorm
 from asyncrl.engines.megatron.rope import Rope, YarnRope
 from asyncrl.engines.megatron.shape import ExpertShape, LatentShape, ModelShape
 from asyncrl.engines.megatron.turning import Turns, frequencies, turns_at
@@ -97,6 +98,9 @@ def _spec(shape: ModelShape, config: TransformerConfig) -> TransformerBlockSubmo
         parts, attention = layer.submodules, layer.submodules.self_attention
         parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
         attention.submodules.core_attention = PackedAttention
+        if parts.mlp.func is MoELayer:
+            experts = parts.mlp.keywords["submodules"].experts
+            parts.mlp.keywords["submodules"].experts = partial(GroupedExperts, **experts.keywords)
         if shape.latent:
             attention.module = LatentAttention
         elif shape.has_qk_norms:
