@@ -1,4 +1,4 @@
-"""One rank of a trainer in several layouts, one after the other: two good steps and a poisoned one, then a save.
+"""One rank of a trainer in several layouts, one after the other: two good steps, a poisoned one and one more.
 
     rank_process.py RANK WORLD_SIZE CASES
 
@@ -21,42 +21,45 @@ with warnings.catch_warnings():
 from tiny import poisoned, random_batch, trainer_settings
 
 from asyncrl.config.parallel import ParallelConfig
+from asyncrl.engines.checkpoints import Origin, folder_of
+from asyncrl.engines.megatron import TrainerSettings
 from asyncrl.engines.megatron.sharding import all_weights, local_weights, whole_weights
 from asyncrl.engines.megatron.weights import splits_of
 from asyncrl.errors import NonFiniteLoss
+from asyncrl.types import Batch
 
 CPU = torch.device("cpu")
 
 
-def case(checkpoint: Path, target: Path, port: int, **parallel: Any) -> dict[str, Any]:
-    """What ``run`` is to do; ``parallel`` are fields of ParallelConfig."""
-    return {"checkpoint": str(checkpoint), "target": str(target), "port": port, "parallel": parallel}
+def case(checkpoint: Path, target: Path, port: int, *, resume: Path | None = None, **parallel: Any) -> dict[str, Any]:
+    """What ``run`` is to do; ``parallel`` are fields of ParallelConfig.
+
+    With ``resume``, the ``target`` of another case, only the last step is done, from the checkpoint before it.
+    """
+    places = {"checkpoint": str(checkpoint), "target": str(target), "resume": resume and str(resume)}
+    return {**places, "port": port, "parallel": parallel}
 
 
 def run(rank: int, world_size: int, case: dict[str, Any]) -> dict[str, Any]:
-    """Losses and further numbers, log-probs of the first step, and whether the poisoned step was refused.
+    """What each good step reported, in order, and whether the poisoned step was refused.
 
-    ``target`` gets the weights in the end, in Hugging Face format, and, unless each rank has the sum of a part of the
-    gradients only, ``target/gradients.pt`` those of the last update.
+    ``target`` gets a checkpoint from before the last step, the weights after it in Hugging Face format, and, unless
+    each rank has the sum of a part of the gradients only, ``gradients.pt`` with those of the second step's last update.
     """
-    # 6 samples in the first update and 3 in the second, in small microbatches: unequal shares, some of them empty
-    changes = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
-    changes |= {"max_tokens_per_gpu": 8, "balance_data": world_size > 1}
-    # a critic, a reference model, and the mean advantage over all ranks' tokens
-    changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
-    settings = trainer_settings(Path(case["checkpoint"]), **changes)
-    settings = replace(settings, parallel=ParallelConfig(**case["parallel"]))
-    trainer = MegatronRank(settings, rank, world_size, "127.0.0.1", case["port"])
-    batch = random_batch(groups=3, group_size=3)
-    reports = [trainer.train(batch) for _ in range(2)]
-    gradients = {} if settings.parallel.use_distributed_optimizer else _gradients(trainer)
-    try:
-        trainer.train(poisoned(batch, 2))
-        refused = False
-    except NonFiniteLoss:
-        refused = True
     target = Path(case["target"])
-    trainer.save(target)
+    trainer = MegatronRank(_settings(case, world_size), rank, world_size, "127.0.0.1", case["port"])
+    batch = random_batch(groups=3, group_size=3)
+    reports, refused, gradients = [], True, {}
+    if case["resume"] is None:
+        reports = [trainer.train(batch) for _ in range(2)]
+        gradients = _gradients(trainer)
+        refused = _refuses(trainer, poisoned(batch, 2))
+        trainer.begin_checkpoint(folder_of(target, 2), {}, with_optimizer=True)
+        trainer.finish_checkpoint()
+    else:
+        trainer.load(Origin(folder=folder_of(Path(case["resume"]), 2), kind="resume", optimizer=True))
+    reports.append(trainer.train(replace(batch, step=2)))
+    trainer.save(target / "hf")
     if rank == 0:
         torch.save(gradients, target / "gradients.pt")
     trainer.close()
@@ -64,9 +67,27 @@ def run(rank: int, world_size: int, case: dict[str, Any]) -> dict[str, Any]:
         "losses": [report.loss for report in reports],
         "norms": [report.grad_norm for report in reports],
         "metrics": [dict(report.metrics) for report in reports],
-        "logprobs": reports[0].logprobs,
+        "logprobs": reports[-1].logprobs,
         "refused": refused,
     }
+
+
+def _settings(case: dict[str, Any], world_size: int) -> TrainerSettings:
+    # 6 samples in the first update and 3 in the second, in small microbatches: unequal shares, some of them empty
+    changes = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
+    changes |= {"max_tokens_per_gpu": 8, "balance_data": world_size > 1}
+    # a critic, a reference model, and the mean advantage over all ranks' tokens
+    changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
+    settings = trainer_settings(Path(case["checkpoint"]), **changes)
+    return replace(settings, parallel=ParallelConfig(**case["parallel"]))
+
+
+def _refuses(trainer: MegatronRank, batch: Batch) -> bool:
+    try:
+        trainer.train(batch)
+    except NonFiniteLoss:
+        return True
+    return False
 
 
 @torch.no_grad()
