@@ -2,7 +2,8 @@
 
 Started by ``controller.py`` as a process of its own.  It says its port on the standard output and ends when its
 standard input is closed.  Answers advance in slices of time, as those of an engine that decodes all requests in one
-batch.
+batch.  ``POST /update_weight_version`` changes what events are stamped with from then on, also those of answers that
+have begun: what they bring can then be trained, and grows old, as in a run.
 """
 
 import argparse
@@ -27,6 +28,8 @@ VOCABULARY = 50_000
 """Token ids are drawn below this: five digits, as most are with today's vocabularies of 100,000 to 200,000."""
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 _END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+_STAMP = "weights now"
+"""In the events before they are sent, in the place of the version."""
 _NOTHING = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 
 
@@ -41,15 +44,22 @@ def sizes(num_tokens: int, interval: int) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(edges)]
 
 
-def events(num_tokens: int, interval: int, *, is_plain: bool) -> Iterator[bytes]:
-    """The events of one answer as they go over the wire; plain: from a server without our plug-in's packing."""
+def payloads(num_tokens: int, interval: int, *, is_plain: bool) -> Iterator[bytes]:
+    """The events of one answer, for ``stamped``; plain: from a server without our plug-in's packing."""
     tokens, draw, done = tokens_of_answer(num_tokens), random.Random(interval), 0
     for size in sizes(num_tokens, interval):
         new, done = tokens[done : done + size], done + size
         # SGLang widens float32 to float64, which takes 16 to 20 digits to write; so does this many random bits.
         logprobs = [[-draw.expovariate(2.0), token, None] for token in new]
         event = _event(new, logprobs, done, done == num_tokens)
-        yield _framed(b"data: " + orjson.dumps(event if is_plain else pack(event)) + b"\n\n")
+        yield b"data: " + orjson.dumps(event if is_plain else pack(event)) + b"\n\n"
+
+
+def stamped(payload: bytes, version: str) -> bytes:
+    """The event as it goes over the wire, all its tokens written by weights ``version``."""
+    stamp = _STAMP.encode()
+    length = len(payload) + payload.count(stamp) * (len(version) - len(stamp))
+    return b"%x\r\n%b\r\n" % (length, payload.replace(stamp, version.encode()))
 
 
 def _event(new: list[int], logprobs: list[list[Any]], done: int, is_last: bool) -> dict[str, Any]:
@@ -61,7 +71,7 @@ def _event(new: list[int], logprobs: list[list[Any]], done: int, is_last: bool) 
             "id": f"{PACKED}g1234567.12/0123abcd.",
             "finish_reason": {"type": "length", "length": done} if is_last else None,
             "prompt_tokens": 512,
-            "weight_version": "0",
+            "weight_version": _STAMP,
             "num_retractions": 0,
             "input_token_logprobs": [],
             "output_token_logprobs": logprobs,
@@ -70,14 +80,10 @@ def _event(new: list[int], logprobs: list[list[Any]], done: int, is_last: bool) 
             "cached_tokens": 0,
             "cached_tokens_details": None,
             "dp_rank": None,
-            STAMPS: ["0"] * len(new),
+            STAMPS: [_STAMP] * len(new),
             "e2e_latency": 12.345678901234567,
         },
     }
-
-
-def _framed(payload: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
 class Pace:
@@ -85,12 +91,17 @@ class Pace:
 
     def __init__(self, num_tokens: int, interval: int, answer_s: float, num_cut: int, *, is_plain: bool) -> None:
         """The first ``num_cut`` answers are cut to all lengths alike, so that the load is even from the beginning."""
-        self._pieces = list(events(num_tokens, interval, is_plain=is_plain))
+        self._payloads = list(payloads(num_tokens, interval, is_plain=is_plain))
+        self.update("0")
         self._slices = [max(1, round(size * answer_s / num_tokens / SLICE_S)) for size in sizes(num_tokens, interval)]
         ends = list(itertools.accumulate(self._slices))
         self._first = deque(_cut(ends, random.Random(1), num_cut))
         self._due: defaultdict[int, list[tuple[asyncio.Transport, int]]] = defaultdict(list)
         self._slice = 0
+
+    def update(self, version: str) -> None:
+        """Whatever is sent from now on was written by these weights."""
+        self._pieces = [stamped(payload, version) for payload in self._payloads]
 
     def answer(self, transport: asyncio.Transport) -> None:
         """Begin an answer on this connection."""
@@ -144,8 +155,10 @@ class Connection(asyncio.Protocol):
             self._received = b""
             if head.startswith(b"POST /generate "):
                 self._pace.answer(self._transport)
-            else:
-                self._transport.write(_NOTHING)
+                return
+            if head.startswith(b"POST /update_weight_version "):
+                self._pace.update(orjson.loads(body)["new_version"])
+            self._transport.write(_NOTHING)
 
 
 def _length(head: bytes) -> int:

@@ -22,7 +22,6 @@ import orjson
 import uvloop
 
 from asyncrl.collector import calm_the_collector
-from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import watch_loop
@@ -35,8 +34,6 @@ from benchmarks._controller_parts import parts_for, plan_for
 
 SETTLE_S = 1.0
 """After the one full collection of a run, which stops the loop for 0.2 s: what queued meanwhile is worked off."""
-REQUEST_TIMEOUT_S = 600.0
-"""As in the product; nothing here comes near it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +83,8 @@ class Measured:
     """Memory of the process at its most."""
     in_flight: int
     """Slots in use at the end."""
+    lost: int
+    """Tokens that were generated and, in the whole run, neither trained nor held at the end: none is to be."""
     shares: dict[str, float]
     """Of CPU time by what it was spent on; empty when not profiled."""
 
@@ -126,12 +125,11 @@ def _server(case: Case) -> Iterator[str]:
 async def _run(case: Case, urls: tuple[str, ...], folder: Path) -> Measured:
     lags = AllLags()
     async with Wire() as wire, contextlib.AsyncExitStack() as stack:
-        engine = SGLangEngine(wire, urls, router_url=None, request_timeout_s=REQUEST_TIMEOUT_S)
         timeline = TimelineFile(folder, asyncio.get_running_loop().time())
         stack.callback(timeline.close)
         reporter = Reporter([JsonlSink(folder)])
         stack.callback(reporter.close)
-        parts = parts_for(case.in_flight, case.num_tokens, engine, timeline, lags)
+        parts = parts_for(case.in_flight, case.num_tokens, wire, urls, timeline, lags)
 
         def report(facts: StepFacts) -> None:
             reporter.step(facts)
@@ -160,6 +158,7 @@ async def _window(case: Case, parts: Parts, lags: AllLags) -> Measured:
         await asyncio.sleep(case.measured_s)
     cpu_s, seconds = time.process_time() - cpu, time.monotonic() - began
     lag_p50_ms, lag_p99_ms, lag_max_ms = percentiles_ms(lags.late_s)
+    account = parts.scheduler.stats().tokens
     return Measured(
         samples=(_generated(parts) - tokens) / case.num_tokens,
         seconds=seconds,
@@ -172,6 +171,7 @@ async def _window(case: Case, parts: Parts, lags: AllLags) -> Measured:
         gc_max_ms=1000 * max(collector.seconds, default=0.0),
         peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         in_flight=parts.slots.in_use,
+        lost=account.generated - account.trained - account.held,
         shares=shares(profile) if profile else {},
     )
 

@@ -1,4 +1,7 @@
-"""The pipeline that ``controller.py`` measures: the product's, with a trainer and weight updates that take no time."""
+"""The pipeline that ``controller.py`` measures: the product's, with a trainer and weight updates that take no time.
+
+Every batch is trained and every step pushes: the servers stamp what they write with the new version, as in a run.
+"""
 
 import asyncio
 import random
@@ -8,6 +11,8 @@ from pathlib import Path
 import tokenizers  # type: ignore[import-untyped]
 
 from asyncrl.data.tokenizer import TextTokenizer
+from asyncrl.engines.sglang.client import SGLangEngine
+from asyncrl.engines.sglang.http import Wire
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.admission import Limits
@@ -17,7 +22,6 @@ from asyncrl.pipeline.run import Parts, Plan
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.scheduler import Scheduler
 from asyncrl.pipeline.slots import Slots
-from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Batch, Prompt, Sample, SamplingParams, ScoredGroup, TrainReport, UpdateReport, Weights
 from benchmarks._answering import VOCABULARY
 
@@ -31,10 +35,17 @@ _NEVER = 1_000_000_000
 """More than a case can reach: it is ended by the clock."""
 _RETRIES = 2
 """As in the product; none is expected."""
+REQUEST_TIMEOUT_S = 600.0
+"""As in the product; nothing here comes near it."""
+_UPDATE_S = 60.0
+"""For an answer that is sent at once, also by a machine that does much else."""
 
 
-def parts_for(in_flight: int, num_tokens: int, engine: RolloutEngine, timeline: Timeline, lag: LoopLag) -> Parts:
-    """Keeps ``in_flight`` samples on ``engine``: staleness is no limit."""
+def parts_for(
+    in_flight: int, num_tokens: int, wire: Wire, urls: tuple[str, ...], timeline: Timeline, lag: LoopLag
+) -> Parts:
+    """Keeps ``in_flight`` samples on the servers at ``urls``: staleness is no limit."""
+    engine = SGLangEngine(wire, urls, router_url=None, request_timeout_s=REQUEST_TIMEOUT_S)
     slots, served = Slots(in_flight), Served(Weights(version=0, step=0))
     retrying = RetryingEngine(engine, _RETRIES, lambda: served.now)
     sampler = Sampler(
@@ -68,7 +79,7 @@ def parts_for(in_flight: int, num_tokens: int, engine: RolloutEngine, timeline: 
         evaluator=None,
         engine=retrying,
         trainer=InstantTrainer(),
-        updater=InstantUpdater(),
+        updater=InstantUpdater(wire, urls),
         slots=slots,
         served=served,
         timeline=timeline,
@@ -104,11 +115,18 @@ class InstantTrainer:
 
 
 class InstantUpdater:
-    """``WeightUpdater`` with nothing to carry."""
+    """``WeightUpdater`` with nothing to carry: the servers are told the new version, by one request each."""
+
+    def __init__(self, wire: Wire, urls: tuple[str, ...]) -> None:
+        self._wire = wire
+        self._urls = urls
 
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
-        await asyncio.sleep(0)
+        body = {"new_version": str(weights.version)}
+        async with asyncio.TaskGroup() as posts:
+            for url in self._urls:
+                posts.create_task(self._wire.command(f"{url}/update_weight_version", body, _UPDATE_S))
         return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
 
 

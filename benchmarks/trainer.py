@@ -19,6 +19,7 @@ import random
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -200,7 +201,7 @@ def _batch(asked: argparse.Namespace, step: int) -> Batch:
         sample = Sample(
             index=index,
             token_ids=tuple(rng.choices(range(vocab), k=length)),
-            logprobs=(-12.0,) * length,
+            logprobs=array("f", [-12.0]) * length,
             spans=(Span(weights=START, start=0, stop=length),),
             text="",
             finish=FinishReason.LENGTH,

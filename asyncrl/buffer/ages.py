@@ -1,7 +1,6 @@
 """How old the tokens of a group are, and leaving the too old ones out of its loss."""
 
 import dataclasses
-from itertools import chain
 
 from asyncrl.types import ScoredGroup, ScoredSample
 
@@ -24,10 +23,12 @@ def oldest_trained(group: ScoredGroup) -> int | None:
     return min(steps, default=None)
 
 
+def masked_until(scored: ScoredSample, stop: int) -> ScoredSample:
+    """``scored`` with its first ``stop`` tokens out of the loss."""
+    return dataclasses.replace(scored, loss_mask=(0,) * stop + scored.loss_mask[stop:])
+
+
 def _masked(scored: ScoredSample, step: int) -> ScoredSample:
-    spans = scored.sample.spans
-    kept = (
-        scored.loss_mask[span.start : span.stop] if span.weights.step >= step else (0,) * (span.stop - span.start)
-        for span in spans
-    )
-    return dataclasses.replace(scored, loss_mask=tuple(chain.from_iterable(kept)))
+    """Spans are in order: what follows the first young one is young."""
+    spans, end = scored.sample.spans, len(scored.loss_mask)
+    return masked_until(scored, next((span.start for span in spans if span.weights.step >= step), end))

@@ -80,7 +80,7 @@ def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask:
         reward=reward,
         loss_mask=list(loss_mask),
         weight_versions=[str(span.weights.version) for span in sample.spans],
-        rollout_log_probs=list(sample.logprobs),
+        rollout_log_probs=sample.logprobs.tolist(),
         status=_STATUS[sample.finish],
         metadata=dict(prompt.metadata),
     )

@@ -1,8 +1,9 @@
 """A sample while it is being written: tokens, log-probs and which weights wrote which."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 
-from asyncrl.types import Chunk, FinishReason, Sample, Span, Weights
+from asyncrl.types import Chunk, FinishReason, Floats, Sample, Span, Weights
 
 
 class Draft:
@@ -15,7 +16,7 @@ class Draft:
         self.resumed_at = 0
         """Tokens that were there when the sample last went on after an interruption."""
         self._tokens: list[tuple[int, ...]] = []
-        self._logprobs: list[tuple[float, ...]] = []
+        self._logprobs: Floats = array("f")
         self._spans: list[Span] = []
         self._pushed = pushed
 
@@ -33,7 +34,7 @@ class Draft:
             return
         self.num_tokens = stop
         self._tokens.append(chunk.token_ids)
-        self._logprobs.append(chunk.logprobs)
+        self._logprobs.extend(chunk.logprobs)
         weights = self._pushed[chunk.version]
         if self._spans and self._spans[-1].weights == weights:
             start = self._spans.pop().start
@@ -43,7 +44,7 @@ class Draft:
         """A copy that goes on from here; what still arrives for this one does not reach it."""
         copy = Draft(self.index, self._pushed)
         copy.num_tokens = copy.resumed_at = self.num_tokens
-        copy._tokens, copy._logprobs, copy._spans = [*self._tokens], [*self._logprobs], [*self._spans]
+        copy._tokens, copy._logprobs, copy._spans = [*self._tokens], self._logprobs[:], [*self._spans]
         return copy
 
     def finish(self, text: str, reason: FinishReason, seconds: float) -> Sample:
@@ -51,7 +52,7 @@ class Draft:
         return Sample(
             index=self.index,
             token_ids=self.token_ids,
-            logprobs=_joined(self._logprobs),
+            logprobs=self._logprobs[:],
             spans=tuple(self._spans),
             text=text,
             finish=reason,
@@ -59,9 +60,9 @@ class Draft:
         )
 
 
-def _joined[T](parts: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
+def _joined(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """A list grows by copies of memory; an iterator over all parts takes three times as long."""
-    whole: list[T] = []
+    whole: list[int] = []
     for part in parts:
         whole += part
     return tuple(whole)

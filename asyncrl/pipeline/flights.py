@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from asyncrl.buffer import Due
+from asyncrl.buffer import Due, masked_until
 from asyncrl.errors import plainly
 from asyncrl.pipeline.draft import Draft
 from asyncrl.pipeline.sampler import Sampler
@@ -117,11 +117,7 @@ async def complete(
                 samples.create_task(one(draft), name=f"sample-{flight.group_id}.{draft.index}")
     scored = (flight.scored[draft.index] for draft in flight.drafts)
     if mask_resumed and flight.turn:
-        scored = (_masked(each, draft.resumed_at) for each, draft in zip(scored, flight.drafts, strict=True))
+        scored = (masked_until(each, draft.resumed_at) for each, draft in zip(scored, flight.drafts, strict=True))
     return ScoredGroup(
         group_id=flight.group_id, prompt=flight.prompt, dispatched=flight.dispatched, samples=tuple(scored)
     )
-
-
-def _masked(scored: ScoredSample, stop: int) -> ScoredSample:
-    return replace(scored, loss_mask=(0,) * stop + scored.loss_mask[stop:])

@@ -1,9 +1,10 @@
 """Prompts, answers and rewards, without any text: only their lengths matter."""
 
+from array import array
 from dataclasses import dataclass, field, replace
 
 from asyncrl.sim.lengths import Lengths, uniform
-from asyncrl.types import Chunk, Prompt, Request, Sample, ScoredGroup
+from asyncrl.types import Chunk, Floats, Prompt, Request, Sample, ScoredGroup
 
 _REJECTED = "rejected at random"
 
@@ -87,10 +88,10 @@ class Chunks:
 
     def __init__(self) -> None:
         self._tokens: dict[int, tuple[int, ...]] = {}
-        self._logprobs: dict[int, tuple[float, ...]] = {}
+        self._logprobs: dict[int, Floats] = {}
 
     def of(self, units: int, version: int) -> Chunk:
         """``units`` tokens by ``version``."""
         if units not in self._tokens:
-            self._tokens[units], self._logprobs[units] = (0,) * units, (0.0,) * units
+            self._tokens[units], self._logprobs[units] = (0,) * units, array("f", bytes(4 * units))
         return Chunk(token_ids=self._tokens[units], logprobs=self._logprobs[units], version=version)

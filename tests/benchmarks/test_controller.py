@@ -8,8 +8,9 @@ import pytest
 
 from asyncrl.engines.sglang.events import EventReader
 from asyncrl.engines.sglang.payload import read_event
+from asyncrl.engines.sglang.response import Response
 from benchmarks import controller
-from benchmarks._answering import events, sizes, tokens_of_answer
+from benchmarks._answering import payloads, sizes, stamped, tokens_of_answer
 from benchmarks._controller_case import Case, Measured
 from benchmarks._controller_meters import percentiles_ms
 
@@ -26,6 +27,7 @@ MEASURED = Measured(
     gc_max_ms=0.0,
     peak_mib=100.0,
     in_flight=1024,
+    lost=0,
     shares={},
 )
 
@@ -35,6 +37,7 @@ def test_the_whole_pipeline_takes_what_the_servers_write() -> None:
     assert measured.in_flight == pytest.approx(SMALL.in_flight, abs=8)
     assert measured.samples / measured.seconds == pytest.approx(100.0, rel=0.5)
     assert 0 < measured.cpu_s < measured.seconds
+    assert measured.lost == 0  # none grows too old to be trained: the servers take the versions that are pushed
 
 
 def test_the_profile_accounts_for_all_of_the_time() -> None:
@@ -45,8 +48,12 @@ def test_the_profile_accounts_for_all_of_the_time() -> None:
 
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_the_events_of_an_answer_carry_its_tokens_and_say_that_it_ended(is_plain: bool) -> None:
-    wire = b"".join(piece.split(b"\r\n", 1)[1] for piece in events(100, 16, is_plain=is_plain))
+    pieces = [stamped(payload, "12") for payload in payloads(100, 16, is_plain=is_plain)]
+    response = Response()
+    wire = b"".join(response.feed(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"".join(pieces)))
     found = [read_event(payload) for payload in EventReader().feed(wire)]
+    stamps = [tuple(run) for event in found for run in event["meta_info"]["output_token_logprobs"].versions]
+    assert stamps == [("12", size) for size in sizes(100, 16)]
     assert [len(event["output_ids"]) for event in found] == sizes(100, 16) == [1, *[16] * 6, 3]
     assert [token for event in found for token in event["output_ids"]] == tokens_of_answer(100)
     assert Counter(event["meta_info"]["finish_reason"] is None for event in found) == {True: 7, False: 1}

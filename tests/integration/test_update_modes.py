@@ -161,7 +161,7 @@ def assert_spans_are_exact(sample: Sample, score: Callable[[Span], list[float]])
     """Each token was made by the weights that its span names, and by no neighbour's at the edges."""
     for span in sample.spans:
         scores = score(span)
-        assert scores == pytest.approx(sample.logprobs[span.start : span.stop], abs=CLOSE)
+        assert scores == pytest.approx(sample.logprobs[span.start : span.stop].tolist(), abs=CLOSE)
 
 
 def afresh(teacher: Teacher, sample: Sample) -> Callable[[Span], list[float]]:

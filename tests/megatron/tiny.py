@@ -2,6 +2,7 @@
 
 import math
 import random
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -95,7 +96,7 @@ def random_batch(*, groups: int = 4, group_size: int = 4, longest: int = 12, see
         sample = Sample(
             index=index,
             token_ids=tokens(length),
-            logprobs=tuple(rng.uniform(-6.0, -3.0) for _ in range(length)),
+            logprobs=array("f", [rng.uniform(-6.0, -3.0) for _ in range(length)]),
             spans=(Span(weights=START, start=0, stop=length),),
             text="",
             finish=FinishReason.STOP,
@@ -122,7 +123,7 @@ def poisoned(batch: Batch, number: int) -> Batch:
     """The batch with a NaN among the log-probs of one group's first answer."""
     group = batch.groups[number]
     first = group.samples[0]
-    sample = replace(first.sample, logprobs=(math.nan, *first.sample.logprobs[1:]))
+    sample = replace(first.sample, logprobs=array("f", [math.nan]) + first.sample.logprobs[1:])
     scored = replace(first, sample=sample, loss_mask=(1,) * len(first.loss_mask))
     bad = replace(group, samples=(scored, *group.samples[1:]))
     return replace(batch, groups=(*batch.groups[:number], bad, *batch.groups[number + 1 :]))

@@ -1,5 +1,6 @@
 """Scored groups made by hand."""
 
+from array import array
 from collections.abc import Sequence
 
 from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
@@ -22,7 +23,7 @@ def group(
         Sample(
             index=index,
             token_ids=(7,) * length,
-            logprobs=(-1.0,) * length,
+            logprobs=array("f", [-1.0]) * length,
             spans=(Span(weights=weights, start=0, stop=length),) if length else (),
             text=texts[index] if texts else "",
             finish=FinishReason.LENGTH if index < num_cut else FinishReason.STOP,

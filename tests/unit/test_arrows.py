@@ -12,18 +12,19 @@ LEAVES = {"types", "errors", "protocols"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
+    "deadline": set(),
     "protocols": {"types"},
     "config": {"errors"},
     "data": {"types", "errors", "protocols", "config"},
-    "plugins": {"types", "errors", "protocols", "compat"},
-    "compat": LEAVES | {"config"},
+    "plugins": {"types", "errors", "protocols", "compat", "algorithms"},
+    "compat": LEAVES | {"config", "algorithms"},
     "rewards": LEAVES,
     "filters": LEAVES,
     "algorithms": set(),
     "metrics": {"types", "errors"},
     "buffer": {"types", "errors"},
-    "pipeline": LEAVES | {"buffer", "metrics"},
-    "engines": LEAVES | {"config", "algorithms"},
+    "pipeline": LEAVES | {"deadline", "buffer", "metrics"},
+    "engines": LEAVES | {"deadline", "config", "algorithms"},
     "sim": LEAVES | {"buffer", "metrics", "pipeline"},
 }
 """``assembly`` may import everything; nothing imports it but the entry point."""

@@ -34,7 +34,7 @@ class Example:
     """Prompt and response."""
     num_response: int
     loss_mask: tuple[int, ...]
-    behaviour_logprobs: tuple[float, ...]
+    behaviour_logprobs: Sequence[float]
     """Of the engine that sampled."""
     advantages: Floats | None = None
     proximal_logprobs: Floats | None = None

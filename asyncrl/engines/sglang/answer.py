@@ -8,9 +8,9 @@ from asyncrl.engines.sglang.flights import Flight
 from asyncrl.engines.sglang.packed import Entries
 from asyncrl.engines.sglang.versions import VersionTrail
 from asyncrl.errors import EngineLost, EngineRejected
-from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
+from asyncrl.types import Chunk, FinishReason, Floats, Request, SamplingParams
 
-Tokens = tuple[tuple[int, ...], tuple[float, ...]]
+Tokens = tuple[tuple[int, ...], Floats]
 """Token ids, and as many log-probs."""
 
 
@@ -101,11 +101,11 @@ def _tokens_of(event: Mapping[str, Any]) -> Tokens:
     return _matched(event["output_ids"], entries.token_ids, entries.logprobs)
 
 
-def _matched(tokens: Sequence[int], scored: Sequence[int], logprobs: Sequence[float]) -> Tokens:
+def _matched(tokens: Sequence[int], scored: Sequence[int], logprobs: Floats) -> Tokens:
     """That tokens and log-probs belong together is checked, as SGLang slices them separately."""
-    if scored != tokens:
+    if scored is not tokens and scored != tokens:
         raise EngineLost(f"log-probs of tokens {scored} came with tokens {tokens}")
-    return tuple(tokens), tuple(logprobs)
+    return tuple(tokens), logprobs
 
 
 def _raise_for_error(event: Mapping[str, Any]) -> None:

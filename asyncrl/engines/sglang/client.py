@@ -1,11 +1,10 @@
 """The rollout engine: a pool of SGLang servers, spoken to through the router or, without one, directly."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from asyncrl.engines.sglang.answer import Answer
@@ -61,10 +60,14 @@ class SGLangEngine:
         # SGLang aborts every request whose id *starts* with the given one, and refuses an id that it knows already.
         rid = f"{PACKED}{request.request_id}/{self._rid()}."
         body = _generate_body(request, rid)
-        with self._flights.one(rid) as flight:
+        flight = self._flights.begin(rid)
+        try:
             answer = Answer(request, flight, self._trail, on_chunk)
-            async with self._server_for(rid) as url, flight.until_given_up():
-                return await self._read(f"{url}/generate", body, answer)
+            async with _Turn(self._choices, self._abort, rid) as url:
+                with flight:
+                    return await self._read(f"{url}/generate", body, answer)
+        finally:
+            self._flights.end(flight)
 
     async def interrupt(self) -> None:
         """See ``RolloutEngine.interrupt``.  Lasts ``interrupt_timeout_s`` at most, and the abort of what is left."""
@@ -96,7 +99,7 @@ class SGLangEngine:
             "logprob_start_len": start - 1,  # the first entry never has a log-prob
             "extra_key": rid,  # no cached prefix: older weights may have made it
         }
-        async with self._server_for(rid) as url:
+        async with _Turn(self._choices, self._abort, rid) as url:
             answer = await self._wire.ask(f"{url}/generate", body, self._idle_s)
         entries = answer["meta_info"]["input_token_logprobs"][1:]
         scored = tuple(token for _, token, _ in entries)
@@ -121,18 +124,6 @@ class SGLangEngine:
     def _rid(self) -> str:
         """New to servers that others, and earlier runs, use as well."""
         return f"{self._prefix}-{next(self._counter)}"
-
-    @contextlib.asynccontextmanager
-    async def _server_for(self, rid: str) -> AsyncIterator[str]:
-        """The server to use; the request is aborted unless the block ends well or the server refuses it."""
-        with self._choices.one() as url:
-            try:
-                yield url
-            except EngineRejected:
-                raise
-            except BaseException:
-                await asyncio.shield(self._abort(rid))  # goes on when the caller is cancelled once more
-                raise
 
     async def _abort(self, rid: str) -> None:
         """Tell every engine, as the router does not say which one has it; one that is gone needs no telling."""
@@ -176,19 +167,47 @@ class _LeastBusy:
         self._busy = dict.fromkeys(urls, 0)
         self._avoid_until = dict.fromkeys(urls, float("-inf"))
 
-    @contextlib.contextmanager
-    def one(self) -> Iterator[str]:
-        """The server to use, counted as busy until the end of the block."""
+    def take(self) -> str:
+        """The server to use, counted as busy until ``give_back``."""
         now = asyncio.get_running_loop().time()
         url = min(self._busy, key=lambda url: (self._avoid_until[url] > now, self._busy[url]))
         self._busy[url] += 1
+        return url
+
+    def give_back(self, url: str) -> None:
+        """The request is over."""
+        self._busy[url] -= 1
+
+    def avoid(self, url: str) -> None:
+        """It lost a request."""
+        self._avoid_until[url] = asyncio.get_running_loop().time() + _AVOID_S
+
+
+class _Turn:
+    """``async with``: the server to use; the request is aborted unless the block ends well or the server refuses it.
+
+    One class, as every sample has its turn: generators as context managers take ten microseconds for the same.
+    """
+
+    __slots__ = ("_abort", "_choices", "_rid", "_url")
+
+    def __init__(self, choices: _LeastBusy, abort: Callable[[str], Coroutine[Any, Any, None]], rid: str) -> None:
+        self._choices = choices
+        self._abort = abort
+        self._rid = rid
+
+    async def __aenter__(self) -> str:
+        self._url = self._choices.take()
+        return self._url
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
-            yield url
-        except (EngineLost, EngineTimeout):
-            self._avoid_until[url] = now + _AVOID_S
-            raise
+            if isinstance(error, (EngineLost, EngineTimeout)):
+                self._choices.avoid(self._url)
+            if error is not None and not isinstance(error, EngineRejected):
+                await asyncio.shield(self._abort(self._rid))  # goes on when the caller is cancelled once more
         finally:
-            self._busy[url] -= 1
+            self._choices.give_back(self._url)
 
 
 def _generate_body(request: Request, rid: str) -> dict[str, Any]:

@@ -1,39 +1,35 @@
 """The requests that are on the servers now, so that they can be interrupted together.  Posts nothing."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterator
 
+from asyncrl.deadline import Deadline
 from asyncrl.errors import EngineLost
 
 
 class Flight:
-    """One call of ``generate``."""
+    """One call of ``generate``.  ``with``: the block may be ended by ``give_up``, and then raises EngineLost."""
 
     def __init__(self, rid: str) -> None:
         self.rid = rid
         self.is_interrupted = False
         """Whether we asked the servers to end it; an abort that nobody asked for is a loss."""
-        self._deadline: asyncio.Timeout | None = None
+        self._deadline: Deadline | None = None
 
-    @contextlib.asynccontextmanager
-    async def until_given_up(self) -> AsyncIterator[None]:
-        """The block may be ended by ``give_up``.  Raises EngineLost then."""
-        self._deadline = deadline = asyncio.timeout(None)
-        try:
-            async with deadline:
-                yield
-        except TimeoutError as error:
-            if deadline.expired():
-                raise EngineLost(f"{self.rid} was not aborted in time") from error
-            raise
-        finally:
-            self._deadline = None
+    def __enter__(self) -> None:
+        self._deadline = Deadline(None).__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        deadline, self._deadline = self._deadline, None
+        if deadline is not None:
+            try:
+                deadline.__exit__(kind, error, trace)
+            except TimeoutError as late:
+                raise EngineLost(f"{self.rid} was not aborted in time") from late
 
     def give_up(self) -> None:
         """End the block with EngineLost, if it has not ended."""
-        if self._deadline is not None and not self._deadline.expired():
-            self._deadline.reschedule(asyncio.get_running_loop().time())
+        if self._deadline is not None:
+            self._deadline.end()
 
 
 class Flights:
@@ -44,17 +40,17 @@ class Flights:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @contextlib.contextmanager
-    def one(self, rid: str) -> Iterator[Flight]:
-        """A call that lasts as long as the block."""
+    def begin(self, rid: str) -> Flight:
+        """A call; ``end`` must follow."""
         flight = self._flights[rid] = Flight(rid)
         self._empty.clear()
-        try:
-            yield flight
-        finally:
-            del self._flights[rid]
-            if not self._flights:
-                self._empty.set()
+        return flight
+
+    def end(self, flight: Flight) -> None:
+        """It is over, however it went."""
+        del self._flights[flight.rid]
+        if not self._flights:
+            self._empty.set()
 
     def now(self) -> tuple[Flight, ...]:
         """Those in flight."""

@@ -20,6 +20,8 @@ _KEEP_ALIVE_S = 2.0
 """Below the 5 s after which SGLang's uvicorn hangs up, so that no request meets a connection just being closed."""
 _SAID = 2000
 """Bytes of an error page that are worth showing."""
+_FAILURES = (aiohttp.ClientError, OSError)
+"""Of a connection; a TimeoutError is an OSError."""
 _TRY_LATER = frozenset({408, 425, 429})
 """Client errors that say nothing against the request."""
 
@@ -60,8 +62,12 @@ class Wire:
                 if payload != b"[DONE]":
                     on_event(_event(payload, url))
 
-        with _named_errors(url, idle_s):
+        try:
             status = await self._streams.post(url, orjson.dumps(body), idle_s, take)
+        except EngineError:  # named already
+            raise
+        except _FAILURES as error:
+            raise _named(error, url, idle_s) from error
         if status != 200:
             raise _refusal(url, status, said.decode(errors="replace"))
 
@@ -134,11 +140,15 @@ def _named_errors(url: str, timeout_s: float) -> Iterator[None]:
         yield
     except EngineError:  # named already
         raise
-    except Silent as error:
-        raise EngineTimeout(f"{url} was silent for {timeout_s:g} s") from error
-    except aiohttp.ServerTimeoutError as error:
-        raise EngineLost(f"{url}: no connection within {_CONNECT_S:g} s") from error
-    except TimeoutError as error:
-        raise EngineTimeout(f"{url} did not answer within {timeout_s:g} s") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise EngineLost(f"{url}: {type(error).__name__}: {error}") from error
+    except _FAILURES as error:
+        raise _named(error, url, timeout_s) from error
+
+
+def _named(error: Exception, url: str, timeout_s: float) -> EngineError:
+    if isinstance(error, Silent):
+        return EngineTimeout(f"{url} was silent for {timeout_s:g} s")
+    if isinstance(error, aiohttp.ServerTimeoutError):
+        return EngineLost(f"{url}: no connection within {_CONNECT_S:g} s")
+    if isinstance(error, TimeoutError):
+        return EngineTimeout(f"{url} did not answer within {timeout_s:g} s")
+    return EngineLost(f"{url}: {type(error).__name__}: {error}")

@@ -9,11 +9,12 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pybase64
 
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
+from asyncrl.types import Floats
 
 COLUMNS = "packed"
 """In an event, in the place of ``output_ids``, ``output_token_logprobs`` and the stamps."""
@@ -29,7 +30,7 @@ class Entries:
     """``output_token_logprobs`` of one event, by column."""
 
     token_ids: Sequence[int]
-    logprobs: Sequence[float]
+    logprobs: Floats
     versions: Sequence[tuple[str, int]] | None
     """Runs of equal stamps; None when the server has no plug-in."""
 
@@ -59,8 +60,9 @@ def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def unpack(columns: Mapping[str, Any]) -> Entries:
     """What was packed.  Raises KeyError, TypeError or ValueError for what ``pack`` never writes."""
     return Entries(
-        token_ids=_read(_INTEGER, columns["token_ids"]),
-        logprobs=_read(_FLOAT, columns["logprobs"]),
+        # By way of a list: a tuple made of an array takes half as long again, and so does struct.
+        token_ids=tuple(memoryview(_bytes_of(columns["token_ids"])).cast(_INTEGER).tolist()),
+        logprobs=array(_FLOAT, _bytes_of(columns["logprobs"])),
         versions=columns["versions"],
     )
 
@@ -77,6 +79,5 @@ def _written(typecode: str, values: Sequence[Any]) -> str:
     return pybase64.b64encode_as_string(array(typecode, values))
 
 
-def _read(typecode: Literal["i", "f"], text: str) -> tuple[Any, ...]:
-    # By way of a list: a tuple made of an array takes half as long again, and so does struct.
-    return tuple(memoryview(pybase64.b64decode(text, validate=True)).cast(typecode).tolist())
+def _bytes_of(text: str) -> bytes:
+    return pybase64.b64decode(text, validate=True)

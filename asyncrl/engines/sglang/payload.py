@@ -1,5 +1,6 @@
 """One event of a streamed answer, from JSON to columns, whether the server packs it or not."""
 
+from array import array
 from typing import Any
 
 import orjson
@@ -29,7 +30,7 @@ def _read_packed(event: dict[str, Any]) -> dict[str, Any]:
         entries = event["meta_info"]["output_token_logprobs"] = unpack(columns)
         event["output_ids"] = entries.token_ids
     elif "output_token_logprobs" in event.get("meta_info", {}):  # an empty list
-        event["meta_info"]["output_token_logprobs"] = Entries(token_ids=[], logprobs=[], versions=None)
+        event["meta_info"]["output_token_logprobs"] = Entries(token_ids=[], logprobs=array("f"), versions=None)
     return event
 
 
@@ -45,6 +46,6 @@ def _read_entries(payload: bytes, begin: int) -> dict[str, Any]:
     meta = event["meta_info"]
     stamps = meta.pop(STAMPS, None)
     meta["output_token_logprobs"] = Entries(
-        token_ids=values[1::3], logprobs=values[::3], versions=None if stamps is None else runs_of(stamps)
+        token_ids=values[1::3], logprobs=array("f", values[::3]), versions=None if stamps is None else runs_of(stamps)
     )
     return event

@@ -1,5 +1,8 @@
 """One HTTP/1.1 response, cut out of the bytes of a connection.  Opens nothing and waits for nothing."""
 
+import functools
+from dataclasses import dataclass
+
 _LONGEST_HEAD = 65536
 """Of the status line and all headers; also of one line between two chunks.  Servers write some hundred bytes."""
 _NO_BODY = frozenset({204, 304})
@@ -42,21 +45,15 @@ class Response:
         self.is_complete, self.keeps_alive = True, False
 
     def _read_head(self, head: bytes) -> None:
-        first, *lines = head.split(b"\r\n")
-        version, _, status = first.partition(b" ")
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-        if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
-            raise BrokenResponse(f"not HTTP/1.1: {first[:100]!r}")
-        self.status = int(status[:3])
-        self._is_chunked = headers.get(b"transfer-encoding", b"").lower() == b"chunked"
-        said = headers.get(b"connection", b"").lower()
-        self.keeps_alive = said != b"close" and (version == b"HTTP/1.1" or said == b"keep-alive")
+        known = _known(head)
+        self.status, self.keeps_alive = known.status, known.keeps_alive
+        self._is_chunked = known.is_chunked
         if self._is_chunked:
             self._left = 0
         elif self.status in _NO_BODY:
             self.is_complete = True
-        elif (length := headers.get(b"content-length")) is not None:
-            self._left = _number(length, base=10)
+        elif known.length is not None:
+            self._left = known.length
             self.is_complete = self._left == 0
 
     def _plain(self, data: bytes) -> list[bytes]:
@@ -93,6 +90,33 @@ class Response:
         size = _number(line.partition(b";")[0], base=16)
         self._is_in_trailer = size == 0
         self._left = size + 2 if size else 0  # with its line end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """What a status line and headers say about the body."""
+
+    status: int
+    keeps_alive: bool
+    is_chunked: bool
+    length: int | None
+
+
+@functools.lru_cache(maxsize=64)  # those of all answers are alike but for the second of their date
+def _known(head: bytes) -> _Head:
+    first, *lines = head.split(b"\r\n")
+    version, _, status = first.partition(b" ")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
+        raise BrokenResponse(f"not HTTP/1.1: {first[:100]!r}")
+    said, length = headers.get(b"connection", b"").lower(), headers.get(b"content-length")
+    is_chunked = headers.get(b"transfer-encoding", b"").lower() == b"chunked"
+    return _Head(
+        status=int(status[:3]),
+        keeps_alive=said != b"close" and (version == b"HTTP/1.1" or said == b"keep-alive"),
+        is_chunked=is_chunked,
+        length=None if is_chunked or length is None or int(status[:3]) in _NO_BODY else _number(length, base=10),
+    )
 
 
 def _number(text: bytes, base: int) -> int:

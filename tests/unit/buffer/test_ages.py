@@ -1,5 +1,7 @@
 """Tokens that are too old leave the loss, and only they."""
 
+from array import array
+
 from asyncrl.buffer import masked_before, oldest_trained
 from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
 
@@ -23,7 +25,7 @@ def scored(index: int, steps: tuple[int, ...], mask: tuple[int, ...] | None) -> 
     sample = Sample(
         index=index,
         token_ids=(7,) * size,
-        logprobs=(-1.0,) * size,
+        logprobs=array("f", [-1.0]) * size,
         spans=spans,
         text="",
         finish=FinishReason.STOP,

@@ -1,5 +1,7 @@
 """Facts made by hand; the figures that follow from them are worked out in the tests."""
 
+from array import array
+
 from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
 from asyncrl.metrics.lengths import Lengths, LengthStats
 from asyncrl.types import (
@@ -32,7 +34,7 @@ def scored(
     sample = Sample(
         index=index,
         token_ids=(7,) * len(loss_mask),
-        logprobs=(-0.5,) * len(loss_mask),
+        logprobs=array("f", [-0.5]) * len(loss_mask),
         spans=tuple(Span(weights=weights(step), start=start, stop=stop) for step, start, stop in spans),
         text="",
         finish=FinishReason.LENGTH if cut else FinishReason.STOP,

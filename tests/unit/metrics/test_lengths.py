@@ -11,7 +11,7 @@ from asyncrl.metrics.lengths import ALPHA, HALF_LIFE_STEPS, MARGIN, Lengths
 from asyncrl.metrics.life_table import bucket_of, life_table
 from tests.unit.metrics.length_histories import GROUPS_PER_STEP, Group, History
 
-SEEDS = range(5)
+SEEDS = range(3)
 
 
 def fails_at_the_end(draw: random.Random, group: Group) -> bool:
