@@ -1,0 +1,175 @@
+"""The options of ``sync_vs_async.py``, and what they say in the product's own words."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.areas import ModelConfig, TrainConfig
+from asyncrl.config.parallel import ParallelConfig, parallel_problems
+from asyncrl.config.ranges import refuse
+from asyncrl.engines.cluster.launch import Deployment
+from asyncrl.engines.megatron.settings import TrainerSettings
+from asyncrl.errors import ConfigError
+from benchmarks._shapes import SHAPES
+from benchmarks._sync_vs_async_arrangements import arrangement
+from benchmarks._sync_vs_async_figures import Setup
+from benchmarks._sync_vs_async_run import TEMPERATURE
+from benchmarks._sync_vs_async_workload import CUT_RATIO
+
+ARRANGEMENTS = ("sync", "one-step", "S=1", "S=2", "S=4")
+ON_GPUS: Mapping[str, str | bool] = {
+    "attention-backend": "triton",
+    "sampling-backend": "pytorch",
+    "grammar-backend": "none",
+    "disable-prefill-cuda-graph": True,
+    "cuda-graph-max-bs-decode": "256",
+}
+"""Server flags that need none of SGLang's optional kernels."""
+COLLECTIVE_S = 300.0
+"""For one collective operation of the trainer: a rank waits for the others' share of a batch, seconds."""
+CONTROL_S = 120.0
+"""As in the product: for one pause, bucket or continue."""
+REQUEST_S = 300.0
+"""As in the product: silence of a request."""
+START_S = 600.0
+"""As in the product: until every process is ready."""
+
+
+def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
+    """What was asked for.  Leaves the program when it cannot be."""
+    parser = _parser(description)
+    asked = parser.parse_args(argv)
+    asked.median = asked.median or max(1, asked.longest // CUT_RATIO)
+    if asked.longest < asked.median:
+        parser.error(f"--longest {asked.longest} is below --median {asked.median}")
+    for name in ("trainer_gpus", "engine_gpus", "groups", "group_size", "steps", "repeats", "concurrency"):
+        if getattr(asked, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(asked, name)}")
+    try:
+        asked.arrangements = [arrangement(name) for name in asked.arrangements]
+        refuse(parallel_problems(parallel(asked), asked.trainer_gpus))
+    except (ValueError, ConfigError) as error:
+        parser.error(str(error))
+    return asked
+
+
+def setup(asked: argparse.Namespace) -> Setup:
+    """What makes runs comparable."""
+    default = ParallelConfig()
+    given = {field.name: getattr(parallel(asked), field.name) for field in fields(ParallelConfig)}
+    return Setup(
+        model=asked.model,
+        device=asked.device,
+        trainer_gpus=asked.trainer_gpus,
+        engine_gpus=asked.engine_gpus,
+        slots=asked.concurrency,
+        groups=asked.groups,
+        group_size=asked.group_size,
+        median=asked.median,
+        longest=asked.longest,
+        prompt_tokens=asked.prompt_tokens,
+        max_tokens_per_gpu=asked.max_tokens_per_gpu,
+        parallel={name: value for name, value in given.items() if value != getattr(default, name)},
+    )
+
+
+def deployment(asked: argparse.Namespace, checkpoint: Path, logs: Path, left_s: float) -> Deployment:
+    """What to start; the start may take ``left_s`` at most."""
+    dtype = "bfloat16" if asked.device == "cuda" else "float32"
+    return Deployment(
+        device=asked.device,
+        dtype=dtype,
+        model_path=checkpoint,
+        seed=asked.seed,
+        num_ranks=asked.trainer_gpus,
+        num_engines=asked.engine_gpus,
+        gpus_per_engine=1,
+        use_router=False,
+        trainer=TrainerSettings(
+            model=ModelConfig(hf_checkpoint=checkpoint, seed=asked.seed),
+            train=TrainConfig(max_tokens_per_gpu=asked.max_tokens_per_gpu, lr=1e-6, balance_data=True),
+            parallel=parallel(asked),
+            device=asked.device,
+            dtype=dtype,
+            temperature=TEMPERATURE,
+            num_steps_per_rollout=1,
+            use_rollout_logprobs=True,  # for sync as well: it spares it a pass
+            timeout_s=COLLECTIVE_S,
+        ),
+        server_flags=server_flags(asked),
+        logs=logs,
+        start_timeout_s=min(START_S, left_s),
+        request_timeout_s=REQUEST_S,
+        control_timeout_s=CONTROL_S,
+        train_timeout_s=max(COLLECTIVE_S, asked.deadline_s),
+    )
+
+
+def server_flags(asked: argparse.Namespace) -> dict[str, str | bool]:
+    """Of SGLang: ours for GPUs, and those given, which win."""
+    given = dict(_flag(text) for text in asked.sglang)
+    return {**(ON_GPUS if asked.device == "cuda" else {}), **given}
+
+
+def parallel(asked: argparse.Namespace) -> ParallelConfig:
+    """How the trainer is split."""
+    given = {field.name: getattr(asked, field.name) for field in fields(ParallelConfig)}
+    return ParallelConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def _flag(text: str) -> tuple[str, str | bool]:
+    """``name=value``; a bare name is a bare flag, ``name=false`` leaves ours out."""
+    name, equals, value = text.removeprefix("--").partition("=")
+    return name, (False if value == "false" else value) if equals else True
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_argument_group("what")
+    what.add_argument("--arrangements", nargs="+", default=list(ARRANGEMENTS), help="sync, one-step, S=N; in turns")
+    what.add_argument("--model", choices=list(SHAPES), default="1.7b", help="a shape; its weights are random")
+    what.add_argument("--groups", type=int, default=32, help="prompts per step")
+    what.add_argument("--group-size", type=int, default=8, help="samples per prompt")
+    what.add_argument("--longest", type=int, default=8192, help="answer, in tokens")
+    what.add_argument("--median", type=int, help=f"of the answers; default: --longest / {CUT_RATIO}")
+    what.add_argument("--prompt-tokens", type=int, default=128)
+    what.add_argument("--seed", type=int, default=1234, help="of the first repeat; the next has the next one")
+    where = parser.add_argument_group("where")
+    where.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    where.add_argument("--trainer-gpus", type=int, default=1, help="ranks; on a CPU, processes")
+    where.add_argument("--engine-gpus", type=int, default=1, help="engines of one GPU each; on a CPU, processes")
+    where.add_argument("--concurrency", type=int, default=256, help="samples in flight per engine")
+    where.add_argument("--max-tokens-per-gpu", type=int, default=16_384, help="of a microbatch of the trainer")
+    where.add_argument("--sglang", action="append", default=[], metavar="NAME[=VALUE]", help="server flag; NAME=false")
+    _add_how_long(parser)
+    _add_parallel(parser.add_argument_group("how the trainer is split (docs/models.md)"))
+    return parser
+
+
+def _add_how_long(parser: argparse.ArgumentParser) -> None:
+    how_long = parser.add_argument_group("how long, and what is left of it")
+    how_long.add_argument("--steps", type=int, default=8, help="measured per run, at most")
+    how_long.add_argument("--warmup", type=int, default=1, help="steps before; one more for each step of staleness")
+    how_long.add_argument("--seconds", type=float, default=float("inf"), help="measured per run, at most")
+    how_long.add_argument("--full-s", type=float, default=15.0, help="of full engines alone, first; 0: not at all")
+    how_long.add_argument("--repeats", type=int, default=1, help="of all arrangements")
+    how_long.add_argument("--deadline-s", type=float, default=3600.0, help="then it shows what it has")
+    how_long.add_argument("--out", type=Path, default=Path("runs/sync_vs_async"), help="folder for all files")
+    how_long.add_argument("--checkpoint", type=Path, help="folder to keep the model in, or one kept before")
+    how_long.add_argument("--commit", help="what to write down where there is no git")
+    how_long.add_argument("--show", type=Path, nargs="+", help="start nothing; join results.json of earlier calls")
+
+
+def _add_parallel(group: Any) -> None:
+    for field in fields(ParallelConfig):
+        name = f"--{field.name.replace('_', '-')}"
+        if isinstance(field.default, bool):
+            group.add_argument(name, action=argparse.BooleanOptionalAction, default=field.default)
+        elif field.default == ():
+            group.add_argument(name, nargs="*", default=())
+        elif field.name in ("recompute_granularity", "recompute_method"):
+            group.add_argument(name)
+        else:
+            group.add_argument(name, type=int, default=field.default)

@@ -1,0 +1,144 @@
+"""Who is busy when: intervals on the event loop's clock, taken where trainer, engines and updates are called."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from asyncrl.protocols import RolloutEngine, Trainer, WeightUpdater
+from asyncrl.types import Batch, Chunk, FinishReason, Request, TrainReport, UpdateReport, Weights
+
+Interval = tuple[float, float]
+"""Start and stop, in seconds."""
+
+
+class Intervals:
+    """When something went on, once or many times at once."""
+
+    def __init__(self) -> None:
+        self._closed: list[Interval] = []
+        self._open: dict[int, float] = {}
+        self._numbers = count()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """It goes on for as long as the body runs."""
+        number = next(self._numbers)
+        self._open[number] = _now()
+        try:
+            yield
+        finally:
+            self._closed.append((self._open.pop(number), _now()))
+
+    def add(self, start_s: float, stop_s: float) -> None:
+        """It went on then."""
+        self._closed.append((start_s, stop_s))
+
+    def within(self, start_s: float, stop_s: float) -> list[Interval]:
+        """What falls between ``start_s`` and ``stop_s``, what still goes on included."""
+        going_on = [(began, stop_s) for began in self._open.values()]
+        return clipped([*self._closed, *going_on], start_s, stop_s)
+
+
+def clipped(intervals: Iterable[Interval], start_s: float, stop_s: float) -> list[Interval]:
+    """The parts between ``start_s`` and ``stop_s``."""
+    parts = ((max(start, start_s), min(stop, stop_s)) for start, stop in intervals)
+    return [(start, stop) for start, stop in parts if start < stop]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time, with nothing counted twice; in order."""
+    merged: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def without(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
+    """The union of ``intervals`` less that of ``holes``."""
+    left = union(intervals)
+    for begin, end in union(holes):
+        left = [
+            part
+            for start, stop in left
+            for part in ((start, min(stop, begin)), (max(start, end), stop))
+            if part[0] < part[1]
+        ]
+    return left
+
+
+def seconds(intervals: Sequence[Interval]) -> float:
+    """Added up."""
+    return sum(stop - start for start, stop in intervals)
+
+
+class WatchedEngine:
+    """``RolloutEngine`` over another; ``busy`` has one interval for each request."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self.busy = Intervals()
+        self.aborted = 0
+        """Requests whose caller gave them up, so far."""
+        self._engine = engine
+
+    async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
+        """See ``RolloutEngine.generate``."""
+        try:
+            with self.busy.one():
+                return await self._engine.generate(request, on_chunk)
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+
+    async def interrupt(self) -> None:
+        """See ``RolloutEngine.interrupt``."""
+        await self._engine.interrupt()
+
+    async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        """See ``RolloutEngine.score``."""
+        return await self._engine.score(token_ids, start)
+
+
+class WatchedTrainer:
+    """``Trainer`` over another; ``busy`` has one interval for each step.  Saves nothing."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.busy = Intervals()
+        self._trainer = trainer
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """See ``Trainer.train``."""
+        with self.busy.one():
+            return await self._trainer.train(batch)
+
+    async def save(self, path: Path) -> None:
+        """See ``Trainer.save``; random weights are not worth it."""
+
+
+class WatchedUpdater:
+    """``WeightUpdater`` over another; ``pauses`` has one interval for each push.
+
+    ``before`` is awaited first: whatever an arrangement does before it pushes.  It is no part of the update.
+    """
+
+    def __init__(self, updater: WeightUpdater, before: Callable[[], Awaitable[object]] | None = None) -> None:
+        self.pauses = Intervals()
+        self._updater = updater
+        self._before = before
+
+    async def push(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.push``."""
+        if self._before is not None:
+            await self._before()
+        report = await self._updater.push(weights)
+        stop = _now()
+        self.pauses.add(stop - report.pause_s, stop)
+        return report
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
