@@ -6,10 +6,12 @@
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Literal
@@ -29,8 +31,9 @@ from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_device
 from asyncrl.engines.cluster.trainer import RayCheckpointer
 from asyncrl.engines.megatron.fits import check_layout
-from asyncrl.engines.megatron.settings import TrainerSettings
-from asyncrl.engines.megatron.shape import check_architecture, read_shape
+from asyncrl.engines.megatron.overrides import overridden, server_changes
+from asyncrl.engines.megatron.settings import Resolver, TrainerSettings
+from asyncrl.engines.megatron.shape import check_architecture, read_config, read_shape, shape_of
 from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
 from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed, plainly
 from asyncrl.metrics.facts import StepFacts
@@ -45,7 +48,7 @@ from asyncrl.pipeline.run import Parts, Plan, train
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.scheduler import Policy, Scheduler
 from asyncrl.pipeline.slots import Slots
-from asyncrl.plugins import KEEP, PICK, REWARD, load_plugin
+from asyncrl.plugins import KEEP, PICK, REWARD, load_custom, load_plugin
 from asyncrl.protocols import KeepFn, PickFn, RewardFn
 from asyncrl.resume import Start, find_start
 from asyncrl.rewards import BUILT_IN
@@ -57,6 +60,8 @@ LOOK_AT_KV_EVERY_S = 2.0
 """An engine fills by some per cent of its KV cache in that time; one look costs it a millisecond."""
 LAST_CHECKPOINT_S = 30.0
 """For the checkpoint that is being written when the run fails: at 1 GB/s that is a model of 2 billion parameters."""
+OVERRIDE_FLAG = "json-model-override-args"
+"""SGLang's, for what config.json says otherwise."""
 MODEL_FOLDER = "model"
 """In the run directory: the final weights in Hugging Face format."""
 
@@ -85,7 +90,10 @@ def check(run: RunConfig) -> Checked:
     """Read and resolve everything that the run names.  Raises ConfigError, DataError or PluginError."""
     check_passthrough(run, *_known_flags(run.cluster.use_router))
     check_architecture(run.model.hf_checkpoint)
-    check_layout(read_shape(run.model.hf_checkpoint), run.parallel, run.cluster.device)
+    shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
+    check_layout(shape, run.parallel, run.cluster.device)
+    server_flags(run)
+    _check_custom(run)
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
     prompts = load_prompts(run.data, tokenizer)
     return Checked(
@@ -102,6 +110,20 @@ def check(run: RunConfig) -> Checked:
         keep=_keep(run),
         pick=_pick(run),
     )
+
+
+def server_flags(run: RunConfig) -> dict[str, str | bool]:
+    """The user's, and the shape flags that go before ``config.json``, which engines read by themselves.
+
+    Raises ConfigError.
+    """
+    config = read_config(run.model.hf_checkpoint)
+    changes = server_changes(config, overridden(shape_of(config), run.shape))
+    if not changes:
+        return run.sglang
+    if OVERRIDE_FLAG in run.sglang:
+        raise ConfigError(f"--sglang-{OVERRIDE_FLAG} with {', '.join(changes)}: leave one of them out")
+    return {**run.sglang, OVERRIDE_FLAG: json.dumps(changes)}
 
 
 def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
@@ -187,6 +209,7 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) ->
         use_router=run.cluster.use_router,
         trainer=TrainerSettings(
             model=run.model,
+            shape=run.shape,
             train=run.train,
             parallel=run.parallel,
             device=device,
@@ -196,8 +219,9 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) ->
             use_rollout_logprobs=use_rollout_logprobs(run.train, run.rollout),
             timeout_s=60 * run.cluster.distributed_timeout_minutes,
             save_timeout_s=run.failures.train_timeout_s,
+            custom=_custom(run),
         ),
-        server_flags=run.sglang,
+        server_flags=server_flags(run),
         router_flags=run.router,
         logs=logs,
         start_timeout_s=run.cluster.start_timeout_s,
@@ -361,6 +385,22 @@ def _keep(run: RunConfig) -> KeepFn:
 def _pick(run: RunConfig) -> PickFn | None:
     path = run.rollout.buffer_filter_path
     return None if path is None else load_plugin(path, PICK, SimpleNamespace(**flat(run)))
+
+
+def _custom(run: RunConfig) -> Resolver | None:
+    """Finds the user's own advantage and loss; their room is none of the engines' business."""
+    advantage, loss = run.train.custom_advantage_function_path, run.train.custom_loss_function_path
+    if advantage is None and loss is None:
+        return None
+    return partial(load_custom, advantage, loss, SimpleNamespace(**flat(run)), Path.cwd())
+
+
+def _check_custom(run: RunConfig) -> None:
+    resolve = _custom(run)
+    if resolve is not None:
+        from asyncrl.engines.megatron.custom import custom_of  # imports torch
+
+        custom_of(resolve)
 
 
 def _keep_all(group: ScoredGroup) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 from asyncrl.config import RunConfig
 from asyncrl.data.prompts import EndlessPrompts
 from asyncrl.engines.checkpoints import Origin, check_model, check_save, find_origin, read_notes
+from asyncrl.engines.megatron.overrides import overridden
 from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.errors import ConfigError
 from asyncrl.pipeline.run_state import RunState
@@ -80,9 +81,9 @@ def about(prompts: EndlessPrompts) -> dict[str, Any]:
 
 def _checked_notes(run: RunConfig, origin: Origin) -> dict[str, Any] | None:
     """What is known of the checkpoint, whose model is that of the run."""
-    shape = read_shape(run.model.hf_checkpoint)
+    shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
     if origin.kind == "hugging_face":
-        check_model(origin.folder, asdict(read_shape(origin.folder)), shape)
+        check_model(origin.folder, asdict(overridden(read_shape(origin.folder), run.shape)), shape)
         return None
     notes = read_notes(origin.folder)
     if notes is not None:

@@ -1,5 +1,6 @@
 """slime's plug-in shapes, translated at the edge.  Plug-ins import ``Sample`` and ``DynamicFilterOutput`` from here."""
 
+from asyncrl.compat.advantages import advantage_from_slime
 from asyncrl.compat.buffer_filters import pick_from_slime
 from asyncrl.compat.plugin_shapes import filter_from_slime, reward_from_slime
 from asyncrl.compat.slime import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
@@ -9,6 +10,7 @@ __all__ = [
     "DynamicFilterOutput",
     "Sample",
     "SlimeArgs",
+    "advantage_from_slime",
     "filter_from_slime",
     "pick_from_slime",
     "reward_from_slime",

@@ -17,6 +17,7 @@ from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.passthrough import check_passthrough
 from asyncrl.config.problems import problems
 from asyncrl.config.resolved import flat, resolved
+from asyncrl.config.shape import ShapeConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "ParallelConfig",
     "RolloutConfig",
     "RunConfig",
+    "ShapeConfig",
     "TrainConfig",
     "check_passthrough",
     "flat",

@@ -11,6 +11,7 @@ from typing import Literal
 
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import above, at_least, must, refuse
+from asyncrl.config.shape import ShapeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +214,10 @@ class TrainConfig:
         "grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
     ] = "grpo"
     """Where advantages come from, and how the ratio is clipped; docs/algorithms.md has the equations."""
+    custom_advantage_function_path: str | None = None
+    """Function in the place of the estimator's advantages, named like a reward: docs/plugins.md has its shape."""
+    custom_loss_function_path: str | None = None
+    """Function in the place of the clipped policy loss, named likewise."""
     disable_grpo_std_normalization: bool = False
     """grpo, gspo, cispo: do not divide a group's advantages by their standard deviation (Dr. GRPO)."""
     normalize_advantages: bool | None = None
@@ -400,6 +405,7 @@ class RunConfig:
     name: str
     """Of the TOML file, without its ending."""
     model: ModelConfig
+    shape: ShapeConfig
     cluster: ClusterConfig
     parallel: ParallelConfig
     data: DataConfig

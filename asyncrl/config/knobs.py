@@ -10,11 +10,12 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from asyncrl.config import areas, parallel
+from asyncrl.config import areas, parallel, shape
 from asyncrl.config.ranges import flag
 
 AREAS: dict[str, type[Any]] = {
     "model": areas.ModelConfig,
+    "shape": shape.ShapeConfig,
     "cluster": areas.ClusterConfig,
     "parallel": parallel.ParallelConfig,
     "data": areas.DataConfig,
@@ -96,7 +97,7 @@ def _knob(area: str, field: str, hint: Any, default: Any, text: str) -> Knob:
 def _texts_under_fields() -> dict[str, dict[str, str]]:
     """By class and field; they are not kept at run time, so they are read from the source."""
     texts: dict[str, dict[str, str]] = {}
-    for node in chain(*(ast.parse(inspect.getsource(module)).body for module in (areas, parallel))):
+    for node in chain(*(ast.parse(inspect.getsource(module)).body for module in (areas, parallel, shape))):
         if isinstance(node, ast.ClassDef):
             texts[node.name] = {
                 before.target.id: after.value.value

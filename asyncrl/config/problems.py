@@ -95,7 +95,9 @@ def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
     groups, each, samples = rollout.rollout_batch_size, rollout.n_samples_per_prompt, rollout.samples_per_step
     made = f"rollout-batch-size {groups} x n-samples-per-prompt {each} = {samples} samples"
     lines = must(
-        each >= 2 or train.advantage_estimator in ("reinforce_plus_plus", "ppo"),
+        each >= 2
+        or train.advantage_estimator in ("reinforce_plus_plus", "ppo")
+        or train.custom_advantage_function_path is not None,
         f"advantage-estimator {train.advantage_estimator} compares answers to one prompt: n-samples-per-prompt must be "
         f"at least 2, got {each}",
     )
@@ -133,6 +135,26 @@ def _estimator(train: TrainConfig) -> list[str]:
             f"gamma {train.gamma:g} with advantage-estimator {name}, which does not discount",
         )
         + _critic(train)
+        + _custom(train)
+    )
+
+
+def _custom(train: TrainConfig) -> list[str]:
+    lines = must(
+        train.custom_advantage_function_path is None or train.advantage_estimator != "ppo",
+        "custom-advantage-function-path with advantage-estimator ppo, whose critic learns returns of its own: give "
+        "another estimator",
+    )
+    clips = {
+        "eps-clip": train.eps_clip != 0.2,
+        "eps-clip-high": train.eps_clip_high is not None,
+        "eps-clip-c": train.eps_clip_c is not None,
+    }
+    names = ", ".join(name for name, is_given in clips.items() if is_given)
+    return lines + must(
+        train.custom_loss_function_path is None or not names,
+        f"{names} with custom-loss-function-path, which clips as it likes: give them as its arguments, "
+        "file.py:name(0.2)",
     )
 
 
@@ -158,7 +180,9 @@ def _critic(train: TrainConfig) -> list[str]:
 
 def _reference(train: TrainConfig) -> list[str]:
     lines = must(
-        train.kl_coef == 0 or train.advantage_estimator not in ("grpo", "gspo", "cispo"),
+        train.kl_coef == 0
+        or train.advantage_estimator not in ("grpo", "gspo", "cispo")
+        or train.custom_advantage_function_path is not None,
         f"kl-coef {train.kl_coef:g} with advantage-estimator {train.advantage_estimator}, which has one reward per "
         "answer: give use-kl-loss and kl-loss-coef",
     )

@@ -12,7 +12,13 @@ from asyncrl.config.knobs import Knob
 KINDS = {int: "a whole number", float: "a number", str: "text", Path: "a path", bool: "true or false"}
 """What a value of this type is called."""
 
-PLUGINS = ("custom-rm-path", "dynamic-sampling-filter-path")
+PLUGINS = (
+    "custom-rm-path",
+    "dynamic-sampling-filter-path",
+    "buffer-filter-path",
+    "custom-advantage-function-path",
+    "custom-loss-function-path",
+)
 """Settings that may hold file.py:function."""
 
 
@@ -87,6 +93,6 @@ def _located(knob: Knob, value: Any, folder: Path) -> Any:
     if knob.name == "eval-prompt-data":
         return tuple(str(absolute(word, folder)) if place % 2 else word for place, word in enumerate(value))
     if knob.name in PLUGINS:
-        file, colon, function = value.rpartition(":")
-        return f"{absolute(file, folder)}:{function}" if colon and file.endswith(".py") else value
+        file, ending, function = value.partition(".py:")  # arguments may have colons as well
+        return f"{absolute(file, folder)}{ending}{function}" if ending and ":" not in file else value
     return value

@@ -92,6 +92,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/tis_weight", "", "mean off-policy weight per trained token, after truncation or masking (--use-tis)"),
     Metric("train/tis_outside", "share", "trained tokens whose weight was outside the bounds, 0 to 1 (--use-tis)"),
     Metric("train/opsm_masked", "share", "trained tokens left out as too far off-policy, 0 to 1 (--use-opsm)"),
+    Metric("train/custom/NAME", "", "what a custom loss reports per trained token (--custom-loss-function-path)"),
     Metric("train/value_loss", "", "squared error of the critic's values per trained token (ppo)"),
     Metric("train/value_clip_fraction", "share", "trained tokens whose value moved beyond --value-clip, 0 to 1 (ppo)"),
     Metric("train/critic_grad_norm", "", "gradient norm of the critic before clipping (ppo)"),

@@ -1,6 +1,7 @@
 """User functions, named by path on the command line: found, imported and checked before anything starts."""
 
-from asyncrl.plugins.kinds import KEEP, PICK, REWARD, Kind
+from asyncrl.plugins.algorithms import load_custom
+from asyncrl.plugins.kinds import ADVANTAGE, KEEP, LOSS, PICK, REWARD, Kind
 from asyncrl.plugins.load import load_plugin
 
-__all__ = ["KEEP", "PICK", "REWARD", "Kind", "load_plugin"]
+__all__ = ["ADVANTAGE", "KEEP", "LOSS", "PICK", "REWARD", "Kind", "load_custom", "load_plugin"]

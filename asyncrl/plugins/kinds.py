@@ -2,11 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asyncrl.compat import SlimeArgs, filter_from_slime, pick_from_slime, reward_from_slime
+from asyncrl.compat import SlimeArgs, advantage_from_slime, filter_from_slime, pick_from_slime, reward_from_slime
+from asyncrl.errors import PluginError
 from asyncrl.plugins.picks import checked_pick
 from asyncrl.protocols import KeepFn, PickFn, RewardFn
+
+if TYPE_CHECKING:  # it imports torch, which a run without such functions does not need here
+    from asyncrl.algorithms.custom import AdvantageFn, LossFn
+
+
+def _no_slime_loss(function: Callable[..., Any], args: SlimeArgs) -> Any:
+    raise PluginError(
+        "is of slime's shape (args, batch, logits, sum_of_sample_mean), and there are never logits of all words here; "
+        "write loss(logprobs, old_logprobs, advantages, mask, lengths), which returns a loss for each token and a dict "
+        "of what is to be reported"
+    )
 
 
 def _as_it_is[F](function: F) -> F:
@@ -21,7 +33,7 @@ class Kind[F]:
     is_async: bool
     parameters: tuple[str, ...]
     slime_parameters: tuple[str, ...]
-    """slime's shape has ``args`` as its first parameter, ours never."""
+    """slime's shape has ``args`` as its first parameter, ours never.  Empty: not accepted, ``from_slime`` says why."""
     from_slime: Callable[[Callable[..., Any], SlimeArgs], F]
     guarded: Callable[[F], F] = _as_it_is
     """Checks what the function returns, where the stage that calls it does not."""
@@ -48,4 +60,18 @@ PICK: Kind[PickFn] = Kind(
     slime_parameters=("args", "rollout_id", "buffer", "num_samples"),
     from_slime=pick_from_slime,
     guarded=checked_pick,
+)
+ADVANTAGE: "Kind[AdvantageFn]" = Kind(
+    flag="--custom-advantage-function-path",
+    is_async=False,
+    parameters=("samples",),
+    slime_parameters=("args", "rollout_data"),
+    from_slime=advantage_from_slime,
+)
+LOSS: "Kind[LossFn]" = Kind(
+    flag="--custom-loss-function-path",
+    is_async=False,
+    parameters=("logprobs", "old_logprobs", "advantages", "mask", "lengths"),
+    slime_parameters=(),
+    from_slime=_no_slime_loss,
 )

@@ -19,10 +19,10 @@ def load_plugin[F](path: str, kind: Kind[F], args: SlimeArgs) -> F:
     """
     try:
         function = _function(path)
-        is_slime = _checked_shape(function, kind)
+        plugin: F = kind.from_slime(function, args) if _checked_shape(function, kind) else function
     except PluginError as error:
         raise PluginError(f"{kind.flag} '{path}': {error}") from error.__cause__
-    return kind.guarded(kind.from_slime(function, args) if is_slime else function)
+    return kind.guarded(plugin)
 
 
 def _function(path: str) -> Any:
@@ -53,13 +53,15 @@ def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
     if first is not None and first.kind is first.VAR_POSITIONAL:
         raise PluginError("takes *args, so its shape cannot be told; use functools.wraps in its decorator")
     is_slime = first is not None and first.name == "args"
+    if is_slime and not kind.slime_parameters:
+        return True
     wanted = kind.slime_parameters if is_slime else kind.parameters
     try:
         signature.bind(*wanted)
     except TypeError:
-        ours, slimes = ", ".join(kind.parameters), ", ".join(kind.slime_parameters)
+        slimes = f" or slime's ({', '.join(kind.slime_parameters)}, **kwargs)" if kind.slime_parameters else ""
         taken = ", ".join(str(parameter) for parameter in signature.parameters.values())
-        raise PluginError(f"must take ({ours}) or slime's ({slimes}, **kwargs), takes ({taken})") from None
+        raise PluginError(f"must take ({', '.join(kind.parameters)}){slimes}, takes ({taken})") from None
     return is_slime
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ PROMPT = Prompt(row=7, epoch=0, text="one", token_ids=(1, 2), label="8", metadat
 SAMPLE = Sample(
     index=2,
     token_ids=(3, 4, 5),
-    logprobs=(-1.0, -2.0, -3.0),
+    logprobs=array("f", [-1.0, -2.0, -3.0]),
     spans=(
         Span(weights=Weights(version=4, step=4), start=0, stop=1),
         Span(weights=Weights(version=5, step=5), start=1, stop=3),

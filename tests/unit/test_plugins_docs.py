@@ -6,15 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from asyncrl.algorithms.custom import StepSamples
 from asyncrl.compat import SlimeArgs
-from asyncrl.plugins import KEEP, PICK, REWARD, load_plugin
+from asyncrl.plugins import ADVANTAGE, KEEP, LOSS, PICK, REWARD, load_plugin
 from tests.unit.scored_groups import group
 
 DOCS = (Path(__file__).parents[2] / "docs/plugins.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", DOCS, re.DOTALL))
 COMMANDS = re.findall(r"^--([\w-]+) (?:'(.*)'|(\S+))$", DOCS, re.MULTILINE)
-ARGS = SlimeArgs(rollout_max_response_len=5)
+ARGS = SlimeArgs(rollout_max_response_len=5, kl_coef=0.5)
 WAITING = [group(number, (0.0, number / 4), (3, 3), texts=("7", "8"), label="7") for number in range(4)]
 
 VERDICTS = {
@@ -39,6 +41,11 @@ PICKED = {
     "asyncrl.filters:Fresh(max_lag=1)": (0, 1),
     "slime_picks.py:newest_first": (2, 3),
 }
+ADVANTAGES = {
+    "my_advantages.py:by_length(2048)": ([0.5, 0.5], [-0.5]),
+    "slime_advantages.py:less_kl": ([0.25, 1.0], [-1.0]),
+}
+LOSSES = {"my_losses.py:quadratic(0.5)": ([-1.0, 1.0], {"distance": [0.0, 0.0]})}
 
 
 def named_after(flag: str) -> list[str]:
@@ -57,6 +64,8 @@ def test_every_example_is_tested() -> None:
     assert sorted(named_after("custom-rm-path")) == sorted(REWARDS)
     assert sorted(named_after("dynamic-sampling-filter-path")) == sorted(VERDICTS) == sorted(DULL)
     assert sorted(named_after("buffer-filter-path")) == sorted(PICKED)
+    assert sorted(named_after("custom-advantage-function-path")) == sorted(ADVANTAGES)
+    assert sorted(named_after("custom-loss-function-path")) == sorted(LOSSES)
     assert len(FILES) == DOCS.count("```python")
 
 
@@ -80,3 +89,30 @@ def test_filters(path: str) -> None:
 @pytest.mark.parametrize("path", PICKED)
 def test_buffer_filters(path: str) -> None:
     assert load_plugin(path, PICK, ARGS)(1, WAITING, 2).train == PICKED[path]
+
+
+@pytest.mark.usefixtures("_files")
+@pytest.mark.parametrize("path", ADVANTAGES)
+def test_advantages(path: str) -> None:
+    rows = (torch.tensor([-1.0, -2.0]).double(), torch.tensor([-1.0]).double())
+    samples = StepSamples(
+        step=0,
+        rewards_N=torch.tensor([1.0, 0.0]),
+        groups_N=torch.tensor([3, 3]),
+        outcomes_N=torch.tensor([1.0, -1.0]),
+        token_ids=(torch.tensor([1, 2, 3]), torch.tensor([1, 2])),
+        masks=tuple(torch.ones(len(row), dtype=torch.bool) for row in rows),
+        behaviour_logprobs=rows,
+        proximal_logprobs=rows,
+        ref_logprobs=rows,
+        kl=(torch.tensor([1.5, 0.0]), torch.tensor([0.0])),
+    )
+    assert tuple(row.tolist() for row in load_plugin(path, ADVANTAGE, ARGS)(samples)) == ADVANTAGES[path]
+
+
+@pytest.mark.usefixtures("_files")
+@pytest.mark.parametrize("path", LOSSES)
+def test_losses(path: str) -> None:
+    logprobs, advantages = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, -1.0])
+    loss, told = load_plugin(path, LOSS, ARGS)(logprobs, logprobs, advantages, torch.tensor([True, True]), (2,))
+    assert (loss.tolist(), {name: row.tolist() for name, row in told.items()}) == LOSSES[path]

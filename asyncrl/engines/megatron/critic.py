@@ -10,10 +10,11 @@ from asyncrl.config.derived import critic_load, critic_lr
 from asyncrl.engines.megatron.learner import Gradients, Learner
 from asyncrl.engines.megatron.model import build_model
 from asyncrl.engines.megatron.objective import ValueObjective
+from asyncrl.engines.megatron.overrides import overridden
 from asyncrl.engines.megatron.packing import Floats
 from asyncrl.engines.megatron.passes import value_loss_step, value_step
 from asyncrl.engines.megatron.settings import TrainerSettings
-from asyncrl.engines.megatron.shape import read_shape
+from asyncrl.engines.megatron.shape import ModelShape, read_shape
 from asyncrl.engines.megatron.updates import Update
 from asyncrl.engines.megatron.weights import load_hf
 
@@ -45,10 +46,17 @@ class Critic:
         return self.learner.differentiate(update, step)
 
 
+def critic_shape(settings: TrainerSettings) -> ModelShape:
+    """Shape flags go for the critic as well where it begins as the policy."""
+    path = critic_load(settings.train, settings.model)
+    shape = read_shape(path)
+    return overridden(shape, settings.shape) if path == settings.model.hf_checkpoint else shape
+
+
 def _model(settings: TrainerSettings, device: torch.device) -> Any:
     """One number per position in the place of a distribution over words; there is no output layer to be tied."""
     path, dtype = critic_load(settings.train, settings.model), getattr(torch, settings.dtype)
-    shape = replace(read_shape(path), ties_embeddings=False)
+    shape = replace(critic_shape(settings), ties_embeddings=False)
     model = build_model(shape, device, dtype, settings.parallel)
     if model.post_process:
         model.output_layer = None

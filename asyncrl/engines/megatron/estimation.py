@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.advantages import (
@@ -39,20 +40,33 @@ def outcomes_of(batch: Batch, train: TrainConfig) -> Tensor:
     return group_normalised(rewards_N, groups_N)
 
 
+def needs_proximal(train: TrainConfig) -> bool:
+    """Whether advantages depend on the trainer's log-probs from before the step, which costs a pass."""
+    return train.kl_coef > 0 or train.custom_advantage_function_path is not None
+
+
 def with_advantages(
-    examples: Sequence[Example], outcomes_N: Tensor, train: TrainConfig, total: Total
+    examples: Sequence[Example],
+    outcomes_N: Tensor,
+    train: TrainConfig,
+    total: Total,
+    custom: Sequence[Tensor] | None = None,
 ) -> tuple[list[Example], dict[str, float]]:
     """The examples with their advantages (ppo: and returns), and what is to be reported, by the name of a metric.
 
     ``outcomes_N`` are of the whole batch, by place; ``examples`` are the samples of one rank, with their proximal and
-    reference log-probs if there is a ``--kl-coef``, and with their values if there is a critic.  Every rank must call
-    it: ``total`` sums over the ranks.
+    reference log-probs if there is a ``--kl-coef``, and with their values if there is a critic.  ``custom`` are the
+    advantages of all the batch's answers by token, in the place of an estimator's.  Every rank must call it: ``total``
+    sums over the ranks.
     """
     mine_N = outcomes_N[torch.tensor([example.index for example in examples], dtype=torch.long)]
     lengths = [sum(example.loss_mask) for example in examples]
     kl_T = _kl(examples, train)
     told: dict[str, float] = {}
-    if train.advantage_estimator == "reinforce_plus_plus":
+    if custom is not None:
+        rows = [custom[example.index][_counts(example)] for example in examples]
+        advantages_T = torch.cat([torch.zeros(0, dtype=torch.float64), *rows])
+    elif train.advantage_estimator == "reinforce_plus_plus":
         advantages_T = reinforce_plus_plus(mine_N, kl_T, lengths, kl_coef=train.kl_coef, gamma=train.gamma)
     elif train.advantage_estimator == "reinforce_plus_plus_baseline":
         advantages_T = reinforce_plus_plus_baseline(mine_N, kl_T, lengths, kl_coef=train.kl_coef)
@@ -66,11 +80,11 @@ def with_advantages(
         advantages_T = every_step(mine_N, lengths)
     if normalize_advantages(train):
         advantages_T = whitened(advantages_T, total)
-    rows = _at_tokens(examples, advantages_T, lengths)
+    advantages = _at_tokens(examples, advantages_T, lengths)
     if train.kl_coef > 0:
         kl, count = total(torch.tensor([kl_T.sum().item(), float(len(kl_T))], dtype=torch.float64)).tolist()
         told["train/reward_kl"] = kl / max(1.0, count)
-    return [replace(example, advantages=row) for example, row in zip(examples, rows, strict=True)], told
+    return [replace(example, advantages=row) for example, row in zip(examples, advantages, strict=True)], told
 
 
 def _kl(examples: Sequence[Example], train: TrainConfig) -> Tensor:
@@ -86,7 +100,7 @@ def _kl(examples: Sequence[Example], train: TrainConfig) -> Tensor:
 def _at_steps(examples: Sequence[Example], rows: Sequence[Floats | None]) -> Tensor:
     there = [row for row in rows if row is not None]
     assert len(there) == len(examples), "log-probs and values go before advantages that need them"
-    kept = [row[np.array(example.loss_mask, np.bool_)] for example, row in zip(examples, there, strict=True)]
+    kept = [row[_counts(example)] for example, row in zip(examples, there, strict=True)]
     return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *kept])).double()
 
 
@@ -96,6 +110,11 @@ def _at_tokens(examples: Sequence[Example], values_T: Tensor, lengths: Sequence[
     parts = np.split(values_T.numpy(), np.cumsum(lengths)[:-1]) if examples else []
     for example, steps in zip(examples, parts, strict=True):
         row = np.zeros(example.num_response, np.float32)
-        row[np.array(example.loss_mask, np.bool_)] = steps
+        row[_counts(example)] = steps
         rows.append(row)
     return rows
+
+
+def _counts(example: Example) -> NDArray[np.bool_]:
+    """True at tokens that the loss mask lets through."""
+    return np.array(example.loss_mask, np.bool_)

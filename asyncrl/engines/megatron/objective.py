@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.corrections import importance_weights, off_policy_sequences
+from asyncrl.algorithms.custom import LossFn
 from asyncrl.algorithms.kl import kl_estimate
 from asyncrl.algorithms.losses import cispo, gspo, held_log_ratio, ppo_clip, sample_weights, token_weights, value_loss
 from asyncrl.config.areas import TrainConfig
@@ -28,6 +29,8 @@ class Objective:
     """The ratio is taken against the behaviour log-probs, else against the proximal ones."""
     count: int
     """What the weighted sum of losses is divided by: over the whole update, on all ranks."""
+    custom: LossFn | None = None
+    """In the place of the clipped loss; names what it reports by their full names."""
 
     def loss(self, row: Microbatch, logprobs_R: Tensor, entropies_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """This microbatch's share of the update's loss, and sums over its trained tokens to be reported by name.
@@ -46,8 +49,7 @@ class Objective:
 
     def _policy_loss(self, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
         train = self.train
-        losses_R, clipped_R = self._clipped(tokens, lengths)
-        told = {"train/clip_fraction": clipped_R}
+        losses_R, told = self._token_losses(tokens, lengths)
         if train.use_tis:
             weights_R, is_outside_R = importance_weights(
                 tokens.proximal_R,
@@ -73,6 +75,13 @@ class Objective:
             losses_R = torch.where(is_left_out_R, 0.0, losses_R)
             told["train/opsm_masked"] = is_left_out_R
         return losses_R, told
+
+    def _token_losses(self, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.custom is None:
+            losses_R, clipped_R = self._clipped(tokens, lengths)
+            return losses_R, {"train/clip_fraction": clipped_R}
+        losses_R, told = self.custom(tokens.logprobs_R, self._old(tokens), tokens.advantages_R, tokens.mask_R, lengths)
+        return losses_R, {"train/clip_fraction": torch.zeros_like(tokens.mask_R), **told}
 
     def _clipped(self, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
         train = self.train

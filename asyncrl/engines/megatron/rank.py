@@ -23,12 +23,14 @@ from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.checkpoints import Origin, as_written, check_model, find_origin, notes_of
 from asyncrl.engines.megatron import cpu
 from asyncrl.engines.megatron.checkpoint import Saver
-from asyncrl.engines.megatron.critic import Critic
-from asyncrl.engines.megatron.estimation import outcomes_of, with_advantages
+from asyncrl.engines.megatron.critic import Critic, critic_shape
+from asyncrl.engines.megatron.custom import custom_advantages, custom_of
+from asyncrl.engines.megatron.estimation import needs_proximal, outcomes_of, with_advantages
 from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.learner import Gradients, Learner
 from asyncrl.engines.megatron.model import build_model
 from asyncrl.engines.megatron.objective import Objective
+from asyncrl.engines.megatron.overrides import overridden
 from asyncrl.engines.megatron.packing import Floats
 from asyncrl.engines.megatron.passes import logprob_step, loss_step
 from asyncrl.engines.megatron.reference import ReferenceWeights
@@ -54,7 +56,8 @@ class MegatronRank:
     ) -> None:
         self._settings = settings
         self._rank = rank
-        self._shape = read_shape(settings.model.hf_checkpoint)
+        self._custom = custom_of(settings.custom)
+        self._shape = overridden(read_shape(settings.model.hf_checkpoint), settings.shape)
         check_layout(self._shape, settings.parallel, settings.device)
         _check_beside(settings, self._shape)
         self._device = _device(settings.device, rank)
@@ -203,7 +206,7 @@ class MegatronRank:
         """
         train = self._settings.train
         updates = updates_of(batch, self._settings.num_steps_per_rollout)
-        before = self._logprobs(updates if train.kl_coef > 0 else updates[1:])
+        before = self._logprobs(updates if needs_proximal(train) else updates[1:])
         reference = self._reference_logprobs(updates)
         values = {} if self._critic is None else self._critic.values(updates)
         mine = [
@@ -216,7 +219,9 @@ class MegatronRank:
             for update in updates
             for example in self._learner.share(update)
         ]
-        mine, told = with_advantages(mine, outcomes_of(batch, train), train, self._total)
+        outcomes_N, group = outcomes_of(batch, train), parallel_state.get_data_parallel_group_gloo()
+        custom = custom_advantages(self._custom.advantage, batch, outcomes_N, mine, train, group)
+        mine, told = with_advantages(mine, outcomes_N, train, self._total, custom)
         return [update.changed(mine) for update in updates], before, told
 
     def _total(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -260,6 +265,7 @@ class MegatronRank:
             train=train,
             temperature=self._settings.temperature,
             against_rollout=self._settings.use_rollout_logprobs,
+            custom=self._custom.loss,
             count=update.count(per_token=train.calculate_per_token_loss),
         )
 
@@ -314,10 +320,10 @@ def _check_beside(settings: TrainerSettings, shape: ModelShape) -> None:
     path = ref_load(settings.train, settings.model)
     is_hf = (path / "config.json").is_file()  # else it is a checkpoint, which is checked when it is loaded
     if is_hf and uses_reference(settings.train):
-        check_model(path, as_written(read_shape(path)), shape)
+        check_model(path, as_written(overridden(read_shape(path), settings.shape)), shape)
     path = critic_load(settings.train, settings.model)
     if settings.train.advantage_estimator == "ppo":
-        critic = read_shape(path)
+        critic = critic_shape(settings)
         check_layout(critic, settings.parallel, settings.device)
         if critic.vocab_size != shape.vocab_size:
             raise ConfigError(f"critic-load {path} has {critic.vocab_size} words, the policy {shape.vocab_size}")

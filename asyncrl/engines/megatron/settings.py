@@ -1,10 +1,19 @@
 """What a trainer rank is told.  Imports neither torch nor Megatron: the driver uses it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
 from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.shape import ShapeConfig
+
+if TYPE_CHECKING:
+    from asyncrl.algorithms.custom import Custom
+
+type Resolver = Callable[[], Custom]
+"""Finds a user's functions.  It is called in the driver and again in every rank, so it must pickle; that it is handed
+in keeps plug-ins out of the engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +21,7 @@ class TrainerSettings:
     """Everything a rank needs to know, with no ``auto`` left in it."""
 
     model: ModelConfig
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
     train: TrainConfig
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: Literal["cpu", "cuda"]
@@ -27,6 +37,8 @@ class TrainerSettings:
     """For one collective operation."""
     save_timeout_s: float = 3600.0
     """For writing one checkpoint, until all ranks have written theirs."""
+    custom: Resolver | None = None
+    """A user's own advantage or loss; None: neither."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

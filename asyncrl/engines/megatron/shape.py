@@ -106,6 +106,11 @@ def check_architecture(checkpoint: Path) -> None:
 
 def read_shape(checkpoint: Path) -> ModelShape:
     """The shape of the model in ``checkpoint``, a folder in Hugging Face format.  Raises ConfigError."""
+    return shape_of(read_config(checkpoint))
+
+
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    """The parsed ``config.json`` in ``checkpoint``.  Raises ConfigError."""
     path = checkpoint / "config.json"
     try:
         config = json.loads(path.read_text())
@@ -113,7 +118,7 @@ def read_shape(checkpoint: Path) -> ModelShape:
         raise ConfigError(f"hf-checkpoint: cannot read {path}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"hf-checkpoint: {path} is not a JSON object")
-    return shape_of(config)
+    return config
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:

@@ -14,7 +14,8 @@ from torch import Tensor
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.megatron.families import FAMILIES, Rule
 from asyncrl.engines.megatron.hf_files import dtypes_of, reader, replace_checkpoint
-from asyncrl.engines.megatron.shape import ModelShape
+from asyncrl.engines.megatron.overrides import changes
+from asyncrl.engines.megatron.shape import ModelShape, read_config
 from asyncrl.engines.megatron.sharding import (
     Weight,
     all_weights,
@@ -112,6 +113,8 @@ def export_bucket(model: GPTModel, shape: ModelShape, weights: Sequence[Weight])
 def save_hf(model: GPTModel, shape: ModelShape, source: Path, target: Path) -> None:
     """Write a checkpoint that transformers loads, each tensor in the dtype that it has in ``source``.
 
+    Where flags went before ``source/config.json``, the one written says what they said.
+
     Collective; rank 0 writes.  ``target`` appears, or changes, when it is complete.  Tensors that are in fp8 in
     ``source`` become ``shape.dtype``.  Layers for multi-token prediction are left out, and ``config.json`` says so.
     """
@@ -120,13 +123,15 @@ def save_hf(model: GPTModel, shape: ModelShape, source: Path, target: Path) -> N
         for _ in tensors:
             pass
         return
-    changes = {"num_nextn_predict_layers": 0} if shape.num_next_token_layers else {}
+    altered = changes(read_config(source), shape)
+    if shape.num_next_token_layers:
+        altered["num_nextn_predict_layers"] = 0
     if shape.fp8_block:
-        changes["quantization_config"] = None  # type: ignore[assignment]
+        altered["quantization_config"] = None
     dtypes = dtypes_of(source)
     default = getattr(torch, shape.dtype)
     converted = ((name, tensor.to(dtypes.get(name, default))) for name, tensor in tensors)
-    replace_checkpoint(converted, source, target, changes)
+    replace_checkpoint(converted, source, target, altered)
 
 
 def _units(weights: Iterable[Weight], shape: ModelShape) -> list[list[Weight]]:

@@ -1,4 +1,5 @@
 import asyncio
+from array import array
 from decimal import Decimal
 
 import pytest
@@ -11,7 +12,9 @@ from asyncrl.types import FinishReason, Prompt, Sample
 
 def reward(rm_type: str, text: str, label: str | None) -> float:
     prompt = Prompt(row=3, epoch=0, text="", token_ids=(1,), label=label)
-    sample = Sample(index=0, token_ids=(), logprobs=(), spans=(), text=text, finish=FinishReason.STOP, seconds=0.0)
+    sample = Sample(
+        index=0, token_ids=(), logprobs=array("f"), spans=(), text=text, finish=FinishReason.STOP, seconds=0.0
+    )
 
     async def call() -> float:
         return await BUILT_IN[rm_type](prompt, sample)

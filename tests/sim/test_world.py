@@ -8,7 +8,7 @@ import pytest
 from asyncrl.sim.costs import Failures, TrainerCosts, UpdateCosts, balanced_trainer
 from asyncrl.sim.lengths import Drawn, Observed
 from asyncrl.sim.world import Setting, simulate
-from tests.unit.sim.settings import LENGTHS, setting
+from tests.sim.settings import LENGTHS, setting
 
 ALIKE = Drawn(shape=Observed(sorted_tokens=(100,)), cut=100)
 

@@ -16,7 +16,7 @@ from asyncrl.sim.measured import read_run
 from asyncrl.sim.options import costs_of
 from asyncrl.sim.replay import replay
 from asyncrl.sim.world import Setting, simulate
-from tests.unit.sim.settings import setting
+from tests.sim.settings import setting
 
 PROMPT = 10
 TRUE = Costs(

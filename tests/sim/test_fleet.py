@@ -13,7 +13,7 @@ from asyncrl.sim.fleet import Fleet
 from asyncrl.sim.load import LeastLoaded
 from asyncrl.sim.workload import Workload
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
-from tests.unit.sim.settings import ENGINE, LENGTHS
+from tests.sim.settings import ENGINE, LENGTHS
 
 FAST = Costs(engine=replace(ENGINE, prefill_tokens_per_s=1e12))
 OLD, NEW = Weights(version=0, step=0), Weights(version=1, step=1)

@@ -9,7 +9,7 @@ from asyncrl.sim.policies import policies
 from asyncrl.sim.search import Found
 from asyncrl.sim.table import checks, comparison
 from asyncrl.sim.targets import verdicts
-from tests.unit.sim.settings import setting
+from tests.sim.settings import setting
 
 MASKING = Outcome(
     trained_per_s=60.0,

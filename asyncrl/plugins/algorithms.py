@@ -1,0 +1,27 @@
+"""A user's advantage and loss, found by the same code where the run is checked and in every trainer rank."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.compat import SlimeArgs
+from asyncrl.plugins.kinds import ADVANTAGE, LOSS
+from asyncrl.plugins.load import load_plugin
+
+if TYPE_CHECKING:
+    from asyncrl.algorithms.custom import Custom
+
+
+def load_custom(advantage: str | None, loss: str | None, args: SlimeArgs, folder: Path) -> "Custom":
+    """The functions behind these paths.  Modules are looked for in ``folder`` as well: a rank may run elsewhere.
+
+    Raises PluginError.
+    """
+    from asyncrl.algorithms.custom import Custom  # imports torch
+
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return Custom(
+        advantage=None if advantage is None else load_plugin(advantage, ADVANTAGE, args),
+        loss=None if loss is None else load_plugin(loss, LOSS, args),
+    )

@@ -1,0 +1,282 @@
+"""A user's own advantage and loss in the real trainer, and what becomes of wrong ones."""
+
+import json
+import math
+import pickle
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import custom_process
+import pytest
+import torch
+import torch.distributed as dist
+from custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, run
+from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+
+from asyncrl.algorithms.custom import Custom
+from asyncrl.algorithms.losses import ppo_clip
+from asyncrl.compat import SlimeArgs
+from asyncrl.engines.megatron.custom import CheckedLoss, custom_advantages
+from asyncrl.engines.megatron.estimation import outcomes_of
+from asyncrl.engines.megatron.packing import examples_of
+from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
+from asyncrl.metrics.names import is_declared
+from asyncrl.plugins import load_custom
+
+DEADLINE_S = 120
+"""A process that imports Megatron on two shared cores needs 10 to 50 s."""
+
+CODE = """
+import torch
+from asyncrl.algorithms.advantages import group_normalised
+from asyncrl.algorithms.losses import ppo_clip
+
+def grpo(samples):
+    return group_normalised(samples.rewards_N, samples.groups_N)
+
+def grpo_by_token(samples):
+    advantages_N = group_normalised(samples.rewards_N, samples.groups_N)
+    return [torch.where(mask, advantage, torch.nan) for advantage, mask in zip(advantages_N, samples.masks)]
+
+def slimes(args, rollout_data):
+    assert args.lr == 1.0
+    rollout_data["advantages"] = rollout_data["returns"] = [
+        torch.full((length,), reward, dtype=torch.float64)
+        for reward, length in zip(rollout_data["rewards"], rollout_data["response_lengths"])
+    ]
+
+def clipped(eps):
+    def loss(logprobs, old_logprobs, advantages, mask, lengths):
+        losses, is_clipped = ppo_clip(logprobs, old_logprobs, advantages, mask, eps_low=eps, eps_high=eps)
+        return losses, {"clip_fraction": is_clipped}
+    return loss
+
+def squared(logprobs, old_logprobs, advantages, mask, lengths):
+    ratio = (logprobs - old_logprobs).exp()
+    return -ratio * advantages + (ratio - 1) ** 2, {"ratio": ratio}
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mine") / "my_algorithms.py"
+    path.write_text(CODE)
+    return path
+
+
+@pytest.mark.parametrize("against_rollout", [False, True])
+@pytest.mark.parametrize("names", [BY_PATH, BY_TOKEN, SLIMES])
+def test_our_own_algorithms_by_path_give_the_same_bits(checkpoint, file, names, against_rollout):
+    ours, by_path = (
+        run(0, 1, checkpoint, file, free_port(), each, use_rollout_logprobs=against_rollout) for each in (OURS, names)
+    )
+    assert by_path == ours
+    assert ours[1][1] != ours[0][1]
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_two_ranks_with_parts_of_the_groups_give_the_same_bits_too(checkpoint, file):
+    ports = [free_port() for _ in range(2)]
+    command = [sys.executable, custom_process.__file__, str(checkpoint), str(file), *map(str, ports)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            ours, by_path = (
+                run(0, 2, checkpoint, file, port, names) for port, names in zip(ports, (OURS, BY_PATH), strict=True)
+            )
+            theirs = json.loads(other.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])
+        finally:
+            other.kill()
+    one_rank_alone = run(0, 1, checkpoint, file, free_port(), OURS)
+    assert by_path == ours
+    assert theirs[0] == theirs[1]
+    assert [step[:2] for step in theirs[0]] == [step[:2] for step in ours]
+    for step, expected in zip(ours, one_rank_alone, strict=True):
+        assert step[:2] == pytest.approx(expected[:2], rel=1e-5)
+
+
+@pytest.mark.parametrize("max_tokens", [9, 1000])
+def test_a_loss_of_its_own_is_averaged_and_reported_like_ours(checkpoint, file, max_tokens):
+    custom = partial(load_custom, None, f"{file}:squared", SlimeArgs(), file.parent)
+    settings = trainer_settings(
+        checkpoint, use_rollout_logprobs=True, max_tokens_per_gpu=max_tokens, eps_clip=1e-9, custom=custom
+    )
+    settings = pickle.loads(pickle.dumps(settings))
+    batch = random_batch()
+    with one_rank(settings) as rank:
+        report = rank.train(batch)
+    outcomes = outcomes_of(batch, settings.train).tolist()
+    samples = [scored for group in batch.groups for scored in group.samples]
+    losses, ratios = [], []
+    for scored, advantage, logprobs in zip(samples, outcomes, report.logprobs, strict=True):
+        pairs = zip(logprobs, scored.sample.logprobs, scored.loss_mask, strict=True)
+        mine = [math.exp(p - old) for p, old, counts in pairs if counts]
+        losses.append(sum((r - 1) ** 2 - r * advantage for r in mine) / max(1, len(mine)))
+        ratios += mine
+    assert report.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert report.metrics == {"train/custom/ratio": pytest.approx(sum(ratios) / len(ratios), rel=1e-5)}
+    assert all(is_declared(name) for name in report.metrics)
+    assert report.clip_fraction == 0.0
+
+
+# ---- advantages
+
+
+@contextmanager
+def alone():
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def called(function: Any, **changes: Any) -> Any:
+    """What ``function`` makes of a batch whose second sample has no tokens."""
+    batch = random_batch(groups=2, group_size=2, step=4)
+    group = batch.groups[0]
+    empty = replace(group.samples[1].sample, token_ids=(), logprobs=(), spans=())
+    silent = replace(group.samples[1], sample=empty, loss_mask=())
+    batch = replace(batch, groups=(replace(group, samples=(group.samples[0], silent)), batch.groups[1]))
+    train = trainer_settings("", **changes).train
+    examples = [each for group in examples_of(batch) for each in group]
+    examples = [
+        replace(each, proximal_logprobs=row.astype("f"), ref_logprobs=(row - 0.5).astype("f"))
+        for each in examples
+        for row in [torch.tensor(each.behaviour_logprobs).numpy()]
+    ]
+    with alone() as group:
+        return custom_advantages(function, batch, outcomes_of(batch, train), examples[::-1], train, group)
+
+
+def test_a_function_sees_the_whole_step_in_order():
+    seen = []
+
+    def look(samples):
+        seen.append(samples)
+        return samples.rewards_N
+
+    rows = called(look, use_kl_loss=True, kl_loss_type="k2")
+    (samples,) = seen
+    sizes = [len(mask) for mask in samples.masks]
+    assert [len(row) for row in rows] == sizes and sizes[1] == 0
+    assert all((row == reward).all() for row, reward in zip(rows, samples.rewards_N, strict=True))
+    assert (samples.step, samples.groups_N.tolist()) == (4, [0, 0, 1, 1])
+    for place, size in enumerate(sizes):
+        torch.testing.assert_close(
+            samples.proximal_logprobs[place], samples.behaviour_logprobs[place], rtol=1e-6, atol=0
+        )
+        torch.testing.assert_close(samples.kl[place], torch.full((size,), 0.125).double(), rtol=1e-5, atol=0)
+        assert len(samples.token_ids[place]) > size
+
+
+def test_without_a_reference_there_is_no_kl():
+    seen = []
+    called(lambda samples: seen.append(samples) or samples.rewards_N)
+    assert seen[0].kl is None and seen[0].ref_logprobs is None
+
+
+def raises(samples):
+    raise LookupError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (raises, "raises: LookupError: no such thing"),
+        (lambda s: 1.0, "returned a float, not a tensor or a list of tensors"),
+        (lambda s: [1.0] * 4, "returned a list of other things, not a tensor"),
+        (lambda s: s.rewards_N[:3], r"returned numbers of shape \(3,\) for 4 samples"),
+        (lambda s: list(s.proximal_logprobs)[:2], "returned 2 tensors for 4 samples"),
+        (
+            lambda s: [torch.zeros(len(mask) + (place == 2)) for place, mask in enumerate(s.masks)],
+            r"returned numbers of shape \(\d+,\) for the \d+ tokens of sample 2",
+        ),
+    ],
+)
+def test_what_an_advantage_function_gets_wrong_has_a_name_and_numbers(function, words):
+    with pytest.raises(TrainerFailed, match=f"^step 4: advantage function .*{words}"):
+        called(function)
+
+
+def test_a_number_that_is_none_has_a_name():
+    with pytest.raises(
+        NonFiniteLoss, match=r"(\d+) of the \1 trained tokens of sample 3 got no finite .* token \d+: nan"
+    ):
+        called(lambda s: torch.where(torch.arange(4) == 3, torch.nan, s.rewards_N))
+
+
+# ---- losses
+
+
+def good(logprobs, old, advantages, mask, lengths):
+    return -(logprobs - old).exp() * advantages, {"x": logprobs}
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda *given: good(*given)[0], "must return losses and a dict, returned a Tensor"),
+        (lambda *given: (good(*given)[0].sum(), {}), r"losses have the shape \(\), the tokens \(5,\)"),
+        (lambda *given: (good(*given)[0], {"x": given[0][:2]}), r"x have the shape \(2,\), the tokens \(5,\)"),
+        (lambda *given: (good(*given)[0], {"x": 1.0}), "x must be a tensor, is a float"),
+        (lambda *given: (good(*given)[0].detach(), {}), "its losses do not come from logprobs"),
+        (lambda *given: 1 / 0, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_loss_is_tried_before_a_model_is_loaded(function, words):
+    with pytest.raises(PluginError, match=f"^--custom-loss-function-path: .*loss function <lambda>: {words}"):
+        CheckedLoss(function)
+
+
+def tokens(stray: float = 0.0) -> tuple[Any, ...]:
+    logprobs = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    return logprobs, torch.tensor([-1.5, stray, -0.5]), torch.ones(3), torch.tensor([True, False, True]), (2, 1)
+
+
+def test_losses_that_are_not_finite_have_a_name():
+    later = []
+    loss = CheckedLoss(lambda *given: (good(*given)[0] / (0.0 if later else 1.0), {}))
+    later.append(1)
+    with pytest.raises(NonFiniteLoss, match="loss function <lambda>: 2 of 2 losses are not finite, the first is -inf"):
+        loss(*tokens())
+
+
+def test_names_that_change_have_a_name():
+    names = ["a"]
+    loss = CheckedLoss(lambda *given: (good(*given)[0], dict.fromkeys(names, given[0])))
+    names.append("b")
+    with pytest.raises(TrainerFailed, match="reports a, b, where it reported a"):
+        loss(*tokens())
+
+
+def test_a_token_that_does_not_count_may_carry_any_number():
+    gradients = []
+    for stray in (math.nan, -3.0):
+        given = tokens(stray)
+        losses, _ = CheckedLoss(good)(*given)
+        torch.where(given[3], losses, 0.0).sum().backward()
+        gradients.append(given[0].grad.tolist())
+    assert gradients[0] == gradients[1]
+
+
+def test_an_empty_microbatch_is_no_business_of_the_users():
+    calls = []
+    loss = CheckedLoss(lambda *given: calls.append(given) or good(*given))
+    nothing = torch.zeros(0, requires_grad=True)
+    losses, told = loss(nothing, torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.bool), ())
+    assert (losses.shape, losses.requires_grad, list(told), len(calls)) == ((0,), True, ["train/custom/x"], 1)
+
+
+def test_a_rank_tries_the_loss_again(checkpoint):
+    settings = trainer_settings(checkpoint, custom=partial(Custom, loss=ppo_clip))
+    with pytest.raises(PluginError, match=r"loss function ppo_clip: TypeError"), one_rank(settings):
+        pass
