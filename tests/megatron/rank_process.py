@@ -1,4 +1,4 @@
-"""One rank of a trainer in several layouts, one after the other: two good steps, a poisoned one and one more.
+"""One rank of a trainer in several layouts, one after the other: a good step, a poisoned one and a good one.
 
     rank_process.py RANK WORLD_SIZE CASES
 
@@ -44,21 +44,21 @@ def run(rank: int, world_size: int, case: dict[str, Any]) -> dict[str, Any]:
     """What each good step reported, in order, and whether the poisoned step was refused.
 
     ``target`` gets a checkpoint from before the last step, the weights after it in Hugging Face format, and, unless
-    each rank has the sum of a part of the gradients only, ``gradients.pt`` with those of the second step's last update.
+    each rank has the sum of a part of the gradients only, ``gradients.pt`` with those of the first step's last update.
     """
     target = Path(case["target"])
     trainer = MegatronRank(_settings(case, world_size), rank, world_size, "127.0.0.1", case["port"])
     batch = random_batch(groups=3, group_size=3)
     reports, refused, gradients = [], True, {}
     if case["resume"] is None:
-        reports = [trainer.train(batch) for _ in range(2)]
+        reports = [trainer.train(batch)]
         gradients = _gradients(trainer)
         refused = _refuses(trainer, poisoned(batch, 2))
-        trainer.begin_checkpoint(folder_of(target, 2), {}, with_optimizer=True)
+        trainer.begin_checkpoint(folder_of(target, 1), {}, with_optimizer=True)
         trainer.finish_checkpoint()
     else:
-        trainer.load(Origin(folder=folder_of(Path(case["resume"]), 2), kind="resume", optimizer=True))
-    reports.append(trainer.train(replace(batch, step=2)))
+        trainer.load(Origin(folder=folder_of(Path(case["resume"]), 1), kind="resume", optimizer=True))
+    reports.append(trainer.train(replace(batch, step=1)))
     trainer.save(target / "hf")
     if rank == 0:
         torch.save(gradients, target / "gradients.pt")
@@ -75,7 +75,7 @@ def run(rank: int, world_size: int, case: dict[str, Any]) -> dict[str, Any]:
 def _settings(case: dict[str, Any], world_size: int) -> TrainerSettings:
     # 6 samples in the first update and 3 in the second, in small microbatches: unequal shares, some of them empty
     changes = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
-    changes |= {"max_tokens_per_gpu": 8, "balance_data": world_size > 1}
+    changes |= {"max_tokens_per_gpu": 16, "balance_data": world_size > 1}
     # a critic, a reference model, and the mean advantage over all ranks' tokens
     changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
     settings = trainer_settings(Path(case["checkpoint"]), **changes)

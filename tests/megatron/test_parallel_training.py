@@ -34,15 +34,14 @@ LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
         "pipeline": ("dense", PIPELINE | PLAIN | UNEVEN),
         "context": ("dense", CONTEXT | PLAIN),
         "context, mixture": ("mixture", CONTEXT | FULL),
-        "context, latent attention": ("latent", CONTEXT | PLAIN),
+        "pipeline, latent attention": ("latent", PIPELINE | PLAIN | UNEVEN),
         "experts": ("mixture", EXPERT | PLAIN),
     },
     4: {
-        "tensor, pipeline": ("dense", TENSOR | PIPELINE | FULL | UNEVEN),
-        "tensor, context": ("dense", TENSOR | CONTEXT | PLAIN),
+        "tensor, pipeline": ("dense", TENSOR | PIPELINE | UNEVEN),
         "tensor, experts": ("mixture", TENSOR | EXPERT),
+        "tensor, context": ("latent", TENSOR | CONTEXT | PLAIN),
         "pipeline, experts": ("mixture", PIPELINE | EXPERT | PLAIN),
-        "tensor, pipeline, latent attention": ("latent", TENSOR | PIPELINE | PLAIN | UNEVEN),
     },
 }
 CASES = [(size, name) for size, layouts in LAYOUTS.items() for name in layouts]

@@ -34,6 +34,7 @@ CPU_FLAGS: dict[str, str | bool] = {
     "disable-overlap-schedule": True,
     "cuda-graph-backend-decode": "disabled",
     "max-total-tokens": "65536",
+    "sleep-on-idle": True,  # an idle scheduler spins otherwise, on a core that the trainer needs
 }
 """What a server needs where there is no GPU; the platform plug-in does the rest."""
 
