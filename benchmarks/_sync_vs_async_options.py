@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
 from asyncrl.config.parallel import ParallelConfig, parallel_problems
@@ -12,6 +11,7 @@ from asyncrl.config.ranges import refuse
 from asyncrl.engines.cluster.launch import Deployment
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.errors import ConfigError
+from benchmarks._parallel_options import add_parallel, parallel_of
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_arrangements import arrangement
 from benchmarks._sync_vs_async_figures import Setup
@@ -49,7 +49,7 @@ def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(asked, name)}")
     try:
         asked.arrangements = [arrangement(name) for name in asked.arrangements]
-        refuse(parallel_problems(parallel(asked), asked.trainer_gpus))
+        refuse(parallel_problems(parallel_of(asked), asked.trainer_gpus))
     except (ValueError, ConfigError) as error:
         parser.error(str(error))
     return asked
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
 def setup(asked: argparse.Namespace) -> Setup:
     """What makes runs comparable."""
     default = ParallelConfig()
-    given = {field.name: getattr(parallel(asked), field.name) for field in fields(ParallelConfig)}
+    given = {field.name: getattr(parallel_of(asked), field.name) for field in fields(ParallelConfig)}
     return Setup(
         model=asked.model,
         device=asked.device,
@@ -90,7 +90,7 @@ def deployment(asked: argparse.Namespace, checkpoint: Path, logs: Path, left_s: 
         trainer=TrainerSettings(
             model=ModelConfig(hf_checkpoint=checkpoint, seed=asked.seed),
             train=TrainConfig(max_tokens_per_gpu=asked.max_tokens_per_gpu, lr=1e-6, balance_data=True),
-            parallel=parallel(asked),
+            parallel=parallel_of(asked),
             device=asked.device,
             dtype=dtype,
             temperature=TEMPERATURE,
@@ -111,12 +111,6 @@ def server_flags(asked: argparse.Namespace) -> dict[str, str | bool]:
     """Of SGLang: ours for GPUs, and those given, which win."""
     given = dict(_flag(text) for text in asked.sglang)
     return {**(ON_GPUS if asked.device == "cuda" else {}), **given}
-
-
-def parallel(asked: argparse.Namespace) -> ParallelConfig:
-    """How the trainer is split."""
-    given = {field.name: getattr(asked, field.name) for field in fields(ParallelConfig)}
-    return ParallelConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def _flag(text: str) -> tuple[str, str | bool]:
@@ -144,7 +138,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     where.add_argument("--max-tokens-per-gpu", type=int, default=16_384, help="of a microbatch of the trainer")
     where.add_argument("--sglang", action="append", default=[], metavar="NAME[=VALUE]", help="server flag; NAME=false")
     _add_how_long(parser)
-    _add_parallel(parser.add_argument_group("how the trainer is split (docs/models.md)"))
+    add_parallel(parser.add_argument_group("how the trainer is split (docs/parallelism.md)"))
     return parser
 
 
@@ -160,16 +154,3 @@ def _add_how_long(parser: argparse.ArgumentParser) -> None:
     how_long.add_argument("--checkpoint", type=Path, help="folder to keep the model in, or one kept before")
     how_long.add_argument("--commit", help="what to write down where there is no git")
     how_long.add_argument("--show", type=Path, nargs="+", help="start nothing; join results.json of earlier calls")
-
-
-def _add_parallel(group: Any) -> None:
-    for field in fields(ParallelConfig):
-        name = f"--{field.name.replace('_', '-')}"
-        if isinstance(field.default, bool):
-            group.add_argument(name, action=argparse.BooleanOptionalAction, default=field.default)
-        elif field.default == ():
-            group.add_argument(name, nargs="*", default=())
-        elif field.name in ("recompute_granularity", "recompute_method"):
-            group.add_argument(name)
-        else:
-            group.add_argument(name, type=int, default=field.default)

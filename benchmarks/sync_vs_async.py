@@ -58,11 +58,12 @@ from asyncrl.metrics.logs import open_logging
 from asyncrl.metrics.loop_lag import watch_loop
 from asyncrl.metrics.timeline import TimelineFile
 from asyncrl.signals import Signals
+from benchmarks._parallel_options import parallel_of
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_arrangements import Length
 from benchmarks._sync_vs_async_figures import Results, Run, Setup
 from benchmarks._sync_vs_async_files import circumstances, read, write
-from benchmarks._sync_vs_async_options import deployment, parallel, parse, setup
+from benchmarks._sync_vs_async_options import deployment, parse, setup
 from benchmarks._sync_vs_async_report import table
 from benchmarks._sync_vs_async_run import Stage
 from benchmarks._sync_vs_async_workload import Workload, write_checkpoint
@@ -253,7 +254,7 @@ def _checkpoint(session: Session, folder: Path) -> Path:
         if writer.exitcode != 0:
             writer.kill()
             raise ConfigError(f"--model {asked.model} --device {asked.device}: no checkpoint; exit {writer.exitcode}")
-    check_layout(read_shape(checkpoint), parallel(asked), asked.device)
+    check_layout(read_shape(checkpoint), parallel_of(asked), asked.device)
     return checkpoint
 
 

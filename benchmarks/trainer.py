@@ -6,8 +6,8 @@
     uv run benchmarks/trainer.py --model 1.7b --profile                            the kernels that take longest
     uv run benchmarks/trainer.py --model tiny --device cpu --tokens 256            on any machine
 
-A model of random weights takes steps on random answers, all of ``--sample-tokens``; every flag of docs/models.md that
-says how the model is split may be given.  The rate of a large matrix product is measured on the same GPU in the same
+A model of random weights takes steps on random answers, all of ``--sample-tokens``; every flag of
+docs/parallelism.md may be given.  The rate of a large matrix product is measured on the same GPU in the same
 run.  Model FLOPs are 6 per token and weight that it meets in a matrix product, and 6 x heads x head size x context of
 attention, causal; what is computed a second time to save memory does not count.  The first step is left out.
 """
@@ -33,6 +33,7 @@ from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.types import Batch, FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
+from benchmarks._parallel_options import add_parallel, parallel_of
 from benchmarks._shapes import SHAPES, num_weights, write_random
 
 GROUP_SIZE = 2
@@ -71,29 +72,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--microbatches", type=int, default=2, help="per step and data-parallel rank")
     parser.add_argument("--steps", type=int, default=4, help="the first of which is left out")
     parser.add_argument("--profile", action="store_true")
-    for field in fields(ParallelConfig):
-        name = f"--{field.name.replace('_', '-')}"
-        if isinstance(field.default, bool):
-            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=field.default)
-        elif field.default == ():
-            parser.add_argument(name, nargs="*", default=())
-        elif field.name in ("recompute_granularity", "recompute_method"):
-            parser.add_argument(name)
-        else:
-            parser.add_argument(name, type=int, default=field.default)
+    add_parallel(parser)
     return parser
-
-
-def _parallel(asked: argparse.Namespace) -> ParallelConfig:
-    given = {field.name: getattr(asked, field.name) for field in fields(ParallelConfig)}
-    return ParallelConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def _settings(asked: argparse.Namespace, checkpoint: Path) -> TrainerSettings:
     return TrainerSettings(
         model=ModelConfig(hf_checkpoint=checkpoint),
         train=TrainConfig(max_tokens_per_gpu=asked.tokens, lr=1e-6, balance_data=True),
-        parallel=_parallel(asked),
+        parallel=parallel_of(asked),
         device=asked.device,
         dtype="bfloat16" if asked.device == "cuda" else "float32",
         temperature=1.0,
@@ -104,7 +91,7 @@ def _settings(asked: argparse.Namespace, checkpoint: Path) -> TrainerSettings:
 
 
 def _num_samples(asked: argparse.Namespace) -> int:
-    parallel = _parallel(asked)
+    parallel = parallel_of(asked)
     copies = asked.ranks // parallel.ranks_per_copy
     samples = copies * asked.microbatches * asked.tokens * parallel.context_parallel_size // asked.sample_tokens
     return max(GROUP_SIZE, samples // GROUP_SIZE * GROUP_SIZE)

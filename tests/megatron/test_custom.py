@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, run
+from megatron.core import parallel_state
 from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.algorithms.custom import Custom
@@ -133,9 +134,11 @@ def test_a_loss_of_its_own_is_averaged_and_reported_like_ours(checkpoint, file, 
 @contextmanager
 def alone():
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
     try:
-        yield dist.group.WORLD
+        yield
     finally:
+        parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
 
@@ -153,8 +156,8 @@ def called(function: Any, **changes: Any) -> Any:
         for each in examples
         for row in [torch.tensor(each.behaviour_logprobs).numpy()]
     ]
-    with alone() as group:
-        return custom_advantages(function, batch, outcomes_of(batch, train), examples[::-1], train, group)
+    with alone():
+        return custom_advantages(function, batch, outcomes_of(batch, train), examples[::-1], train)
 
 
 def test_a_function_sees_the_whole_step_in_order():

@@ -17,6 +17,7 @@ from asyncrl.algorithms.kl import kl_estimate
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.derived import uses_reference
 from asyncrl.engines.megatron.packing import Example, Floats
+from asyncrl.engines.megatron.ranks import on_first_rank
 from asyncrl.engines.megatron.settings import Resolver
 from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
 from asyncrl.types import Batch
@@ -40,17 +41,16 @@ def custom_advantages(
     outcomes_N: Tensor,
     mine: Sequence[Example],
     train: TrainConfig,
-    group: dist.ProcessGroup,
 ) -> list[Tensor] | None:
     """By place in the batch, an advantage for each token of each answer; None without a function.
 
-    Every rank must call it, with its own samples; ``group`` has the ranks that have the others.  The function runs on
-    rank 0 alone, which sees all samples: whole groups, and one answer for all ranks whatever the function draws.
-    Raises TrainerFailed or NonFiniteLoss on all ranks alike.
+    Every rank must call it, with its own samples.  The function runs on rank 0 alone, which sees all samples: whole
+    groups, and one answer for all ranks whatever the function draws.  Raises TrainerFailed or NonFiniteLoss on
+    all ranks alike.
     """
     if function is None:
         return None
-    examples = _on_first_rank(mine, group)
+    examples = list(chain(*on_first_rank(mine)))
     box: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
@@ -62,15 +62,6 @@ def custom_advantages(
         raise box[0]
     found: list[Tensor] = box[0]
     return found
-
-
-def _on_first_rank(mine: Sequence[Example], group: dist.ProcessGroup) -> list[Example]:
-    """The samples of all ranks of ``group`` on rank 0, nothing elsewhere."""
-    if 0 not in dist.get_process_group_ranks(group):
-        return []  # the ranks that rank 0 shares the model with have what it has
-    shares: list[Sequence[Example]] | None = [()] * group.size() if dist.get_rank() == 0 else None
-    dist.gather_object(mine, shares, dst=0, group=group)
-    return [] if shares is None else list(chain(*shares))
 
 
 def step_samples(batch: Batch, outcomes_N: Tensor, examples: Sequence[Example], train: TrainConfig) -> StepSamples:

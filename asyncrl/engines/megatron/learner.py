@@ -19,6 +19,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.packing import Example, Floats, microbatches, packing_of
 from asyncrl.engines.megatron.passes import Outcome, Step
+from asyncrl.engines.megatron.ranks import from_last_stage
 from asyncrl.engines.megatron.restore import RestorePoint
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.updates import Update
@@ -66,7 +67,7 @@ class Learner:
         """What the present weights say of the tokens of this rank's share, by place in the batch."""
         found: dict[int, Floats] = {}
         for update in updates:
-            found |= _from_last_stage(_rows_of(self._run(update.examples, step, forward_only=True)))
+            found |= from_last_stage(_rows_of(self._run(update.examples, step, forward_only=True)))
         return found
 
     def differentiate(self, update: Update, step: Step) -> Gradients:
@@ -74,7 +75,7 @@ class Learner:
         self.parallel.zero_grad_buffer()
         self.optimizer.zero_grad()
         outcomes = self._run(update.examples, step, forward_only=False)
-        sums, rows = _from_last_stage((_summed(outcomes), _rows_of(outcomes)))
+        sums, rows = from_last_stage((_summed(outcomes), _rows_of(outcomes)))
         self.optimizer.prepare_grads()
         loss, norm = sums.pop("train/loss"), float(self.optimizer.get_grad_norm())
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -119,16 +120,6 @@ def _summed(outcomes: Sequence[Outcome]) -> dict[str, float]:
     sums = torch.stack([torch.stack([outcome.sums[name] for name in names]) for outcome in outcomes]).sum(0)
     dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
     return dict(zip(names, sums.tolist(), strict=True))
-
-
-def _from_last_stage[T](found: T) -> T:
-    """What the last stage of this pipeline found."""
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-        return found
-    box = [found]
-    last = parallel_state.get_pipeline_model_parallel_last_rank()
-    dist.broadcast_object_list(box, src=last, group=parallel_state.get_pipeline_model_parallel_group())
-    return box[0]
 
 
 def _data_parallel(model: Any, settings: ParallelConfig) -> Any:

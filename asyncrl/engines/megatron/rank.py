@@ -33,6 +33,7 @@ from asyncrl.engines.megatron.objective import Objective
 from asyncrl.engines.megatron.overrides import overridden
 from asyncrl.engines.megatron.packing import Floats
 from asyncrl.engines.megatron.passes import logprob_step, loss_step
+from asyncrl.engines.megatron.ranks import on_first_rank
 from asyncrl.engines.megatron.reference import ReferenceWeights
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import ModelShape, read_shape
@@ -219,8 +220,8 @@ class MegatronRank:
             for update in updates
             for example in self._learner.share(update)
         ]
-        outcomes_N, group = outcomes_of(batch, train), parallel_state.get_data_parallel_group_gloo()
-        custom = custom_advantages(self._custom.advantage, batch, outcomes_N, mine, train, group)
+        outcomes_N = outcomes_of(batch, train)
+        custom = custom_advantages(self._custom.advantage, batch, outcomes_N, mine, train)
         mine, told = with_advantages(mine, outcomes_N, train, self._total, custom)
         return [update.changed(mine) for update in updates], before, told
 
@@ -271,12 +272,8 @@ class MegatronRank:
 
     def _gathered(self, mine: dict[int, Floats], num_samples: int) -> tuple[tuple[float, ...], ...]:
         """All ranks' log-probs in batch order on rank 0, nothing elsewhere.  A sample without tokens has none."""
-        group = parallel_state.get_data_parallel_group_gloo()
-        if 0 not in dist.get_process_group_ranks(group):
-            return ()  # the ranks that rank 0 shares the model with have what it has
-        shares: list[dict[int, Floats]] | None = [{}] * group.size() if self._rank == 0 else None
-        dist.gather_object(mine, shares, dst=0, group=group)
-        if shares is None:
+        shares = on_first_rank(mine)
+        if not shares:
             return ()
         found = {index: row for share in shares for index, row in share.items()}
         return tuple(tuple(found[index].tolist()) if index in found else () for index in range(num_samples))
