@@ -162,6 +162,7 @@ async def conduct(
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
                         watching.append(beside.create_task(following, name="kv-limit"))
                     phase("pushing the first weights")
+                    await running.updater.take()
                     await running.updater.push(parts.served.now)
                     phase("generating the first batch")
                     calm_the_collector()

@@ -58,8 +58,15 @@ class LoadProbe(Protocol):
 class WeightUpdater(Protocol):
     """Carries the trainer's weights to every engine."""
 
+    async def take(self) -> bool:
+        """Set aside the trainer's present weights for the next push.
+
+        True: they are copied, and the trainer may go on at once; False: it must wait for the push.
+        Raises WeightUpdateFailed.
+        """
+
     async def push(self, weights: Weights) -> UpdateReport:
-        """Return once every engine samples from the trainer's present weights, labelled ``weights``.
+        """Return once every engine samples from the weights last taken, labelled ``weights``.
 
         Requests in flight are paused, not lost.  Cancelling in mid-update leaves the engines unusable.
         Raises WeightUpdateFailed.

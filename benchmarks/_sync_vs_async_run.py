@@ -171,6 +171,7 @@ class Stage:
         """The trainer's, pushed under a version that was never there before, as those of step 0."""
         weights = Weights(version=self._version, step=0)
         self._version += 1
+        await self._running.updater.take()
         await self._running.updater.push(weights)
         return weights
 

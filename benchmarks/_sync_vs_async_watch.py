@@ -122,18 +122,27 @@ class WatchedTrainer:
 class WatchedUpdater:
     """``WeightUpdater`` over another; ``pauses`` has one interval for each push.
 
-    ``before`` is awaited first: whatever an arrangement does before it pushes.  It is no part of the update.
+    ``before`` is awaited first: whatever an arrangement does before it takes the weights.  It is no part of the update.
     """
 
     def __init__(self, updater: WeightUpdater, before: Callable[[], Awaitable[object]] | None = None) -> None:
         self.pauses = Intervals()
+        self.takes = Intervals()
+        """When the trainer waited for its weights to be copied."""
         self._updater = updater
         self._before = before
 
-    async def push(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.push``."""
+    async def take(self) -> bool:
+        """See ``WeightUpdater.take``."""
         if self._before is not None:
             await self._before()
+        start = _now()
+        goes_on = await self._updater.take()
+        self.takes.add(start, _now())
+        return goes_on
+
+    async def push(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.push``."""
         report = await self._updater.push(weights)
         stop = _now()
         self.pauses.add(stop - report.pause_s, stop)

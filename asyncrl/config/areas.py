@@ -306,7 +306,12 @@ class TrainConfig:
     clip_grad: float = 1.0
     """Largest gradient norm; 0 is off."""
     update_weight_buffer_size: int = 512 * 1024**2
-    """Bytes of one bucket of a weight update."""
+    """Bytes of one bucket of a weight update; each engine keeps two buffers of this size."""
+    update_weights_beside_training: bool | None = None
+    """Copy the weights on the trainer's first GPU, so that training goes on while they are sent.  Default: where the
+    copy takes at most a tenth of that GPU's memory."""
+    check_weight_updates: bool = False
+    """Compare every update, and the engines' weights after it, with what the trainer sent."""
 
     def __post_init__(self) -> None:
         betas = {"adam-beta1": self.adam_beta1, "adam-beta2": self.adam_beta2}

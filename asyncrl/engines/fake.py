@@ -135,15 +135,21 @@ class FakeEngine:
 class FakeUpdater:
     """Puts new versions into fake engines, with a pause."""
 
-    def __init__(self, *engines: FakeEngine, seconds: float = 0.1) -> None:
+    def __init__(self, *engines: FakeEngine, seconds: float = 0.1, goes_beside: bool = True) -> None:
         self.pushed: list[Weights] = []
-        self.before_push: Callable[[], None] = lambda: None
+        self.before_take: Callable[[], None] = lambda: None
         self._engines = engines
         self._seconds = seconds
+        self._goes_beside = goes_beside
+
+    async def take(self) -> bool:
+        """See ``WeightUpdater.take``."""
+        self.before_take()
+        await asyncio.sleep(0)
+        return self._goes_beside
 
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
-        self.before_push()
         for engine in self._engines:
             await engine.pause()
         await asyncio.sleep(self._seconds)

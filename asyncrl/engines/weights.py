@@ -1,13 +1,17 @@
 """Carries the trainer's weights to every engine, over a collective group of the trainer's rank 0 and all engine ranks.
 
-    pause all ──▶ for each bucket: engines told what comes, trainer broadcasts ──▶ all go on
+    take    the trainer copies its weights, begins to send them, and may go on training
+    push    pause all engines ──▶ they receive ──▶ all go on
+
+The first push sends bucket by bucket, by name; engines that say so take all later ones in one request
+(``engines/sglang/direct``).
 
 Knows neither HTTP nor torch: engines and trainer are Protocols.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from asyncrl.engines.buckets import WeightBucket
@@ -29,8 +33,17 @@ class WeightSender(Protocol):
     ) -> None:
         """Join the group as rank 0, which also serves its rendezvous at ``master_port``."""
 
-    async def send(self, index: int) -> None:
-        """Broadcast bucket ``index`` of the present weights to the group."""
+    async def take(self, *, is_checked: bool) -> bool:
+        """Copy the present weights and begin to broadcast them to the group, all buckets in order.
+
+        False, and nothing done, when ``send`` is to do it instead.
+        """
+
+    async def send(self, *, is_checked: bool) -> None:
+        """Broadcast the present weights to the group, all buckets in order.  Training has to wait for it.
+
+        ``is_checked``: a checksum behind each bucket, for engines that ask for it.
+        """
 
 
 class WeightReceiver(Protocol):
@@ -50,8 +63,16 @@ class WeightReceiver(Protocol):
     ) -> None:
         """Join the group with ``num_ranks`` ranks from ``rank_offset``."""
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> None:
-        """Take and load one bucket; ``label`` becomes the weight version."""
+    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> bool:
+        """Take and load one bucket; ``label`` becomes the weight version.
+
+        True: it can take this bucket with others in ``receive_all`` from now on.
+        """
+
+    async def receive_all(
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+    ) -> None:
+        """Take and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's."""
 
 
 class BroadcastUpdater:
@@ -68,8 +89,12 @@ class BroadcastUpdater:
         timeout_s: float,
         pause_mode: PauseMode = "in_place",
         group_name: str = "asyncrl",
+        is_checked: bool = False,
     ) -> None:
-        """``timeout_s`` is for the connection, and for each bucket of a push."""
+        """``timeout_s`` is for the connection, and for each bucket of a push.
+
+        ``is_checked``: each update is compared with what the trainer sent, once engines take all buckets at once.
+        """
         self._engines = engines
         self._sender = sender
         self._master_address = master_address
@@ -78,7 +103,12 @@ class BroadcastUpdater:
         self._timeout_s = timeout_s
         self._pause_mode: PauseMode = pause_mode
         self._group_name = group_name
+        self._is_checked = is_checked
         self._buckets: tuple[WeightBucket, ...] = ()
+        self.is_direct = False
+        """Whether all engines take all buckets at once, as the next push will have them do."""
+        self._is_taken = False
+        """Whether the trainer is sending already."""
 
     async def connect(self) -> None:
         """Form the group.  Raises WeightUpdateFailed."""
@@ -103,8 +133,15 @@ class BroadcastUpdater:
                 backend=self._backend,
             )
             rank_offset += engine.num_ranks
-        await self._together("forming the weight-update group", joining)
-        await self._together("asking what will be sent", {"trainer": self._ask_for_buckets()})
+        await self._together("forming the weight-update group", joining, self._timeout_s)
+        await self._together("asking what will be sent", {"trainer": self._ask_for_buckets()}, self._timeout_s)
+
+    async def take(self) -> bool:
+        """See ``WeightUpdater.take``."""
+        if not self._buckets:
+            raise WeightUpdateFailed("take came before connect, or the trainer has nothing to send")
+        await self._together("copying the weights", {"trainer": self._take()}, self._timeout_s)
+        return self._is_taken
 
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``.
@@ -117,38 +154,56 @@ class BroadcastUpdater:
         clock = asyncio.get_running_loop().time
         began = clock()
         await self._pause()
-        for index in range(len(self._buckets)):
-            await self._send(index, str(weights.version))
-        await self._together("going on", {engine.url: engine.go_on() for engine in self._engines})
+        await self._move(str(weights.version))
+        await self._together("going on", {engine.url: engine.go_on() for engine in self._engines}, self._timeout_s)
         took = clock() - began
         return UpdateReport(pause_s=took, total_s=took, num_bytes=sum(bucket.num_bytes for bucket in self._buckets))
 
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._sender.weight_buckets()
 
+    async def _take(self) -> None:
+        self._is_taken = await self._sender.take(is_checked=self._checks)
+
     async def _pause(self) -> None:
+        pausing = {engine.url: engine.pause(self._pause_mode) for engine in self._engines}
         try:
-            await self._together("pausing", {engine.url: engine.pause(self._pause_mode) for engine in self._engines})
+            await self._together("pausing", pausing, self._timeout_s)
         except WeightUpdateFailed:
             for engine in self._engines:
                 with contextlib.suppress(AsyncRLError):  # the failure to report is the first one
                     await engine.go_on()
             raise
 
-    async def _send(self, index: int, label: str) -> None:
-        """One bucket, from the trainer to all engines.  The last one brings the label: then all weights are new."""
-        bucket, num_buckets = self._buckets[index], len(self._buckets)
-        moving = {
-            engine.url: engine.receive(
-                bucket, group_name=self._group_name, label=label if index == num_buckets - 1 else None
-            )
-            for engine in self._engines
-        }
-        await self._together(
-            f"sending bucket {index + 1} of {num_buckets}", {**moving, "trainer": self._sender.send(index)}
-        )
+    async def _move(self, label: str) -> None:
+        """All buckets, from the trainer to all engines."""
+        moving = {} if self._is_taken else {"trainer": self._sender.send(is_checked=self._checks)}
+        self._is_taken = False
+        if self.is_direct:
+            moving |= {engine.url: self._receive_all(engine, label) for engine in self._engines}
+            await self._together("sending the weights", moving, self._timeout_s)
+            return
+        kept: list[bool] = []
+        moving |= {engine.url: self._receive_each(engine, label, kept) for engine in self._engines}
+        await self._together("sending the weights", moving, self._timeout_s * len(self._buckets))
+        self.is_direct = all(kept)
 
-    async def _together(self, doing: str, work: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+    async def _receive_all(self, engine: WeightReceiver, label: str) -> None:
+        await engine.receive_all(self._buckets, group_name=self._group_name, label=label, is_checked=self._is_checked)
+
+    async def _receive_each(self, engine: WeightReceiver, label: str, kept: list[bool]) -> None:
+        """Bucket by bucket.  The last one brings the label: then all weights are new."""
+        last = len(self._buckets) - 1
+        for number, bucket in enumerate(self._buckets):
+            told = label if number == last else None
+            kept.append(await engine.receive(bucket, group_name=self._group_name, label=told))
+
+    @property
+    def _checks(self) -> bool:
+        """Whether the trainer sends checksums: only engines that take all buckets at once ask for them."""
+        return self._is_checked and self.is_direct
+
+    async def _together(self, doing: str, work: Mapping[str, Coroutine[Any, Any, None]], timeout_s: float) -> None:
         """Run all of ``work`` within the deadline, or raise one WeightUpdateFailed that names who did not do it."""
         waiting = set(work)
         failed: dict[str, AsyncRLError] = {}
@@ -162,12 +217,12 @@ class BroadcastUpdater:
             waiting.discard(who)
 
         try:
-            async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
                 for who, task in work.items():
                     tasks.create_task(one(who, task), name=f"{doing}: {who}")
         except TimeoutError as error:
             missing = ", ".join(sorted(waiting))
-            raise WeightUpdateFailed(f"{doing}: no answer from {missing} within {self._timeout_s:g} s") from error
+            raise WeightUpdateFailed(f"{doing}: no answer from {missing} within {timeout_s:g} s") from error
         except ExceptionGroup as errors:
             _, bugs = errors.split(AsyncRLError)
             if bugs is not None:

@@ -91,11 +91,13 @@ class StepFacts:
     train_s: float
     """Training, seen from the controller."""
     step_s: float
-    """The whole step: waiting, training, pushing."""
+    """The whole step: waiting, training, taking the weights."""
     loop_lag_ms: float
     """Longest delay of the controller's event loop."""
     logprob_diff: float | None
     """Mean absolute difference between engine and trainer log-probs of the same tokens under the same weights; None
     when the engines serve other weights than the trainer held."""
+    update_wait_s: float | None = None
+    """Training waited for its weights to be copied, or sent, for the push after this step."""
     checkpoint_s: float | None = None
     """For the copy of a checkpoint that follows this step, and for the one before to be written; None without one."""

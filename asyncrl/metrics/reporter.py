@@ -60,6 +60,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **_lengths(facts.scheduler.lengths),
         **_times(facts),
         **(_update(facts.update) if facts.update else {}),
+        **({} if facts.update_wait_s is None else {"time/update_wait_s": facts.update_wait_s}),
         **({} if facts.checkpoint_s is None else {"time/checkpoint_s": facts.checkpoint_s}),
         **(_throughput(facts.scheduler.tokens, before, facts.step_s) if facts.step_s > 0 else {}),
         **_training(facts.report),

@@ -1,11 +1,12 @@
 """The run: the trainer is the clock, everything else keeps it supplied.
 
-scheduler ──batch──▶ train ──weights──▶ push ──▶ scheduler            one turn of ``_Run.step``, on this task
-    ▲                                     └────▶ evaluation           beside it, in the same task group
+scheduler ──batch──▶ train ──▶ take the weights                        one turn of ``_Run.step``, on this task
+    ▲                              └──▶ push ──▶ report                 beside the next turn, in the same task group
+    └──────────────────────────────────────┴──▶ evaluation
 
 consumes      batches, evaluation reports
 produces      one StepFacts per step; checkpoints; the saved model
-waits for     a batch; the trainer; a weight update; the first evaluation, before the first step
+waits for     a batch; the trainer; the weight update before, once trained; the first evaluation, before the first step
 unblocked by  the scheduler, the trainer, the engines; each wait has a deadline of its own
 on cancel     the scheduler's and the evaluation's requests are aborted
 on crash      the training since the last checkpoint is lost
@@ -14,7 +15,7 @@ on crash      the training since the last checkpoint is lost
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import sub
 from pathlib import Path
@@ -88,10 +89,11 @@ async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -
     """
     with plainly():
         async with asyncio.TaskGroup() as stages:
-            run = _Run(parts, plan, stages)
+            run = _Run(parts, plan, stages, report)
             scheduling = stages.create_task(parts.scheduler.run(), name="scheduler")
             for step in range(plan.first_step, plan.num_steps):
-                report(await run.step(step))
+                await run.step(step)
+            await run.reported()
             scheduling.cancel()
             await run.save()
 
@@ -99,18 +101,27 @@ async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -
 class _Run:
     """The trainer's side of a run; lives as long as its task group."""
 
-    def __init__(self, parts: Parts, plan: Plan, stages: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, parts: Parts, plan: Plan, stages: asyncio.TaskGroup, report: Callable[[StepFacts], None]
+    ) -> None:
         self._parts = parts
         self._plan = plan
         self._stages = stages
+        self._report = report
+        self._pushing: asyncio.Task[UpdateReport] | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        """Of the last step, which waits for its weight update."""
         self._evaluation: asyncio.Task[EvalReport] | None = None
         self._is_alarmed = False
         has_one_report = plan.num_steps - plan.first_step == 1 and plan.eval_interval is not None
         if self._first_evaluation_is_due() and not has_one_report:  # that of the pass after the single step
             self._evaluate()
 
-    async def step(self, step: int) -> StepFacts:
-        """Wait for a batch, train on it, push and evaluate as planned."""
+    async def step(self, step: int) -> None:
+        """Wait for a batch, train on it, have it pushed, evaluated and reported as planned.
+
+        When this returns, the weights may still be on their way to the engines.
+        """
         parts, start = self._parts, _now()
         logger.info("step %d: waiting for a batch", step)
         batch = await parts.scheduler.next_batch()
@@ -125,17 +136,18 @@ class _Run:
         num_tokens = sum(group.num_tokens for group in batch.groups)
         parts.timeline.span("trainer", f"step {step}", taken, trained, tokens=num_tokens)
         logger.info("step %d: trained on %d tokens, loss %.4g", step, num_tokens, report.loss)
+        await self.reported()
         parts.scheduler.settle()
         state = parts.scheduler.state() if self._save_is_due(step) else None
-        update = await self._push(step) if self._push_is_due(step) else None
+        update_wait_s = await self._begin_push(step)
         checkpoint_s = await self._checkpoint(state) if state else None
         evaluation = await self._evaluations(step)
         scheduler = parts.scheduler.stats()
         self._warn(scheduler.lengths)
-        return StepFacts(
+        facts = StepFacts(
             batch=batch,
             report=report,
-            update=update,
+            update=None,
             evaluation=evaluation,
             scheduler=scheduler,
             trainer_waited_s=waited,
@@ -144,8 +156,21 @@ class _Run:
             step_s=_now() - start,
             loop_lag_ms=parts.loop_lag.take_max_ms(),
             logprob_diff=logprob_diff,
+            update_wait_s=update_wait_s,
             checkpoint_s=checkpoint_s,
         )
+        self._reporting = self._stages.create_task(self._tell(facts), name=f"report-{step}")
+
+    async def reported(self) -> None:
+        """Return once everything of the steps so far is pushed and reported."""
+        if self._reporting is not None:
+            await self._reporting
+
+    async def _tell(self, facts: StepFacts) -> None:
+        """Report a step, when its weights have reached the engines."""
+        update = await self._pushed()
+        scheduler = replace(facts.scheduler, weights=self._parts.served.now)
+        self._report(replace(facts, update=update, scheduler=scheduler))
 
     async def save(self) -> None:
         """Write the final weights, and see the last checkpoint written."""
@@ -202,6 +227,7 @@ class _Run:
 
         Answers written by these very weights bring them along; failing those, the engines score some answers anew.
         """
+        await self._pushed()
         served = self._parts.served.now
         if served.step != batch.step:
             return {}
@@ -231,6 +257,23 @@ class _Run:
         last = step == self._plan.num_steps - 1
         wanted = self._plan.eval_interval is not None and self._parts.evaluator is not None
         return (step + 1) % self._plan.update_weights_interval == 0 or (last and wanted)
+
+    async def _begin_push(self, step: int) -> float | None:
+        """If a push is due, begin it; seconds until the trainer may go on."""
+        self._pushing = None
+        if not self._push_is_due(step):
+            return None
+        start = _now()
+        goes_on = await self._parts.updater.take()
+        self._pushing = self._stages.create_task(self._push(step), name=f"push-{step}")
+        if not goes_on:
+            await self._pushing
+        self._parts.timeline.span("trainer", "weights taken", start, _now())
+        return _now() - start
+
+    async def _pushed(self) -> UpdateReport | None:
+        """What the push of the last step was, when it is over; None when there was none."""
+        return None if self._pushing is None else await self._pushing
 
     async def _push(self, step: int) -> UpdateReport:
         """Push at once; samples in flight go on under the new weights."""
@@ -272,6 +315,8 @@ class _Run:
         report = self._collect()
         if self._plan.eval_interval is None or steps_left == 1:
             return report
+        if steps_left == 0 or self._eval_is_due(step):
+            await self._pushed()
         if steps_left == 0:
             self._evaluate()
             return await self._evaluation if self._evaluation is not None else report

@@ -63,7 +63,7 @@ class ModelledUpdater:
     """``WeightUpdater`` that holds generation for a while.
 
     ``recompute``: the KV cache is made anew, as with ``--weight-update-mode retract``.  ``before`` is awaited first:
-    whatever a policy does before it pushes.
+    whatever a policy does before it takes the weights.  Taking them takes no time, and the trainer goes on.
     """
 
     def __init__(
@@ -74,16 +74,19 @@ class ModelledUpdater:
         self._recompute = recompute
         self._before = before
 
+    async def take(self) -> bool:
+        """See ``WeightUpdater.take``."""
+        if self._before is not None:
+            await self._before()
+        return True
+
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
         start = _now()
-        if self._before is not None:
-            await self._before()
-        paused = _now()
         self._fleet.pause()
         await asyncio.sleep(self._pause_s)
         self._fleet.go_on(weights, recompute=self._recompute)
-        return UpdateReport(pause_s=_now() - paused, total_s=_now() - start, num_bytes=0)
+        return UpdateReport(pause_s=_now() - start, total_s=_now() - start, num_bytes=0)
 
 
 def _now() -> float:

@@ -1,7 +1,7 @@
 """What ``BroadcastUpdater`` does with engines and a trainer that fail, hang or are slow."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -36,8 +36,9 @@ def hanging(at: str) -> Step:
 class Engine:
     """Writes down what it is told."""
 
-    def __init__(self, url: str, num_ranks: int = 1, step: Step = nothing) -> None:
+    def __init__(self, url: str, num_ranks: int = 1, step: Step = nothing, *, keeps: bool = False) -> None:
         self.url = url
+        self._keeps = keeps
         self.num_ranks = num_ranks
         self.told: list[str] = []
         self._step = step
@@ -53,8 +54,15 @@ class Engine:
     ) -> None:
         await self._do(f"rank {rank_offset} of {world_size}")
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> None:
+    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> bool:
         await self._do(f"{bucket.names[0]} {label}")
+        return self._keeps
+
+    async def receive_all(
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+    ) -> None:
+        names = " and ".join(bucket.names[0] for bucket in buckets)
+        await self._do(f"{names} {label}{' checked' if is_checked else ''}")
 
     async def _do(self, what: str) -> None:
         self.told.append(what)
@@ -64,8 +72,10 @@ class Engine:
 class Trainer:
     """Two buckets."""
 
-    def __init__(self, step: Step = nothing) -> None:
+    def __init__(self, step: Step = nothing, *, takes: bool = False) -> None:
+        self.told: list[str] = []
         self._step = step
+        self._takes = takes
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
         return tuple(
@@ -75,15 +85,30 @@ class Trainer:
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
-        await self._step("join")
+        await self._do("join")
 
-    async def send(self, index: int) -> None:
-        await self._step(f"send {index}")
+    async def take(self, *, is_checked: bool) -> bool:
+        await self._do("take checked" if is_checked else "take")
+        return self._takes
+
+    async def send(self, *, is_checked: bool) -> None:
+        await self._do("send checked" if is_checked else "send")
+
+    async def _do(self, what: str) -> None:
+        self.told.append(what)
+        await self._step(what)
 
 
 def push(
-    *engines: Engine, trainer: Trainer, timeout_s: float = 5.0, pause_mode: PauseMode = "in_place"
+    *engines: Engine,
+    trainer: Trainer,
+    timeout_s: float = 5.0,
+    pause_mode: PauseMode = "in_place",
+    is_checked: bool = False,
+    times: int = 1,
 ) -> UpdateReport:
+    """The report of the last one."""
+
     async def run() -> UpdateReport:
         updater = BroadcastUpdater(
             engines,
@@ -93,9 +118,13 @@ def push(
             backend="gloo",
             timeout_s=timeout_s,
             pause_mode=pause_mode,
+            is_checked=is_checked,
         )
         await updater.connect()
-        return await updater.push(Weights(version=3, step=6))
+        for version in range(3, 3 + times):
+            await updater.take()
+            report = await updater.push(Weights(version=version, step=6))
+        return report
 
     return asyncio.run(run())
 
@@ -122,17 +151,17 @@ def test_every_engine_is_told_what_becomes_of_its_cache() -> None:
 
 def test_a_failure_names_the_engine_the_step_and_the_cause() -> None:
     said = failure(Engine("a"), Engine("b", step=failing("two 3", EngineLost("gone"))), trainer=Trainer())
-    assert said == "sending bucket 2 of 2: b: gone"
+    assert said == "sending the weights: b: gone"
 
 
 def test_a_trainer_that_fails_is_named() -> None:
     assert failure(Engine("a"), trainer=Trainer(failing("join", TrainerFailed("boom")))).endswith("trainer: boom")
-    assert "trainer: boom" in failure(Engine("a"), trainer=Trainer(failing("send 1", TrainerFailed("boom"))))
+    assert "trainer: boom" in failure(Engine("a"), trainer=Trainer(failing("send", TrainerFailed("boom"))))
 
 
 def test_who_does_not_answer_is_named() -> None:
     said = failure(Engine("a"), Engine("b", step=hanging("one None")), trainer=Trainer(), timeout_s=0.1)
-    assert said == "sending bucket 1 of 2: no answer from b within 0.1 s"
+    assert said == "sending the weights: no answer from b within 0.2 s"  # 0.1 s for each bucket
 
 
 def test_engines_go_on_when_nothing_was_sent_and_stay_paused_when_something_was() -> None:
@@ -140,8 +169,37 @@ def test_engines_go_on_when_nothing_was_sent_and_stay_paused_when_something_was(
     failure(a, Engine("b", step=failing("pause in_place", EngineLost("gone"))), trainer=Trainer())
     assert a.told[-2:] == ["pause in_place", "go on"]
     a = Engine("a")
-    failure(a, trainer=Trainer(failing("send 1", TrainerFailed("boom"))))
-    assert a.told[-1] == "two 3"
+    failure(a, trainer=Trainer(failing("send", TrainerFailed("boom"))))
+    assert "go on" not in a.told
+
+
+def test_engines_that_keep_what_they_were_sent_take_everything_at_once_from_then_on() -> None:
+    a, b = Engine("a", keeps=True), Engine("b", keeps=True)
+    push(a, b, trainer=Trainer(), times=2)
+    assert a.told[1:] == b.told[1:]
+    assert a.told[1:] == ["pause in_place", "one None", "two 3", "go on", "pause in_place", "one and two 4", "go on"]
+
+
+def test_one_engine_that_does_not_keep_it_has_all_sent_bucket_by_bucket() -> None:
+    a, b = Engine("a", keeps=True), Engine("b")
+    push(a, b, trainer=Trainer(), times=2)
+    assert a.told[-4:] == b.told[-4:] == ["pause in_place", "one None", "two 4", "go on"]
+
+
+def test_a_trainer_that_sends_by_itself_is_not_told_to() -> None:
+    trainer = Trainer(takes=True)
+    push(Engine("a"), trainer=trainer, times=2)
+    assert trainer.told == ["join", "take", "take"]
+    trainer = Trainer()
+    push(Engine("a"), trainer=trainer)
+    assert trainer.told == ["join", "take", "send"]
+
+
+def test_only_updates_that_go_at_once_are_checked() -> None:
+    engine, trainer = Engine("a", keeps=True), Trainer()
+    push(engine, trainer=trainer, times=2, is_checked=True)
+    assert engine.told[-2] == "one and two 4 checked"
+    assert trainer.told == ["join", "take", "send", "take checked", "send checked"]
 
 
 def test_a_bug_is_not_an_update_failure() -> None:

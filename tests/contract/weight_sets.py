@@ -63,14 +63,23 @@ class SendsWeights:
             join_update_group, master_address, master_port, world_size, group_name, backend, 30.0
         )
 
-    async def send(self, index: int) -> None:
-        import torch.distributed
+    async def take(self, *, is_checked: bool) -> bool:
+        return False
 
+    async def send(self, *, is_checked: bool) -> None:
+        await asyncio.to_thread(self._send, is_checked)
+
+    def _send(self, is_checked: bool) -> None:
+        import torch.distributed as dist
+
+        from asyncrl.engines.flat import checksum
         from asyncrl.engines.megatron.update_group import flatten
 
         tensors = self._weights_of(self._model, self.version)
-        flat = flatten(tensors[name] for name in self._parts[index])
-        await asyncio.to_thread(torch.distributed.broadcast, flat, src=0, group=self._group)
+        for names in self._parts:
+            flat = flatten(tensors[name] for name in names)
+            for sent in (flat, checksum(flat)) if is_checked else (flat,):
+                dist.broadcast(sent, src=0, group=self._group)
 
 
 class Teacher:

@@ -97,6 +97,7 @@ async def _live_through_updates(servers: Servers, mode: Mode) -> Outcome:
             timeout_s=60.0,
             pause_mode="retract" if mode == "retract" else "in_place",
             group_name=group_name,
+            is_checked=True,
         )
         await updater.connect()
         engine = Remembering(
@@ -128,6 +129,7 @@ async def _live_through_updates(servers: Servers, mode: Mode) -> Outcome:
             for _ in range(NUM_UPDATES):
                 await asyncio.sleep(BETWEEN_S)
                 await push()
+            assert updater.is_direct
             outcome.alive = sum(not task.done() for task in running)
         await control.leave_group(group_name)
     outcome.samples = [draft.finish("", task.result(), 1.0) for draft, task in zip(drafts, running, strict=True)]

@@ -34,8 +34,7 @@ def test_what_is_sent_is_what_sglang_receives(tmp_path):
             assert engine.stdin is not None
             engine.stdin.write(json.dumps([asdict(bucket) for bucket in buckets]) + "\n")
             engine.stdin.flush()
-            for index in range(len(buckets)):
-                rank.send(index)
+            rank.send(is_checked=False)
             assert engine.wait(timeout=DEADLINE_S) == 0
     finally:
         engine.kill()
@@ -48,7 +47,7 @@ def test_what_is_sent_is_what_sglang_receives(tmp_path):
 def test_engines_that_do_not_come_are_a_named_error(tmp_path):
     settings = replace(trainer_settings(write_checkpoint(tmp_path / "hf")), timeout_s=1.0)
     with one_rank(settings) as rank:
-        with pytest.raises(ValueError, match="send before join_engines"):
-            rank.send(0)
+        with pytest.raises(ValueError, match="no engines have joined"):
+            rank.send(is_checked=False)
         with pytest.raises(WeightUpdateFailed, match="no update group weights of 2"):
             rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")

@@ -100,9 +100,13 @@ class RankActor(NetworkPlace):
         """Join the weight-update group as its rank 0."""
         self._rank.join_engines(address, port, world_size, group_name, backend)
 
-    def send(self, index: int) -> None:
-        """Broadcast one bucket to the engines."""
-        self._rank.send(index)
+    def take(self, is_checked: bool) -> bool:
+        """Copy the weights and begin to broadcast them, if that can go on beside training."""
+        return self._rank.take(is_checked)
+
+    def send(self, is_checked: bool) -> None:
+        """Broadcast the weights to the engines."""
+        self._rank.send(is_checked)
 
 
 def _is_free(port: int) -> bool:

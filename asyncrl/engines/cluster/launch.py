@@ -315,6 +315,7 @@ class _Builder:
             backend="nccl" if deployment.device == "cuda" else "gloo",
             timeout_s=deployment.control_timeout_s,
             pause_mode=deployment.pause_mode,
+            is_checked=deployment.trainer.train.check_weight_updates,
         )
         await updater.connect()
         return updater

@@ -59,9 +59,14 @@ class RayTrainer:
         """See ``WeightSender.join_engines``."""
         await self._first("join_engines", master_address, master_port, world_size, group_name, backend)
 
-    async def send(self, index: int) -> None:
+    async def take(self, *, is_checked: bool) -> bool:
+        """See ``WeightSender.take``."""
+        is_taken: list[bool] = await self._all("take", is_checked, timeout_s=self._control_timeout_s)
+        return is_taken[0]
+
+    async def send(self, *, is_checked: bool) -> None:
         """See ``WeightSender.send``."""
-        await self._all("send", index, timeout_s=self._control_timeout_s)
+        await self._all("send", is_checked, timeout_s=self._control_timeout_s)
 
     async def _first(self, method: str, *args: object) -> Any:
         return await answered(

@@ -30,6 +30,7 @@ from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.learner import Gradients, Learner
 from asyncrl.engines.megatron.model import build_model
 from asyncrl.engines.megatron.objective import Objective
+from asyncrl.engines.megatron.outbox import Outbox
 from asyncrl.engines.megatron.overrides import overridden
 from asyncrl.engines.megatron.packing import Floats
 from asyncrl.engines.megatron.passes import logprob_step, loss_step
@@ -39,9 +40,9 @@ from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import ModelShape, read_shape
 from asyncrl.engines.megatron.sharding import is_split
 from asyncrl.engines.megatron.state import load_state, sharded_state
-from asyncrl.engines.megatron.update_group import flatten, join_update_group
+from asyncrl.engines.megatron.update_group import join_update_group
 from asyncrl.engines.megatron.updates import Update, updates_of
-from asyncrl.engines.megatron.weights import export_bucket, load_hf, plan_buckets, save_hf
+from asyncrl.engines.megatron.weights import load_hf, save_hf
 from asyncrl.errors import ConfigError, NonFiniteLoss, WeightUpdateFailed
 from asyncrl.types import Batch, TrainReport
 
@@ -72,8 +73,11 @@ class MegatronRank:
         self._optimizer = self._learner.optimizer
         self._critic = Critic(settings, self._device) if settings.train.advantage_estimator == "ppo" else None
         self._reference = self._load_reference() if uses_reference(settings.train) else None
-        self._buckets, self._bucket_sources = plan_buckets(
-            self._model, self._shape, settings.train.update_weight_buffer_size
+        self._outbox = Outbox(
+            self._model,
+            self._shape,
+            settings.train.update_weight_buffer_size,
+            beside=settings.train.update_weights_beside_training,
         )
         self._engines: dist.ProcessGroup | None = None
         self._saver: Saver | None = None
@@ -106,8 +110,8 @@ class MegatronRank:
             save_hf(self._model, self._shape, self._settings.model.hf_checkpoint, path)
 
     def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        """What ``send`` sends, in order.  Never changes."""
-        return self._buckets
+        """What is sent, in order.  Never changes."""
+        return self._outbox.buckets
 
     def join_engines(
         self, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
@@ -124,23 +128,18 @@ class MegatronRank:
         except RuntimeError as error:
             raise WeightUpdateFailed(f"no update group {group_name} of {world_size}: {error}") from error
 
-    def send(self, bucket_index: int) -> None:
-        """Broadcast one bucket from rank 0 to the engines, which are receiving it.  Raises WeightUpdateFailed."""
-        if self._rank != 0 and not is_split():
-            return
-        tensors = export_bucket(self._model, self._shape, self._bucket_sources[bucket_index])
-        if self._rank != 0:
-            for _ in tensors:  # its parts go to rank 0
-                pass
-            return
-        if self._engines is None:
-            raise ValueError("send before join_engines")
-        try:
-            dist.broadcast(flatten(tensor for _, tensor in tensors), src=0, group=self._engines)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize()
-        except RuntimeError as error:
-            raise WeightUpdateFailed(f"bucket {bucket_index} was not delivered: {error}") from error
+    def take(self, is_checked: bool) -> bool:
+        """Copy the present weights and begin to broadcast them from rank 0 to the engines.
+
+        False, and nothing done, when there is no room for a copy: ``send`` is to do it.  Raises WeightUpdateFailed.
+        """
+        self._check_joined()
+        return self._outbox.take(self._engines, is_checked=is_checked)
+
+    def send(self, is_checked: bool) -> None:
+        """Broadcast the present weights from rank 0 to the engines, which are receiving.  Raises WeightUpdateFailed."""
+        self._check_joined()
+        self._outbox.send(self._engines, is_checked=is_checked)
 
     def load(self, origin: Origin) -> None:
         """Take weights, and what else ``origin`` has, in place of those of the Hugging Face checkpoint.
@@ -183,6 +182,10 @@ class MegatronRank:
         self._leave_engines()
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+    def _check_joined(self) -> None:
+        if self._rank == 0 and self._engines is None:
+            raise ValueError("no engines have joined")
 
     def _leave_engines(self) -> None:
         if self._engines is not None:

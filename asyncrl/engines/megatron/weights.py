@@ -72,14 +72,24 @@ def export_hf(model: GPTModel, shape: ModelShape) -> Iterator[tuple[str, Tensor]
 def to_hf(name: str, tensor: Tensor, shape: ModelShape) -> list[tuple[str, Tensor]]:
     """The checkpoint's tensors that the whole weight ``name`` is made of; views where they can be."""
     rule, hf_names = _named(name, shape)
-    if rule.layout == "stacked":
-        parts = tensor.detach().chunk(len(hf_names))
-    else:
-        per_group = shape.num_heads // shape.num_query_groups
-        sizes = [per_group * shape.head_dim, shape.head_dim, shape.head_dim]
-        grouped = tensor.detach().reshape(shape.num_query_groups, sum(sizes), *tensor.shape[1:])
-        parts = tuple(part.flatten(0, 1) for part in torch.split(grouped, sizes, dim=1))
+    parts: Iterable[Tensor] = parts_of(name, tensor, shape)
+    if rule.layout == "heads":
+        parts = (part.flatten(0, 1) for part in parts)
     return list(zip(hf_names, parts, strict=True))
+
+
+def parts_of(name: str, tensor: Tensor, shape: ModelShape) -> tuple[Tensor, ...]:
+    """Views of the whole weight ``name``, one for each of the checkpoint's tensors, with its numbers in its order.
+
+    Queries, keys and values have one dimension more, the query groups in front.
+    """
+    rule, hf_names = _named(name, shape)
+    if rule.layout == "stacked":
+        return tensor.detach().chunk(len(hf_names))
+    per_group = shape.num_heads // shape.num_query_groups
+    sizes = [per_group * shape.head_dim, shape.head_dim, shape.head_dim]
+    grouped = tensor.detach().view(shape.num_query_groups, sum(sizes), *tensor.shape[1:])
+    return torch.split(grouped, sizes, dim=1)
 
 
 def plan_buckets(

@@ -1,10 +1,11 @@
 """Control of one SGLang server: pausing, its weight-update group, and getting ready."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
 from asyncrl.engines.weights import PauseMode
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
 
@@ -55,9 +56,10 @@ class EngineControl:
         """Leave a weight-update group."""
         await self._post("destroy_weights_update_group", {"group_name": group_name})
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> None:
+    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> bool:
         """Take one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
 
+        True: the plug-in ``direct`` is there, and takes this bucket with others in ``receive_all`` from now on.
         The cache is left alone: flushing fails while requests are held, and in one mode kills the server.
         """
         body = {
@@ -68,19 +70,36 @@ class EngineControl:
             "load_format": "flattened_bucket",
             "flush_cache": False,
         }
-        await self._post(
+        answer = await self._post(
             "update_weights_from_distributed", body if label is None else {**body, "weight_version": label}
         )
+        return KEPT in str(answer.get("message"))
+
+    async def receive_all(
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+    ) -> None:
+        """Take and load all buckets, of which ``receive`` said that it can; ``label`` becomes the weight version."""
+        body = {
+            "names": [bucket.names[0] for bucket in buckets],
+            "dtypes": [],
+            "shapes": [],
+            "group_name": group_name,
+            "load_format": DIRECT_CHECKED if is_checked else DIRECT,
+            "flush_cache": False,
+            "weight_version": label,
+        }
+        await self._post("update_weights_from_distributed", body)
 
     async def num_running(self) -> int:
         """Requests on the server, waiting ones included."""
         loads = (await self._wire.look(f"{self.url}/v1/loads?include=core", self._timeout_s))["loads"]
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
-    async def _post(self, name: str, body: dict[str, object]) -> None:
+    async def _post(self, name: str, body: dict[str, object]) -> dict[str, object]:
         answer = await self._wire.command(f"{self.url}/{name}", body, self._timeout_s)
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineRejected(f"{self.url}/{name}: {answer.get('message')}")
+        return answer if isinstance(answer, dict) else {}
 
 
 async def wait_for_server(wire: Wire, url: str, timeout_s: float) -> None:

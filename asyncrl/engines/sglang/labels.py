@@ -1,10 +1,16 @@
-"""What the client and the plug-in inside SGLang call things; see ``stamps``."""
+"""What the client and the plug-in inside SGLang call things; see ``stamps`` and ``direct``."""
 
 STAMPS = "token_versions"
 """Key in ``meta_info``: for each token of a chunk the weight version whose forward pass made it."""
 
 PACKED = "asyncrl/"
 """How the id of a request begins whose answer the plug-in packs (``packed``)."""
+
+DIRECT, DIRECT_CHECKED = "asyncrl_direct", "asyncrl_direct_checked"
+"""``load_format`` of an update of all buckets at once, each named by its first tensor (``direct``)."""
+
+KEPT = "asyncrl: kept"
+"""How the plug-in answers that it can take the same buckets in such an update from now on."""
 
 _PREFIX = "weights-"
 

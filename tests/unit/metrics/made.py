@@ -135,6 +135,7 @@ def facts(
         step_s=4.0,
         loop_lag_ms=1.5,
         logprob_diff=logprob_diff,
+        update_wait_s=None if update is None else 0.25,
     )
 
 

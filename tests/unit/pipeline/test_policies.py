@@ -57,7 +57,7 @@ def test_what_is_dropped_has_left_the_engines_before_the_weights_change(partial:
         async with asyncio.TaskGroup() as both:
             running = both.create_task(world.main())
             await asyncio.sleep(0)
-            world.updater.before_push = lambda: present.append(
+            world.updater.before_take = lambda: present.append(
                 [request.request_id for request in world.engine.now_busy]
             )
             await running
@@ -246,14 +246,13 @@ def test_a_buffer_filter_is_asked_once_for_a_batch_that_was_ready_before_it_was_
         async with asyncio.TaskGroup() as both:
             both.create_task(world.main())
             await asyncio.sleep(0)
-            push = world.updater.push
 
-            async def collect_first(weights: Weights) -> Any:
-                if weights.step < world.steps:
+            async def collect_first() -> bool:
+                if len(world.trainer.batches) < world.steps:
                     await world.scheduler.batch_ready()
-                return await push(weights)
+                return True
 
-            world.updater.push = collect_first  # type: ignore[method-assign]
+            world.updater.take = collect_first  # type: ignore[method-assign]
 
     run_virtually(main())
     assert asked == [0, 1, 2, 3]

@@ -114,6 +114,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "tail": (1, 5),
     "train_seconds": (0.01, 0.1, 1.0),
     "push_seconds": (0.0, 0.05),
+    "trains_beside_pushes": (False, True),
     "failures": (0, 0, 3),
     "retries": (0, 2),
     "failing": (0, 0, 8),

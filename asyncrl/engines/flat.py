@@ -1,0 +1,38 @@
+"""Tensors as one buffer of bytes, which is how they travel, and its checksum.  For both ends: trainer and engines."""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+_PIECE = 2**22
+"""Words that are multiplied at once: 32 MiB of 64-bit products beside a bucket of any size."""
+
+
+def views(flat: Tensor, dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The tensors that lie one behind the other in ``flat``, bytes: parts of it, no copies.
+
+    Raises RuntimeError where one does not begin at a multiple of its element's size.
+    """
+    found, start = [], 0
+    for name, shape in zip(dtypes, shapes, strict=True):
+        dtype: torch.dtype = getattr(torch, name)
+        stop = start + prod(shape) * dtype.itemsize
+        found.append(flat[start:stop].view(dtype).view(*shape))
+        start = stop
+    return found
+
+
+def checksum(flat: Tensor) -> Tensor:
+    """One int64 on the same device that changes, almost surely, with any byte of ``flat`` and with their order.
+
+    The bytes as 32-bit words, each times its odd number in its piece, pieces by Horner's rule, all modulo 2^64.
+    """
+    whole = flat.numel() // 4 * 4
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    words = flat[:whole].view(torch.int32)
+    for piece in (*torch.split(words, _PIECE), flat[whole:]):
+        places = torch.arange(piece.numel(), dtype=torch.int64, device=flat.device)
+        total = total * 1_000_003 + (piece.long() * (2 * places + 1)).sum()
+    return total

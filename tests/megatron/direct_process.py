@@ -1,0 +1,90 @@
+"""An engine that takes weight updates as the plug-in ``direct`` does, around a model whose loaders are these.
+
+direct_process.py PORT    with one update a line on standard input, and what came of it on standard output
+"""
+
+import json
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
+
+from asyncrl.engines.sglang.direct import DirectUpdates
+
+MOST_ROWS = 256
+
+
+class Model:
+    """Queries, keys and values are one weight; norms are cast by hand; the others are copied."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+        self.num_loaded = 0
+
+    def load_weights(self, tensors):
+        for name, tensor in tensors:
+            self.num_loaded += 1
+            place = self._place(name, tensor)
+            place.copy_(tensor.float().to(tensor.dtype) * 1 if name.endswith("norm.weight") else tensor)
+
+    def _place(self, name, tensor):
+        for number, part in enumerate(("q_proj", "k_proj", "v_proj")):
+            if part in name:
+                joined = name.replace(part, "qkv_proj")
+                if joined not in self.weights:
+                    self.weights[joined] = torch.empty(3, MOST_ROWS, *tensor.shape[1:])
+                return self.weights[joined][number].narrow(0, 0, len(tensor))
+        if name not in self.weights:
+            self.weights[name] = torch.empty_like(tensor)
+        return self.weights[name]
+
+    def parts(self, buckets):
+        """The weights again, by the names and sizes that they came with."""
+        found = {}
+        for bucket in buckets:
+            for name, shape in zip(bucket["names"], bucket["shapes"], strict=True):
+                empty = torch.empty(shape, dtype=torch.float32)
+                found[name] = self._place(name, empty).clone().contiguous()
+        return found
+
+
+class Updater:
+    """What SGLang hands to the hook."""
+
+    device = "cpu"
+
+    def __init__(self, group, model) -> None:
+        self._model_update_group = {"weights": group}
+        self.get_model = lambda: model
+
+
+def main(port: str) -> None:
+    store, rank, size = next(rendezvous(f"tcp://127.0.0.1:{port}", 1, 2, timeout=timedelta(seconds=60)))
+    group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
+        size, rank, [], "gloo", dist.PrefixStore("weights", store), group_name="weights", timeout=timedelta(seconds=60)
+    )
+    distributed_c10d._world.pg_group_ranks[group] = {0: 0, 1: 1}  # noqa: SLF001
+    model, hook, buckets = Model(), DirectUpdates(), []
+    updater = Updater(group, model)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        before = model.num_loaded
+        if asked["load_format"] == "flattened_bucket":
+            buckets.append(asked)
+            model.parts([asked])  # makes room, as a model has before it is loaded
+        answer = hook.around_update(
+            None, updater, asked["names"], asked["dtypes"], asked["shapes"], "weights", asked["load_format"]
+        )
+        if asked["target"]:
+            save_file(model.parts(buckets), asked["target"])
+        sys.stdout.write(json.dumps([*answer, model.num_loaded - before]) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    main(*sys.argv[1:])

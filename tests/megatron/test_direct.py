@@ -1,0 +1,143 @@
+"""Updates from the real trainer, taken by the plug-in that copies what SGLang's loaders would copy."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+
+from asyncrl.engines.flat import checksum, views
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
+from asyncrl.errors import WeightUpdateFailed
+
+DEADLINE_S = 60
+
+
+class Engine:
+    """The other process."""
+
+    def __init__(self, port):
+        program = Path(__file__).with_name("direct_process.py")
+        self.process = subprocess.Popen(
+            [sys.executable, program, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, load_format, names, dtypes=(), shapes=(), target=""):
+        asked = {"load_format": load_format, "names": names, "dtypes": dtypes, "shapes": shapes}
+        self.process.stdin.write(json.dumps({**asked, "target": str(target)}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self):
+        """Whether it worked, what it says, and how many tensors went through the model's loaders."""
+        return json.loads(self.process.stdout.readline())
+
+
+@pytest.fixture
+def both(tmp_path):
+    """A trainer and an engine that has had its first update."""
+    checkpoint = write_checkpoint(tmp_path / "hf", moe=True)
+    port = free_port()
+    engine = Engine(port)
+    try:
+        settings = trainer_settings(checkpoint, update_weight_buffer_size=20_000, timeout_s=DEADLINE_S)
+        with one_rank(settings) as rank:
+            rank.join_engines("127.0.0.1", port, 2, "weights", "gloo")
+            assert rank.take(is_checked=False)
+            for bucket in rank.weight_buckets():
+                engine.ask("flattened_bucket", **{key: asdict(bucket)[key] for key in ("names", "dtypes", "shapes")})
+                assert engine.answer() == [True, KEPT, len(bucket.names)]
+            yield rank, engine, [bucket.names[0] for bucket in rank.weight_buckets()]
+    finally:
+        engine.process.kill()
+        engine.process.communicate()
+
+
+def same(folder, file):
+    saved, received = load_file(folder / "model.safetensors"), load_file(file)
+    assert saved.keys() == received.keys()
+    return all(torch.equal(saved[name], received[name]) for name in saved)
+
+
+def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both, tmp_path):
+    rank, engine, names = both
+    for step, load_format in enumerate((DIRECT, DIRECT_CHECKED)):
+        rank.train(random_batch(step=step))
+        rank.save(tmp_path / "taken")
+        assert rank.take(is_checked=load_format == DIRECT_CHECKED)
+        rank.train(random_batch(step=step, seed=9))  # goes on before anybody has received
+        engine.ask(load_format, names, target=tmp_path / "received")
+        worked, said, num_loaded = engine.answer()
+        assert (worked, said) == (True, KEPT)
+        assert same(tmp_path / "taken", tmp_path / "received")
+        with_norms = {bucket.names[0]: bucket for bucket in rank.weight_buckets() if "norm" in " ".join(bucket.names)}
+        assert num_loaded == sum(len(bucket.names) for bucket in with_norms.values())
+        assert len(with_norms) < len(names)
+
+
+def test_a_trainer_without_room_for_copies_sends_while_it_waits(both, tmp_path):
+    rank, engine, names = both
+    rank.train(random_batch())
+    rank.save(tmp_path / "sent")
+    engine.ask(DIRECT_CHECKED, names, target=tmp_path / "received")
+    rank.send(is_checked=True)
+    assert engine.answer()[:2] == [True, KEPT]
+    assert same(tmp_path / "sent", tmp_path / "received")
+
+
+def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both):
+    rank, engine, names = both
+    outbox, answers = rank._outbox, []  # noqa: SLF001
+    outbox._plan = outbox._plan[::-1]  # noqa: SLF001 (the engine takes one bucket's bytes for another's)
+
+    def end_with_the_answer():
+        answers.append(engine.answer())
+        engine.process.kill()
+
+    engine.ask(DIRECT_CHECKED, names)
+    reader = Thread(target=end_with_the_answer)
+    reader.start()
+    with pytest.raises(WeightUpdateFailed, match="not delivered"):
+        rank.send(is_checked=True)
+    reader.join()
+    ((worked, said, _),) = answers
+    assert not worked
+    assert f"the bucket of {names[0]} has checksum" in said
+
+
+def test_a_bucket_that_never_came_before_is_refused(both):
+    _, engine, names = both
+    engine.ask(DIRECT, [*names, "another"])
+    worked, said, num_loaded = engine.answer()
+    assert (worked, num_loaded) == (False, 0)
+    assert "another" in said
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4, 7, 4_000, 40_000_001])
+def test_a_checksum_tells_any_byte_and_any_order(num_bytes):
+    flat = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before = checksum(flat)
+    for place in {0, num_bytes // 2, num_bytes - 1}:
+        flat[place] += 1
+        assert checksum(flat) != before
+        flat[place] -= 1
+    assert checksum(flat) == before
+    if num_bytes >= 4_000:
+        flat[:8] = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8])
+        before = checksum(flat)
+        flat[:8] = torch.tensor([5, 6, 7, 8, 1, 2, 3, 4])
+        assert checksum(flat) != before
+
+
+def test_views_are_parts_of_the_buffer():
+    flat = torch.zeros(16, dtype=torch.uint8)
+    first, second = views(flat, ("bfloat16", "float32"), ((2, 2), (2,)))
+    first.fill_(1.0)
+    second.fill_(2.0)
+    assert flat.view(torch.float32)[2:].tolist() == [2.0, 2.0]
+    assert flat.view(torch.bfloat16)[:4].tolist() == [1.0] * 4
