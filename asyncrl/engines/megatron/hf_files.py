@@ -1,15 +1,15 @@
-"""The files of a checkpoint in Hugging Face format: tensors in by name, tensors out in shards."""
+"""The files of a checkpoint in Hugging Face format: tensors in by name, tensors out in shards, one at a time."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from asyncrl.errors import ConfigError
@@ -18,8 +18,22 @@ SHARD_BYTES = 4 * 1024**3
 """Of one file of a saved checkpoint, like transformers' default."""
 BESIDE_THE_WEIGHTS = ("generation_config.json", "*token*", "vocab*", "merges*", "*.model", "*.jinja", "*.py")
 """Files that a saved checkpoint takes from the one it started from, besides ``config.json``."""
+HEADER_BYTES = 256 * 1024
+"""Room for the description at the beginning of a file, which is written last; about 1,900 tensors at 140 bytes each."""
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """safetensors' names of the dtypes that are kept in a saved checkpoint; fp8, say, is not."""
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A written file that has no final name yet, since nobody knows how many there will be."""
+
+    path: Path
+    names: tuple[str, ...]
+    """Of its tensors."""
+    num_bytes: int
+    """Of its tensors."""
 
 
 def reader(checkpoint: Path, files: ExitStack, fp8_block: tuple[int, int] | None) -> Callable[[str], Tensor]:
@@ -54,17 +68,64 @@ def replace_checkpoint(
     """Write ``tensors`` and what else belongs to the checkpoint in ``source``.
 
     ``changes`` are keys of ``config.json``, None for one that is left out.  ``target`` appears, or changes, when it is
-    complete: everything is written beside it and renamed.
+    complete: everything is written beside it and renamed.  No more than one of ``tensors`` is held at a time.
     """
-    target = target.absolute()
-    partial = target.with_name(target.name + ".partial")
+    partial = begin_checkpoint(source, target, changes)
+    finish_checkpoint(write_shards(tensors, partial), target)
+
+
+def begin_checkpoint(source: Path, target: Path, changes: dict[str, Any]) -> Path:
+    """A folder beside ``target`` with everything but the weights; what an earlier attempt left there goes."""
+    partial = partial_of(target)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for pattern in BESIDE_THE_WEIGHTS:
         for path in source.glob(pattern):
             shutil.copyfile(path, partial / path.name)
     _copy_config(source, partial, changes)
-    _write_shards(tensors, partial)
+    return partial
+
+
+def partial_of(target: Path) -> Path:
+    """The folder that is ``target`` while it is being written."""
+    target = target.absolute()
+    return target.with_name(target.name + ".partial")
+
+
+def write_shards(
+    tensors: Iterable[tuple[str, Tensor]],
+    partial: Path,
+    *,
+    writer: int = 0,
+    on_shard: Callable[[Shard], None] = lambda shard: None,
+) -> list[Shard]:
+    """Write ``tensors`` to files of about ``SHARD_BYTES``; ``on_shard`` hears of each that is complete.
+
+    ``writer`` tells several processes apart that write to the same folder.
+    """
+    shards: list[Shard] = []
+    open_file: _ShardFile | None = None
+
+    def close(file: _ShardFile) -> None:
+        shards.append(file.close())
+        on_shard(shards[-1])
+
+    for name, tensor in tensors:
+        if open_file is not None and not open_file.has_room(name, tensor):
+            close(open_file)
+            open_file = None
+        if open_file is None:
+            open_file = _ShardFile(partial / f"shard-{writer}-{len(shards)}.safetensors")
+        open_file.add(name, tensor)
+    if open_file is not None:
+        close(open_file)
+    return shards
+
+
+def finish_checkpoint(shards: Sequence[Shard], target: Path) -> None:
+    """Name the files of ``target``'s partial folder, one or numbered with the index that transformers looks for."""
+    target, partial = target.absolute(), partial_of(target)
+    _name_shards(shards, partial)
     if target.exists():
         outdated = target.with_name(target.name + ".outdated")
         shutil.rmtree(outdated, ignore_errors=True)
@@ -75,12 +136,54 @@ def replace_checkpoint(
         partial.rename(target)
 
 
+class _ShardFile:
+    """One file of safetensors: a length, a description of that length, and the tensors' bytes one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._file.seek(HEADER_BYTES)
+        self._path = path
+        self._header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        self._header_bytes = len(json.dumps(self._header))
+        self._num_bytes = 0
+
+    def has_room(self, name: str, tensor: Tensor) -> bool:
+        """Whether the tensor can be added."""
+        return self._num_bytes < SHARD_BYTES and self._header_bytes + self._length(name, tensor) <= HEADER_BYTES - 8
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Write it."""
+        self._header_bytes += self._length(name, tensor)
+        self._header[name] = self._described(tensor)
+        numbers = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        self._file.write(memoryview(numbers.numpy()))
+        self._num_bytes += tensor.nbytes
+
+    def close(self) -> Shard:
+        """Write the description, filled up with spaces as the format allows."""
+        header = json.dumps(self._header).encode().ljust(HEADER_BYTES - 8)
+        with self._file as file:
+            file.seek(0)
+            file.write(len(header).to_bytes(8, "little") + header)
+        names = tuple(name for name in self._header if name != "__metadata__")
+        return Shard(path=self._path, names=names, num_bytes=self._num_bytes)
+
+    def _length(self, name: str, tensor: Tensor) -> int:
+        """Of the tensor's part of the description."""
+        return len(json.dumps({name: self._described(tensor)}))
+
+    def _described(self, tensor: Tensor) -> dict[str, Any]:
+        place = [self._num_bytes, self._num_bytes + tensor.nbytes]
+        return {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+
+
 def _open(checkpoint: Path, files: ExitStack) -> dict[str, Any]:
     """The open file that holds each tensor."""
     paths = sorted(checkpoint.glob("*.safetensors"))
     if not paths:
         raise ConfigError(f"hf-checkpoint: no safetensors in {checkpoint}")
-    opened = [files.enter_context(safe_open(path, framework="pt")) for path in paths]
+    # Mapped files would count as this process's memory, all that was read of them.
+    opened = [files.enter_context(safe_open(path, framework="pt", backend="pread")) for path in paths]
     return {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
 
@@ -99,35 +202,14 @@ def _copy_config(source: Path, folder: Path, changes: dict[str, Any]) -> None:
     (folder / "config.json").write_text(text)
 
 
-def _write_shards(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
-    """One file when everything fits, else numbered files and the index that transformers looks for."""
-    shards: list[list[str]] = []
-    held: dict[str, Tensor] = {}
-    total = 0
-
-    def flush() -> None:
-        save_file(held, folder / f"shard-{len(shards)}.safetensors", metadata={"format": "pt"})
-        shards.append(list(held))
-        held.clear()
-
-    for name, tensor in tensors:
-        held[name] = tensor.to("cpu").contiguous().clone()
-        total += held[name].nbytes
-        if sum(kept.nbytes for kept in held.values()) >= SHARD_BYTES:
-            flush()
-    if held:
-        flush()
-    _name_shards(shards, total, folder)
-
-
-def _name_shards(shards: list[list[str]], total_bytes: int, folder: Path) -> None:
+def _name_shards(shards: Sequence[Shard], folder: Path) -> None:
     if len(shards) == 1:
-        (folder / "shard-0.safetensors").rename(folder / "model.safetensors")
+        shards[0].path.rename(folder / "model.safetensors")
         return
     files = {}
-    for number, names in enumerate(shards):
+    for number, shard in enumerate(shards):
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
-        (folder / f"shard-{number}.safetensors").rename(folder / file)
-        files.update(dict.fromkeys(names, file))
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": files}
+        shard.path.rename(folder / file)
+        files.update(dict.fromkeys(shard.names, file))
+    index = {"metadata": {"total_size": sum(shard.num_bytes for shard in shards)}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))

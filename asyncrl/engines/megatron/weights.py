@@ -1,10 +1,11 @@
 """Weights between a Hugging Face checkpoint and a Megatron model, by the rules of the model's family."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,7 @@ def load_hf(model: GPTModel, shape: ModelShape, checkpoint: Path) -> None:
         read = reader(checkpoint, files, shape.fp8_block)
         for name, part in local_weights(model).items():
             rule, hf_names = _named(name, shape)
-            whole = _stacked([read(hf_name) for hf_name in hf_names], rule, shape)
+            whole = from_hf(name, read, shape)
             tensor = part_for_this_rank(name, whole, rule.split)
             if tensor.shape != part.shape:
                 raise ConfigError(
@@ -51,6 +52,12 @@ def load_hf(model: GPTModel, shape: ModelShape, checkpoint: Path) -> None:
                     f"config.json asks for {tuple(part.shape)}"
                 )
             part.copy_(tensor)
+
+
+def from_hf(name: str, read: Callable[[str], Tensor], shape: ModelShape) -> Tensor:
+    """The whole weight ``name`` of the checkpoint's tensors, which ``read`` gets by name: what ``to_hf`` undoes."""
+    rule, hf_names = _named(name, shape)
+    return _stacked([read(hf_name) for hf_name in hf_names], rule, shape)
 
 
 @torch.no_grad()
@@ -133,15 +140,20 @@ def save_hf(model: GPTModel, shape: ModelShape, source: Path, target: Path) -> N
         for _ in tensors:
             pass
         return
+    dtypes = dtypes_of(source)
+    default = getattr(torch, shape.dtype)
+    converted = ((name, tensor.to(dtypes.get(name, default))) for name, tensor in tensors)
+    replace_checkpoint(converted, source, target, saved_changes(source, shape))
+
+
+def saved_changes(source: Path, shape: ModelShape) -> dict[str, Any]:
+    """What the ``config.json`` of a saved checkpoint says otherwise than that in ``source``; None: no longer there."""
     altered = changes(read_config(source), shape)
     if shape.num_next_token_layers:
         altered["num_nextn_predict_layers"] = 0
     if shape.fp8_block:
         altered["quantization_config"] = None
-    dtypes = dtypes_of(source)
-    default = getattr(torch, shape.dtype)
-    converted = ((name, tensor.to(dtypes.get(name, default))) for name, tensor in tensors)
-    replace_checkpoint(converted, source, target, altered)
+    return altered
 
 
 def _units(weights: Iterable[Weight], shape: ModelShape) -> list[list[Weight]]:

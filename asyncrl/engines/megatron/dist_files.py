@@ -1,0 +1,189 @@
+"""The files of a torch_dist checkpoint, one tensor at a time: neither way is more than one of them held.
+
+Megatron writes them with torch.distributed.checkpoint, whose own writer keeps what it wrote until a file is complete.
+"""
+
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedWriter
+from math import prod
+from pathlib import Path
+
+import torch
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+from torch import Tensor
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+
+from asyncrl.errors import CheckpointFailed
+
+FILE_BYTES = 4 * 1024**3
+"""Of one file, about; a file has whole parts of weights.  As in a saved Hugging Face folder."""
+_LAYER = re.compile(r"(?<=decoder\.layers\.)(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One part of a tensor, or one object, and where it lies."""
+
+    result: WriteResult
+    tensor: TensorStorageMetadata | None
+    """Of the whole tensor that it is a part of, with this part alone; None for an object."""
+
+
+class DistWriter:
+    """Writes one process's part of a checkpoint.  Close it, give what all processes wrote to ``finish``."""
+
+    def __init__(self, folder: Path, writer: int, on_file: Callable[[Path, int], None]) -> None:
+        """``writer`` tells processes apart; ``on_file`` hears of each complete file and its bytes."""
+        self._folder, self._writer, self._on_file = folder, writer, on_file
+        self._num_files = 0
+        self._file = self._next_file()
+        self.written: list[Written] = []
+
+    def add(self, part: ShardedTensor) -> None:
+        """Write the numbers of one part of a tensor."""
+        numbers, offsets, sizes = part.data.detach(), *_place(part)
+        if numbers.untyped_storage().nbytes() != numbers.nbytes:
+            numbers = numbers.clone()  # torch.save writes all of a storage
+        tensor = TensorStorageMetadata(
+            properties=TensorProperties(dtype=numbers.dtype),
+            size=torch.Size(part.global_shape),
+            chunks=[ChunkStorageMetadata(offsets=offsets, sizes=sizes)],
+        )
+        self._write(numbers.view(sizes), MetadataIndex(part.key, offsets), tensor)
+
+    def add_object(self, each: ShardedObject) -> None:
+        """Write something that is not a tensor, as Megatron does: a list with it alone."""
+        self._write([each.data], MetadataIndex(each.unique_key), None)
+
+    def close(self) -> None:
+        """Complete the last file."""
+        with self._file as file:
+            num_bytes = file.tell()
+            file.flush()
+            os.fsync(file.fileno())
+        self._on_file(Path(file.name), num_bytes)
+
+    def _write(self, content: object, index: MetadataIndex, tensor: TensorStorageMetadata | None) -> None:
+        if self._file.tell() >= FILE_BYTES:
+            self.close()
+            self._file = self._next_file()
+        start = self._file.tell()
+        torch.save(content, self._file)
+        length = self._file.tell() - start
+        place = _StorageInfo(Path(self._file.name).name, start, length)
+        result = WriteResult(index=index, size_in_bytes=length, storage_data=place)
+        self.written.append(Written(result=result, tensor=tensor))
+
+    def _next_file(self) -> BufferedWriter:
+        self._num_files += 1
+        return (self._folder / f"__{self._writer}_{self._num_files - 1}.distcp").open("wb")
+
+
+def finish(folder: Path, written: Iterable[Written]) -> None:
+    """Write the description of the checkpoint: with it, it is complete."""
+    everything = list(written)
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for each in everything:
+        name, tensor = each.result.index.fqn, each.tensor
+        if tensor is None:
+            described[name] = BytesStorageMetadata()
+        elif isinstance(known := described.setdefault(name, tensor), TensorStorageMetadata) and known is not tensor:
+            known.chunks.extend(tensor.chunks)
+    writer = FileSystemWriter(folder)
+    writer.finish(Metadata(state_dict_metadata=described), [[each.result for each in everything]])
+    save_config(CheckpointingConfig("torch_dist", 1), str(folder))
+
+
+class DistReader:
+    """Reads parts of tensors of a checkpoint, whatever layout wrote them.  Methods raise CheckpointFailed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = FileSystemReader(folder)
+        with self._reading():
+            metadata = self._files.read_metadata()
+            self._files.set_up_storage_reader(metadata, is_coordinator=True)
+        self._tensors = {
+            key: found
+            for key, found in metadata.state_dict_metadata.items()
+            if isinstance(found, TensorStorageMetadata)
+        }
+
+    def size(self, part: ShardedTensor) -> torch.Size:
+        """Of the whole tensor that ``part`` is a part of, as the checkpoint has it."""
+        key, offsets, _ = self._place(part)
+        return self._tensors[key].size[len(offsets) - len(part.global_shape) :]
+
+    def read(self, part: ShardedTensor) -> Tensor:
+        """The numbers of ``part`` in the checkpoint's dtype."""
+        key, offsets, sizes = self._place(part)
+        tensor = self._tensors[key]
+        wanted = ChunkStorageMetadata(offsets=offsets, sizes=sizes)
+        items = create_read_items_for_chunk_list(key, tensor, [wanted])
+        if sum(prod(item.lengths) for item in items) != prod(sizes):
+            raise CheckpointFailed(
+                f"{self._folder} cannot be loaded: {key} is not all there, it is {list(tensor.size)}"
+            )
+        numbers = torch.empty(sizes, dtype=tensor.properties.dtype)
+        with self._reading():
+            self._files.read_data(LoadPlan(items), _Into(numbers))
+        return numbers.view(part.local_shape)
+
+    def unread(self, parts: Sequence[ShardedTensor]) -> list[str]:
+        """Weights of the checkpoint's policy that none of ``parts`` is of."""
+        known = {self._place(part)[0] for part in parts}
+        ours = ("embedding.", "decoder.", "output_layer.")  # before others come the optimizer's name or the critic's
+        return [key for key in self._tensors if key.startswith(ours) and key not in known]
+
+    def _place(self, part: ShardedTensor) -> tuple[str, torch.Size, torch.Size]:
+        """Key, offsets and sizes: a layer has tensors of its own, or the part of one that all layers have."""
+        offsets, sizes = _place(part)
+        if part.key in self._tensors:
+            return part.key, offsets, sizes
+        together, found = _LAYER.sub("", part.key), _LAYER.search(part.key)
+        if found and together in self._tensors:
+            return together, torch.Size((int(found[1]), *offsets)), torch.Size((1, *sizes))
+        raise CheckpointFailed(f"{self._folder} cannot be loaded: it has no {part.key}")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, RuntimeError, AttributeError, KeyError, pickle.UnpicklingError) as error:
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CheckpointFailed(f"{self._folder} cannot be loaded: {line}") from error
+
+
+class _Into(DefaultLoadPlanner):
+    """Everything that is read is part of one tensor."""
+
+    def __init__(self, target: Tensor) -> None:
+        super().__init__()
+        self._target = target
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        return narrow_tensor_by_index(self._target, read_item.dest_offsets, read_item.lengths)
+
+
+def _place(part: ShardedTensor) -> tuple[torch.Size, torch.Size]:
+    """Offsets and sizes of ``part`` in the whole tensor, which may have more dimensions, one expert each, say."""
+    return torch.Size(part.global_offset), torch.Size((1,) * part.prepend_axis_num + tuple(part.local_shape))
