@@ -33,7 +33,7 @@ from asyncrl.engines.cluster.trainer import RayCheckpointer
 from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.overrides import overridden, server_changes
 from asyncrl.engines.megatron.settings import Resolver, TrainerSettings
-from asyncrl.engines.megatron.shape import check_architecture, read_config, read_shape, shape_of
+from asyncrl.engines.megatron.shape import ModelShape, check_architecture, read_config, read_shape, shape_of
 from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
 from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed, plainly
 from asyncrl.metrics.facts import StepFacts
@@ -88,11 +88,8 @@ class Checked:
 
 def check(run: RunConfig) -> Checked:
     """Read and resolve everything that the run names.  Raises ConfigError, DataError or PluginError."""
-    check_passthrough(run, *_known_flags(run.cluster.use_router))
-    check_architecture(run.model.hf_checkpoint)
-    shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
-    check_layout(shape, run.parallel, run.cluster.device)
-    server_flags(run)
+    check_flags(run)
+    check_model(run)
     _check_custom(run)
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
     prompts = load_prompts(run.data, tokenizer)
@@ -110,6 +107,31 @@ def check(run: RunConfig) -> Checked:
         keep=_keep(run),
         pick=_pick(run),
     )
+
+
+def check_model(run: RunConfig) -> ModelShape:
+    """The model as the run has it, which it can train, split and serve: all that ``config.json`` alone can tell.
+
+    Raises ConfigError.
+    """
+    check_architecture(run.model.hf_checkpoint)
+    shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
+    check_layout(shape, run.parallel, run.cluster.device)
+    server_flags(run)
+    return shape
+
+
+def check_functions(run: RunConfig) -> None:
+    """Find every function that the run names.  Raises PluginError."""
+    _reward(run)
+    _keep(run)
+    _pick(run)
+    _check_custom(run)
+
+
+def check_flags(run: RunConfig) -> None:
+    """Raises ConfigError if the installed server or router lacks a flag of the run, or is not installed."""
+    check_passthrough(run, *_known_flags(run.cluster.use_router))
 
 
 def server_flags(run: RunConfig) -> dict[str, str | bool]:

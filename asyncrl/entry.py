@@ -3,6 +3,8 @@
 0    trained to the end                      130  interrupted (Ctrl-C)
 1    failed, with one line naming the cause   143  terminated (SIGTERM)
 2    the configuration is wrong; nothing was started
+
+A dry run ends with 0 or 2.
 """
 
 import asyncio
@@ -27,6 +29,7 @@ from rich.text import Text
 from asyncrl.assembly import Checked, check, conduct
 from asyncrl.config import RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
+from asyncrl.dry_run import dry_run
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.metrics.closing import closing_table
@@ -50,9 +53,12 @@ def main(argv: Sequence[str]) -> int:
     with Signals.caught() as signals, ExitStack() as logs:
         log: Path | None = None
         try:
-            checked = check(load_run(argv))
+            run, console = load_run(argv), Console()
+            if run.output.dry_run:
+                dry_run(run, console)
+                return 0
+            checked = check(run)
             run_dir = _open_run_dir(checked.run)
-            console = Console()
             logs.enter_context(open_logging(run_dir, console))
             log = run_dir / LOG_FILE
             _run(checked, run_dir, console, signals)

@@ -49,12 +49,14 @@ class ClusterConfig:
     """Until every process must be ready, in seconds."""
     distributed_timeout_minutes: float = 10.0
     """For one collective operation, in minutes."""
+    gpu_memory_gb: float = 141.0
+    """Of one GPU, in 10^9 bytes, for --dry-run.  The default is an H200's data sheet; its driver shows 6% more."""
 
     def __post_init__(self) -> None:
         refuse(
             at_least(self, 1, "actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus")
             + at_least(self, 1, "rollout_num_gpus_per_engine")
-            + above(self, 0, "start_timeout_s", "distributed_timeout_minutes")
+            + above(self, 0, "start_timeout_s", "distributed_timeout_minutes", "gpu_memory_gb")
         )
 
     @property
@@ -401,6 +403,9 @@ class OutputConfig:
     """Write timeline.json, which Perfetto opens."""
     progress: Literal["auto", "live", "lines"] = "auto"
     """live redraws a table, lines prints one line per step; auto is live on a terminal."""
+    dry_run: bool = False
+    """Start nothing: check every setting, show what the run takes of each GPU's memory, and refuse what cannot fit.
+    Needs no GPU, and of the model config.json alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

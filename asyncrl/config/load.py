@@ -9,7 +9,7 @@ from asyncrl.config.areas import RunConfig
 from asyncrl.config.flags import Given, read_flags
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
 from asyncrl.config.passthrough import owned
-from asyncrl.config.problems import problems
+from asyncrl.config.problems import contradictions, missing_files
 from asyncrl.config.ranges import refuse
 from asyncrl.config.toml_file import read_toml
 from asyncrl.errors import ConfigError
@@ -19,6 +19,7 @@ def load_run(argv: Sequence[str]) -> RunConfig:
     """The run that ``argv`` (without the program's name) describes.  Flags win over the TOML file.
 
     Raises ConfigError with one line per mistake; whatever can be found without correcting another one comes at once.
+    With ``--dry-run`` a file that is not there is no mistake.
     """
     path, flags = read_flags(argv)
     file = read_toml(path) if path else Given(values={}, passed={}, mistakes=[])
@@ -27,7 +28,7 @@ def load_run(argv: Sequence[str]) -> RunConfig:
     mistakes = file.mistakes + flags.mistakes + owned(*passed.values())
     refuse(mistakes or _missing(values))
     run = _assembled(path, values, passed)
-    refuse(problems(run))
+    refuse([*([] if run.output.dry_run else missing_files(run)), *contradictions(run)])
     return run
 
 

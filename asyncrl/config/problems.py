@@ -21,11 +21,24 @@ from asyncrl.config.ranges import must
 
 def problems(run: RunConfig) -> list[str]:
     """One line each, with the numbers; empty if the run can start."""
+    return [*missing_files(run), *contradictions(run)]
+
+
+def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
+    """One line for each file or folder that the run reads and that is not there; weights only if they are needed."""
     return [
-        *_checkpoint(run.model),
+        *_checkpoint(run.model, needs_weights=needs_weights),
+        *_file("prompt-data", run.data.prompt_data),
+        *(line for name, path in run.evaluation.data_sets for line in _file(f"eval-prompt-data {name}", path)),
+        *_folders(run.train),
+    ]
+
+
+def contradictions(run: RunConfig) -> list[str]:
+    """One line for each setting that does not go with another, or with what is in the run's own folders."""
+    return [
         *_cluster(run.cluster),
         *parallel_problems(run.parallel, run.cluster.num_trainer_ranks),
-        *_data(run.data),
         *_reward(run.rollout, run.data),
         *_staleness(run.rollout),
         *_supply(run.rollout),
@@ -40,12 +53,12 @@ def problems(run: RunConfig) -> list[str]:
     ]
 
 
-def _checkpoint(model: ModelConfig) -> list[str]:
+def _checkpoint(model: ModelConfig, *, needs_weights: bool) -> list[str]:
     folder = model.hf_checkpoint
     if not folder.is_dir():
         return [f"hf-checkpoint {folder}: no such folder; give a local folder in Hugging Face format"]
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
-    missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
+    missing += [] if not needs_weights or any(folder.glob("*.safetensors")) else ["*.safetensors"]
     return must(not missing, f"hf-checkpoint {folder} has no {', no '.join(missing)}")
 
 
@@ -54,8 +67,14 @@ def _cluster(cluster: ClusterConfig) -> list[str]:
     return must(total % each == 0, f"rollout-num-gpus {total} is not a multiple of rollout-num-gpus-per-engine {each}")
 
 
-def _data(data: DataConfig) -> list[str]:
-    return _file("prompt-data", data.prompt_data)
+def _folders(train: TrainConfig) -> list[str]:
+    """Of the critic's and the reference model's weights."""
+    critic, reference = train.critic_load, train.ref_load
+    lines = must(
+        critic is None or train.advantage_estimator != "ppo" or (critic / "config.json").is_file(),
+        f"critic-load {critic} is no folder with a config.json",
+    )
+    return lines + must(reference is None or reference.is_dir(), f"ref-load {reference}: no such folder")
 
 
 def _reward(rollout: RolloutConfig, data: DataConfig) -> list[str]:
@@ -160,10 +179,7 @@ def _custom(train: TrainConfig) -> list[str]:
 
 def _critic(train: TrainConfig) -> list[str]:
     if train.advantage_estimator == "ppo":
-        path = train.critic_load
-        return must(
-            path is None or (path / "config.json").is_file(), f"critic-load {path} is no folder with a config.json"
-        )
+        return []
     given = {
         "lambd": train.lambd != 1.0,
         "value-clip": train.value_clip != 0.2,
@@ -192,8 +208,6 @@ def _reference(train: TrainConfig) -> list[str]:
     )
     for name, given in {"kl-loss-coef": train.kl_loss_coef > 0, "use-unbiased-kl": train.use_unbiased_kl}.items():
         lines += must(train.use_kl_loss or not given, f"{name} without use-kl-loss: there is no KL in the loss")
-    if train.ref_load is not None:
-        lines += must(train.ref_load.is_dir(), f"ref-load {train.ref_load}: no such folder")
     return lines
 
 
@@ -241,7 +255,7 @@ def _evaluation(evaluation: EvalConfig) -> list[str]:
         interval is None or bool(data_sets),
         f"eval-interval {interval} without eval-prompt-data: nothing to evaluate on",
     )
-    return lines + [line for name, path in data_sets for line in _file(f"eval-prompt-data {name}", path)]
+    return lines
 
 
 def _deadlines(failures: FailureConfig) -> list[str]:

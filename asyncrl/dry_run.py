@@ -1,0 +1,217 @@
+"""``--dry-run``: everything that can be known of a run before it has a GPU, Ray or the weights.
+
+    settings ──▶ what is not there yet ──▶ model, layout, functions ──▶ memory per GPU ──▶ one table ──▶ fits, or not
+
+Memory is arithmetic on ``config.json``: ``engines.megatron.memory`` and ``engines.sglang.memory`` say what is counted.
+"""
+
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from asyncrl.assembly import check, check_flags, check_functions, check_model
+from asyncrl.config import RunConfig, missing_files
+from asyncrl.config.derived import critic_load, eval_max_response_len, filled_in, use_dynamic_batch_size
+from asyncrl.config.ranges import must, refuse
+from asyncrl.engines.megatron.memory import COPY_SHARE, RankMemory, Work, trainer_memory
+from asyncrl.engines.megatron.shape import ModelShape, read_shape
+from asyncrl.engines.megatron.sizes import model_size
+from asyncrl.engines.sglang.memory import EngineMemory, engine_memory, engine_problems
+
+GB = 1e9
+"""As data sheets count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a run takes of its GPUs."""
+
+    shape: ModelShape
+    work: Work
+    stages: tuple[RankMemory, ...]
+    engine: EngineMemory
+
+    @property
+    def fullest(self) -> RankMemory:
+        """The trainer rank with the least room."""
+        return max(self.stages, key=lambda stage: stage.total)
+
+
+def dry_run(run: RunConfig, console: Console) -> None:
+    """Check ``run`` and show what it takes; nothing is started or written.
+
+    Raises ConfigError if a setting is wrong or a GPU too small.  Files that are not there are named, no more.
+    """
+    lacking = missing_files(run)
+    shape = _checked(run, lacking)
+    for line in lacking:
+        console.print(f"not there yet: {line}", highlight=False, soft_wrap=True)
+    found = estimate(run, shape)
+    console.print(_table(run, found))
+    refuse(_too_long(run, shape) + ([] if run.cluster.device == "cpu" else _too_small(run, found)))
+    console.print("the dry run found nothing wrong", highlight=False)
+
+
+def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
+    """Memory of trainer ranks and engines, all on GPUs of ``--gpu-memory-gb``."""
+    cluster, train = run.cluster, run.train
+    weight_bytes = 4 if run.model.dtype == "float32" else 2
+    limit = cluster.gpu_memory_gb * GB
+    everything = model_size(shape).total * weight_bytes
+    beside = train.update_weights_beside_training
+    work = Work(
+        num_ranks=cluster.num_trainer_ranks,
+        num_tokens=_row_tokens(run) / run.parallel.context_parallel_size,
+        weight_bytes=weight_bytes,
+        copy_bytes=everything if beside or (beside is None and everything <= COPY_SHARE * limit) else 0,
+        critic=_critic(run, shape),
+    )
+    engine = engine_memory(
+        shape,
+        gpus_per_engine=cluster.rollout_num_gpus_per_engine,
+        limit=limit,
+        weight_bytes=weight_bytes,
+        flags=run.sglang,
+        update_buffer_size=train.update_weight_buffer_size,
+    )
+    return Estimate(shape=shape, work=work, stages=trainer_memory(shape, run.parallel, work), engine=engine)
+
+
+def _checked(run: RunConfig, lacking: list[str]) -> ModelShape:
+    """All that ``check`` checks, as far as files are there; appends to ``lacking``."""
+    if find_spec("sglang") is None:
+        lacking.append("sglang is not installed: --sglang- and --router- flags are not checked")
+    else:
+        check_flags(run)
+    shape = check_model(run)
+    check_functions(run)
+    if not missing_files(run, needs_weights=False):
+        check(_without_new_folder(run))
+    return shape
+
+
+def _without_new_folder(run: RunConfig) -> RunConfig:
+    """A run makes its ``--save`` folder when it is checked."""
+    save = run.checkpoint.save
+    return run if save is None or save.exists() else replace(run, checkpoint=replace(run.checkpoint, save=None))
+
+
+def _critic(run: RunConfig, policy: ModelShape) -> ModelShape | None:
+    """Where its folder is not there yet: as large as the policy."""
+    if run.train.advantage_estimator != "ppo":
+        return None
+    folder = critic_load(run.train, run.model)
+    return read_shape(folder) if (folder / "config.json").is_file() else policy
+
+
+def _longest(run: RunConfig, response: int) -> int:
+    """Tokens of the longest sample; prompts count as far as they are limited."""
+    return (run.data.rollout_max_prompt_len or 0) + response
+
+
+def _row_tokens(run: RunConfig) -> int:
+    """Most tokens of a microbatch, over the context-parallel ranks that share it."""
+    longest = _longest(run, run.rollout.rollout_max_response_len)
+    if use_dynamic_batch_size(run.train):
+        return max(longest, run.train.max_tokens_per_gpu * run.parallel.context_parallel_size)
+    return longest * (run.train.micro_batch_size or 1)
+
+
+def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
+    prompt, response = run.data.rollout_max_prompt_len, run.rollout.rollout_max_response_len
+    longest = _longest(run, response)
+    return must(
+        longest <= shape.max_positions,
+        f"rollout-max-prompt-len {prompt} + rollout-max-response-len {response} = {longest} tokens, "
+        f"the model has {shape.max_positions} positions (max-position-embeddings)",
+    )
+
+
+def _too_small(run: RunConfig, found: Estimate) -> list[str]:
+    rank, limit = found.fullest, run.cluster.gpu_memory_gb
+    lasting = (rank.weights + rank.gradients + rank.optimizer) / GB
+    fewer = "give max-tokens-per-gpu fewer, context-parallel-size more, or recompute-granularity full"
+    more = "spread the model over more ranks (tensor-, pipeline-, expert-model-parallel-size)"
+    return must(
+        rank.total / GB <= limit,
+        f"a trainer rank needs {rank.total / GB:.1f} GB on pipeline stage {rank.stage}, a GPU has {limit:g} GB "
+        f"(gpu-memory-gb): weights, gradients and optimizer {lasting:.1f} GB, the rest for "
+        f"{found.work.num_tokens:,.0f} tokens at a time; {more if lasting > limit / 2 else fewer}",
+    ) + engine_problems(
+        found.engine,
+        gpus_per_engine=run.cluster.rollout_num_gpus_per_engine,
+        longest=max(_longest(run, each) for each in _responses(run)),
+    )
+
+
+def _responses(run: RunConfig) -> tuple[int, int]:
+    """Longest answers, in training and in evaluation."""
+    response = run.rollout.rollout_max_response_len
+    is_evaluated = run.evaluation.eval_interval is not None
+    return response, eval_max_response_len(run.evaluation, run.rollout) if is_evaluated else response
+
+
+def _table(run: RunConfig, found: Estimate) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=f"asyncrl · dry run of {run.name}", title_justify="left", pad_edge=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("GB per GPU", justify="right", no_wrap=True)
+    table.add_column("")
+    _add_run(table, run, found)
+    if run.cluster.device == "cpu":
+        table.add_row("memory", "", "not computed with --device cpu")
+    else:
+        _add_trainer(table, run, found)
+        _add_engine(table, run, found)
+    table.add_section()
+    for name, value in filled_in(run).items():
+        table.add_row(name, "", f"{value} (default)")
+    return table
+
+
+def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
+    cluster, rollout = run.cluster, run.rollout
+    trainer = cluster.num_trainer_ranks
+    count = model_size(found.shape).total
+    table.add_row("model", "", f"{found.shape.architecture}, {count / 1e6:,.1f} million weights to train")
+    split = f"{trainer} trainer ({cluster.actor_num_nodes} x {cluster.actor_num_gpus_per_node})"
+    engines = f"{cluster.rollout_num_gpus} rollout ({cluster.num_engines} x {cluster.rollout_num_gpus_per_engine})"
+    table.add_row("GPUs", "", f"{trainer + cluster.rollout_num_gpus}: {split}, {engines}")
+    samples = f"{rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} samples"
+    table.add_row("a step", "", f"{samples}, answers of up to {rollout.rollout_max_response_len:,} tokens")
+    prompt = run.data.rollout_max_prompt_len
+    table.add_row("prompts", "", "not limited, counted as 0 tokens" if prompt is None else f"up to {prompt:,} tokens")
+
+
+def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
+    rank, limit = found.fullest, run.cluster.gpu_memory_gb
+    shared = "shared over copies" if run.parallel.use_distributed_optimizer else "whole on each copy"
+    recompute = run.parallel.recompute_granularity or "nothing"
+    table.add_section()
+    table.add_row("[bold]trainer rank", "", f"pipeline stage {rank.stage} of {len(found.stages)}, the fullest")
+    _add(table, "weights", rank.weights, "")
+    _add(table, "gradients", rank.gradients, "float32")
+    _add(table, "optimizer", rank.optimizer, f"Adam in float32, {shared}")
+    tokens = f"{found.work.num_tokens:,.0f} tokens of a microbatch per rank; computed again: {recompute}"
+    _add(table, "activations", rank.activations, tokens)
+    _add(table, "working memory", rank.working, "one layer backwards, logits, or Adam's update")
+    if rank.copy:
+        _add(table, "copy of the weights", rank.copy, "on rank 0, for updates beside training")
+    _add(table, "left", limit * GB - rank.total, f"of {limit:g}; CUDA, NCCL and gaps are not counted above")
+
+
+def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:
+    engine, cluster = found.engine, run.cluster
+    longest = max(_longest(run, each) for each in _responses(run))
+    table.add_section()
+    table.add_row("[bold]engine", "", f"one of {cluster.num_engines}, on {cluster.rollout_num_gpus_per_engine} GPU(s)")
+    _add(table, "weights", engine.weights, "")
+    _add(table, "left free by SGLang", engine.free, f"{engine.update_buffers / GB:.1f} of it for weight updates")
+    holds = f"{engine.kv_tokens:,} tokens: {engine.kv_tokens / longest:,.1f} answers of {longest:,} at once"
+    _add(table, "KV cache", engine.kv_cache, f"{holds}; up to {run.rollout.sglang_server_concurrency} are sent")
+
+
+def _add(table: Table, what: str, size: float, where: str) -> None:
+    table.add_row(f"  {what}", f"{size / GB:.1f}", where)

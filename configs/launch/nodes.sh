@@ -1,0 +1,112 @@
+# shellcheck shell=bash
+# Starts a run on one machine or many; the scripts beside this folder source it.  docs/launch.md has the whole story.
+#
+#   MASTER_ADDR   address of the first machine; needed for more than one
+#   NODE_RANK     0 on the first machine (default), anything else on those that join it
+#   PYTHON        what runs Python (default: uv run python)
+#   RAY_AUTH_MODE  token, if there is one (ray get-auth-token --generate), which all machines must have; or disabled
+#   RAY_JOB_ADDRESS  dashboard of a Ray cluster that is there already, http://HOST:8265: the run becomes a job of it
+
+read -ra PYTHON <<<"${PYTHON:-uv run python}"
+RAY=("${PYTHON[@]}" -m ray.scripts.scripts)
+RAY_PORT="${RAY_PORT:-6379}"                 # Ray's own default
+JOIN_TIMEOUT_S="${JOIN_TIMEOUT_S:-1800}"     # until all machines must be there
+RAY_FOLDER="${RAY_FOLDER:-/tmp/asyncrl-ray}" # not /tmp/ray, where other programs would find our Ray and join it
+PROGRAM="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/train_async.py"
+
+# Ray's own ways to decide this differ between starting a cluster and joining it.
+if [[ -z "${RAY_AUTH_MODE:-}" ]]; then
+    if [[ -n "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" || -f "$HOME/.ray/auth_token" ]]; then
+        export RAY_AUTH_MODE=token
+    else
+        export RAY_AUTH_MODE=disabled
+    fi
+fi
+
+# launch NODES GPUS_PER_NODE FLAG...
+launch() {
+    local nodes="$1" gpus="$2"
+    shift 2
+    if [[ -n "${RAY_JOB_ADDRESS:-}" ]] && ! is_dry "$@"; then
+        exec "${RAY[@]}" job submit --address "$RAY_JOB_ADDRESS" -- "${PYTHON[@]}" "$PROGRAM" "$@"
+    elif [[ "$nodes" -eq 1 ]] || is_dry "$@"; then
+        exec "${PYTHON[@]}" "$PROGRAM" "$@"  # on one machine the program starts Ray itself, and ends it
+    elif [[ -z "${MASTER_ADDR:-}" ]]; then
+        echo "error: $nodes machines need MASTER_ADDR, the first one's address; see docs/launch.md" >&2
+        exit 2
+    elif [[ "${NODE_RANK:-0}" -ne 0 ]]; then
+        join_ray "$gpus"
+    else
+        lead_ray "$nodes" "$gpus" "$@"
+    fi
+}
+
+is_dry() {
+    local dry=1 word
+    for word in "$@"; do
+        case "$word" in
+            --dry-run | --help | -h) dry=0 ;;
+            --no-dry-run) dry=1 ;;
+        esac
+    done
+    return "$dry"
+}
+
+# A machine that lends its GPUs, until the first one ends Ray.  The first one may come later.
+join_ray() {
+    local deadline=$((SECONDS + JOIN_TIMEOUT_S))
+    until (exec 3<>"/dev/tcp/$MASTER_ADDR/$RAY_PORT") 2>/dev/null; do
+        if ((SECONDS >= deadline)); then
+            echo "error: no Ray at $MASTER_ADDR:$RAY_PORT within $JOIN_TIMEOUT_S s (JOIN_TIMEOUT_S)" >&2
+            exit 1
+        fi
+        sleep 2
+    done
+    exec "${RAY[@]}" start --address "$MASTER_ADDR:$RAY_PORT" --num-gpus "$1" --block --disable-usage-stats \
+        --temp-dir "$RAY_FOLDER"
+}
+
+# The first machine: starts Ray, waits for the others, runs, and ends Ray everywhere.
+lead_ray() {
+    local nodes="$1" gpus="$2" code=0
+    shift 2
+    "${RAY[@]}" start --head --node-ip-address "$MASTER_ADDR" --port "$RAY_PORT" --num-gpus "$gpus" --block \
+        --disable-usage-stats --include-dashboard false --temp-dir "$RAY_FOLDER" &
+    local ray_pid=$!
+    # shellcheck disable=SC2064  # the process of now, not of when it ends
+    trap "kill $ray_pid 2>/dev/null; wait $ray_pid 2>/dev/null || true" EXIT
+    export RAY_ADDRESS="$MASTER_ADDR:$RAY_PORT"
+    wait_for_gpus $((nodes * gpus))
+    "${PYTHON[@]}" "$PROGRAM" "$@" &
+    local program_pid=$!
+    # shellcheck disable=SC2064
+    trap "kill -INT $program_pid" INT
+    # shellcheck disable=SC2064
+    trap "kill -TERM $program_pid" TERM
+    while kill -0 "$program_pid" 2>/dev/null; do  # a signal ends the wait, not the program
+        code=0
+        wait "$program_pid" || code=$?
+    done
+    exit "$code"
+}
+
+wait_for_gpus() {
+    "${PYTHON[@]}" - "$1" "$JOIN_TIMEOUT_S" <<'PROGRAM'
+import sys
+import time
+
+import ray
+
+wanted, deadline = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+found = 0
+while found < wanted and time.monotonic() < deadline:
+    try:
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False, logging_level="ERROR")
+        found = int(ray.cluster_resources().get("GPU", 0))
+    except (ConnectionError, RuntimeError):
+        found = 0
+    time.sleep(2)
+sys.exit(f"error: Ray has {found} GPUs, the run needs {wanted} (JOIN_TIMEOUT_S)" if found < wanted else 0)
+PROGRAM
+}

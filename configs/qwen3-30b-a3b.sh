@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Qwen3-30B-A3B, answers of up to 32k tokens, on one machine of 8 GPUs (141 GB): 6 train, 2 generate.
+#
+#   MODEL=DIR TRAIN_DATA=FILE.jsonl EVAL_DATA=FILE.jsonl bash configs/qwen3-30b-a3b.sh [--any-flag value ...]
+#   MODEL=DIR bash configs/qwen3-30b-a3b.sh --dry-run
+#
+# Flags on the command line win over those here.  docs/launch.md says what else can be set.
+set -euo pipefail
+# shellcheck source=configs/launch/nodes.sh
+source "$(dirname "${BASH_SOURCE[0]}")/launch/nodes.sh"
+
+RUNS="${RUNS:-$PWD/runs}"
+NAME=qwen3-30b-a3b
+
+model=(
+    --hf-checkpoint "${MODEL:-$PWD/models/Qwen3-30B-A3B}"
+)
+places=(
+    --actor-num-nodes 1
+    --actor-num-gpus-per-node 6
+    --rollout-num-gpus 2
+    --rollout-num-gpus-per-engine 1
+    --gpu-memory-gb "${GPU_MEMORY_GB:-141}"
+)
+data=(
+    --prompt-data "${TRAIN_DATA:-$PWD/data/dapo-math-17k.jsonl}"
+    --input-key prompt
+    --label-key label
+    --apply-chat-template
+    --rollout-shuffle
+    --rollout-max-prompt-len 2048
+    --rm-type number                # the last number of the answer is the label
+)
+rollout=(
+    --num-rollout 500
+    --rollout-batch-size 64
+    --n-samples-per-prompt 8
+    --rollout-max-response-len 32768
+    --rollout-temperature 1.0
+)
+asynchronous=(
+    --update-weights-interval 1     # push after every step, without draining
+    --max-staleness 2               # no trained token is older than two steps
+    --weight-update-mode in_place   # answers in flight go on with the cache they have
+    --dynamic-sampling-filter-path asyncrl.filters.check_reward_nonzero_std
+    --over-sampling-batch-size 128  # most groups in flight for those that the filter will reject
+    --partial-rollout               # what is let go keeps its tokens and goes on later
+    --follow-kv-cache               # start no more than the engines can hold
+)
+evaluation=(
+    --eval-prompt-data aime "${EVAL_DATA:-$PWD/data/aime-2024.jsonl}"
+    --eval-interval 20
+    --n-samples-per-eval-prompt 8
+    --eval-temperature 0.6
+)
+algorithm=(
+    --advantage-estimator gspo      # one ratio per answer: routers may change their minds
+    --eps-clip 3e-4                 # both of GSPO, arXiv 2507.18071
+    --eps-clip-high 4e-4
+)
+optimizer=(
+    --lr 1e-6
+    --weight-decay 0.1
+    --adam-beta1 0.9
+    --adam-beta2 0.98
+)
+layout=(
+    --pipeline-model-parallel-size 3
+    --expert-model-parallel-size 2  # 64 experts of each layer per rank
+    --context-parallel-size 2       # two ranks share an answer of 32k tokens
+    --max-tokens-per-gpu 17408
+    --recompute-granularity full
+    --balance-data
+)
+engines=(
+    --sglang-mem-fraction-static 0.85
+    --sglang-server-concurrency 256
+)
+checkpoints=(
+    --save "$RUNS/$NAME-checkpoints"
+    --load "$RUNS/$NAME-checkpoints" # goes on where the last run stopped
+    --save-interval 20
+    --run-dir "$RUNS/$NAME-$(date +%Y%m%d-%H%M%S)"
+)
+
+launch 1 8 "${model[@]}" "${places[@]}" "${data[@]}" "${rollout[@]}" "${asynchronous[@]}" "${evaluation[@]}" \
+    "${algorithm[@]}" "${optimizer[@]}" "${layout[@]}" "${engines[@]}" "${checkpoints[@]}" "$@"

@@ -1,0 +1,115 @@
+"""A dry run checks what a run checks, says what is not there, and starts nothing."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from asyncrl.config import load_run
+from asyncrl.dry_run import dry_run, estimate
+from asyncrl.engines.megatron.shape import read_shape
+from asyncrl.entry import main
+from asyncrl.errors import ConfigError, DataError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUICKSTART = ("--config", str(CONFIGS / "quickstart.toml"), "--dry-run")
+MODELS = Path(__file__).parent / "launch" / "models"
+REQUIRED = "--num-rollout 1 --rollout-batch-size 8 --n-samples-per-prompt 2 --label-key label --rm-type exact --dry-run"
+
+
+def said(*flags: str) -> str:
+    """What a dry run with these flags prints, in lines long enough."""
+    console = Console(file=io.StringIO(), width=200)
+    dry_run(load_run(flags), console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def model(name: str, *flags: str) -> tuple[str, ...]:
+    return ("--hf-checkpoint", str(MODELS / name), "--prompt-data", "nowhere.jsonl", *REQUIRED.split(), *flags)
+
+
+def test_a_run_that_has_everything_is_checked_whole(tmp_path: Path) -> None:
+    text = said(*QUICKSTART)
+    assert "not there yet" not in text
+    assert text.endswith("the dry run found nothing wrong\n")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1="}\n')
+    with pytest.raises(DataError, match="label"):
+        said(*QUICKSTART, "--prompt-data", str(tmp_path / "train.jsonl"))
+
+
+def test_what_is_not_there_is_named_and_no_more() -> None:
+    text = said(*model("qwen3-4b", "--actor-num-gpus-per-node", "2", "--ref-load", "/nowhere"))
+    lines = [line for line in text.splitlines() if line.startswith("not there yet: ")]
+    assert lines == [
+        f"not there yet: hf-checkpoint {MODELS / 'qwen3-4b'} has no tokenizer.json, no *.safetensors",
+        f"not there yet: prompt-data {Path.cwd() / 'nowhere.jsonl'}: no such file",
+        "not there yet: ref-load /nowhere: no such folder",
+    ]
+
+
+def test_without_the_flag_what_is_not_there_is_a_mistake() -> None:
+    flags = [flag for flag in model("qwen3-4b") if flag != "--dry-run"]
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        load_run(flags)
+
+
+def test_a_folder_without_config_json_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="hf-checkpoint: cannot read"):
+        said(*model("qwen3-4b", "--hf-checkpoint", str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            "--tensor-model-parallel-size 3 --actor-num-gpus-per-node 3",
+            "does not divide the model's 32 attention heads",
+        ),
+        ("--sglang-no-such-flag 1", "unknown flag --sglang-no-such-flag"),
+        ("--custom-rm-path no_such_module.reward", "no_such_module"),
+        ("--max-staleness 0 --update-weights-interval 3", "max-staleness 0 can never be met"),
+        ("--gpu-memory-gb 60", "spread the model over more ranks"),
+        ("--max-tokens-per-gpu 65536", "or recompute-granularity full"),
+        ("--rollout-max-response-len 40961", "the model has 40960 positions"),
+        ("--sglang-max-total-tokens 1000", "holds 1,000 tokens, one answer with its prompt may have 1,024"),
+    ],
+)
+def test_what_a_run_would_trip_over_is_refused(flags: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        said(*model("qwen3-4b", "--actor-num-gpus-per-node", "4", *flags.split()))
+
+
+def test_nothing_is_said_of_memory_on_a_cpu() -> None:
+    text = said(*QUICKSTART, "--device", "cpu", "--gpu-memory-gb", "0.001")
+    assert "not computed with --device cpu" in text
+
+
+def test_a_critic_is_a_second_model_without_words() -> None:
+    run = load_run(model("qwen3-4b", "--advantage-estimator", "ppo"))
+    shape = read_shape(run.model.hf_checkpoint)
+    (both,) = estimate(run, shape).stages
+    (alone,) = estimate(load_run(model("qwen3-4b")), shape).stages
+    assert both.weights == 2 * alone.weights  # Qwen3-4B's output layer is its embedding
+    assert both.activations == alone.activations
+
+
+def test_microbatches_hold_the_longest_sample() -> None:
+    shape = read_shape(MODELS / "qwen3-4b")
+
+    def tokens(*flags: str) -> float:
+        return estimate(load_run(model("qwen3-4b", *flags)), shape).work.num_tokens
+
+    longest = ("--rollout-max-response-len", "30000", "--rollout-max-prompt-len", "2000")
+    assert tokens() == 8192
+    assert tokens(*longest) == 32_000
+    assert tokens(*longest, "--context-parallel-size", "4", "--actor-num-gpus-per-node", "4") == 8192
+    assert tokens(*longest, "--micro-batch-size", "3") == 96_000
+
+
+def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*QUICKSTART, "--save", "checkpoints"]) == 0
+    assert main([*QUICKSTART, "--gpu-memory-gb", "0.001"]) == 2
+    assert "error: a trainer rank needs" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "neither a run directory nor a folder for checkpoints"
