@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.assembly import OVERRIDE_FLAG, check, server_flags
 from asyncrl.config import RunConfig, load_run
-from asyncrl.errors import ConfigError, PluginError
+from asyncrl.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 
@@ -36,17 +36,3 @@ def test_shapes_that_do_not_fit_are_refused(flags: list[str], line: str) -> None
     with pytest.raises(ConfigError) as error:
         check(quickstart(*flags))
     assert str(error.value) == line
-
-
-def test_a_custom_loss_is_found_and_tried(tmp_path: Path) -> None:
-    (tmp_path / "losses.py").write_text("def loss(p, old, advantages, mask, lengths): return p.sum(), {}")
-    with pytest.raises(PluginError, match=r"losses.py:los': .* has no function 'los'; it has: loss"):
-        check(quickstart("--custom-loss-function-path", f"{tmp_path}/losses.py:los"))
-    with pytest.raises(PluginError, match=r"tried on made-up numbers: loss function loss: losses have the shape \(\)"):
-        check(quickstart("--custom-loss-function-path", f"{tmp_path}/losses.py:loss"))
-
-
-def test_a_custom_advantage_is_found(tmp_path: Path) -> None:
-    (tmp_path / "advantages.py").write_text("def two(a, b): ...")
-    with pytest.raises(PluginError, match=r"must take \(samples\) or slime's \(args, rollout_data, \*\*kwargs\)"):
-        check(quickstart("--custom-advantage-function-path", f"{tmp_path}/advantages.py:two"))
