@@ -197,8 +197,9 @@ class UpdateReport:
     """What one weight update cost."""
 
     pause_s: float
-    """From the first engine asked to pause to the last one going on."""
+    """From the first engine standing still to the last one going on."""
     total_s: float
+    """From the first engine asked to pause, which finishes its forward pass first."""
     num_bytes: int
 
 

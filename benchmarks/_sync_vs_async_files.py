@@ -1,13 +1,7 @@
-"""Results as files, and the circumstances that are written down with them."""
+"""Results as files."""
 
-import datetime
-import os
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +10,6 @@ import orjson
 from asyncrl.errors import ConfigError
 from benchmarks._sync_vs_async_figures import Results, Run, Setup
 from benchmarks._sync_vs_async_report import markdown, picture
-
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("megatron-core", "ray", "sglang", "torch", "transformers")
-"""Whose versions decide how fast a run is."""
 
 
 def write(out: Path, results: Results, about: Mapping[str, Any]) -> None:
@@ -56,37 +46,3 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, orjson.JSONDecodeError) as error:
         raise ConfigError(f"--show {file}: {error}") from error
     return found
-
-
-def circumstances(argv: Sequence[str], commit: str | None) -> dict[str, Any]:
-    """When, where and how it was measured; ``commit`` where there is no git."""
-    found: dict[str, Any] = {
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join(("benchmarks/sync_vs_async.py", *argv)),
-        "commit": commit or _said("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
-        "hardware": _hardware(),
-        "num_cpus": os.cpu_count(),
-        "python": platform.python_version(),
-    }
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
-
-
-def _hardware() -> str:
-    """GPUs by name if there are any, else the CPU."""
-    gpus = (_said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
-    if gpus:
-        return f"{len(gpus)} x {gpus[0]}"
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _said(*command: str) -> str | None:
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip() or None
-    return None

@@ -18,10 +18,8 @@ others', which the column ``starved`` shows.
 """
 
 import argparse
-import datetime
 import itertools
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.engines.sglang.launch import STREAM_INTERVAL
+from benchmarks._circumstances import circumstances
 from benchmarks._controller_case import Case, Measured
 
 CHECKED = {"num_tokens": 1000, "in_flight": 1024, "interval": STREAM_INTERVAL, "tokens_per_s": 1e6}
@@ -71,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
     if asked.profile:
         console.print(profile_table(rows))
     if asked.out is not None:
-        asked.out.write_bytes(orjson.dumps({**circumstances(argv), "rows": rows}, option=orjson.OPT_INDENT_2))
+        about = circumstances("controller.py", argv)
+        asked.out.write_bytes(orjson.dumps({**about, "rows": rows}, option=orjson.OPT_INDENT_2))
     problems = too_much(rows) if asked.check else []
     for problem in problems:
         console.print(f"[red]{problem}")
@@ -196,27 +196,6 @@ def too_much(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if pace < MIN_PACE:
             problems.append(f"it keeps up with {pace:.0%} of {CHECKED['tokens_per_s']:g} tokens/s")
     return problems
-
-
-def circumstances(argv: Sequence[str]) -> dict[str, Any]:
-    """When, where and how it was measured."""
-    commit = subprocess.run(
-        ("git", "-C", str(ROOT), "describe", "--always", "--dirty"), capture_output=True, text=True, check=False
-    )
-    models = [line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")]
-    return {
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join(("benchmarks/controller.py", *argv)),
-        "commit": commit.stdout.strip() or None,
-        "python": platform.python_version(),
-        "cpu": models[0] if models else platform.processor(),
-        "num_cpus": os.cpu_count(),
-        "load": os.getloadavg(),
-    }
-
-
-def _lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
 
 
 def _parser() -> argparse.ArgumentParser:

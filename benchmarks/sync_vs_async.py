@@ -58,11 +58,12 @@ from asyncrl.metrics.logs import open_logging
 from asyncrl.metrics.loop_lag import watch_loop
 from asyncrl.metrics.timeline import TimelineFile
 from asyncrl.signals import Signals
+from benchmarks._circumstances import circumstances
 from benchmarks._parallel_options import parallel_of
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_arrangements import Length
 from benchmarks._sync_vs_async_figures import Results, Run, Setup
-from benchmarks._sync_vs_async_files import circumstances, read, write
+from benchmarks._sync_vs_async_files import read, write
 from benchmarks._sync_vs_async_options import deployment, parse, setup
 from benchmarks._sync_vs_async_report import table
 from benchmarks._sync_vs_async_run import Stage
@@ -131,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
         session = Session(
             asked=asked,
             setup=setup(asked),
-            about=circumstances(argv, asked.commit),
+            about=circumstances("sync_vs_async.py", argv, asked.commit),
             console=console,
             started_s=time.monotonic(),
         )

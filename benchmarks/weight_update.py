@@ -8,7 +8,8 @@
     raw       one ``torch.distributed`` broadcast of as many bytes, in one piece, from one process to as many others as
               there are engine ranks, on the same devices: the best of some, measured first
     wait      training stands still: its weights are copied (or sent, where there is no room for a copy)
-    pause     generation stands still: from the first engine asked to pause until the last one has gone on
+    pause     generation stands still: from the first engine that does until the last one has gone on
+    total     the same from the first engine asked to pause: it finishes its forward pass first, perhaps a prefill
     overhead  pause - 2 x raw; ``--check`` wants at most 10 ms
 
 The first update, which goes by name and teaches the engines, and the second, which makes their lists of copies, are
@@ -44,10 +45,10 @@ from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.errors import AsyncRLError, ConfigError, plainly
 from asyncrl.signals import Signals
-from asyncrl.types import Weights
+from asyncrl.types import UpdateReport, Weights
+from benchmarks._circumstances import circumstances
 from benchmarks._parallel_options import add_parallel, parallel_of
 from benchmarks._shapes import SHAPES
-from benchmarks._sync_vs_async_files import circumstances
 from benchmarks._sync_vs_async_full import full_rate
 from benchmarks._sync_vs_async_options import ON_GPUS
 from benchmarks._sync_vs_async_workload import Workload, write_checkpoint
@@ -63,6 +64,9 @@ START_S = 600.0
 LONG_S = 3600.0
 """For as long as the updates take, answers are written."""
 
+Rows = list[tuple[float, UpdateReport]]
+"""For each update how long training waited, in seconds, and what it took besides."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -76,6 +80,7 @@ class Found:
     raw_s: float
     waits_s: tuple[float, ...]
     pauses_s: tuple[float, ...]
+    totals_s: tuple[float, ...]
     """By update, the first ones too."""
     goes_beside: bool
     about: dict[str, Any]
@@ -131,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) -> Found:
     asked.out.mkdir(parents=True, exist_ok=True)
-    about = circumstances(argv, asked.commit)
+    about = circumstances("weight_update.py", argv, asked.commit)
     with Signals.caught() as signals, tempfile.TemporaryDirectory() as folder:
         checkpoint = (asked.checkpoint or Path(folder) / "model").resolve()
         if not (checkpoint / "tokenizer_config.json").exists():  # written last
@@ -154,7 +159,8 @@ def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) 
         in_flight=asked.in_flight,
         raw_s=raw_s,
         waits_s=tuple(wait for wait, _ in rows),
-        pauses_s=tuple(pause for _, pause in rows),
+        pauses_s=tuple(report.pause_s for _, report in rows),
+        totals_s=tuple(report.total_s for _, report in rows),
         goes_beside=goes_beside,
         about=about,
     )
@@ -167,8 +173,8 @@ def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) 
 
 async def _updates(
     ray: ModuleType, asked: argparse.Namespace, checkpoint: Path, signals: Signals, console: Console
-) -> tuple[list[tuple[float, float]], int, bool]:
-    """For each update, how long training waited and generation stood still; bytes; whether training goes on beside."""
+) -> tuple[Rows, int, bool]:
+    """What each update took, the bytes of one, and whether training goes on beside."""
     with signals.cancelling():
         async with deployed(
             ray, _deployment(asked, checkpoint), lambda text: console.print(text, highlight=False)
@@ -184,16 +190,16 @@ async def _updates(
     return found
 
 
-async def _pushes(up: Running, times: int) -> tuple[list[tuple[float, float]], int, bool]:
+async def _pushes(up: Running, times: int) -> tuple[Rows, int, bool]:
     clock = asyncio.get_running_loop().time
-    rows, goes_beside, num_bytes = list[tuple[float, float]](), False, 0
+    rows, goes_beside, num_bytes = Rows(), False, 0
     for version in range(1, times + 1):
         await asyncio.sleep(BETWEEN_S)
         start = clock()
         goes_beside = await up.updater.take()
         taken = clock()
         report = await up.updater.push(Weights(version=version, step=version))
-        rows.append((taken - start if goes_beside else clock() - start, report.pause_s))
+        rows.append((taken - start if goes_beside else clock() - start, report))
         num_bytes = report.num_bytes
     return rows, num_bytes, goes_beside
 
@@ -312,9 +318,9 @@ def _in_a_process(function: Any, *args: Any) -> None:
 
 def _table(found: Sequence[Found]) -> Table:
     table = Table(title="weight updates", title_justify="left")
-    for name in ("model", "GB", "ranks", "engines", "in flight", "raw ms", "GB/s", "wait ms", "pause ms", "max"):
+    for name in ("model", "GB", "ranks", "engines", "in flight", "raw ms", "GB/s"):
         table.add_column(name, justify="left" if name == "model" else "right")
-    for name in ("pause / raw", "overhead ms", "first pauses ms", "holds"):
+    for name in ("wait ms", "pause ms", "max", "total ms", "pause / raw", "overhead ms", "first pauses ms", "holds"):
         table.add_column(name, justify="right")
     for each in found:
         rest = each.pauses_s[2:]
@@ -329,6 +335,7 @@ def _table(found: Sequence[Found]) -> Table:
             f"{1000 * median(each.waits_s[2:]):.1f}" + ("" if each.goes_beside else " (sends)"),
             f"{1000 * each.pause_s:.1f}",
             f"{1000 * max(rest):.1f}",
+            f"{1000 * median(each.totals_s[2:]):.1f}",
             f"{each.pause_s / each.raw_s:.2f}",
             f"{1000 * each.overhead_s:+.1f}",
             ", ".join(f"{1000 * pause:.0f}" for pause in each.pauses_s[:2]),

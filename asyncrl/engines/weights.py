@@ -153,11 +153,11 @@ class BroadcastUpdater:
             raise WeightUpdateFailed("push came before connect, or the trainer has nothing to send")
         clock = asyncio.get_running_loop().time
         began = clock()
-        await self._pause()
+        paused = await self._pause()
         await self._move(str(weights.version))
         await self._together("going on", {engine.url: engine.go_on() for engine in self._engines}, self._timeout_s)
-        took = clock() - began
-        return UpdateReport(pause_s=took, total_s=took, num_bytes=sum(bucket.num_bytes for bucket in self._buckets))
+        num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
+        return UpdateReport(pause_s=clock() - paused, total_s=clock() - began, num_bytes=num_bytes)
 
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._sender.weight_buckets()
@@ -165,8 +165,15 @@ class BroadcastUpdater:
     async def _take(self) -> None:
         self._is_taken = await self._sender.take(is_checked=self._checks)
 
-    async def _pause(self) -> None:
-        pausing = {engine.url: engine.pause(self._pause_mode) for engine in self._engines}
+    async def _pause(self) -> float:
+        """When the first engine stood still: until then it finished a forward pass, which may be a long prefill."""
+        stood_still: list[float] = []
+
+        async def pause(engine: WeightReceiver) -> None:
+            await engine.pause(self._pause_mode)
+            stood_still.append(asyncio.get_running_loop().time())
+
+        pausing = {engine.url: pause(engine) for engine in self._engines}
         try:
             await self._together("pausing", pausing, self._timeout_s)
         except WeightUpdateFailed:
@@ -174,6 +181,7 @@ class BroadcastUpdater:
                 with contextlib.suppress(AsyncRLError):  # the failure to report is the first one
                     await engine.go_on()
             raise
+        return min(stood_still)
 
     async def _move(self, label: str) -> None:
         """All buckets, from the trainer to all engines."""
