@@ -12,7 +12,10 @@ class ParallelConfig:
     """How the trainer's ranks share the model and the work; the ranks that are left over share the samples."""
 
     tensor_model_parallel_size: int = 1
-    """Ranks that share each layer's matrices, and the activations between them (sequence parallel)."""
+    """Ranks that share each layer's matrices."""
+    sequence_parallel: bool = True
+    """Ranks that share the matrices share the activations between them, too.  It is never otherwise:
+    --no-sequence-parallel is for --tensor-model-parallel-size 1, where there is nothing to share."""
     pipeline_model_parallel_size: int = 1
     """Ranks that share the layers."""
     decoder_first_pipeline_num_layers: int | None = None
@@ -92,6 +95,11 @@ def parallel_problems(parallel: ParallelConfig, num_ranks: int) -> list[str]:
         f"expert-tensor-parallel-size {parallel.num_expert_tensor_ranks} x expert-model-parallel-size {experts} x "
         f"pipeline-model-parallel-size {pipeline} = {parallel.ranks_per_expert_copy} does not divide the trainer's "
         f"{num_ranks} ranks (actor-num-nodes x actor-num-gpus-per-node)",
+    )
+    lines += must(
+        parallel.sequence_parallel or tensor == 1,
+        f"no-sequence-parallel with tensor-model-parallel-size {tensor}: ranks that share the matrices share the "
+        "activations between them, too; leave it out",
     )
     return lines + _recompute(parallel)
 

@@ -1,8 +1,8 @@
-"""One rank of a trainer in several layouts, one after the other: a good step, a poisoned one and a good one.
+"""One rank of a trainer in several layouts, one after the other: a good step, maybe a poisoned one, and a good one.
 
-    rank_process.py RANK WORLD_SIZE CASES
+    rank_process.py RANK CASES
 
-As a process of its own it prints what ``run`` returns for each case as its last line, in JSON.
+As a process of its own it prints what ``run`` returns for each case that it has a part in as its last line, in JSON.
 """
 
 import json
@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from asyncrl.engines.megatron.rank import MegatronRank
 
-from tiny import poisoned, random_batch, trainer_settings
+from tiny import free_port, poisoned, random_batch, trainer_settings
 
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.checkpoints import Origin, folder_of
@@ -31,33 +31,45 @@ from asyncrl.types import Batch
 CPU = torch.device("cpu")
 
 
-def case(checkpoint: Path, target: Path, port: int, *, resume: Path | None = None, **parallel: Any) -> dict[str, Any]:
-    """What ``run`` is to do; ``parallel`` are fields of ParallelConfig.
+def case(
+    checkpoint: Path,
+    target: Path,
+    *,
+    ranks: int = 1,
+    resume: Path | None = None,
+    saves: bool = False,
+    poisons: bool = False,
+    **parallel: Any,
+) -> dict[str, Any]:
+    """What ``run`` is to do on so many ``ranks``; ``parallel`` are fields of ParallelConfig.
 
     With ``resume``, the ``target`` of another case, only the last step is done, from the checkpoint before it.
     """
     places = {"checkpoint": str(checkpoint), "target": str(target), "resume": resume and str(resume)}
-    return {**places, "port": port, "parallel": parallel}
+    return {**places, "port": free_port(), "ranks": ranks, "saves": saves, "poisons": poisons, "parallel": parallel}
 
 
-def run(rank: int, world_size: int, case: dict[str, Any]) -> dict[str, Any]:
-    """What each good step reported, in order, and whether the poisoned step was refused.
+def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
+    """What each good step reported, in order, and whether the poisoned step was refused; None if there was none.
 
-    ``target`` gets a checkpoint from before the last step, the weights after it in Hugging Face format, and, unless
-    each rank has the sum of a part of the gradients only, ``gradients.pt`` with those of the first step's last update.
+    ``target`` gets the weights after the last step in Hugging Face format; unless each rank has the sum of a part of
+    the gradients only, ``gradients.pt`` with those of the first step's last update; and if the case ``saves``, a
+    checkpoint from before the last step.
     """
     target = Path(case["target"])
-    trainer = MegatronRank(_settings(case, world_size), rank, world_size, "127.0.0.1", case["port"])
+    trainer = MegatronRank(_settings(case), rank, case["ranks"], "127.0.0.1", case["port"])
     batch = random_batch(groups=3, group_size=3)
-    reports, refused, gradients = [], True, {}
+    reports, refused, gradients = [], None, {}
     if case["resume"] is None:
         reports = [trainer.train(batch)]
         gradients = _gradients(trainer)
-        refused = _refuses(trainer, poisoned(batch, 2))
-        trainer.begin_checkpoint(folder_of(target, 1), {}, with_optimizer=True)
-        trainer.finish_checkpoint()
     else:
         trainer.load(Origin(folder=folder_of(Path(case["resume"]), 1), kind="resume", optimizer=True))
+    if case["poisons"]:
+        refused = _refuses(trainer, poisoned(batch, 2))
+    if case["saves"]:
+        trainer.begin_checkpoint(folder_of(target, 1), {}, with_optimizer=True)
+        trainer.finish_checkpoint()
     reports.append(trainer.train(replace(batch, step=1)))
     trainer.save(target / "hf")
     if rank == 0:
@@ -72,10 +84,10 @@ def run(rank: int, world_size: int, case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _settings(case: dict[str, Any], world_size: int) -> TrainerSettings:
+def _settings(case: dict[str, Any]) -> TrainerSettings:
     # 6 samples in the first update and 3 in the second, in small microbatches: unequal shares, some of them empty
     changes = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
-    changes |= {"max_tokens_per_gpu": 16, "balance_data": world_size > 1}
+    changes |= {"max_tokens_per_gpu": 16, "balance_data": case["ranks"] > 1}
     # a critic, a reference model, and the mean advantage over all ranks' tokens
     changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
     settings = trainer_settings(Path(case["checkpoint"]), **changes)
@@ -100,6 +112,5 @@ def _gradients(trainer: MegatronRank) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    rank, world_size, cases = sys.argv[1:]
-    found = [run(int(rank), int(world_size), each) for each in json.loads(cases)]
-    print(json.dumps(found))  # noqa: T201
+    rank, cases = int(sys.argv[1]), json.loads(sys.argv[2])
+    print(json.dumps([run(rank, each) for each in cases if rank < each["ranks"]]))  # noqa: T201

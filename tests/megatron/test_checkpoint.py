@@ -8,8 +8,7 @@ from dataclasses import replace
 import checkpoint_process
 import pytest
 import torch
-from safetensors.torch import load_file
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.checkpoints import Origin, folder_of, latest, read_notes
 from asyncrl.errors import CheckpointFailed
@@ -132,7 +131,7 @@ def test_the_optimizer_can_be_left_out(tmp_path, dense):
     assert sizes[0] > 2.5 * sizes[1]  # two moments, and in bfloat16 a finer copy of the weights
     with one_rank(trainer_settings(dense)) as rank:
         rank.load(replace(resume(tmp_path / "without"), optimizer=False))
-        with pytest.raises(CheckpointFailed, match="cannot be loaded"):
+        with pytest.raises(CheckpointFailed, match=r"cannot be loaded: it has no state of .* --no-load-optim begins"):
             rank.load(resume(tmp_path / "without"))
 
 
@@ -165,7 +164,7 @@ def test_a_save_that_fails_is_a_named_error_and_the_one_before_stays(tmp_path, d
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_checkpoint_whose_writing_was_killed_is_not_loaded(tmp_path, dense):
     """The kernel kills it within the first large file of its second checkpoint."""
-    command = [sys.executable, checkpoint_process.__file__, dense, tmp_path, "0", "1", str(free_port()), "killed"]
+    command = [sys.executable, checkpoint_process.__file__, dense, tmp_path]
     process = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
     assert process.returncode == -signal.SIGXFSZ, process.stderr
     assert [path.name for path in tmp_path.glob("iter_*.partial")] == ["iter_0000002.partial"]
@@ -173,23 +172,3 @@ def test_a_checkpoint_whose_writing_was_killed_is_not_loaded(tmp_path, dense):
     assert latest(tmp_path) == folder_of(tmp_path, 1)
     with one_rank(trainer_settings(dense)) as rank:
         rank.load(resume(tmp_path))
-
-
-@pytest.mark.timeout(2 * DEADLINE_S)
-def test_two_ranks_save_and_one_goes_on(tmp_path, dense):
-    port = free_port()
-    command = [sys.executable, checkpoint_process.__file__, dense, tmp_path, "1", "2", str(port), "whole"]
-    with subprocess.Popen(command) as process:
-        try:
-            expected = checkpoint_process.run(dense, tmp_path, 0, 2, port, "whole")
-            assert process.wait(DEADLINE_S) == 0
-        finally:
-            process.kill()
-    with one_rank(trainer_settings(dense)) as rank:
-        rank.load(resume(tmp_path))
-        report = rank.train(random_batch(seed=2, step=2))
-        rank.save(tmp_path / "one")
-    assert report.loss == pytest.approx(expected.loss, rel=1e-5)
-    assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-5

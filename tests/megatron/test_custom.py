@@ -14,14 +14,15 @@ import custom_process
 import pytest
 import torch
 import torch.distributed as dist
-from custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, run
+from custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, TOUCHY, run
 from megatron.core import parallel_state
 from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.algorithms.custom import Custom
 from asyncrl.algorithms.losses import ppo_clip
 from asyncrl.compat import SlimeArgs
-from asyncrl.engines.megatron.custom import CheckedLoss, custom_advantages
+from asyncrl.engines.megatron.custom import custom_advantages
+from asyncrl.engines.megatron.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.estimation import outcomes_of
 from asyncrl.engines.megatron.packing import examples_of
 from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
@@ -33,6 +34,7 @@ DEADLINE_S = 120
 
 CODE = """
 import torch
+import torch.distributed as dist
 from asyncrl.algorithms.advantages import group_normalised
 from asyncrl.algorithms.losses import ppo_clip
 
@@ -59,7 +61,28 @@ def clipped(eps):
 def squared(logprobs, old_logprobs, advantages, mask, lengths):
     ratio = (logprobs - old_logprobs).exp()
     return -ratio * advantages + (ratio - 1) ** 2, {"ratio": ratio}
+
+def touchy(logprobs, old_logprobs, advantages, mask, lengths):
+    losses, is_clipped = ppo_clip(logprobs, old_logprobs, advantages, mask, eps_low=0.2, eps_high=0.2)
+    fault = old_logprobs.min().item() if dist.is_initialized() and dist.get_rank() == 1 else 0.0
+    if fault == -21.0:
+        raise LookupError("no such thing")
+    if fault == -22.0:
+        losses = losses.sum()
+    if fault == -23.0:
+        losses = losses / 0.0
+    if fault == -24.0:
+        ratio = (logprobs - logprobs.detach()).exp()
+        losses = -ratio * advantages
+        ratio += 1.0
+    return losses, {"clip_fraction": is_clipped}
 """
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data": {},
+    "tensor": {"tensor_model_parallel_size": 2},
+    "pipeline": {"pipeline_model_parallel_size": 2},
+    "context": {"context_parallel_size": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,30 +101,70 @@ def file(tmp_path_factory):
 @pytest.mark.parametrize("names", [BY_PATH, BY_TOKEN, SLIMES])
 def test_our_own_algorithms_by_path_give_the_same_bits(checkpoint, file, names, against_rollout):
     ours, by_path = (
-        run(0, 1, checkpoint, file, free_port(), each, use_rollout_logprobs=against_rollout) for each in (OURS, names)
+        run(0, 1, checkpoint, file, free_port(), each, use_rollout_logprobs=against_rollout)["steps"]
+        for each in (OURS, names)
     )
     assert by_path == ours
     assert ours[1][1] != ours[0][1]
 
 
-@pytest.mark.timeout(2 * DEADLINE_S)
-def test_two_ranks_with_parts_of_the_groups_give_the_same_bits_too(checkpoint, file):
-    ports = [free_port() for _ in range(2)]
-    command = [sys.executable, custom_process.__file__, str(checkpoint), str(file), *map(str, ports)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+@pytest.fixture(scope="module")
+def alone_steps(checkpoint, file):
+    return run(0, 1, checkpoint, file, free_port(), OURS)["steps"]
+
+
+@pytest.fixture(scope="module")
+def pairs(checkpoint, file, alone_steps):
+    """By layout, what both ranks made of the user's functions; and of ours, where they share nothing but samples.
+
+    ``alone_steps`` has left its process group by then.
+    """
+    cases = {name: {"port": free_port(), "names": TOUCHY, "parallel": sizes} for name, sizes in LAYOUTS.items()}
+    cases["ours"] = {"port": free_port(), "names": OURS}
+    words = [sys.executable, custom_process.__file__, checkpoint, file, json.dumps(list(cases.values()))]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         try:
-            ours, by_path = (
-                run(0, 2, checkpoint, file, port, names) for port, names in zip(ports, (OURS, BY_PATH), strict=True)
-            )
+            mine = [run(0, 2, checkpoint, file, **case) for case in cases.values()]
             theirs = json.loads(other.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])
         finally:
             other.kill()
-    one_rank_alone = run(0, 1, checkpoint, file, free_port(), OURS)
-    assert by_path == ours
-    assert theirs[0] == theirs[1]
-    assert [step[:2] for step in theirs[0]] == [step[:2] for step in ours]
-    for step, expected in zip(ours, one_rank_alone, strict=True):
-        assert step[:2] == pytest.approx(expected[:2], rel=1e-5)
+    return dict(zip(cases, zip(mine, theirs, strict=True), strict=True))
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_in_any_layout_do_what_one_does(pairs, alone_steps, layout):
+    mine, theirs = pairs[layout]
+    assert [step[:5] for step in theirs["steps"]] == [step[:5] for step in mine["steps"]]
+    for step, expected in zip(mine["steps"], alone_steps, strict=True):
+        *numbers, metrics, logprobs = step
+        *expected_numbers, expected_metrics, expected_logprobs = expected
+        assert numbers == pytest.approx(expected_numbers, rel=1e-5, abs=1e-6)
+        assert metrics == pytest.approx(expected_metrics, rel=1e-5)
+        for row, expected_row in zip(logprobs, expected_logprobs, strict=True):
+            assert row == pytest.approx(expected_row, abs=1e-5)
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_two_ranks_with_parts_of_the_groups_give_the_same_bits_too(pairs):
+    assert [each["steps"] for each in pairs["data"]] == [each["steps"] for each in pairs["ours"]]
+
+
+@pytest.mark.timeout(2 * DEADLINE_S)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_one_rank_gets_wrong_ends_the_step_with_the_same_error_on_both(pairs, layout):
+    """The steps that come after it are as if nothing had been: see the test above."""
+    mine, theirs = pairs[layout]
+    words = {
+        "raises": "TrainerFailed: rank 1: loss function touchy: LookupError: no such thing",
+        "returns one number": "TrainerFailed: rank 1: loss function touchy: losses have the shape (), the tokens (",
+        "is not finite": "NonFiniteLoss: rank 1: loss function touchy: ",
+        "raises on the way back": "TrainerFailed: rank 1: loss function touchy: RuntimeError: one of the variables ",
+    }
+    assert mine["refused"] == theirs["refused"]
+    assert mine["refused"].keys() == words.keys()
+    for what, start in words.items():
+        assert mine["refused"][what].startswith(start)
 
 
 @pytest.mark.parametrize("max_tokens", [9, 1000])
@@ -224,6 +287,13 @@ def good(logprobs, old, advantages, mask, lengths):
     return -(logprobs - old).exp() * advantages, {"x": logprobs}
 
 
+def changed_in_place(logprobs, old, advantages, mask, lengths):
+    ratio = (logprobs - old).exp()
+    losses = -ratio * advantages
+    ratio += 1.0
+    return losses, {}
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -233,10 +303,13 @@ def good(logprobs, old, advantages, mask, lengths):
         (lambda *given: (good(*given)[0], {"x": 1.0}), "x must be a tensor, is a float"),
         (lambda *given: (good(*given)[0].detach(), {}), "its losses do not come from logprobs"),
         (lambda *given: 1 / 0, "ZeroDivisionError: division by zero"),
+        (changed_in_place, "RuntimeError: one of the variables needed for gradient computation"),
     ],
 )
 def test_a_loss_is_tried_before_a_model_is_loaded(function, words):
-    with pytest.raises(PluginError, match=f"^--custom-loss-function-path: .*loss function <lambda>: {words}"):
+    with pytest.raises(
+        PluginError, match=f"^--custom-loss-function-path: .*loss function {function.__name__}: {words}"
+    ):
         CheckedLoss(function)
 
 
@@ -245,20 +318,58 @@ def tokens(stray: float = 0.0) -> tuple[Any, ...]:
     return logprobs, torch.tensor([-1.5, stray, -0.5]), torch.ones(3), torch.tensor([True, False, True]), (2, 1)
 
 
-def test_losses_that_are_not_finite_have_a_name():
+def test_losses_that_are_not_finite_have_a_name_and_do_not_stop_the_pass():
     later = []
     loss = CheckedLoss(lambda *given: (good(*given)[0] / (0.0 if later else 1.0), {}))
     later.append(1)
-    with pytest.raises(NonFiniteLoss, match="loss function <lambda>: 2 of 2 losses are not finite, the first is -inf"):
-        loss(*tokens())
+    losses, _ = loss(*tokens())
+    assert losses.tolist() == [0.0] * 3 and losses.requires_grad
+    words = "rank 0: loss function <lambda>: 2 of 2 losses are not finite, the first is -inf"
+    with alone(), pytest.raises(NonFiniteLoss, match=words):
+        loss.raise_alike()
 
 
 def test_names_that_change_have_a_name():
     names = ["a"]
     loss = CheckedLoss(lambda *given: (good(*given)[0], dict.fromkeys(names, given[0])))
     names.append("b")
-    with pytest.raises(TrainerFailed, match="reports a, b, where it reported a"):
-        loss(*tokens())
+    _, told = loss(*tokens())
+    assert {name: numbers.tolist() for name, numbers in told.items()} == {"train/custom/a": [0.0] * 3}
+    with alone(), pytest.raises(TrainerFailed, match="reports a, b, where it reported a"):
+        loss.raise_alike()
+
+
+def test_after_an_error_it_is_not_called_again_until_the_error_is_told():
+    calls = []
+
+    def second_fails(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise LookupError("no such thing")
+        return good(*given)
+
+    loss = CheckedLoss(second_fails)
+    for _ in range(2):
+        losses, told = loss(*tokens())
+        assert losses.tolist() == [0.0] * 3 and list(told) == ["train/custom/x"]
+    assert len(calls) == 2
+    with alone():
+        with pytest.raises(TrainerFailed, match="second_fails: LookupError: no such thing"):
+            loss.raise_alike()
+        losses, _ = loss(*tokens())
+        assert losses.tolist() != [0.0] * 3
+        loss.raise_alike()
+
+
+def test_an_error_on_the_way_back_is_kept_as_well():
+    later = []
+    loss = CheckedLoss(lambda *given: ((changed_in_place if later else good)(*given)[0], {}))
+    later.append(1)
+    given = tokens()
+    loss(*given)[0].sum().backward()
+    assert given[0].grad.tolist() == [0.0] * 3
+    with alone(), pytest.raises(TrainerFailed, match="<lambda>: RuntimeError: one of the variables needed"):
+        loss.raise_alike()
 
 
 def test_a_token_that_does_not_count_may_carry_any_number():

@@ -92,6 +92,11 @@ def test_a_model_that_can_be_split_so_is_not(config, parallel):
     [
         ({"tensor_model_parallel_size": 2, "context_parallel_size": 2}, 6, r"x context-parallel-size 2 = 4 does not"),
         ({"expert_model_parallel_size": 4}, 6, r"expert-model-parallel-size 4 x .* = 4 does not divide .* 6 ranks"),
+        (
+            {"tensor_model_parallel_size": 2, "sequence_parallel": False},
+            2,
+            "no-sequence-parallel with tensor-model-par",
+        ),
         ({"recompute_num_layers": 2}, 1, "recompute-num-layers without recompute-granularity full"),
         ({"recompute_modules": ("mlp",)}, 1, "recompute-modules without recompute-granularity selective"),
     ],
@@ -99,3 +104,8 @@ def test_a_model_that_can_be_split_so_is_not(config, parallel):
 def test_contradictions_have_a_line_each(parallel, num_ranks, words):
     (line,) = parallel_problems(ParallelConfig(**parallel), num_ranks)
     assert re.search(words, line)
+
+
+@pytest.mark.parametrize(("size", "given"), [(1, True), (2, True), (1, False)])
+def test_sequence_parallel_may_be_said_where_it_is_so(size, given):
+    assert parallel_problems(ParallelConfig(tensor_model_parallel_size=size, sequence_parallel=given), 2) == []

@@ -14,7 +14,7 @@ import torch
 from families import TINY, write_tiny
 from rank_process import case
 from safetensors.torch import load_file
-from tiny import free_port, write_checkpoint
+from tiny import write_checkpoint
 
 DEADLINE_S = 240
 """A process that imports Megatron on two shared cores needs 10 to 50 s."""
@@ -26,6 +26,13 @@ CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2
 FULL = {"recompute_granularity": "full"}
 UNEVEN = {"decoder_first_pipeline_num_layers": 1}
 LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
+    # those of four first: the ranks that are left over then wait for nobody
+    4: {
+        "tensor, pipeline": ("dense", TENSOR | PIPELINE | UNEVEN),
+        "tensor, experts": ("mixture", TENSOR | EXPERT),
+        "tensor, context": ("latent", TENSOR | CONTEXT | PLAIN),
+        "pipeline, experts": ("mixture", PIPELINE | EXPERT | PLAIN),
+    },
     2: {
         "data": ("dense", PLAIN),
         "data, distributed optimizer": ("mixture", {}),
@@ -37,16 +44,14 @@ LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
         "pipeline, latent attention": ("latent", PIPELINE | PLAIN | UNEVEN),
         "experts": ("mixture", EXPERT | PLAIN),
     },
-    4: {
-        "tensor, pipeline": ("dense", TENSOR | PIPELINE | UNEVEN),
-        "tensor, experts": ("mixture", TENSOR | EXPERT),
-        "tensor, context": ("latent", TENSOR | CONTEXT | PLAIN),
-        "pipeline, experts": ("mixture", PIPELINE | EXPERT | PLAIN),
-    },
 }
 CASES = [(size, name) for size, layouts in LAYOUTS.items() for name in layouts]
-RESUMED = "resumed"
 WITH_GRADIENTS = [(size, name) for size, name in CASES if PLAIN.items() <= LAYOUTS[size][name][1].items()]
+SAVED = ("data, distributed optimizer", "experts", "tensor, pipeline")
+POISONED = ("data", "data, distributed optimizer", "tensor", "pipeline", "context", "experts", "tensor, pipeline")
+"""Each way to share a model, and each way to sum up gradients."""
+RESUMED = {"dense": TENSOR, "mixture": EXPERT}
+"""How two ranks go on with what one has saved."""
 
 pytestmark = [
     pytest.mark.timeout(3 * DEADLINE_S),
@@ -55,15 +60,16 @@ pytestmark = [
 
 
 @contextmanager
-def other_ranks(world_size: int, cases: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[str]]]:
+def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[str]]]:
     """All ranks but the first, as processes of their own."""
     with ExitStack() as stack:
-        yield [stack.enter_context(_process(rank, world_size, cases)) for rank in range(1, world_size)]
+        others = range(1, max(case["ranks"] for case in cases))
+        yield [stack.enter_context(_process(rank, cases)) for rank in others]
 
 
 @contextmanager
-def _process(rank: int, world_size: int, cases: list[dict[str, Any]]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, rank_process.__file__, str(rank), str(world_size), json.dumps(cases)]
+def _process(rank: int, cases: list[dict[str, Any]]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, rank_process.__file__, str(rank), json.dumps(cases)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -83,31 +89,49 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoints, tmp_path_factory):
-    """What one process makes of each model."""
-    folder = tmp_path_factory.mktemp("alone")
-    cases = {name: case(path, folder / name, free_port()) for name, path in checkpoints.items()}
-    return {name: (rank_process.run(0, 1, each), folder / name) for name, each in cases.items()}
+def ran(checkpoints, tmp_path_factory):
+    """By target, what each rank of each case made of it: one process alone, then four, then two of the four."""
+    folder = tmp_path_factory.mktemp("ran")
+    alone = [
+        case(path, folder / name, saves=name in RESUMED, poisons=name == "dense") for name, path in checkpoints.items()
+    ]
+    together = [
+        case(
+            checkpoints[model],
+            folder / f"{size} {name}",
+            ranks=size,
+            saves=name in SAVED,
+            poisons=name in POISONED,
+            **parallel,
+        )
+        for size, layouts in LAYOUTS.items()
+        for name, (model, parallel) in layouts.items()
+    ]
+    together += [
+        case(checkpoints[name], folder / f"{name} resumed", ranks=2, resume=folder / name, **parallel)
+        for name, parallel in RESUMED.items()
+    ]
+    with other_ranks(together) as others:
+        mine = [rank_process.run(0, each) for each in alone + together]
+        theirs = [iter(json.loads(each.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])) for each in others]
+    found = {}
+    for each, first in zip(alone + together, mine, strict=True):
+        found[Path(each["target"]).name] = [first, *(next(other) for other in theirs[: each["ranks"] - 1])]
+    return folder, found
 
 
 @pytest.fixture(scope="module")
-def seen(checkpoints, alone, tmp_path_factory):
-    """What all ranks make of each layout; ``alone`` has left its process group by then."""
-    folder = tmp_path_factory.mktemp("layouts")
-    found = {}
-    for size, layouts in LAYOUTS.items():
-        cases = [
-            case(checkpoints[model], folder / f"{size} {name}", free_port(), **parallel)
-            for name, (model, parallel) in layouts.items()
-        ]
-        if size == 2:
-            cases.append(case(checkpoints["dense"], folder / RESUMED, free_port(), resume=alone["dense"][1], **TENSOR))
-        with other_ranks(size, cases) as others:
-            mine = [rank_process.run(0, size, each) for each in cases]
-            theirs = [json.loads(each.communicate(timeout=DEADLINE_S)[0].splitlines()[-1]) for each in others]
-        for each, *ranks in zip(cases, mine, *theirs, strict=True):
-            found[Path(each["target"]).name] = ranks, Path(each["target"])
-    return found
+def alone(ran, checkpoints):
+    """What one process makes of each model, and where."""
+    folder, found = ran
+    return {name: (found[name][0], folder / name) for name in checkpoints}
+
+
+@pytest.fixture(scope="module")
+def seen(ran):
+    """What all ranks make of each layout, and where."""
+    folder, found = ran
+    return {name: (ranks, folder / name) for name, ranks in found.items()}
 
 
 @pytest.mark.parametrize(("size", "name"), CASES)
@@ -120,7 +144,7 @@ def test_reports_are_those_of_one_process(seen, alone, size, name):
         assert got == pytest.approx(numbers, rel=1e-5, abs=1e-6)
     for got, row in zip(first["logprobs"], expected["logprobs"], strict=True):
         assert got == pytest.approx(row, abs=1e-5)
-    assert first["refused"] and expected["refused"]
+    assert first["refused"] is (True if name in POISONED else None)
     for other in others:
         assert other["logprobs"] == []
         assert {**other, "logprobs": first["logprobs"]} == first
@@ -128,14 +152,10 @@ def test_reports_are_those_of_one_process(seen, alone, size, name):
 
 @pytest.mark.parametrize(("size", "name"), CASES)
 def test_weights_are_those_of_one_process(seen, alone, size, name):
-    one, many = (load_file(folder / "hf" / "model.safetensors") for folder in _folders(seen, alone, size, name))
-    assert one.keys() == many.keys()
-    assert max((one[tensor] - many[tensor]).abs().max().item() for tensor in one) < 1e-5
+    _same_weights(*_folders(seen, alone, size, name))
 
 
-@pytest.mark.parametrize(
-    ("size", "name"), [each for each in CASES if PLAIN.items() <= LAYOUTS[each[0]][each[1]][1].items()]
-)
+@pytest.mark.parametrize(("size", "name"), WITH_GRADIENTS)
 def test_gradients_are_those_of_one_process(seen, alone, size, name):
     one, many = (torch.load(folder / "gradients.pt") for folder in _folders(seen, alone, size, name))
     assert one.keys() == many.keys()
@@ -143,17 +163,21 @@ def test_gradients_are_those_of_one_process(seen, alone, size, name):
         assert (many[weight] - grad).abs().max() <= 1e-5 * grad.abs().max(), weight
 
 
-def test_one_process_stops_and_two_that_share_the_matrices_go_on(seen, alone):
-    (first, _), folder = seen[RESUMED]
-    expected, before = alone["dense"]
+@pytest.mark.parametrize("model", RESUMED)
+def test_one_process_stops_and_two_that_share_the_model_go_on(seen, alone, model):
+    (first, _), folder = seen[f"{model} resumed"]
+    expected, before = alone[model]
     _same_step(first, expected)
-    one, two = (load_file(each / "hf" / "model.safetensors") for each in (before, folder))
-    assert max((one[tensor] - two[tensor]).abs().max().item() for tensor in one) < 1e-5
+    _same_weights(folder, before)
 
 
-def test_four_that_share_layers_and_matrices_stop_and_one_process_goes_on(seen, alone, checkpoints, tmp_path):
-    (expected, *_), folder = seen["4 tensor, pipeline"]
-    _same_step(rank_process.run(0, 1, case(checkpoints["dense"], tmp_path, free_port(), resume=folder)), expected)
+@pytest.mark.parametrize(("size", "name"), [each for each in CASES if each[1] in SAVED])
+def test_several_ranks_stop_and_one_process_goes_on(seen, checkpoints, tmp_path, size, name):
+    (expected, *_), folder = seen[f"{size} {name}"]
+    model, parallel = LAYOUTS[size][name]
+    plain = {setting: parallel[setting] for setting in PLAIN if setting in parallel}
+    _same_step(rank_process.run(0, case(checkpoints[model], tmp_path, resume=folder, **plain)), expected)
+    _same_weights(tmp_path, folder)
 
 
 def _same_step(resumed, straight):
@@ -161,6 +185,12 @@ def _same_step(resumed, straight):
     assert resumed["norms"] == pytest.approx(straight["norms"][-1:], rel=1e-5)
     for got, row in zip(resumed["logprobs"], straight["logprobs"], strict=True):
         assert got == pytest.approx(row, abs=1e-5)
+
+
+def _same_weights(*folders):
+    one, many = (load_file(folder / "hf" / "model.safetensors") for folder in folders)
+    assert one.keys() == many.keys()
+    assert max((one[tensor] - many[tensor]).abs().max().item() for tensor in one) < 1e-5
 
 
 def _folders(seen, alone, size, name):

@@ -1,9 +1,9 @@
-"""A user's advantage and loss in the trainer: called, and what they return looked at.
+"""A user's own functions in the trainer; the advantage: called, and what it returns looked at.
 
-Shape letters: N samples of a training step, R response tokens of a microbatch, sample behind sample.
+Shape letters: N samples of a training step.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,27 +12,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asyncrl.algorithms.custom import AdvantageFn, Custom, LossFn, StepSamples
+from asyncrl.algorithms.custom import AdvantageFn, Custom, StepSamples
 from asyncrl.algorithms.kl import kl_estimate
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.derived import uses_reference
+from asyncrl.engines.megatron.custom_loss import CheckedLoss, name_of
 from asyncrl.engines.megatron.packing import Example, Floats
 from asyncrl.engines.megatron.ranks import on_first_rank
 from asyncrl.engines.megatron.settings import Resolver
-from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
+from asyncrl.errors import NonFiniteLoss, TrainerFailed
 from asyncrl.types import Batch
-
-CLIP_FRACTION = "clip_fraction"
-"""The one number of a custom loss that has a place among ours."""
 
 
 def custom_of(resolve: Resolver | None) -> Custom:
     """The user's functions, the loss tried once.  Raises PluginError."""
     custom = Custom() if resolve is None else resolve()
     return custom if custom.loss is None else Custom(advantage=custom.advantage, loss=CheckedLoss(custom.loss))
-
-
-# ---- advantages
 
 
 def custom_advantages(
@@ -95,7 +90,7 @@ def _rows(rows: Sequence[Floats | None]) -> tuple[Tensor, ...]:
 
 def _called(function: AdvantageFn, samples: StepSamples) -> list[Tensor]:
     """Raises TrainerFailed, or NonFiniteLoss for numbers that no token can be trained with."""
-    where = f"step {samples.step}: advantage function {_name(function)}"
+    where = f"step {samples.step}: advantage function {name_of(function)}"
     try:
         found = function(samples)
     except Exception as error:  # a user's function may raise anything
@@ -129,87 +124,3 @@ def _per_token(found: object, masks: Sequence[Tensor], where: str) -> list[Tenso
                 f"{where}: returned numbers of shape {tuple(row.shape)} for the {size} tokens of sample {place}"
             )
     return [row.detach().cpu().double() for row in found]
-
-
-# ---- loss
-
-
-class CheckedLoss:
-    """A user's loss, which has been tried once on made-up numbers: a wrong shape shows before a model is loaded."""
-
-    def __init__(self, function: LossFn) -> None:
-        """Raises PluginError."""
-        self._function, self._where = function, f"loss function {_name(function)}"
-        self._names: frozenset[str] = frozenset()
-        try:
-            losses_R, told = self._tried()
-        except TrainerFailed as error:
-            raise PluginError(f"--custom-loss-function-path: tried on made-up numbers: {error}") from error
-        if not losses_R.requires_grad:
-            raise PluginError(f"--custom-loss-function-path: {self._where}: its losses do not come from logprobs")
-        self._names = frozenset(told)
-
-    def __call__(
-        self,
-        logprobs_R: Tensor,
-        old_logprobs_R: Tensor,
-        advantages_R: Tensor,
-        mask_R: Tensor,
-        lengths: Sequence[int],
-        /,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See LossFn; metrics come by their full names.  Raises TrainerFailed or NonFiniteLoss."""
-        if not lengths:  # an empty microbatch, which keeps the ranks in step
-            return -logprobs_R, _renamed(dict.fromkeys(self._names, logprobs_R))
-        # Tokens that no policy sampled may carry any number, and a gradient of 0 times NaN is NaN.
-        old_R = torch.where(mask_R, old_logprobs_R, logprobs_R.detach())
-        losses_R, told = self._checked(logprobs_R, old_R, advantages_R, mask_R, lengths)
-        if told.keys() != self._names:
-            raise TrainerFailed(f"{self._where}: reports {_listed(told)}, where it reported {_listed(self._names)}")
-        is_bad_R = mask_R & ~losses_R.detach().isfinite()
-        if is_bad_R.any():
-            raise NonFiniteLoss(
-                f"{self._where}: {int(is_bad_R.sum())} of {int(mask_R.sum())} losses are not finite, the first is "
-                f"{losses_R[is_bad_R][0].item()}"
-            )
-        return losses_R, _renamed(told)
-
-    def _tried(self) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Two answers of three and two tokens, one of them masked."""
-        old_R = torch.tensor([-1.0, -2.0, -0.5, -1.5, -3.0])
-        logprobs_R = (old_R + torch.tensor([0.0, 0.1, -0.1, 0.5, -0.5])).requires_grad_()
-        advantages_R = torch.tensor([1.0, 1.0, 1.0, -1.0, 0.0])
-        mask_R = torch.tensor([True, True, True, True, False])
-        return self._checked(logprobs_R, old_R, advantages_R, mask_R, (3, 2))
-
-    def _checked(
-        self, logprobs_R: Tensor, old_R: Tensor, advantages_R: Tensor, mask_R: Tensor, lengths: Sequence[int]
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        try:
-            found = self._function(logprobs_R, old_R, advantages_R, mask_R, lengths)
-        except Exception as error:
-            raise TrainerFailed(f"{self._where}: {type(error).__name__}: {error}") from error
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
-            raise TrainerFailed(f"{self._where}: must return losses and a dict, returned a {type(found).__name__}")
-        for name, numbers in {"losses": found[0], **found[1]}.items():
-            if not isinstance(numbers, Tensor):
-                raise TrainerFailed(f"{self._where}: {name} must be a tensor, is a {type(numbers).__name__}")
-            if numbers.shape != logprobs_R.shape:
-                raise TrainerFailed(
-                    f"{self._where}: {name} have the shape {tuple(numbers.shape)}, the tokens {tuple(logprobs_R.shape)}"
-                )
-        return found
-
-
-def _renamed(told: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        f"train/{name}" if name == CLIP_FRACTION else f"train/custom/{name}": numbers for name, numbers in told.items()
-    }
-
-
-def _name(function: object) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "nothing"

@@ -71,10 +71,14 @@ class Learner:
         return found
 
     def differentiate(self, update: Update, step: Step) -> Gradients:
-        """The gradients of one update, ready for ``advance``.  Raises NonFiniteLoss on all ranks alike."""
+        """The gradients of one update, ready for ``advance``.
+
+        Raises NonFiniteLoss on all ranks alike, and TrainerFailed if a user's loss did.
+        """
         self.parallel.zero_grad_buffer()
         self.optimizer.zero_grad()
         outcomes = self._run(update.examples, step, forward_only=False)
+        step.settle()
         sums, rows = from_last_stage((_summed(outcomes), _rows_of(outcomes)))
         self.optimizer.prepare_grads()
         loss, norm = sums.pop("train/loss"), float(self.optimizer.get_grad_norm())

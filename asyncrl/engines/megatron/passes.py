@@ -15,12 +15,27 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
 from asyncrl.engines.megatron.attention import packed_row
+from asyncrl.engines.megatron.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.logprobs import token_logprobs
 from asyncrl.engines.megatron.objective import Objective, ValueObjective
 from asyncrl.engines.megatron.packing import Floats, Microbatch, part_of
 
-Step = Callable[[Iterator[Microbatch], Any], tuple[Any, Callable[..., Any]]]
-"""As Megatron's schedules call it: takes a microbatch, returns the output and the loss still to be taken."""
+
+def _settled() -> None:
+    """Nothing that ranks would have to tell each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a pass does with each microbatch."""
+
+    forward: Callable[[Iterator[Microbatch], Any], tuple[Any, Callable[..., Any]]]
+    settle: Callable[[], None] = _settled
+    """Every rank must call it after a pass with a way back, before gradients are used: raises on all ranks alike."""
+
+    def __call__(self, rows: Iterator[Microbatch], model: Any) -> tuple[Any, Callable[..., Any]]:
+        """As Megatron's schedules call it: takes a microbatch, returns the output and the loss still to be taken."""
+        return self.forward(rows, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +65,8 @@ def loss_step(objective: Objective, device: torch.device) -> Step:
         logprobs_R, entropies_R = output
         return *objective.loss(row, logprobs_R, entropies_R), logprobs_R
 
-    return _step(words, device, loss)
+    custom = objective.custom
+    return _step(words, device, loss, custom.raise_alike if isinstance(custom, CheckedLoss) else _settled)
 
 
 def logprob_step(temperature: float, device: torch.device) -> Step:
@@ -84,6 +100,7 @@ def _step(
     reader: "_Words | _Values",
     device: torch.device,
     loss: Callable[[Microbatch, Any], tuple[Tensor, dict[str, Tensor], Tensor]],
+    settle: Callable[[], None] = _settled,
 ) -> Step:
     def finish(row: Microbatch, output: Any) -> tuple[Tensor, Tensor, Outcome]:
         value, sums, told_R = loss(row, output)
@@ -91,11 +108,11 @@ def _step(
         no_tokens = torch.zeros((), dtype=torch.int, device=value.device)
         return value, no_tokens, Outcome(row=row, told_R=told_R.detach(), sums=sums)
 
-    def step(rows: Iterator[Microbatch], model: Any) -> tuple[Any, Callable[..., Any]]:
+    def forward(rows: Iterator[Microbatch], model: Any) -> tuple[Any, Callable[..., Any]]:
         row = next(rows)
         return _run_model(model, row, reader, device), partial(finish, row)
 
-    return step
+    return Step(forward=forward, settle=settle)
 
 
 def _run_model(model: Any, row: Microbatch, reader: "_Words | _Values", device: torch.device) -> Any:

@@ -86,7 +86,8 @@ class MegatronRank:
         """Run one training step.  The report has log-probs on rank 0 only.
 
         The same batch gives the same weights bit by bit on a CPU; how it is packed changes rounding only.
-        Raises NonFiniteLoss on all ranks alike, with the weights as they were before the step.
+        Raises NonFiniteLoss on all ranks alike, and TrainerFailed if a user's function did, with the weights as they
+        were before the step.
         """
         started = time.perf_counter()
         learning_rate = self._set_learning_rate(batch.step)

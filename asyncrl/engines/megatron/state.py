@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,10 +20,18 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from asyncrl.errors import CheckpointFailed
 
+_SHARDING = "fully_reshardable"
+"""Megatron's name for the format of a distributed optimizer that another number of ranks can read."""
 LONGEST_LINE = 300
 """Of an error: Megatron's list every tensor of the checkpoint."""
-_MATCHED_BY = ("wd_mult", "lr_mult", "is_expert_parallel")
-"""What tells an optimizer's parameter groups apart, apart from settings that may change from run to run."""
+_PARTS = "parts"
+"""Where ``load_state`` has the optimizer's tensors, apart from what else the checkpoint says of its optimizer."""
+_MISSING_STATE = re.compile(r"optimizer\.state\.\S+ from model not in state dict")
+"""How torch begins to say that a checkpoint lacks a tensor; Megatron's names are those of the optimizer's."""
+_NO_STATE = (
+    "it has no state of this kind of optimizer: it was written with --no-save-optim, or with another "
+    "--use-distributed-optimizer or dtype; --no-load-optim begins with a fresh optimizer"
+)
 
 
 class Learner(Protocol):
@@ -61,6 +70,10 @@ def load_state(
     """
     critic = critic if everything else None
     state = sharded_state(policy, critic, with_optimizer=with_optimizer, is_loading=True)
+    if with_optimizer:
+        _ask_for_parts(policy, state)
+        if critic is not None:
+            _ask_for_parts(critic, state["critic"])
     try:
         if not (everything and _has(folder, state["random"])):
             del state["random"]
@@ -69,7 +82,7 @@ def load_state(
         if critic is not None:
             _take(critic, found["critic"], with_optimizer=with_optimizer)
     except CheckpointException as error:  # torch's, of all ranks: no Exception
-        raise CheckpointFailed(f"{folder} cannot be loaded: {_first_line(_cause(error))}") from error
+        raise CheckpointFailed(f"{folder} cannot be loaded: {_why(_cause(error))}") from error
     except (
         CheckpointingException,
         KeyError,
@@ -79,7 +92,7 @@ def load_state(
         EOFError,
         pickle.UnpicklingError,
     ) as error:
-        raise CheckpointFailed(f"{folder} cannot be loaded: {_first_line(error)}") from error
+        raise CheckpointFailed(f"{folder} cannot be loaded: {_why(error)}") from error
     if "random" in found:
         _set_random_state(found["random"])
 
@@ -97,7 +110,7 @@ def _sharded(learner: Learner, *, with_optimizer: bool, is_loading: bool) -> dic
 def _metadata() -> dict[str, Any]:
     """The formats that can be read with another number of ranks."""
     return {
-        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_sharding_type": _SHARDING,
         "distrib_optim_fully_reshardable_mem_efficient": False,
         "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,
@@ -119,7 +132,7 @@ def _without_head(model: Any) -> Iterator[None]:
 def _take(learner: Learner, found: dict[str, Any], *, with_optimizer: bool) -> None:
     learner.model.load_state_dict(found["model"])
     if with_optimizer:
-        _load_optimizer(learner.optimizer, found["optimizer"])
+        _load_optimizer(learner.optimizer, found["optimizer"], found[_PARTS])
     else:
         learner.optimizer.reload_model_params()  # its finer copies of the weights
 
@@ -132,24 +145,56 @@ def _has(folder: Path, part: ShardedObject) -> bool:
 # ---- optimizer
 
 
-def _load_optimizer(optimizer: Any, state: dict[Any, Any]) -> None:
-    parts = _parts(optimizer)
-    states = [state] if len(parts) == 1 else [state[place] for place in range(len(parts))]
-    for part, each in zip(parts, states, strict=True):
-        inner = each.get("optimizer", each)
-        for group in inner["param_groups"]:
-            group.update(_settings(_counterpart(group, part.optimizer.param_groups)))
-        if "state" in inner:  # Megatron keeps one step for all parameters, and none if it is 0
-            inner["state"].setdefault("common_step", torch.tensor(0.0))
-        if isinstance(part, DistributedOptimizer):
-            part._set_main_param_and_optimizer_states = partial(_set_states, part)  # noqa: SLF001
-    optimizer.load_state_dict(state)
-    for part in parts:
+def _ask_for_parts(learner: Learner, state: dict[str, Any]) -> None:
+    """The optimizer's tensors by the place of its part: Megatron has no numbers where there is one part only."""
+    optimizer = state.pop("optimizer")
+    state[_PARTS] = {0: optimizer} if len(_chain(learner.optimizer)) == 1 else optimizer
+
+
+def _load_optimizer(optimizer: Any, common: object, tensors: dict[int, dict[str, Any]]) -> None:
+    """Put in the ``tensors`` of each part, and the step that ``common`` has.
+
+    ``common`` is what was saved besides tensors, as rank 0 had it.  How many parts it is of, and in what groups,
+    depends on the layout: where ranks share the experts, Megatron has an optimizer for those.  All parts have taken
+    the same steps.
+    """
+    step = next(_steps(common), 0)
+    for place, part in _parts(optimizer).items():
+        part.load_state_dict(_part_state(part, tensors[place], step))
         # The distributed optimizer puts one tensor into every parameter's state, which without TransformerEngine or
         # Apex each parameter counts up in every step (megatron-core 0.19, distrib_optimizer.py, load_state_dict).
         for values in part.optimizer.state.values():
             if torch.is_tensor(values.get("step")):
                 values["step"] = values["step"].clone()
+
+
+def _part_state(part: Any, tensors: dict[str, Any], step: int) -> dict[str, Any]:
+    """What the part's own ``load_state_dict`` takes: settings as they are, ``tensors``, and ``step``."""
+    state: dict[str, Any] = part.state_dict()
+    inner = state.get("optimizer", state)
+    is_distributed, is_torchs = isinstance(part, DistributedOptimizer), isinstance(part.optimizer, torch.optim.AdamW)
+    if is_distributed:
+        state |= {"param_state": tensors["param_state"], "param_state_sharding_type": _SHARDING}
+        part._set_main_param_and_optimizer_states = partial(_set_states, part)  # noqa: SLF001
+    else:
+        inner["state"] = dict(tensors.get("optimizer", tensors)["state"])
+        state |= {name: finer for name, finer in tensors.items() if name == "fp32_from_fp16_params"}
+    if is_torchs and not is_distributed:
+        inner["state"]["common_step"] = torch.tensor(float(step))
+    else:
+        for group in inner["param_groups"]:
+            group["step"] = step
+    return state
+
+
+def _steps(common: object) -> Iterator[int]:
+    """Every step that is named in what was saved of an optimizer besides tensors; none if it had taken none."""
+    if isinstance(common, dict):
+        yield from (int(common[name]) for name in ("step", "common_step") if common.get(name) is not None)
+        common = list(common.values())
+    if isinstance(common, list | tuple):
+        for each in common:
+            yield from _steps(each)
 
 
 @torch.no_grad()
@@ -162,22 +207,14 @@ def _set_states(part: DistributedOptimizer, model_param: Any, tensors: dict[str,
             target.copy_(tensors[name])
 
 
-def _parts(optimizer: Any) -> list[Any]:
-    """The optimizers that it is made of; those of ranks without parameters left out."""
-    return [part for part in getattr(optimizer, "chained_optimizers", [optimizer]) if part.optimizer is not None]
+def _parts(optimizer: Any) -> dict[int, Any]:
+    """The optimizers that it is made of, by place; those without parameters on this rank left out."""
+    return {place: part for place, part in enumerate(_chain(optimizer)) if part.optimizer is not None}
 
 
-def _counterpart(group: dict[str, Any], ours: list[dict[str, Any]]) -> dict[str, Any]:
-    matching = [own for own in ours if all(own.get(key) == group.get(key) for key in _MATCHED_BY)]
-    if not matching:
-        raise ValueError(
-            f"the optimizer has no parameter group with { ({key: group.get(key) for key in _MATCHED_BY}) }"
-        )
-    return matching[0]
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", "step")}
+def _chain(optimizer: Any) -> list[Any]:
+    chain: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
+    return chain
 
 
 def _make_adam_state(optimizer: Any) -> None:
@@ -185,7 +222,7 @@ def _make_adam_state(optimizer: Any) -> None:
 
     Also, the ``state_dict`` of the distributed optimizer asserts that it is there.
     """
-    for part in _parts(optimizer):
+    for part in _parts(optimizer).values():
         if not isinstance(part.optimizer, torch.optim.AdamW):
             continue  # those of Apex and TransformerEngine are Megatron's own business
         for parameter in _parameters(part.optimizer):
@@ -239,6 +276,11 @@ def _set_random_state(state: dict[str, Any]) -> None:
 def _cause(error: CheckpointException) -> BaseException:
     """What one of the ranks raised."""
     return next((cause for cause, _ in error.failures.values()), error)
+
+
+def _why(error: BaseException) -> str:
+    line = _first_line(error)
+    return _NO_STATE if _MISSING_STATE.search(line) else line
 
 
 def _first_line(error: BaseException) -> str:
