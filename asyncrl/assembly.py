@@ -252,6 +252,7 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) ->
         control_timeout_s=run.failures.control_timeout_s,
         pause_mode="retract" if run.rollout.weight_update_mode == "retract" else "in_place",
         train_timeout_s=run.failures.train_timeout_s,
+        max_engine_restarts=run.failures.max_engine_restarts,
         origin=checked.start.origin,
     )
 

@@ -100,6 +100,10 @@ class WeightUpdateFailed(AsyncRLError):
     """Engines and trainer no longer agree on the weights."""
 
 
+class UpdateInterrupted(WeightUpdateFailed):
+    """An engine was lost in mid-update; an update from the beginning goes to those that are left."""
+
+
 class Stalled(AsyncRLError, TimeoutError):
     """Nothing moved for too long."""
 

@@ -69,8 +69,11 @@ class WeightUpdater(Protocol):
         """Return once every engine samples from the weights last taken, labelled ``weights``.
 
         Requests in flight are paused, not lost.  Cancelling in mid-update leaves the engines unusable.
-        Raises WeightUpdateFailed.
+        Raises WeightUpdateFailed, as UpdateInterrupted when taking and pushing again may help.
         """
+
+    async def newcomers(self) -> None:
+        """Return once an engine waits for a push, besides those that the caller makes anyway."""
 
 
 class Trainer(Protocol):

@@ -125,6 +125,10 @@ class InstantUpdater:
         """See ``WeightUpdater.take``."""
         return True
 
+    async def newcomers(self) -> None:
+        """See ``WeightUpdater.newcomers``."""
+        await asyncio.Event().wait()
+
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
         body = {"new_version": str(weights.version)}

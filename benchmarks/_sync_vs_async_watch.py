@@ -141,6 +141,10 @@ class WatchedUpdater:
         self.takes.add(start, _now())
         return goes_on
 
+    async def newcomers(self) -> None:
+        """See ``WeightUpdater.newcomers``."""
+        await self._updater.newcomers()
+
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
         report = await self._updater.push(weights)

@@ -184,6 +184,8 @@ class FailureConfig:
 
     max_sample_retries: int = 3
     """Attempts after the first for a sample whose engine failed; the tokens that are there are kept."""
+    max_engine_restarts: int = 3
+    """Engines that end are started again, so many times in all; the next one that ends, ends the run."""
     max_failed_groups: int = 16
     """Failed groups in a row that end the run."""
     max_filtered_groups: int = 1024
@@ -201,7 +203,7 @@ class FailureConfig:
 
     def __post_init__(self) -> None:
         refuse(
-            at_least(self, 0, "max_sample_retries")
+            at_least(self, 0, "max_sample_retries", "max_engine_restarts")
             + at_least(self, 1, "max_failed_groups", "max_filtered_groups")
             + above(self, 0, "request_timeout_s", "control_timeout_s", "reward_timeout_s", "train_timeout_s")
             + above(self, 0, "watchdog_timeout_s")

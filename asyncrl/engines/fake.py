@@ -12,7 +12,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import EngineError, UpdateInterrupted
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
 
 VOCABULARY = 64
@@ -138,9 +138,18 @@ class FakeUpdater:
     def __init__(self, *engines: FakeEngine, seconds: float = 0.1, goes_beside: bool = True) -> None:
         self.pushed: list[Weights] = []
         self.before_take: Callable[[], None] = lambda: None
+        self.newcomer = asyncio.Event()
+        """Set it for an engine that waits for a push."""
+        self.interruptions = 0
+        """Pushes from now on that fail as if an engine was lost."""
         self._engines = engines
         self._seconds = seconds
         self._goes_beside = goes_beside
+
+    async def newcomers(self) -> None:
+        """See ``WeightUpdater.newcomers``."""
+        await self.newcomer.wait()
+        self.newcomer.clear()
 
     async def take(self) -> bool:
         """See ``WeightUpdater.take``."""
@@ -153,6 +162,9 @@ class FakeUpdater:
         for engine in self._engines:
             await engine.pause()
         await asyncio.sleep(self._seconds)
+        if self.interruptions:
+            self.interruptions -= 1
+            raise UpdateInterrupted("an engine was lost")
         for engine in self._engines:
             engine.go_on(weights)
         await asyncio.sleep(self._seconds)  # chunks under the new weights may arrive before push returns

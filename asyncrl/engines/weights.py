@@ -11,15 +11,20 @@ Knows neither HTTP nor torch: engines and trainer are Protocols.
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from asyncrl.engines.buckets import WeightBucket
-from asyncrl.errors import AsyncRLError, WeightUpdateFailed
+from asyncrl.engines.roster import Roster
+from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 
 PauseMode = Literal["in_place", "retract"]
 """Requests held by an update keep their KV cache, or give it up and compute it anew under the new weights."""
+
+
+LOST_S = 5.0
+"""For an engine whose connection broke to be found dead, or not: they are looked at every half second."""
 
 
 class WeightSender(Protocol):
@@ -76,34 +81,44 @@ class WeightReceiver(Protocol):
 
 
 class BroadcastUpdater:
-    """``WeightUpdater`` by broadcast.  ``connect`` comes first, once; one ``push`` at a time."""
+    """``WeightUpdater`` by broadcast.  ``connect`` comes first, once; one ``push`` at a time.
+
+    The group is formed anew when the engines of the roster have changed: a group whose member died is of no use.
+    """
 
     def __init__(
         self,
-        engines: tuple[WeightReceiver, ...],
+        roster: Roster[WeightReceiver],
         sender: WeightSender,
         *,
         master_address: str,
-        master_port: int,
+        find_port: Callable[[], Awaitable[int]],
         backend: str,
         timeout_s: float,
         pause_mode: PauseMode = "in_place",
         group_name: str = "asyncrl",
         is_checked: bool = False,
+        lost_s: float = LOST_S,
     ) -> None:
-        """``timeout_s`` is for the connection, and for each bucket of a push.
+        """``timeout_s`` is for the connection, and for each bucket of a push.  ``find_port`` finds one that is free.
 
         ``is_checked``: each update is compared with what the trainer sent, once engines take all buckets at once.
+        ``lost_s`` is how long a failure waits for the engine that died of it.
         """
-        self._engines = engines
+        self._roster = roster
+        self._engines: tuple[WeightReceiver, ...] = ()
+        """In the group, with the trainer."""
+        self._formed_for = -1
+        """The roster's changes that the group knows of."""
         self._sender = sender
         self._master_address = master_address
-        self._master_port = master_port
+        self._find_port = find_port
         self._backend = backend
         self._timeout_s = timeout_s
         self._pause_mode: PauseMode = pause_mode
-        self._group_name = group_name
+        self._prefix = self.group_name = group_name
         self._is_checked = is_checked
+        self._lost_s = lost_s
         self._buckets: tuple[WeightBucket, ...] = ()
         self.is_direct = False
         """Whether all engines take all buckets at once, as the next push will have them do."""
@@ -111,14 +126,18 @@ class BroadcastUpdater:
         """Whether the trainer is sending already."""
 
     async def connect(self) -> None:
-        """Form the group.  Raises WeightUpdateFailed."""
+        """Form the group of all engines that are there.  Raises WeightUpdateFailed."""
+        self._engines, self._formed_for = self._roster.present, self._roster.changes
+        self.group_name = f"{self._prefix}-{self._formed_for}"
+        self._is_taken = self.is_direct = False
+        master_port = await self._find_port()
         world_size = 1 + sum(engine.num_ranks for engine in self._engines)
         joining = {
             "trainer": self._sender.join_engines(
                 master_address=self._master_address,
-                master_port=self._master_port,
+                master_port=master_port,
                 world_size=world_size,
-                group_name=self._group_name,
+                group_name=self.group_name,
                 backend=self._backend,
             )
         }
@@ -126,10 +145,10 @@ class BroadcastUpdater:
         for engine in self._engines:
             joining[engine.url] = engine.join_group(
                 master_address=self._master_address,
-                master_port=self._master_port,
+                master_port=master_port,
                 rank_offset=rank_offset,
                 world_size=world_size,
-                group_name=self._group_name,
+                group_name=self.group_name,
                 backend=self._backend,
             )
             rank_offset += engine.num_ranks
@@ -140,6 +159,12 @@ class BroadcastUpdater:
         """See ``WeightUpdater.take``."""
         if not self._buckets:
             raise WeightUpdateFailed("take came before connect, or the trainer has nothing to send")
+        try:
+            if self._roster.changes != self._formed_for:
+                await self.connect()
+        except WeightUpdateFailed as error:
+            await self._blame_the_lost(error)
+            raise
         await self._together("copying the weights", {"trainer": self._take()}, self._timeout_s)
         return self._is_taken
 
@@ -153,11 +178,27 @@ class BroadcastUpdater:
             raise WeightUpdateFailed("push came before connect, or the trainer has nothing to send")
         clock = asyncio.get_running_loop().time
         began = clock()
-        paused = await self._pause()
-        await self._move(str(weights.version))
-        await self._together("going on", {engine.url: engine.go_on() for engine in self._engines}, self._timeout_s)
+        try:
+            paused = await self._pause()
+            await self._move(str(weights.version))
+            await self._together("going on", {engine.url: engine.go_on() for engine in self._engines}, self._timeout_s)
+        except WeightUpdateFailed as error:
+            await self._blame_the_lost(error)
+            raise
+        self._roster.settle(self._engines)
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
         return UpdateReport(pause_s=clock() - paused, total_s=clock() - began, num_bytes=num_bytes)
+
+    async def newcomers(self) -> None:
+        """See ``WeightUpdater.newcomers``."""
+        await self._roster.newcomers()
+
+    async def _blame_the_lost(self, error: WeightUpdateFailed) -> None:
+        """Raises UpdateInterrupted if an engine died, which is seen some time after its connection broke."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._lost_s):
+                await self._roster.changed(self._formed_for)
+            raise UpdateInterrupted(str(error)) from error
 
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._sender.weight_buckets()
@@ -197,14 +238,14 @@ class BroadcastUpdater:
         self.is_direct = all(kept)
 
     async def _receive_all(self, engine: WeightReceiver, label: str) -> None:
-        await engine.receive_all(self._buckets, group_name=self._group_name, label=label, is_checked=self._is_checked)
+        await engine.receive_all(self._buckets, group_name=self.group_name, label=label, is_checked=self._is_checked)
 
     async def _receive_each(self, engine: WeightReceiver, label: str, kept: list[bool]) -> None:
         """Bucket by bucket.  The last one brings the label: then all weights are new."""
         last = len(self._buckets) - 1
         for number, bucket in enumerate(self._buckets):
             told = label if number == last else None
-            kept.append(await engine.receive(bucket, group_name=self._group_name, label=told))
+            kept.append(await engine.receive(bucket, group_name=self.group_name, label=told))
 
     @property
     def _checks(self) -> bool:

@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 """Before the second attempt; doubled for each one after.  A server that died needs a moment to be noticed."""
+QUIET_S = 10.0
+"""After a warning of a failed attempt: an engine that dies fails hundreds at once, which the log lists one by one."""
 LONGEST_PAUSE_S = 10.0
 """A sample in its pause holds its slot."""
 
@@ -32,6 +34,7 @@ class RetryingEngine:
         self._serving = serving
         self._open = asyncio.Event()
         self._open.set()
+        self._quiet_until = float("-inf")
         self.retries = 0
         """Attempts after a failure, so far."""
         self.aborts = 0
@@ -81,7 +84,11 @@ class RetryingEngine:
         if failures > self._max_retries:
             raise SampleFailed(f"{request.request_id}: {failures} attempts, the last: {error}") from error
         self.retries += 1
-        logger.warning("%s: attempt %d failed, %d tokens kept: %s", request.request_id, failures, num_tokens, error)
+        now = asyncio.get_running_loop().time()
+        level = logging.WARNING if now >= self._quiet_until else logging.INFO
+        if level == logging.WARNING:
+            self._quiet_until = now + QUIET_S
+        logger.log(level, "%s: attempt %d failed, %d tokens kept: %s", request.request_id, failures, num_tokens, error)
         await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (failures - 1), LONGEST_PAUSE_S))
 
     def _continued(self, request: Request, written: tuple[int, ...], attempt: int) -> Request:

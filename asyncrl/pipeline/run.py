@@ -20,7 +20,7 @@ from itertools import chain
 from operator import sub
 from pathlib import Path
 
-from asyncrl.errors import CheckpointFailed, EngineError, plainly
+from asyncrl.errors import CheckpointFailed, EngineError, UpdateInterrupted, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.lengths import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
@@ -91,10 +91,12 @@ async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -
         async with asyncio.TaskGroup() as stages:
             run = _Run(parts, plan, stages, report)
             scheduling = stages.create_task(parts.scheduler.run(), name="scheduler")
+            welcoming = stages.create_task(run.welcome(), name="newcomers")
             for step in range(plan.first_step, plan.num_steps):
                 await run.step(step)
             await run.reported()
             scheduling.cancel()
+            welcoming.cancel()
             await run.save()
 
 
@@ -108,6 +110,13 @@ class _Run:
         self._plan = plan
         self._stages = stages
         self._report = report
+        self._trained = plan.first_step
+        """Steps that the trainer's weights have seen."""
+        self._version = parts.served.now.version
+        self._trainer = asyncio.Lock()
+        """Held while it trains, and while its weights are taken."""
+        self._updates = asyncio.Lock()
+        """Held for an update: one at a time."""
         self._pushing: asyncio.Task[UpdateReport] | None = None
         self._reporting: asyncio.Task[None] | None = None
         """Of the last step, which waits for its weight update."""
@@ -217,10 +226,16 @@ class _Run:
         """Train, while the engines score a few of the same tokens if they serve the weights that the trainer holds."""
         with plainly():
             async with asyncio.TaskGroup() as both:
-                training = both.create_task(self._parts.trainer.train(batch), name=f"train-{batch.step}")
+                training = both.create_task(self._train_alone(batch), name=f"train-{batch.step}")
                 scoring = both.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
         report, from_engine = training.result(), scoring.result()
         return report, mean_difference(from_engine, report.logprobs)
+
+    async def _train_alone(self, batch: Batch) -> TrainReport:
+        async with self._trainer:
+            report = await self._parts.trainer.train(batch)
+            self._trained = batch.step + 1
+        return report
 
     async def _engine_logprobs(self, batch: Batch) -> dict[int, Sequence[float]]:
         """By place in the batch: log-probs of answers under the trainer's present weights, as the engines see them.
@@ -263,11 +278,9 @@ class _Run:
         self._pushing = None
         if not self._push_is_due(step):
             return None
-        start = _now()
-        goes_on = await self._parts.updater.take()
-        self._pushing = self._stages.create_task(self._push(step), name=f"push-{step}")
-        if not goes_on:
-            await self._pushing
+        start, is_free = _now(), asyncio.Event()
+        self._pushing = self._stages.create_task(self._update(is_free), name=f"push-{step}")
+        await is_free.wait()
         self._parts.timeline.span("trainer", "weights taken", start, _now())
         return _now() - start
 
@@ -275,10 +288,38 @@ class _Run:
         """What the push of the last step was, when it is over; None when there was none."""
         return None if self._pushing is None else await self._pushing
 
-    async def _push(self, step: int) -> UpdateReport:
+    async def welcome(self) -> None:
+        """Push for engines that come in between, until cancelled."""
+        while True:
+            await self._parts.updater.newcomers()
+            await self._update(asyncio.Event())
+
+    async def _update(self, is_free: asyncio.Event) -> UpdateReport:
+        """Have all engines serve the trainer's weights; ``is_free`` is set once the trainer may go on with others.
+
+        From the beginning, when an engine is lost meanwhile: with the weights that the trainer has then.
+        """
+        async with self._updates:
+            while True:
+                try:
+                    return await self._update_once(is_free)
+                except UpdateInterrupted as error:
+                    logger.warning("the weight update begins anew: %s", error)
+
+    async def _update_once(self, is_free: asyncio.Event) -> UpdateReport:
+        async with self._trainer:
+            self._version += 1
+            weights = Weights(version=self._version, step=self._trained)
+            if not await self._parts.updater.take():
+                report = await self._push(weights)
+                is_free.set()
+                return report
+            is_free.set()
+        return await self._push(weights)
+
+    async def _push(self, weights: Weights) -> UpdateReport:
         """Push at once; samples in flight go on under the new weights."""
         parts, start = self._parts, _now()
-        weights = Weights(version=parts.served.now.version + 1, step=step + 1)
         if self._plan.abort_for_updates:
             await parts.engine.interrupt()
         parts.served.expect(weights)

@@ -80,6 +80,10 @@ class ModelledUpdater:
             await self._before()
         return True
 
+    async def newcomers(self) -> None:
+        """See ``WeightUpdater.newcomers``: modelled engines do not die."""
+        await asyncio.Event().wait()
+
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
         start = _now()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.engines.fake import FakeEngine, FakeUpdater
+from asyncrl.engines.roster import Roster
 from asyncrl.engines.servers import ServerProcess
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
@@ -129,10 +130,10 @@ class _ConnectsFirst:
         sender = SendsWeights(self._servers.model, scaled)
         sender.version = weights.version
         updater = BroadcastUpdater(
-            (self._control,),
+            Roster((self._control,)),
             sender,
             master_address="127.0.0.1",
-            master_port=free_ports(1)[0],
+            find_port=a_free_port,
             backend="gloo",
             timeout_s=30.0,
             group_name=group_name,
@@ -140,8 +141,12 @@ class _ConnectsFirst:
         await updater.connect()
         report = await updater.push(weights)
         self._servers.version = weights.version
-        await self._control.leave_group(group_name)
+        await self._control.leave_group(updater.group_name)
         return report
+
+
+async def a_free_port() -> int:
+    return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:

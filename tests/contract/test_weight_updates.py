@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.weights import BroadcastUpdater, PauseMode
-from asyncrl.errors import AsyncRLError, EngineLost, TrainerFailed, WeightUpdateFailed
+from asyncrl.engines.roster import Roster
+from asyncrl.engines.weights import BroadcastUpdater, PauseMode, WeightReceiver
+from asyncrl.errors import AsyncRLError, EngineLost, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 
 Step = Callable[[str], Awaitable[None]]
@@ -99,6 +100,10 @@ class Trainer:
         await self._step(what)
 
 
+async def a_port() -> int:
+    return 1
+
+
 def push(
     *engines: Engine,
     trainer: Trainer,
@@ -106,17 +111,19 @@ def push(
     pause_mode: PauseMode = "in_place",
     is_checked: bool = False,
     times: int = 1,
+    roster: Roster[WeightReceiver] | None = None,
 ) -> UpdateReport:
     """The report of the last one."""
 
     async def run() -> UpdateReport:
         updater = BroadcastUpdater(
-            engines,
+            roster or Roster(engines),
             trainer,
             master_address="here",
-            master_port=1,
+            find_port=a_port,
             backend="gloo",
             timeout_s=timeout_s,
+            lost_s=0.05,
             pause_mode=pause_mode,
             is_checked=is_checked,
         )
@@ -211,3 +218,65 @@ def test_no_exception_group_leaves() -> None:
     both = failing("pause in_place", EngineLost("gone"))
     with pytest.raises(AsyncRLError):
         push(Engine("a", step=both), Engine("b", step=both), trainer=Trainer())
+
+
+def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_without_it() -> None:
+    a, c = Engine("a", keeps=True), Engine("c", keeps=True)
+
+    async def dies(step: str) -> None:
+        if step.startswith("two"):
+            roster.lose("b")
+            raise EngineLost("gone")
+
+    b = Engine("b", step=dies)
+    roster: Roster[WeightReceiver] = Roster((a, b, c))
+    trainer = Trainer()
+    with pytest.raises(UpdateInterrupted, match="b: gone"):
+        push(trainer=trainer, roster=roster)
+    assert "go on" not in [*a.told, *c.told]
+    push(trainer=trainer, roster=roster)
+    assert a.told[-5:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
+    assert c.told[-5:] == ["rank 2 of 3", *a.told[-4:]]
+    assert "go on" not in b.told
+
+
+def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() -> None:
+    a, b = Engine("a", keeps=True), Engine("b", keeps=True)
+    roster: Roster[WeightReceiver] = Roster((a, b))
+    roster.lose("b")
+    roster.come("b")
+
+    async def run() -> list[str]:
+        updater = BroadcastUpdater(
+            roster, Trainer(), master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0
+        )
+        await updater.connect()
+        async with asyncio.timeout(1.0):
+            await updater.newcomers()
+        for version in (1, 2):
+            await updater.take()
+            await updater.push(Weights(version=version, step=version))
+        async with asyncio.timeout(1.0):
+            await roster.served("b")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await updater.newcomers()
+        return b.told
+
+    told = asyncio.run(run())
+    assert told == [
+        "rank 2 of 3",
+        "pause in_place",
+        "one None",
+        "two 1",
+        "go on",
+        "pause in_place",
+        "one and two 2",
+        "go on",
+    ]
+
+
+def test_a_failure_of_engines_that_all_live_is_final() -> None:
+    with pytest.raises(WeightUpdateFailed) as error:
+        push(Engine("a", step=failing("two 3", EngineLost("gone"))), trainer=Trainer())
+    assert not isinstance(error.value, UpdateInterrupted)

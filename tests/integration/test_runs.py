@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 
 from tests.integration.launcher import Launched, Outcome, run
@@ -17,10 +18,13 @@ SHORT = ("--num-rollout", "8", "--eval-interval", "4")
 SYNCHRONOUS = ("--max-staleness", "0")
 REPEATED_STEPS = 5
 """Two synchronous runs are compared over as many, and each ends in another way: a run of its own for that is 50 s."""
+STEPS_AFTER = 2
+"""After an engine died."""
 SAVED_STEPS = 3
 """The synchronous runs leave a checkpoint of as many."""
 SAME = ("train/loss", "train/grad_norm", "train/lr", "reward/mean", "response/tokens_mean", "version")
 COUNTS = ("tokens/generated", "tokens/trained", "groups/admitted", "groups/trained", "groups/stale")
+FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
 START_S = 300.0
 """For a run to come to its first steps on a busy machine."""
 RUN_S = 400.0
@@ -43,8 +47,7 @@ def test_a_run_ends_well_and_leaves_no_process(short: Outcome) -> None:
 def test_a_run_reports_every_step_and_accounts_for_every_token(short: Outcome) -> None:
     assert [row["step"] for row in short.rows] == list(range(8))
     for row in short.rows:
-        spent = sum(row[f"tokens/{fate}"] for fate in ("trained", "masked", "filtered", "stale", "failed", "held"))
-        assert row["tokens/generated"] == spent
+        assert row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in FATES)
     assert short.rows[-1]["tokens/held"] == 0
 
 
@@ -137,10 +140,14 @@ def test_a_mixture_of_experts_trains_and_sigterm_while_it_stops_ends_everything_
     assert (outcome.run_dir / "model" / "config.json").exists()
 
 
+def members(launched: Launched, victim: str) -> list[psutil.Process]:
+    """The run's processes with ``victim`` in their command line."""
+    return [process for process in launched.members() if any(victim in word for word in process.cmdline())]
+
+
 def names_what_died(launched: Launched, victim: str, line: str) -> Outcome:
     """The run, whose process with ``victim`` in its command line is killed now, ends with one line that names it."""
-    found = [process for process in launched.members() if any(victim in word for word in process.cmdline())]
-    found[0].kill()
+    members(launched, victim)[0].kill()
     outcome = launched.finish(60.0)
     assert outcome.code == 1, outcome.output
     assert line in outcome.output
@@ -166,14 +173,17 @@ def after_ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.fixture(scope="module")
 def after_a_dead_server(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The same run again, ended by the death of its server, which it named."""
-    return names_what_died(synchronous(tmp_path_factory), "sglang.launch_server", "error: ServerFailed: sglang-0 ended")
+    """The same run again; its server dies, is started again, and ends the run when it dies once more."""
+    launched = synchronous(tmp_path_factory, "--max-engine-restarts", "1")
+    members(launched, "sglang.launch_server")[0].kill()
+    launched.wait_for_steps(REPEATED_STEPS + STEPS_AFTER, START_S)
+    return names_what_died(launched, "sglang.launch_server", "error: ServerFailed: sglang-0 ended")
 
 
-def synchronous(tmp_path_factory: pytest.TempPathFactory) -> Launched:
+def synchronous(tmp_path_factory: pytest.TempPathFactory, *flags: str) -> Launched:
     folder = tmp_path_factory.mktemp("synchronous")
     saving = ("--save", str(folder / "saved"), "--save-interval", str(SAVED_STEPS))
-    launched = Launched(folder / "run", (*QUICKSTART, *SYNCHRONOUS, *saving))
+    launched = Launched(folder / "run", (*QUICKSTART, *SYNCHRONOUS, *saving, *flags))
     launched.wait_for_steps(REPEATED_STEPS, START_S)
     return launched
 
@@ -182,8 +192,22 @@ def test_ctrl_c_in_mid_run_ends_everything_in_time(after_ctrl_c: Outcome) -> Non
     assert len(after_ctrl_c.rows) < QUICKSTART_STEPS
 
 
-def test_a_dead_server_ends_the_run_with_one_line_that_names_it(after_a_dead_server: Outcome) -> None:
+def test_one_dead_server_too_many_ends_the_run_with_one_line_that_names_it(after_a_dead_server: Outcome) -> None:
     assert len(after_a_dead_server.rows) < QUICKSTART_STEPS
+
+
+def test_a_dead_engine_is_started_again_and_nothing_is_lost(after_a_dead_server: Outcome) -> None:
+    log = (after_a_dead_server.run_dir / "run.log").read_text()
+    assert "sglang-0 is back, with the present weights" in log
+    rows = after_a_dead_server.rows
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    assert len(rows) >= REPEATED_STEPS + STEPS_AFTER
+    assert {row["lag/max"] for row in rows} == {0}
+    assert all(row["tokens/failed"] == row["groups/failed"] == row["groups/stale"] == 0 for row in rows)
+    assert rows[REPEATED_STEPS + 1]["retries"] > rows[REPEATED_STEPS - 1]["retries"]
+    for row in rows[REPEATED_STEPS:]:
+        assert row["train/logprob_diff"] < 1e-4
+        assert row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in FATES)
 
 
 def test_without_staleness_a_repeated_run_gets_the_same_rewards(

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+from asyncrl.engines.roster import Roster
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl
 from asyncrl.engines.sglang.http import Wire
@@ -17,7 +18,7 @@ from asyncrl.pipeline.draft import Draft
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, Span, Weights
-from tests.contract.conftest import Servers, free_ports, running_servers
+from tests.contract.conftest import Servers, a_free_port, running_servers
 from tests.contract.weight_sets import SendsWeights, Teacher, weight_set
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
@@ -89,10 +90,10 @@ async def _live_through_updates(servers: Servers, mode: Mode) -> Outcome:
         control = EngineControl(wire, servers.engine_url, timeout_s=60.0)
         sender, group_name = SendsWeights(servers.model, weight_set), uuid.uuid4().hex
         updater = BroadcastUpdater(
-            (control,),
+            Roster((control,)),
             sender,
             master_address="127.0.0.1",
-            master_port=free_ports(1)[0],
+            find_port=a_free_port,
             backend="gloo",
             timeout_s=60.0,
             pause_mode="retract" if mode == "retract" else "in_place",
@@ -131,7 +132,7 @@ async def _live_through_updates(servers: Servers, mode: Mode) -> Outcome:
                 await push()
             assert updater.is_direct
             outcome.alive = sum(not task.done() for task in running)
-        await control.leave_group(group_name)
+        await control.leave_group(updater.group_name)
     outcome.samples = [draft.finish("", task.result(), 1.0) for draft, task in zip(drafts, running, strict=True)]
     outcome.requests, outcome.retries, outcome.aborts = engine.requests, retrying.retries, retrying.aborts
     return outcome

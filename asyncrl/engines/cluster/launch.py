@@ -10,25 +10,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from asyncrl.engines.checkpoints import Origin
 from asyncrl.engines.cluster.actors import RankActor, ServerActor
 from asyncrl.engines.cluster.calls import answered, together
+from asyncrl.engines.cluster.keeper import EngineKeeper, StartedEngine
+from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.cluster.trainer import RayTrainer
 from asyncrl.engines.megatron.settings import TrainerSettings
+from asyncrl.engines.roster import Roster
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.sglang.loads import EngineLoads
-from asyncrl.engines.weights import BroadcastUpdater, PauseMode
-from asyncrl.errors import AsyncRLError, ConfigError, EngineTimeout, ServerFailed, plainly
+from asyncrl.engines.weights import BroadcastUpdater, PauseMode, WeightReceiver
+from asyncrl.errors import ConfigError, EngineTimeout, ServerFailed, plainly
 
-CHECK_PERIOD_S = 2.0
-"""Between two looks at whether a server still lives: soon enough to name it before its requests run out of retries."""
-STOP_TIMEOUT_S = 6.0
-"""For all servers to end when the run does."""
+LOOK_S = 3.0
+"""For a server whose connections are closed to be seen dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,31 +57,8 @@ class Deployment:
     """Of the trainer's first weights, when not ``model_path``."""
     pause_mode: PauseMode = "in_place"
     """What an update does to requests in flight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A server process and the actor that watches over it."""
-
-    name: str
-    actor: Any
-    timeout_s: float
-    """For an answer of the actor."""
-
-    async def check(self) -> None:
-        """Raises ServerFailed when the server has ended."""
-        await answered(self.actor.check.remote(), f"the actor of {self.name}", self.timeout_s, ServerFailed)
-
-    async def watch(self) -> NoReturn:
-        """Raises ServerFailed once the server has ended; runs until cancelled otherwise."""
-        while True:
-            await self.check()
-            await asyncio.sleep(CHECK_PERIOD_S)
-
-    async def stop(self) -> None:
-        """End the server.  Never raises: whatever is left dies with its actor."""
-        with contextlib.suppress(AsyncRLError):
-            await answered(self.actor.stop.remote(), f"stopping {self.name}", STOP_TIMEOUT_S, ServerFailed)
+    max_engine_restarts: int = 0
+    """Of all engines together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +70,7 @@ class Running:
     updater: BroadcastUpdater
     load_probe: EngineLoads
     servers: tuple[Server, ...]
+    keeper: EngineKeeper
 
     async def look_for_the_dead(self) -> None:
         """Raises ServerFailed if a server has ended, or is about to.
@@ -99,12 +78,14 @@ class Running:
         A process that is killed closes its connections some time before it can be seen dead.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.5 * CHECK_PERIOD_S):
-                await self.watch()
+            async with asyncio.timeout(LOOK_S):
+                await together([server.watch() for server in self.servers])
 
     async def watch(self) -> None:
-        """Raises ServerFailed once a server has ended; runs until cancelled otherwise."""
-        await together([server.watch() for server in self.servers])
+        """Start engines again that end.  Raises ServerFailed when too many did, or the router; runs until cancelled."""
+        engines = [engine.server for engine in self.keeper.engines]
+        others = [server.watch() for server in self.servers if server not in engines]
+        await together([*others, self.keeper.keep()])
 
 
 def pick_device(ray: ModuleType, wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
@@ -146,7 +127,7 @@ class _Builder:
         self._phase(f"loading the model: {deployment.num_engines} SGLang, {deployment.num_ranks} Megatron")
         try:
             async with asyncio.timeout(deployment.start_timeout_s):
-                (urls, router_url), ranks = await together([self._engines(group), self._ranks(group)])
+                (engines, router_url), ranks = await together([self._engines(group), self._ranks(group)])
         except EngineTimeout as error:
             raise ServerFailed(f"{error} (start-timeout-s)") from error
         except TimeoutError as error:
@@ -154,15 +135,17 @@ class _Builder:
         trainer = RayTrainer(
             ranks, train_timeout_s=deployment.train_timeout_s, control_timeout_s=deployment.control_timeout_s
         )
+        urls = tuple(engine.url for engine in engines)
         self._phase("connecting trainer and engines")
+        engine = SGLangEngine(self._wire, urls, router_url=router_url, request_timeout_s=deployment.request_timeout_s)
+        roster = Roster[WeightReceiver](self._control(url) for url in urls)
         return Running(
-            engine=SGLangEngine(
-                self._wire, urls, router_url=router_url, request_timeout_s=deployment.request_timeout_s
-            ),
+            engine=engine,
             trainer=trainer,
-            updater=await self._updater(urls, trainer, ranks[0]),
+            updater=await self._updater(roster, trainer, ranks[0]),
             load_probe=EngineLoads(self._wire, urls),
             servers=tuple(self._servers),
+            keeper=EngineKeeper(engines, roster, engine, max_restarts=deployment.max_engine_restarts),
         )
 
     async def stop(self) -> None:
@@ -208,14 +191,14 @@ class _Builder:
 
     # ---- engines and router
 
-    async def _engines(self, group: Any) -> tuple[tuple[str, ...], str | None]:
-        """URLs of the engines, and of the router if there is one; all of them ready."""
+    async def _engines(self, group: Any) -> tuple[tuple[StartedEngine, ...], str | None]:
+        """The engines, and the URL of the router if there is one; all of them ready."""
         deployment = self._deployment
-        urls = await together([self._engine(group, number) for number in range(deployment.num_engines)])
-        router_url = await self._router(tuple(urls)) if deployment.use_router else None
-        return tuple(urls), router_url
+        engines = await together([self._engine(group, number) for number in range(deployment.num_engines)])
+        urls = tuple(engine.url for engine in engines)
+        return tuple(engines), await self._router(urls) if deployment.use_router else None
 
-    async def _engine(self, group: Any, number: int) -> str:
+    async def _engine(self, group: Any, number: int) -> StartedEngine:
         deployment = self._deployment
         server = self._server(f"sglang-{number}", self._actor(ServerActor, group, deployment.num_ranks + number))
         host, (port,) = await self._place(server.actor, 1)
@@ -230,9 +213,13 @@ class _Builder:
             flags=deployment.server_flags,
         )
         url = f"http://{host}:{port}"
-        await self._start(server, server_command(launch))
-        await self._ready(server, wait_for_server(self._wire, url, deployment.start_timeout_s))
-        return url
+
+        async def start() -> None:
+            await self._start(server, server_command(launch))
+            await self._ready(server, wait_for_server(self._wire, url, deployment.start_timeout_s))
+
+        await start()
+        return StartedEngine(url=url, server=server, start=start)
 
     async def _router(self, urls: tuple[str, ...]) -> str:
         deployment = self._deployment
@@ -300,18 +287,24 @@ class _Builder:
             )
         return ranks
 
-    async def _updater(self, urls: tuple[str, ...], trainer: RayTrainer, first_rank: Any) -> BroadcastUpdater:
+    def _control(self, url: str) -> EngineControl:
         deployment = self._deployment
-        address, (port,) = await self._place(first_rank, 1)
         num_ranks = deployment.gpus_per_engine if deployment.device == "cuda" else 1
+        return EngineControl(self._wire, url, timeout_s=deployment.control_timeout_s, num_ranks=num_ranks)
+
+    async def _updater(self, roster: Roster[WeightReceiver], trainer: RayTrainer, first_rank: Any) -> BroadcastUpdater:
+        deployment = self._deployment
+        address, _ = await self._place(first_rank, 1)
+
+        async def find_port() -> int:
+            _, (port,) = await self._place(first_rank, 1)
+            return port
+
         updater = BroadcastUpdater(
-            tuple(
-                EngineControl(self._wire, url, timeout_s=deployment.control_timeout_s, num_ranks=num_ranks)
-                for url in urls
-            ),
+            roster,
             trainer,
             master_address=address,
-            master_port=port,
+            find_port=find_port,
             backend="nccl" if deployment.device == "cuda" else "gloo",
             timeout_s=deployment.control_timeout_s,
             pause_mode=deployment.pause_mode,

@@ -90,6 +90,15 @@ class Outbox:
         if failure is not None:
             raise WeightUpdateFailed(f"the weights were not delivered: {failure}") from failure
 
+    def abandon(self) -> None:
+        """Stop sending: the group is of no use any more."""
+        if self._sending is not None:
+            thread, group = self._sending
+            if thread.is_alive():
+                group.abort()
+            thread.join()
+        self._sending = self._failure = None
+
     def _has_room(self) -> bool:
         if self._device.type == "cpu":
             return True

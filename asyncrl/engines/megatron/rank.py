@@ -6,6 +6,7 @@ A plain class without Ray.  Every rank of a trainer gets the same calls with the
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -189,7 +190,10 @@ class MegatronRank:
             raise ValueError("no engines have joined")
 
     def _leave_engines(self) -> None:
+        self._outbox.abandon()
         if self._engines is not None:
+            with suppress(RuntimeError):  # of a group whose member died
+                self._engines.abort()
             dist.destroy_process_group(self._engines)
             self._engines = None
 

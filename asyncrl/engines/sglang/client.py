@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 class SGLangEngine:
     """``RolloutEngine`` over ``engine_urls``; ``router_url`` None spreads requests over the least busy engines.
 
+    So does it while an engine is away, of which the router would learn too late; without any engine, requests wait.
+
     A pause for a weight update is silence like any other: ``request_timeout_s`` must be longer.
     """
 
@@ -47,19 +49,38 @@ class SGLangEngine:
         if not engine_urls:
             raise ValueError("engine_urls must name at least one engine")
         self._wire = wire
-        self._engine_urls = engine_urls
-        self._choices = _LeastBusy((router_url,) if router_url else engine_urls)
+        self._engine_urls = list(engine_urls)
+        self._direct = _LeastBusy(engine_urls)
+        self._routed = _LeastBusy((router_url,)) if router_url else self._direct
+        self._away = set[str]()
         self._idle_s = request_timeout_s
         self._interrupt_s = interrupt_timeout_s
         self._trail = VersionTrail()
         self._flights = Flights()
         self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
 
+    def leave(self, url: str) -> None:
+        """This engine is gone: it gets no more requests."""
+        self._away.add(url)
+        self._engine_urls.remove(url)
+        self._direct.remove(url)
+
+    def join(self, url: str) -> None:
+        """It is back, with the present weights."""
+        self._away.discard(url)
+        self._engine_urls.append(url)
+        self._direct.add(url)
+
+    @property
+    def _choices(self) -> "_LeastBusy":
+        return self._direct if self._away else self._routed
+
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
         # SGLang aborts every request whose id *starts* with the given one, and refuses an id that it knows already.
         rid = f"{PACKED}{request.request_id}/{self._rid()}."
         body = _generate_body(request, rid)
+        await self._choices.some()  # not in flight: no interruption waits for it
         flight = self._flights.begin(rid)
         try:
             answer = Answer(request, flight, self._trail, on_chunk)
@@ -99,6 +120,7 @@ class SGLangEngine:
             "logprob_start_len": start - 1,  # the first entry never has a log-prob
             "extra_key": rid,  # no cached prefix: older weights may have made it
         }
+        await self._choices.some()
         async with _Turn(self._choices, self._abort, rid) as url:
             answer = await self._wire.ask(f"{url}/generate", body, self._idle_s)
         entries = answer["meta_info"]["input_token_logprobs"][1:]
@@ -135,7 +157,7 @@ class SGLangEngine:
         try:
             await self._wire.command(f"{url}/abort_request", {"rid": rid}, _ABORT_S)
         except EngineError as error:
-            logger.warning("could not abort %s: %s", rid, error)
+            logger.info("could not abort %s: %s", rid, error)
 
     async def _keep_aborting(self, url: str) -> None:
         """Abort every flight on one server, again and again: a request may not be known there yet.  Until cancelled."""
@@ -166,6 +188,23 @@ class _LeastBusy:
     def __init__(self, urls: tuple[str, ...]) -> None:
         self._busy = dict.fromkeys(urls, 0)
         self._avoid_until = dict.fromkeys(urls, float("-inf"))
+        self._is_some = asyncio.Event()
+        self._is_some.set()
+
+    def add(self, url: str) -> None:
+        """One more."""
+        self._busy[url], self._avoid_until[url] = 0, float("-inf")
+        self._is_some.set()
+
+    def remove(self, url: str) -> None:
+        """One less; requests on it end by themselves."""
+        del self._busy[url], self._avoid_until[url]
+        if not self._busy:
+            self._is_some.clear()
+
+    async def some(self) -> None:
+        """Return while there is one."""
+        await self._is_some.wait()
 
     def take(self) -> str:
         """The server to use, counted as busy until ``give_back``."""
@@ -176,11 +215,13 @@ class _LeastBusy:
 
     def give_back(self, url: str) -> None:
         """The request is over."""
-        self._busy[url] -= 1
+        if url in self._busy:
+            self._busy[url] -= 1
 
     def avoid(self, url: str) -> None:
         """It lost a request."""
-        self._avoid_until[url] = asyncio.get_running_loop().time() + _AVOID_S
+        if url in self._busy:
+            self._avoid_until[url] = asyncio.get_running_loop().time() + _AVOID_S
 
 
 class _Turn:

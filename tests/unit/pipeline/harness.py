@@ -70,6 +70,7 @@ class World:
     train_seconds: float = 1.0
     push_seconds: float = 0.1
     trains_beside_pushes: bool = True
+    interrupted_pushes: int = 0
     reward: Any = token_sum
     keep: Any = keep_all
     failures: dict[str, Exception] = field(default_factory=dict)
@@ -104,9 +105,8 @@ class World:
             self.lengths, seconds_per_token=self.seconds_per_token, chunk=self.chunk, failures=self.failures
         )
         self.trainer = FakeTrainer(self.train_seconds)
-        self.updater = FakeUpdater(
-            self.engine, seconds=self.push_seconds, goes_beside=self.trains_beside_pushes
-        )
+        self.updater = FakeUpdater(self.engine, seconds=self.push_seconds, goes_beside=self.trains_beside_pushes)
+        self.updater.interruptions = self.interrupted_pushes
         self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0)
         plan = Plan(
             num_steps=self.steps,

@@ -1,0 +1,75 @@
+"""Which engines there are, and which of them have the trainer's weights.
+
+    serving ──died──▶ lost ──started again──▶ waiting ──took part in an update──▶ serving
+
+Knows neither processes nor HTTP: who starts and asks engines tells it, and waits for it.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Member(Protocol):
+    """An engine by the name that everybody calls it."""
+
+    url: str
+
+
+class Roster[M: Member]:
+    """All engines of a run; one event loop's."""
+
+    def __init__(self, members: Iterable[M]) -> None:
+        """All are there, and get their first weights with the first update."""
+        self._all = {member.url: member for member in members}
+        self._lost = set[str]()
+        self._waiting = set[str]()
+        self._moved = asyncio.Event()
+        self.changes = 0
+        """How often one was lost or came back: a group that was formed before is of no use."""
+
+    @property
+    def present(self) -> tuple[M, ...]:
+        """Those that can take weights, in a fixed order."""
+        return tuple(member for url, member in self._all.items() if url not in self._lost)
+
+    def lose(self, url: str) -> None:
+        """It has died."""
+        self._lost.add(url)
+        self._waiting.discard(url)
+        self._change()
+
+    def come(self, url: str) -> None:
+        """It has been started again, with weights that are not the trainer's."""
+        self._lost.discard(url)
+        self._waiting.add(url)
+        self._change()
+
+    def settle(self, members: Iterable[M]) -> None:
+        """These have the trainer's weights."""
+        self._waiting.difference_update(member.url for member in members)
+        self._move()
+
+    async def newcomers(self) -> None:
+        """Return once an engine waits for weights."""
+        while not self._waiting:
+            await self._moved.wait()
+
+    async def served(self, url: str) -> None:
+        """Return once this one, which came back, has the trainer's weights."""
+        while url in self._waiting:
+            await self._moved.wait()
+
+    async def changed(self, since: int) -> None:
+        """Return once ``changes`` is not ``since`` any more."""
+        while self.changes == since:
+            await self._moved.wait()
+
+    def _change(self) -> None:
+        self.changes += 1
+        self._move()
+
+    def _move(self) -> None:
+        """Wake everybody who waits now."""
+        self._moved.set()
+        self._moved = asyncio.Event()

@@ -1,0 +1,112 @@
+"""Engines that end are started again, and get requests when they have the present weights."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from asyncrl.engines.cluster.keeper import EngineKeeper, StartedEngine
+from asyncrl.engines.roster import Roster
+from asyncrl.errors import ServerFailed
+from tests.virtual_time import run_virtually
+
+
+@dataclass
+class FakeServer:
+    """Lives for as long as each of ``lives`` says, in seconds."""
+
+    name: str
+    lives: list[float]
+    started: int = 0
+
+    async def watch(self) -> None:
+        await asyncio.sleep(self.lives[self.started])
+        raise ServerFailed(f"{self.name} ended")
+
+    async def stop(self) -> None:
+        await asyncio.sleep(0.1)
+
+    async def start(self) -> None:
+        await asyncio.sleep(10.0)
+        self.started += 1
+
+
+@dataclass
+class Member:
+    url: str
+
+
+@dataclass
+class Log:
+    """Who got requests when."""
+
+    said: list[tuple[float, str]] = field(default_factory=list)
+
+    def leave(self, url: str) -> None:
+        self._say(f"{url} leaves")
+
+    def join(self, url: str) -> None:
+        self._say(f"{url} joins")
+
+    def _say(self, text: str) -> None:
+        self.said.append((round(asyncio.get_running_loop().time(), 3), text))
+
+
+def kept(
+    lives: dict[str, list[float]],
+    max_restarts: int,
+    seconds: float,
+    then: Callable[[Roster[Member]], None] | None = None,
+) -> Log:
+    """An update every 20 seconds; ``then`` is called after ``seconds``."""
+    log, roster = Log(), Roster([Member(url) for url in lives])
+    servers = [FakeServer(url, each) for url, each in lives.items()]
+    engines = [StartedEngine(url=each.name, server=each, start=each.start) for each in servers]  # type: ignore[arg-type]
+    keeper = EngineKeeper(engines, roster, log, max_restarts=max_restarts)
+
+    async def update() -> None:
+        while True:
+            await asyncio.sleep(20.0)
+            roster.settle(roster.present)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            both = [tasks.create_task(keeper.keep()), tasks.create_task(update())]
+            await asyncio.sleep(seconds)
+            for task in both:
+                task.cancel()
+        if then is not None:
+            then(roster)
+
+    run_virtually(main())
+    return log
+
+
+def test_an_engine_that_ends_is_back_after_the_next_update() -> None:
+    log = kept({"a": [5.0, 1000.0], "b": [1000.0]}, 3, 50.0)
+    assert log.said == [(5.0, "a leaves"), (20.0, "a joins")]
+
+
+def test_it_waits_for_an_update_that_began_when_it_was_there() -> None:
+    log = kept({"a": [12.0, 1000.0]}, 3, 50.0)
+    assert log.said == [(12.0, "a leaves"), (40.0, "a joins")]
+
+
+def test_an_engine_may_end_again() -> None:
+    log = kept({"a": [5.0, 3.0, 1000.0]}, 3, 70.0)
+    assert [text for _, text in log.said] == ["a leaves", "a joins"] * 2
+
+
+def test_one_too_many_ends_the_run() -> None:
+    with pytest.raises(ExceptionGroup) as error:
+        kept({"a": [5.0, 1000.0], "b": [6.0]}, 1, 50.0)
+    assert error.group_contains(ServerFailed, match="b ended")
+
+
+def test_a_roster_knows_who_is_there_and_who_waits() -> None:
+    def look(roster: Roster[Member]) -> None:
+        assert [member.url for member in roster.present] == ["a", "b"]
+        assert roster.changes == 2
+
+    kept({"a": [5.0, 1000.0], "b": [1000.0]}, 3, 50.0, look)

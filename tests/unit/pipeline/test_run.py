@@ -1,0 +1,51 @@
+"""Weight updates beside training: interrupted ones, and those for engines that came back."""
+
+import asyncio
+
+from asyncrl.types import Weights
+from tests.unit.pipeline.harness import World
+from tests.virtual_time import run_virtually
+
+
+def test_training_goes_on_while_weights_are_sent() -> None:
+    beside = World(steps=6, push_seconds=0.5, train_seconds=2.0, staleness=3, slots=64).run()
+    waiting = World(
+        steps=6, push_seconds=0.5, train_seconds=2.0, staleness=3, slots=64, trains_beside_pushes=False
+    ).run()
+    assert waiting.seconds - beside.seconds > 4.0  # five pushes of a second, the last one of which nothing follows
+    assert [fact.update_wait_s for fact in beside.facts] == [0.0] * 6
+    assert all(fact.update is not None and fact.update.total_s == 1.0 for fact in beside.facts)
+
+
+def test_a_step_is_reported_with_its_update_and_the_version_that_it_brought() -> None:
+    world = World(steps=4, interval=2, push_seconds=0.3).run()
+    assert [fact.update is not None for fact in world.facts] == [False, True, False, True]
+    assert [fact.scheduler.weights.version for fact in world.facts] == [0, 1, 1, 2]
+    assert [fact.batch.step for fact in world.facts] == [0, 1, 2, 3]
+
+
+def test_an_interrupted_update_begins_anew_with_the_weights_that_the_trainer_has_then() -> None:
+    world = World(steps=4, staleness=3, slots=64, train_seconds=5.0, push_seconds=0.2, interrupted_pushes=1).run()
+    assert world.updater.pushed[0].step == 2  # the first one failed while the second step was being trained
+    assert [weights.step for weights in world.updater.pushed][-1] == 4
+    versions = [weights.version for weights in world.updater.pushed]
+    assert versions == sorted(set(versions))
+    assert len(world.facts) == 4
+    assert max(world.lags) <= 3
+
+
+def test_a_newcomer_gets_the_weights_that_the_trainer_has() -> None:
+    world = World(steps=3, staleness=0, lengths=lambda request: 500, train_seconds=1.0, push_seconds=0.1)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as both:
+            running = both.create_task(world.main())
+            await asyncio.sleep(3.0)  # no step is trained: the first answers take five seconds
+            world.updater.newcomer.set()
+            await asyncio.sleep(1.0)
+            assert world.updater.pushed == [Weights(version=1, step=0)]
+            await running
+
+    run_virtually(main())
+    assert [weights.step for weights in world.updater.pushed] == [0, 1, 2, 3]
+    assert max(world.lags) == 0
