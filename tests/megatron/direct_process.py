@@ -42,6 +42,12 @@ class Model:
             self.weights[name] = torch.empty_like(tensor)
         return self.weights[name]
 
+    def parameters(self):
+        return self.weights.values()
+
+    def move(self):
+        self.weights = {name: weight.clone() for name, weight in self.weights.items()}
+
     def parts(self, buckets):
         """The weights again, by the names and sizes that they came with."""
         found = {}
@@ -73,6 +79,9 @@ def main(port: str) -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         before = model.num_loaded
+        if asked["load_format"] == "move":
+            model.move()
+            continue
         if asked["load_format"] == "flattened_bucket":
             buckets.append(asked)
             model.parts([asked])  # makes room, as a model has before it is loaded

@@ -80,6 +80,19 @@ def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both
         assert len(with_norms) < len(names)
 
 
+def test_weights_that_were_moved_are_loaded_again(both, tmp_path):
+    rank, engine, names = both
+    engine.ask("move", [])
+    rank.train(random_batch())
+    rank.save(tmp_path / "taken")
+    assert rank.take(is_checked=False)
+    engine.ask(DIRECT, names, target=tmp_path / "received")
+    worked, _, num_loaded = engine.answer()
+    assert worked
+    assert num_loaded == sum(len(bucket.names) for bucket in rank.weight_buckets())
+    assert same(tmp_path / "taken", tmp_path / "received")
+
+
 def test_a_trainer_without_room_for_copies_sends_while_it_waits(both, tmp_path):
     rank, engine, names = both
     rank.train(random_batch())

@@ -5,6 +5,7 @@
 Samples that were on it go on elsewhere, or when it is back, behind the tokens that had arrived.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import ServerFailed
+from asyncrl.errors import ServerFailed, plainly
 
 logger = logging.getLogger(__name__)
 
@@ -58,15 +59,35 @@ class EngineKeeper:
             try:
                 await engine.server.watch()
             except ServerFailed as error:
-                if self._restarts == self._max_restarts:
-                    raise
-                self._restarts += 1
-                logger.warning("%s; started again, %d of %d times", error, self._restarts, self._max_restarts)
-            self._roster.lose(engine.url)
+                self._count(error)
             self._pool.leave(engine.url)
+            await self._bring_back(engine)
+            self._pool.join(engine.url)
+            logger.info("%s is back, with the present weights", engine.server.name)
+
+    async def _bring_back(self, engine: StartedEngine) -> None:
+        """Return when it has the present weights; it may end once more before."""
+        while True:
+            self._roster.lose(engine.url)
             await engine.server.stop()
             await engine.start()
             self._roster.come(engine.url)
-            await self._roster.served(engine.url)
-            self._pool.join(engine.url)
-            logger.info("%s is back, with the present weights", engine.server.name)
+            try:
+                await self._served(engine)
+            except ServerFailed as error:
+                self._count(error)
+            else:
+                return
+
+    async def _served(self, engine: StartedEngine) -> None:
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(engine.server.watch(), name=f"watch-{engine.server.name}")
+                await self._roster.served(engine.url)
+                watching.cancel()
+
+    def _count(self, error: ServerFailed) -> None:
+        if self._restarts == self._max_restarts:
+            raise error
+        self._restarts += 1
+        logger.warning("%s; started again, %d of %d times", error, self._restarts, self._max_restarts)

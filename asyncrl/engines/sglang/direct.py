@@ -84,6 +84,8 @@ class DirectUpdates:
         self._kept: dict[str, _Kept] = {}
         """By the name of the bucket's first tensor."""
         self._buffers: list[Any] = []
+        self._places: list[int] = []
+        """Where the model's weights lay when they were watched."""
 
     def around_update(
         self,
@@ -121,8 +123,10 @@ class DirectUpdates:
         _watch(bucket, flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
         _finish(flat, group)
         self._kept[bucket.names[0]] = bucket
+        self._places = _places(updater.get_model())
 
     def _take_all(self, updater: Any, group: Any, names: Sequence[str], *, is_checked: bool) -> None:
+        self._forget_if_moved(updater.get_model())
         buckets = [self._kept[name] for name in names]
         buffers = self._make_room(updater, max(bucket.num_bytes for bucket in buckets))
         flats = [buffers[number % 2][: bucket.num_bytes] for number, bucket in enumerate(buckets)]
@@ -149,6 +153,15 @@ class DirectUpdates:
         for targets, sources in bucket.copies[buffer]:
             torch._foreach_copy_(targets, sources)
 
+    def _forget_if_moved(self, model: Any) -> None:
+        """Copies to where weights lay would go nowhere: something else has put others in their place."""
+        if (places := _places(model)) != self._places:
+            logger.warning("asyncrl: the model's weights have moved; they are loaded by SGLang again")
+            self._places = places
+            for bucket in self._kept.values():
+                bucket.targets = ()
+                bucket.copies.clear()
+
     def _make_room(self, updater: Any, num_bytes: int) -> list[Any]:
         """Two buffers of at least so many bytes."""
         import torch
@@ -167,6 +180,11 @@ def num_bytes(dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> int:
     import torch
 
     return sum(prod(shape) * getattr(torch, dtype).itemsize for dtype, shape in zip(dtypes, shapes, strict=True))
+
+
+def _places(model: Any) -> list[int]:
+    """Addresses of the model's weights."""
+    return [parameter.data_ptr() for parameter in model.parameters()]
 
 
 # ---- arriving

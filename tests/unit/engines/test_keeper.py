@@ -94,8 +94,13 @@ def test_it_waits_for_an_update_that_began_when_it_was_there() -> None:
 
 
 def test_an_engine_may_end_again() -> None:
-    log = kept({"a": [5.0, 3.0, 1000.0]}, 3, 70.0)
+    log = kept({"a": [5.0, 9.0, 1000.0]}, 3, 70.0)
     assert [text for _, text in log.said] == ["a leaves", "a joins"] * 2
+
+
+def test_an_engine_may_end_while_it_waits_for_an_update() -> None:
+    log = kept({"a": [21.0, 2.0, 1000.0]}, 3, 70.0)  # ready again at 31, ends at 33, ready at 43, served at 60
+    assert log.said == [(21.0, "a leaves"), (60.0, "a joins")]
 
 
 def test_one_too_many_ends_the_run() -> None:
