@@ -244,10 +244,8 @@ def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _overhead(row: dict[str, float]) -> float:
-    """Of a step, besides waiting, training and updating."""
-    return max(
-        0.0, row["time/step_s"] - row["time/trainer_waited_s"] - row["time/train_s"] - row.get("time/update_s", 0.0)
-    )
+    """Of a step, besides waiting and training: taking the weights, for one."""
+    return max(0.0, row["time/step_s"] - row["time/trainer_waited_s"] - row["time/train_s"])
 
 
 def _mean(values: Sequence[float]) -> float:

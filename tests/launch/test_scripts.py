@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path.stem for path in (ROOT / "configs").glob("*.sh"))
 MODELS = Path(__file__).parent / "models"
 """The released models' config.json, as far as it says what shape they have."""

@@ -21,8 +21,8 @@ from asyncrl.engines.sglang.memory import engine_memory, engine_problems
 from asyncrl.errors import ConfigError
 from benchmarks._shapes import SHAPES, num_weights
 
-MEGATRON = Path(__file__).parents[3] / "asyncrl" / "engines" / "megatron"
-MODELS = Path(__file__).parents[1] / "launch" / "models"
+MEGATRON = Path(__file__).parents[2] / "asyncrl" / "engines" / "megatron"
+MODELS = Path(__file__).parent / "models"
 
 
 def rank(name: str, tokens: int = 16_384, num_ranks: int = 1, **layout: Any) -> RankMemory:

@@ -14,7 +14,7 @@ from asyncrl.errors import ConfigError, DataError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = ("--config", str(CONFIGS / "quickstart.toml"), "--dry-run")
-MODELS = Path(__file__).parent / "launch" / "models"
+MODELS = Path(__file__).parent / "models"
 REQUIRED = "--num-rollout 1 --rollout-batch-size 8 --n-samples-per-prompt 2 --label-key label --rm-type exact --dry-run"
 
 
