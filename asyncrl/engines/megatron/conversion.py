@@ -124,7 +124,7 @@ def _write_parts(
     checkpoint, shape = source
     with ExitStack() as files:
         read = reader(checkpoint, files, shape.fp8_block)
-        writer = DistWriter(folder, dist.get_rank(), watch.wrote)
+        writer = files.enter_context(DistWriter(folder, dist.get_rank(), watch.wrote))
         for weight in weights:
             numbers = _fitted(from_hf(weight.name, read, shape), weight, checkpoint)
             for part in weight.parts(numbers):

@@ -49,7 +49,10 @@ class Written:
 
 
 class DistWriter:
-    """Writes one process's part of a checkpoint.  Close it, give what all processes wrote to ``finish``."""
+    """Writes one process's part of a checkpoint.  Close it, give what all processes wrote to ``finish``.
+
+    ``with`` closes the last file also when it is not complete.
+    """
 
     def __init__(self, folder: Path, writer: int, on_file: Callable[[Path, int], None]) -> None:
         """``writer`` tells processes apart; ``on_file`` hears of each complete file and its bytes."""
@@ -57,6 +60,12 @@ class DistWriter:
         self._num_files = 0
         self._file = self._next_file()
         self.written: list[Written] = []
+
+    def __enter__(self) -> "DistWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
 
     def add(self, part: ShardedTensor) -> None:
         """Write the numbers of one part of a tensor."""

@@ -110,15 +110,17 @@ def write_shards(
         shards.append(file.close())
         on_shard(shards[-1])
 
-    for name, tensor in tensors:
-        if open_file is not None and not open_file.has_room(name, tensor):
+    with ExitStack() as files:
+        for name, tensor in tensors:
+            if open_file is not None and not open_file.has_room(name, tensor):
+                close(open_file)
+                open_file = None
+            if open_file is None:
+                path = partial / f"shard-{writer}-{len(shards)}.safetensors"
+                open_file = files.enter_context(_ShardFile(path))
+            open_file.add(name, tensor)
+        if open_file is not None:
             close(open_file)
-            open_file = None
-        if open_file is None:
-            open_file = _ShardFile(partial / f"shard-{writer}-{len(shards)}.safetensors")
-        open_file.add(name, tensor)
-    if open_file is not None:
-        close(open_file)
     return shards
 
 
@@ -137,7 +139,10 @@ def finish_checkpoint(shards: Sequence[Shard], target: Path) -> None:
 
 
 class _ShardFile:
-    """One file of safetensors: a length, a description of that length, and the tensors' bytes one after the other."""
+    """One file of safetensors: a length, a description of that length, and the tensors' bytes one after the other.
+
+    ``with`` closes it, complete or not.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -146,6 +151,12 @@ class _ShardFile:
         self._header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self._header_bytes = len(json.dumps(self._header))
         self._num_bytes = 0
+
+    def __enter__(self) -> "_ShardFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
 
     def has_room(self, name: str, tensor: Tensor) -> bool:
         """Whether the tensor can be added."""
