@@ -114,7 +114,7 @@ class _Run:
         """Steps that the trainer's weights have seen."""
         self._version = parts.served.now.version
         self._trainer = asyncio.Lock()
-        """Held while it trains, and while its weights are taken."""
+        """Held while it trains, and while its weights are taken or a checkpoint copied: all its ranks together."""
         self._updates = asyncio.Lock()
         """Held for an update: one at a time."""
         self._pushing: asyncio.Task[UpdateReport] | None = None
@@ -203,7 +203,8 @@ class _Run:
             raise AssertionError("there is nobody to write checkpoints")
         start = _now()
         try:
-            await self._parts.checkpointer.begin(state.step, state.as_json())
+            async with self._trainer:
+                await self._parts.checkpointer.begin(state.step, state.as_json())
             if not self._plan.save_beside:
                 await self._parts.checkpointer.finish()
         except CheckpointFailed:

@@ -27,7 +27,7 @@ Mode = Literal["in_place", "retract", "abort"]
 
 PROMPT = tuple(range(2, 34))
 NUM_SAMPLES = 8
-NUM_UPDATES = 20
+NUM_UPDATES = 12
 NUM_TOKENS = 2000
 """Per answer: about 10 s on two idle cores, twice what the updates take."""
 BETWEEN_S = 0.1
