@@ -1,58 +1,45 @@
-"""Puts a run together from its configuration.  The one place that knows which engine and which trainer are real.
+"""Puts a run together from its configuration.  Knows which engine and which trainer are real, as ``checks`` does.
 
-    check ──▶ Checked ──▶ conduct: deploy, push the first weights, train, save
-
-``check`` reads and resolves everything that can be wrong before anything expensive starts.
+checks.check ──▶ Checked ──▶ conduct: deploy, push the first weights, train, save
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Literal
 
+from asyncrl.checks import Checked, check_served, custom_functions, server_flags
 from asyncrl.collector import calm_the_collector
-from asyncrl.config import FailureConfig, RolloutConfig, RunConfig, check_passthrough
+from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
 from asyncrl.config.derived import (
     eval_max_response_len,
     eval_temperature,
+    max_engine_restarts,
     num_steps_per_rollout,
+    row_tokens,
     use_rollout_logprobs,
 )
-from asyncrl.config.resolved import flat
-from asyncrl.data.end_tokens import end_tokens
-from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
-from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_device
 from asyncrl.engines.cluster.trainer import RayCheckpointer
-from asyncrl.engines.megatron.fits import check_layout
-from asyncrl.engines.megatron.overrides import overridden, server_changes
-from asyncrl.engines.megatron.settings import Resolver, TrainerSettings
-from asyncrl.engines.megatron.shape import ModelShape, check_architecture, read_config, read_shape, shape_of
-from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
-from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed, plainly
+from asyncrl.engines.megatron.settings import TrainerSettings
+from asyncrl.errors import AsyncRLError, WeightUpdateFailed, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.admission import Limits
 from asyncrl.pipeline.budgets import Budgets
-from asyncrl.pipeline.evaluation import Evaluator, HeldOut
+from asyncrl.pipeline.evaluation import Evaluator
 from asyncrl.pipeline.kv_limit import follow_kv
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.run import Parts, Plan, train
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.scheduler import Policy, Scheduler
 from asyncrl.pipeline.slots import Slots
-from asyncrl.plugins import KEEP, PICK, REWARD, load_custom, load_plugin
-from asyncrl.protocols import KeepFn, PickFn, RewardFn
-from asyncrl.resume import Start, find_start
-from asyncrl.rewards import BUILT_IN
-from asyncrl.types import SamplingParams, ScoredGroup
+from asyncrl.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -60,101 +47,10 @@ LOOK_AT_KV_EVERY_S = 2.0
 """An engine fills by some per cent of its KV cache in that time; one look costs it a millisecond."""
 LAST_CHECKPOINT_S = 30.0
 """For the checkpoint that is being written when the run fails: at 1 GB/s that is a model of 2 billion parameters."""
-OVERRIDE_FLAG = "json-model-override-args"
-"""SGLang's, for what config.json says otherwise."""
+LOGS_FOLDER = "logs"
+"""In the run directory: what servers say."""
 MODEL_FOLDER = "model"
 """In the run directory: the final weights in Hugging Face format."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """A run whose files and functions are there and fit together."""
-
-    run: RunConfig
-    tokenizer: TextTokenizer
-    end_tokens: tuple[int, ...]
-    prompts: EndlessPrompts
-    start: Start
-    held_out: HeldOut
-    reward: RewardFn
-    keep: KeepFn
-    pick: PickFn | None
-
-    @property
-    def num_processes(self) -> int:
-        """Trainer ranks and engines."""
-        return self.run.cluster.num_trainer_ranks + self.run.cluster.num_engines
-
-
-def check(run: RunConfig) -> Checked:
-    """Read and resolve everything that the run names.  Raises ConfigError, DataError or PluginError."""
-    check_flags(run)
-    check_model(run)
-    _check_custom(run)
-    tokenizer = load_tokenizer(run.model.hf_checkpoint)
-    prompts = load_prompts(run.data, tokenizer)
-    return Checked(
-        run=run,
-        tokenizer=tokenizer,
-        end_tokens=end_tokens(run.model.hf_checkpoint),
-        prompts=prompts,
-        start=find_start(run, prompts),
-        held_out=HeldOut(
-            prompts={name: load_held_out(path, run.data, tokenizer) for name, path in run.evaluation.data_sets},
-            samples_per_prompt=run.evaluation.n_samples_per_eval_prompt,
-        ),
-        reward=_reward(run),
-        keep=_keep(run),
-        pick=_pick(run),
-    )
-
-
-def check_model(run: RunConfig) -> ModelShape:
-    """The model as the run has it, which it can train, split and serve: all that ``config.json`` alone can tell.
-
-    Raises ConfigError.
-    """
-    check_architecture(run.model.hf_checkpoint)
-    shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
-    check_layout(shape, run.parallel, run.cluster.device)
-    server_flags(run)
-    return shape
-
-
-def check_functions(run: RunConfig) -> None:
-    """Find every function that the run names.  Raises PluginError."""
-    _reward(run)
-    _keep(run)
-    _pick(run)
-    _check_custom(run)
-
-
-def check_flags(run: RunConfig) -> None:
-    """Raises ConfigError if the installed server or router lacks a flag of the run, or is not installed."""
-    check_passthrough(run, *_known_flags(run.cluster.use_router))
-
-
-def server_flags(run: RunConfig) -> dict[str, str | bool]:
-    """The user's, and the shape flags that go before ``config.json``, which engines read by themselves.
-
-    Raises ConfigError.
-    """
-    config = read_config(run.model.hf_checkpoint)
-    changes = server_changes(config, overridden(shape_of(config), run.shape))
-    if not changes:
-        return run.sglang
-    if OVERRIDE_FLAG in run.sglang:
-        raise ConfigError(f"--sglang-{OVERRIDE_FLAG} with {', '.join(changes)}: leave one of them out")
-    return {**run.sglang, OVERRIDE_FLAG: json.dumps(changes)}
-
-
-def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """Of the installed SGLang server and router."""
-    try:
-        return known_server_flags(), known_router_flags() if use_router else frozenset()
-    except ModuleNotFoundError as error:
-        hint = "; without it, --no-use-router sends requests to the engines directly" if use_router else ""
-        raise ConfigError(f"{error}{hint}") from error
 
 
 async def conduct(
@@ -171,7 +67,8 @@ async def conduct(
     ``phase`` is told what is being waited for, ``report`` gets each step's facts.  Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
-    async with deployed(ray, _deployment(checked, device, run_dir / "logs"), phase) as running:
+    check_served(checked.run.model.hf_checkpoint, device)
+    async with deployed(ray, _deployment(checked, device, run_dir), phase) as running:
         parts = _parts(checked, running, timeline)
         async with _failing_well(running):
             with plainly():
@@ -184,8 +81,7 @@ async def conduct(
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
                         watching.append(beside.create_task(following, name="kv-limit"))
                     phase("pushing the first weights")
-                    await running.updater.take()
-                    await running.updater.push(parts.served.now)
+                    await running.serve(parts.served.now)
                     phase("generating the first batch")
                     calm_the_collector()
                     await train(parts, _plan(checked, run_dir), report)
@@ -218,7 +114,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) -> Deployment:
+def _deployment(checked: Checked, device: Literal["cpu", "cuda"], run_dir: Path) -> Deployment:
     run = checked.run
     dtype = _dtype(run, device)
     return Deployment(
@@ -242,19 +138,28 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], logs: Path) ->
             use_rollout_logprobs=use_rollout_logprobs(run.train, run.rollout),
             timeout_s=60 * run.cluster.distributed_timeout_minutes,
             save_timeout_s=run.failures.train_timeout_s,
-            custom=_custom(run),
+            row_tokens=row_tokens(run),
+            custom=custom_functions(run),
         ),
         server_flags=server_flags(run),
         router_flags=run.router,
-        logs=logs,
+        logs=run_dir / LOGS_FOLDER,
         start_timeout_s=run.cluster.start_timeout_s,
         request_timeout_s=run.failures.request_timeout_s,
         control_timeout_s=run.failures.control_timeout_s,
         pause_mode="retract" if run.rollout.weight_update_mode == "retract" else "in_place",
         train_timeout_s=run.failures.train_timeout_s,
-        max_engine_restarts=run.failures.max_engine_restarts,
+        colocate=run.cluster.colocate,
+        max_engine_restarts=max_engine_restarts(run.failures, run.cluster),
+        disk=_disk(run, run_dir),
         origin=checked.start.origin,
     )
+
+
+def _disk(run: RunConfig, run_dir: Path) -> Path | None:
+    """Runs that share a disk have a folder each."""
+    folder = run.train.update_weight_disk_dir
+    return None if folder is None else folder.resolve() / run_dir.name
 
 
 def _dtype(run: RunConfig, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16"]:
@@ -285,9 +190,33 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
             seed=run.model.seed,
         )
 
-    scheduler = Scheduler(
+    evaluator = Evaluator(
+        held_out=checked.held_out,
+        sampler=sampler(_eval_sampling(checked)),
+        slots=slots,
+        served=served,
+        timeline=timeline,
+    )
+    return Parts(
+        scheduler=_scheduler(checked, sampler(_sampling(checked)), slots, served, timeline),
+        evaluator=evaluator if run.evaluation.eval_interval is not None else None,
+        engine=engine,
+        trainer=running.trainer,
+        updater=running.updater,
+        slots=slots,
+        served=served,
+        timeline=timeline,
+        loop_lag=LoopLag(),
+        checkpointer=_checkpointer(checked, running),
+        turns=running.turns,
+    )
+
+
+def _scheduler(checked: Checked, sampler: Sampler, slots: Slots, served: Served, timeline: Timeline) -> Scheduler:
+    run, start = checked.run, checked.start
+    return Scheduler(
         prompts=checked.prompts,
-        sampler=sampler(_sampling(checked)),
+        sampler=sampler,
         keep=checked.keep,
         limits=_limits(run.rollout),
         budgets=_budgets(run.failures),
@@ -298,25 +227,6 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
         timeline=timeline,
         before=start.before,
         again=start.again,
-    )
-    evaluator = Evaluator(
-        held_out=checked.held_out,
-        sampler=sampler(_eval_sampling(checked)),
-        slots=slots,
-        served=served,
-        timeline=timeline,
-    )
-    return Parts(
-        scheduler=scheduler,
-        evaluator=evaluator if run.evaluation.eval_interval is not None else None,
-        engine=engine,
-        trainer=running.trainer,
-        updater=running.updater,
-        slots=slots,
-        served=served,
-        timeline=timeline,
-        loop_lag=LoopLag(),
-        checkpointer=_checkpointer(checked, running),
     )
 
 
@@ -391,41 +301,3 @@ def _eval_sampling(checked: Checked) -> SamplingParams:
         temperature=eval_temperature(evaluation, rollout),
         max_new_tokens=eval_max_response_len(evaluation, rollout),
     )
-
-
-def _reward(run: RunConfig) -> RewardFn:
-    if run.rollout.custom_rm_path is not None:
-        return load_plugin(run.rollout.custom_rm_path, REWARD, SimpleNamespace(**flat(run)))
-    if run.rollout.rm_type is None:
-        raise AssertionError("checked by the configuration: there is a reward")
-    return BUILT_IN[run.rollout.rm_type]
-
-
-def _keep(run: RunConfig) -> KeepFn:
-    path = run.rollout.dynamic_sampling_filter_path
-    return _keep_all if path is None else load_plugin(path, KEEP, SimpleNamespace(**flat(run)))
-
-
-def _pick(run: RunConfig) -> PickFn | None:
-    path = run.rollout.buffer_filter_path
-    return None if path is None else load_plugin(path, PICK, SimpleNamespace(**flat(run)))
-
-
-def _custom(run: RunConfig) -> Resolver | None:
-    """Finds the user's own advantage and loss; their room is none of the engines' business."""
-    advantage, loss = run.train.custom_advantage_function_path, run.train.custom_loss_function_path
-    if advantage is None and loss is None:
-        return None
-    return partial(load_custom, advantage, loss, SimpleNamespace(**flat(run)), Path.cwd())
-
-
-def _check_custom(run: RunConfig) -> None:
-    resolve = _custom(run)
-    if resolve is not None:
-        from asyncrl.engines.megatron.custom import custom_of  # imports torch
-
-        custom_of(resolve)
-
-
-def _keep_all(group: ScoredGroup) -> str | None:
-    return None

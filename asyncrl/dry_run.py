@@ -12,11 +12,18 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.assembly import check, check_flags, check_functions, check_model
+from asyncrl.checks import check, check_flags, check_functions, check_model
 from asyncrl.config import RunConfig, missing_files
-from asyncrl.config.derived import critic_load, eval_max_response_len, filled_in, use_dynamic_batch_size
+from asyncrl.config.derived import (
+    critic_load,
+    eval_max_response_len,
+    filled_in,
+    longest_sample,
+    row_tokens,
+    weight_bytes,
+)
 from asyncrl.config.ranges import must, refuse
-from asyncrl.engines.megatron.memory import COPY_SHARE, RankMemory, Work, trainer_memory
+from asyncrl.engines.megatron.memory import SPREAD, RankMemory, Work, trainer_memory, trainer_problems, with_copy
 from asyncrl.engines.megatron.shape import ModelShape, read_shape
 from asyncrl.engines.megatron.sizes import model_size
 from asyncrl.engines.sglang.memory import EngineMemory, engine_memory, engine_problems
@@ -33,6 +40,18 @@ class Estimate:
     work: Work
     stages: tuple[RankMemory, ...]
     engine: EngineMemory
+    bucket: int
+    """Bytes of one bucket of a weight update."""
+
+    @property
+    def both(self) -> float:
+        """Bytes of a GPU that trainer and engine share, while weights go from one to the other."""
+        return self.fullest.weights + self.engine.weights + self.bucket
+
+    @property
+    def put_away(self) -> float:
+        """Bytes of host memory for each rank, whose GPU the engines have in turns."""
+        return self.fullest.weights + self.fullest.optimizer
 
     @property
     def fullest(self) -> RankMemory:
@@ -58,26 +77,31 @@ def dry_run(run: RunConfig, console: Console) -> None:
 def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
     """Memory of trainer ranks and engines, all on GPUs of ``--gpu-memory-gb``."""
     cluster, train = run.cluster, run.train
-    weight_bytes = 4 if run.model.dtype == "float32" else 2
     limit = cluster.gpu_memory_gb * GB
-    everything = model_size(shape).total * weight_bytes
-    beside = train.update_weights_beside_training
+    is_sent_by_nccl = not cluster.colocate and train.update_weight_transport == "nccl"
     work = Work(
         num_ranks=cluster.num_trainer_ranks,
-        num_tokens=_row_tokens(run) / run.parallel.context_parallel_size,
-        weight_bytes=weight_bytes,
-        copy_bytes=everything if beside or (beside is None and everything <= COPY_SHARE * limit) else 0,
+        num_tokens=row_tokens(run) / run.parallel.context_parallel_size,
+        weight_bytes=weight_bytes(run.model),
         critic=_critic(run, shape),
     )
+    if is_sent_by_nccl:
+        work = with_copy(shape, run.parallel, work, limit=limit, wanted=train.update_weights_beside_training)
     engine = engine_memory(
         shape,
         gpus_per_engine=cluster.rollout_num_gpus_per_engine,
         limit=limit,
-        weight_bytes=weight_bytes,
+        weight_bytes=weight_bytes(run.model),
         flags=run.sglang,
-        update_buffer_size=train.update_weight_buffer_size,
+        update_buffer_size=train.update_weight_buffer_size if is_sent_by_nccl else 0,
     )
-    return Estimate(shape=shape, work=work, stages=trainer_memory(shape, run.parallel, work), engine=engine)
+    return Estimate(
+        shape=shape,
+        work=work,
+        stages=trainer_memory(shape, run.parallel, work),
+        engine=engine,
+        bucket=train.update_weight_buffer_size,
+    )
 
 
 def _checked(run: RunConfig, lacking: list[str]) -> ModelShape:
@@ -107,22 +131,9 @@ def _critic(run: RunConfig, policy: ModelShape) -> ModelShape | None:
     return read_shape(folder) if (folder / "config.json").is_file() else policy
 
 
-def _longest(run: RunConfig, response: int) -> int:
-    """Tokens of the longest sample; prompts count as far as they are limited."""
-    return (run.data.rollout_max_prompt_len or 0) + response
-
-
-def _row_tokens(run: RunConfig) -> int:
-    """Most tokens of a microbatch, over the context-parallel ranks that share it."""
-    longest = _longest(run, run.rollout.rollout_max_response_len)
-    if use_dynamic_batch_size(run.train):
-        return max(longest, run.train.max_tokens_per_gpu * run.parallel.context_parallel_size)
-    return longest * (run.train.micro_batch_size or 1)
-
-
 def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
     prompt, response = run.data.rollout_max_prompt_len, run.rollout.rollout_max_response_len
-    longest = _longest(run, response)
+    longest = longest_sample(run, response)
     return must(
         longest <= shape.max_positions,
         f"rollout-max-prompt-len {prompt} + rollout-max-response-len {response} = {longest} tokens, "
@@ -132,18 +143,17 @@ def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
 
 def _too_small(run: RunConfig, found: Estimate) -> list[str]:
     rank, limit = found.fullest, run.cluster.gpu_memory_gb
-    lasting = (rank.weights + rank.gradients + rank.optimizer) / GB
-    fewer = "give max-tokens-per-gpu fewer, context-parallel-size more, or recompute-granularity full"
-    more = "spread the model over more ranks (tensor-, pipeline-, expert-model-parallel-size)"
-    return must(
-        rank.total / GB <= limit,
-        f"a trainer rank needs {rank.total / GB:.1f} GB on pipeline stage {rank.stage}, a GPU has {limit:g} GB "
-        f"(gpu-memory-gb): weights, gradients and optimizer {lasting:.1f} GB, the rest for "
-        f"{found.work.num_tokens:,.0f} tokens at a time; {more if lasting > limit / 2 else fewer}",
-    ) + engine_problems(
+    lines = trainer_problems(found.stages, num_tokens=found.work.num_tokens, limit=limit * GB)
+    lines += must(
+        not run.cluster.colocate or found.both / GB <= limit,
+        f"a weight update needs {found.both / GB:.1f} GB of a GPU that trainer and engine share, which has {limit:g} "
+        f"GB (gpu-memory-gb): weights twice, {rank.weights / GB:.1f} and {found.engine.weights / GB:.1f} GB; {SPREAD}, "
+        "or give more GPUs with rollout-num-gpus-per-engine",
+    )
+    return lines + engine_problems(
         found.engine,
         gpus_per_engine=run.cluster.rollout_num_gpus_per_engine,
-        longest=max(_longest(run, each) for each in _responses(run)),
+        longest=max(longest_sample(run, each) for each in _responses(run)),
     )
 
 
@@ -165,6 +175,8 @@ def _table(run: RunConfig, found: Estimate) -> Table:
     else:
         _add_trainer(table, run, found)
         _add_engine(table, run, found)
+        if run.cluster.colocate:
+            _add_shared(table, run, found)
     table.add_section()
     for name, value in filled_in(run).items():
         table.add_row(name, "", f"{value} (default)")
@@ -177,8 +189,9 @@ def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
     count = model_size(found.shape).total
     table.add_row("model", "", f"{found.shape.architecture}, {count / 1e6:,.1f} million weights to train")
     split = f"{trainer} trainer ({cluster.actor_num_nodes} x {cluster.actor_num_gpus_per_node})"
-    engines = f"{cluster.rollout_num_gpus} rollout ({cluster.num_engines} x {cluster.rollout_num_gpus_per_engine})"
-    table.add_row("GPUs", "", f"{trainer + cluster.rollout_num_gpus}: {split}, {engines}")
+    engines = f"{cluster.num_rollout_gpus} rollout ({cluster.num_engines} x {cluster.rollout_num_gpus_per_engine})"
+    shared = f"{trainer}, in turns" if cluster.colocate else f"{trainer + cluster.num_rollout_gpus}"
+    table.add_row("GPUs", "", f"{shared}: {split}, {engines}")
     samples = f"{rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} samples"
     table.add_row("a step", "", f"{samples}, answers of up to {rollout.rollout_max_response_len:,} tokens")
     prompt = run.data.rollout_max_prompt_len
@@ -196,7 +209,7 @@ def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
     _add(table, "optimizer", rank.optimizer, f"Adam in float32, {shared}")
     tokens = f"{found.work.num_tokens:,.0f} tokens of a microbatch per rank; computed again: {recompute}"
     _add(table, "activations", rank.activations, tokens)
-    _add(table, "working memory", rank.working, "one layer backwards, logits, or Adam's update")
+    _add(table, "working memory", rank.working, "one layer backwards, or logits")
     if rank.copy:
         _add(table, "copy of the weights", rank.copy, "on rank 0, for updates beside training")
     _add(table, "left", limit * GB - rank.total, f"of {limit:g}; CUDA, NCCL and gaps are not counted above")
@@ -204,13 +217,30 @@ def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
 
 def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:
     engine, cluster = found.engine, run.cluster
-    longest = max(_longest(run, each) for each in _responses(run))
+    longest = max(longest_sample(run, each) for each in _responses(run))
     table.add_section()
     table.add_row("[bold]engine", "", f"one of {cluster.num_engines}, on {cluster.rollout_num_gpus_per_engine} GPU(s)")
-    _add(table, "weights", engine.weights, "")
+    _add(table, "weights", engine.weights, "matrices of the layers in fp8" if found.shape.fp8_block else "")
     _add(table, "left free by SGLang", engine.free, f"{engine.update_buffers / GB:.1f} of it for weight updates")
     holds = f"{engine.kv_tokens:,} tokens: {engine.kv_tokens / longest:,.1f} answers of {longest:,} at once"
     _add(table, "KV cache", engine.kv_cache, f"{holds}; up to {run.rollout.sglang_server_concurrency} are sent")
+
+
+def _add_shared(table: Table, run: RunConfig, found: Estimate) -> None:
+    """The largest of the turns, and what waits in host memory."""
+    engine, num_ranks = found.engine, run.cluster.actor_num_gpus_per_node
+    engines = engine.weights + engine.free + engine.kv_cache
+    most = max(found.fullest.total, found.both, engines)
+    host = found.put_away / GB
+    table.add_section()
+    table.add_row("[bold]shared GPU", "", "the largest of three turns")
+    _add(table, "trainer's turn", found.fullest.total, "the trainer rank above")
+    _add(table, "update's turn", found.both, f"weights of both, and a bucket of {found.bucket / GB:.1f}")
+    _add(table, "engines' turn", engines, "the engine above")
+    stays = "CUDA, NCCL and small tensors of the other side stay, and are not counted above"
+    _add(table, "left", run.cluster.gpu_memory_gb * GB - most, stays)
+    waits = f"weights and optimizer of {num_ranks} ranks, in the engines' turn: {host:.1f} GB each"
+    table.add_row("host memory", "", f"{host * num_ranks:.1f} GB per node: {waits}")
 
 
 def _add(table: Table, what: str, size: float, where: str) -> None:

@@ -26,7 +26,8 @@ import uvloop
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.assembly import Checked, check, conduct
+from asyncrl.assembly import conduct
+from asyncrl.checks import Checked, check
 from asyncrl.config import RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.dry_run import dry_run

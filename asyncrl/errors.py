@@ -18,6 +18,7 @@
     ├── NonFiniteLoss          the loss is NaN or infinite; no weights were changed
     ├── CheckpointFailed       a checkpoint could not be written or read; those before it are as they were
     ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
+    ├── TurnFailed             engines and trainer could not change places on the GPUs that they share
     └── Stalled                nothing moved for too long; the message says who waits for whom
 
 Errors marked [retry] are tried again, with the tokens that are already there kept; those marked [budget] cost one
@@ -102,6 +103,10 @@ class WeightUpdateFailed(AsyncRLError):
 
 class UpdateInterrupted(WeightUpdateFailed):
     """An engine was lost in mid-update; an update from the beginning goes to those that are left."""
+
+
+class TurnFailed(AsyncRLError):
+    """Engines and trainer could not change places on the GPUs that they share."""
 
 
 class Stalled(AsyncRLError, TimeoutError):

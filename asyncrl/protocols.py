@@ -76,6 +76,22 @@ class WeightUpdater(Protocol):
         """Return once an engine waits for a push, besides those that the caller makes anyway."""
 
 
+class Turns(Protocol):
+    """Trainer and engines on the same GPUs, one after the other:  engines ─▶ trainer ─▶ update ─▶ engines ─▶ ...
+
+    Each call returns at once when it is their turn already, and raises TurnFailed.
+    """
+
+    async def to_trainer(self) -> None:
+        """The engines, which must have no requests, give up weights and caches; the trainer gets its memory."""
+
+    async def to_update(self) -> None:
+        """The engines have room for weights again, beside the trainer's own: all else of the trainer's is put away."""
+
+    async def to_engines(self) -> None:
+        """The trainer gives up its memory; the engines, which have new weights, get their caches back."""
+
+
 class Trainer(Protocol):
     """Makes weights."""
 

@@ -17,19 +17,23 @@ class Arrangement:
 
     name: str
     staleness: int
+    colocates: bool = False
+    """All GPUs train and all GPUs generate, in turns: a deployment of its own."""
     collects_before_push: bool = False
     """Push only once the next batch is complete, as slime's train_async does."""
 
 
 def arrangement(name: str) -> Arrangement:
-    """By its name: sync, one-step or S=N.  Raises ValueError."""
-    if name == "sync":
-        return Arrangement(name=name, staleness=0)
+    """By its name: sync, sync-colocate, one-step or S=N.  Raises ValueError."""
+    if name in ("sync", "sync-colocate"):
+        return Arrangement(name=name, staleness=0, colocates=name == "sync-colocate")
     if name == "one-step":
         return Arrangement(name=name, staleness=1, collects_before_push=True)
     letter, _, number = name.partition("=")
     if letter != "S" or not number.isdecimal() or not 1 <= int(number) <= MAX_STALENESS:
-        raise ValueError(f"no arrangement {name!r}; there are sync, one-step and S=1 to S={MAX_STALENESS}")
+        raise ValueError(
+            f"no arrangement {name!r}; there are sync, sync-colocate, one-step and S=1 to S={MAX_STALENESS}"
+        )
     return Arrangement(name=f"S={int(number)}", staleness=int(number))
 
 
@@ -78,6 +82,7 @@ class Seen:
 
 def run_of(
     arrangement: Arrangement,
+    num_engines: int,
     seed: int,
     is_complete: bool,
     seen: Seen,
@@ -100,6 +105,7 @@ def run_of(
         engines_busy_s=seconds(without(requests, updater.pauses.within(*window))),
         request_s=seconds(requests),
         aborted=seen.aborted - seen.aborted_before,
+        num_engines=num_engines,
         rows=tuple(seen.rows),
     )
 
@@ -125,6 +131,6 @@ def line(arrangement: Arrangement, seen: Seen, facts: StepFacts) -> str:
     tokens = sum(group.num_tokens for group in facts.batch.groups)
     pause_ms = 1000 * facts.update.pause_s if facts.update else 0.0
     return (
-        f"{arrangement.name:8} {kind:8} step {number:2}: {facts.step_s:7.2f} s, of that waited "
+        f"{arrangement.name:13} {kind:8} step {number:2}: {facts.step_s:7.2f} s, of that waited "
         f"{facts.trainer_waited_s:6.2f}, trained {facts.train_s:6.2f}; {tokens:,} tokens, pause {pause_ms:.0f} ms"
     )

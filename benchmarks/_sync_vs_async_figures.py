@@ -37,6 +37,8 @@ class Setup:
     max_tokens_per_gpu: int
     parallel: Mapping[str, Any]
     """How the trainer is split, where it is not the default."""
+    updates_beside_training: bool | None = None
+    """As asked for; None: where there is room."""
 
     @property
     def gpus(self) -> int:
@@ -82,6 +84,8 @@ class Run:
     """Of all requests together."""
     aborted: int
     """Requests given up or interrupted."""
+    num_engines: int | None = None
+    """Where it is not the setup's: trainer and engines in turns on all GPUs."""
     rows: tuple[Mapping[str, float], ...] = ()
     """Every number of every step, the warm-up's included, by the names of docs/metrics.md."""
 
@@ -120,6 +124,9 @@ class Spread:
 class Ideal:
     """What the same GPUs could do if none ever idled.  Tokens per second."""
 
+    trainer_gpus: int
+    engine_gpus: int
+    """What the two rates are of: the split's GPUs, or all of them where nothing but sync-colocate was measured."""
     trainer_rate: float
     """Of all trainer GPUs together, while they train: the best arrangement's trained tokens / seconds in train()."""
     engine_rate: float
@@ -132,14 +139,28 @@ class Ideal:
 
 def ideal(runs: Sequence[Run], full_rate: float | None, setup: Setup) -> Ideal:
     """From the runs, and the rate of full engines if that was measured.  Raises ValueError when nothing was trained."""
+    split = [run for run in runs if not is_colocated(run, setup) and run.steps]
+    gpus = (setup.trainer_gpus, setup.engine_gpus) if split else (setup.gpus, setup.gpus)
+    runs = split or list(runs)
     trainer = max((run.trained / run.trainer_busy_s for run in runs if run.trainer_busy_s > 0), default=0.0)
-    full = [run for run in runs if run.staleness >= FULL_FROM] or list(runs)
+    full = [run for run in runs if run.staleness >= FULL_FROM] or runs
     seen = max((run.generated / run.engines_busy_s for run in full if run.engines_busy_s > 0), default=0.0)
     engines = max(full_rate or 0.0, seen)
     if not (trainer and engines):
         raise ValueError("no run has both trained and generated")
-    useful = setup.trainer_gpus / trainer + setup.engine_gpus / engines
-    return Ideal(trainer_rate=trainer, engine_rate=engines, split=min(trainer, engines), pooled=setup.gpus / useful)
+    return Ideal(
+        trainer_gpus=gpus[0],
+        engine_gpus=gpus[1],
+        trainer_rate=trainer,
+        engine_rate=engines,
+        split=min(trainer, engines),
+        pooled=setup.gpus / (gpus[0] / trainer + gpus[1] / engines),
+    )
+
+
+def is_colocated(run: Run, setup: Setup) -> bool:
+    """Whether its GPUs both trained and generated."""
+    return run.num_engines not in (None, setup.engine_gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +197,8 @@ class Figures:
     """One arrangement, over all of its runs.  Shares go from 0 to 1, pauses are in seconds."""
 
     arrangement: str
+    is_colocated: bool
+    """All GPUs did both: there is no split."""
     num_runs: int
     num_steps: int
     is_complete: bool
@@ -199,12 +222,13 @@ class Figures:
 def figures(runs: Sequence[Run], setup: Setup) -> Figures:
     """Of the runs of one arrangement, each with at least one step."""
     steps = [step for run in runs for step in run.steps]
-    wall_s = fsum(run.seconds for run in runs)
+    wall_s, num_engines = fsum(run.seconds for run in runs), runs[0].num_engines or setup.engine_gpus
     trained = sum(step.trained for step in steps)
     pauses = [step.pause_s for step in steps]
     differences = [step.logprob_diff for step in steps if step.logprob_diff is not None]
     return Figures(
         arrangement=runs[0].arrangement,
+        is_colocated=is_colocated(runs[0], setup),
         num_runs=len(runs),
         num_steps=len(steps),
         is_complete=all(run.is_complete for run in runs),
@@ -212,7 +236,7 @@ def figures(runs: Sequence[Run], setup: Setup) -> Figures:
         step_s=_step_s(runs, steps),
         trainer_idle=1 - fsum(run.trainer_busy_s for run in runs) / wall_s,
         engines_idle=1 - fsum(run.engines_busy_s for run in runs) / wall_s,
-        slots_filled=fsum(run.request_s for run in runs) / wall_s / setup.engine_gpus / setup.slots,
+        slots_filled=fsum(run.request_s for run in runs) / wall_s / num_engines / setup.slots,
         lag_mean=sum(step.lag_tokens for step in steps) / max(1, trained),
         lag_max=max(step.lag_max for step in steps),
         pause_median_s=median(pauses),

@@ -1,5 +1,6 @@
 """Results as files."""
 
+import lzma
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +27,8 @@ def read(files: Sequence[Path]) -> tuple[Results, dict[str, Any]]:
     found = [_read(file) for file in files]
     first = found[0]
     for file, each in zip(files, found, strict=True):
-        if each["setup"] != first["setup"] or each["about"]["hardware"] != first["about"]["hardware"]:
-            raise ConfigError(f"--show {file}: another setup or machine than {files[0]}")
+        if Setup(**each["setup"]) != Setup(**first["setup"]) or each["about"]["hardware"] != first["about"]["hardware"]:
+            raise ConfigError(f"{file}: another setup or machine than {files[0]}")
     about = dict(first["about"]) | {
         name: "; ".join(dict.fromkeys(str(each["about"][name]) for each in found))
         for name in ("date", "command", "commit")
@@ -42,7 +43,8 @@ def read(files: Sequence[Path]) -> tuple[Results, dict[str, Any]]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = orjson.loads(file.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise ConfigError(f"--show {file}: {error}") from error
+        content = file.read_bytes()
+        found: dict[str, Any] = orjson.loads(lzma.decompress(content) if file.suffix == ".xz" else content)
+    except (OSError, lzma.LZMAError, orjson.JSONDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
     return found

@@ -5,20 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from asyncrl.config.areas import ModelConfig, TrainConfig
+from asyncrl.config.areas import ClusterConfig, ModelConfig, TrainConfig
 from asyncrl.config.parallel import ParallelConfig, parallel_problems
 from asyncrl.config.ranges import refuse
 from asyncrl.engines.cluster.launch import Deployment
+from asyncrl.engines.megatron.memory import Work, trainer_memory, trainer_problems, with_copy
 from asyncrl.engines.megatron.settings import TrainerSettings
+from asyncrl.engines.megatron.shape import shape_of
 from asyncrl.errors import ConfigError
 from benchmarks._parallel_options import add_parallel, parallel_of
 from benchmarks._shapes import SHAPES
-from benchmarks._sync_vs_async_arrangements import arrangement
+from benchmarks._sync_vs_async_arrangements import Arrangement, arrangement
 from benchmarks._sync_vs_async_figures import Setup
 from benchmarks._sync_vs_async_run import TEMPERATURE
 from benchmarks._sync_vs_async_workload import CUT_RATIO
 
-ARRANGEMENTS = ("sync", "one-step", "S=1", "S=2", "S=4")
+ARRANGEMENTS = ("sync", "sync-colocate", "one-step", "S=1", "S=2", "S=4")
 ON_GPUS: Mapping[str, str | bool] = {
     "attention-backend": "triton",
     "sampling-backend": "pytorch",
@@ -44,15 +46,54 @@ def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
     asked.median = asked.median or max(1, asked.longest // CUT_RATIO)
     if asked.longest < asked.median:
         parser.error(f"--longest {asked.longest} is below --median {asked.median}")
-    for name in ("trainer_gpus", "engine_gpus", "groups", "group_size", "steps", "repeats", "concurrency"):
+    if asked.engine_gpus < 0:
+        parser.error(f"--engine-gpus must be at least 0, got {asked.engine_gpus}")
+    for name in ("trainer_gpus", "groups", "group_size", "steps", "repeats", "concurrency"):
         if getattr(asked, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(asked, name)}")
     try:
-        asked.arrangements = [arrangement(name) for name in asked.arrangements]
         refuse(parallel_problems(parallel_of(asked), asked.trainer_gpus))
+        asked.arrangements = _arrangements(asked)
+        refuse(_too_small(asked))
     except (ValueError, ConfigError) as error:
         parser.error(str(error))
     return asked
+
+
+def _arrangements(asked: argparse.Namespace) -> list[Arrangement]:
+    """Those asked for; else all of them that the trainer's layout allows on all GPUs.  Raises ValueError."""
+    default = ARRANGEMENTS if asked.engine_gpus else ("sync-colocate",)
+    chosen = [arrangement(name) for name in asked.arrangements or default]
+    if not (asked.engine_gpus or all(each.colocates for each in chosen)):
+        raise ValueError("--engine-gpus 0 is for sync-colocate alone, where the trainer's GPUs generate")
+    gpus = asked.trainer_gpus + asked.engine_gpus
+    lines = parallel_problems(parallel_of(asked), gpus)
+    if lines and asked.arrangements and any(each.colocates for each in chosen):
+        raise ValueError(f"sync-colocate, all {gpus} GPUs train: {lines[0]}")
+    return [each for each in chosen if not (lines and each.colocates)]
+
+
+def _too_small(asked: argparse.Namespace) -> list[str]:
+    """One line for each deployment whose trainer does not fit on its GPUs; engines take what they are given."""
+    if asked.show or asked.device == "cpu":
+        return []
+    shape, parallel, limit = shape_of(SHAPES[asked.model]), parallel_of(asked), asked.gpu_memory_gb * 1e9
+    lines = list[str]()
+    for colocates in sorted({each.colocates for each in asked.arrangements}):
+        num_ranks = asked.trainer_gpus + (asked.engine_gpus if colocates else 0)
+        num_tokens = _row_tokens(asked) / parallel.context_parallel_size
+        work = Work(num_ranks=num_ranks, num_tokens=num_tokens, weight_bytes=2)
+        if not colocates:
+            work = with_copy(shape, parallel, work, limit=limit, wanted=asked.update_weights_beside_training)
+        stages = trainer_memory(shape, parallel, work)
+        lines += trainer_problems(stages, num_tokens=num_tokens, limit=limit)
+    return lines
+
+
+def _row_tokens(asked: argparse.Namespace) -> int:
+    """Most tokens of a microbatch, over the context-parallel ranks that share it."""
+    parallel = parallel_of(asked)
+    return max(asked.prompt_tokens + asked.longest, asked.max_tokens_per_gpu * parallel.context_parallel_size)
 
 
 def setup(asked: argparse.Namespace) -> Setup:
@@ -72,24 +113,34 @@ def setup(asked: argparse.Namespace) -> Setup:
         prompt_tokens=asked.prompt_tokens,
         max_tokens_per_gpu=asked.max_tokens_per_gpu,
         parallel={name: value for name, value in given.items() if value != getattr(default, name)},
+        updates_beside_training=asked.update_weights_beside_training,
     )
 
 
-def deployment(asked: argparse.Namespace, checkpoint: Path, logs: Path, left_s: float) -> Deployment:
-    """What to start; the start may take ``left_s`` at most."""
+def deployment(
+    asked: argparse.Namespace, checkpoint: Path, logs: Path, left_s: float, *, colocates: bool
+) -> Deployment:
+    """What to start, on all GPUs twice or on each for one thing; the start may take ``left_s`` at most."""
+    gpus = asked.trainer_gpus + asked.engine_gpus
     dtype = "bfloat16" if asked.device == "cuda" else "float32"
     return Deployment(
         device=asked.device,
         dtype=dtype,
         model_path=checkpoint,
         seed=asked.seed,
-        num_ranks=asked.trainer_gpus,
-        num_engines=asked.engine_gpus,
+        num_ranks=gpus if colocates else asked.trainer_gpus,
+        num_engines=gpus if colocates else asked.engine_gpus,
         gpus_per_engine=1,
+        colocate=colocates,
         use_router=False,
         trainer=TrainerSettings(
             model=ModelConfig(hf_checkpoint=checkpoint, seed=asked.seed),
-            train=TrainConfig(max_tokens_per_gpu=asked.max_tokens_per_gpu, lr=1e-6, balance_data=True),
+            train=TrainConfig(
+                max_tokens_per_gpu=asked.max_tokens_per_gpu,
+                lr=1e-6,
+                balance_data=True,
+                update_weights_beside_training=asked.update_weights_beside_training,
+            ),
             parallel=parallel_of(asked),
             device=asked.device,
             dtype=dtype,
@@ -97,6 +148,7 @@ def deployment(asked: argparse.Namespace, checkpoint: Path, logs: Path, left_s: 
             num_steps_per_rollout=1,
             use_rollout_logprobs=True,  # for sync as well: it spares it a pass
             timeout_s=COLLECTIVE_S,
+            row_tokens=_row_tokens(asked),
         ),
         server_flags=server_flags(asked),
         logs=logs,
@@ -122,7 +174,8 @@ def _flag(text: str) -> tuple[str, str | bool]:
 def _parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what")
-    what.add_argument("--arrangements", nargs="+", default=list(ARRANGEMENTS), help="sync, one-step, S=N; in turns")
+    known = f"sync, sync-colocate, one-step, S=N; default: {' '.join(ARRANGEMENTS)}"
+    what.add_argument("--arrangements", nargs="+", help=known)
     what.add_argument("--model", choices=list(SHAPES), default="1.7b", help="a shape; its weights are random")
     what.add_argument("--groups", type=int, default=32, help="prompts per step")
     what.add_argument("--group-size", type=int, default=8, help="samples per prompt")
@@ -133,9 +186,16 @@ def _parser(description: str) -> argparse.ArgumentParser:
     where = parser.add_argument_group("where")
     where.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     where.add_argument("--trainer-gpus", type=int, default=1, help="ranks; on a CPU, processes")
-    where.add_argument("--engine-gpus", type=int, default=1, help="engines of one GPU each; on a CPU, processes")
+    where.add_argument(
+        "--engine-gpus",
+        type=int,
+        default=1,
+        help="engines of one GPU each; on a CPU, processes; 0: sync-colocate alone",
+    )
     where.add_argument("--concurrency", type=int, default=256, help="samples in flight per engine")
     where.add_argument("--max-tokens-per-gpu", type=int, default=16_384, help="of a microbatch of the trainer")
+    where.add_argument("--update-weights-beside-training", action=argparse.BooleanOptionalAction, help="as in a run")
+    where.add_argument("--gpu-memory-gb", type=float, default=ClusterConfig().gpu_memory_gb, help="of 10^9 bytes")
     where.add_argument("--sglang", action="append", default=[], metavar="NAME[=VALUE]", help="server flag; NAME=false")
     _add_how_long(parser)
     add_parallel(parser.add_argument_group("how the trainer is split (docs/parallelism.md)"))

@@ -17,8 +17,8 @@ from benchmarks._sync_vs_async_figures import (
     Spread,
 )
 
-BASE, COLLECTING = "sync", "one-step"
-"""The arrangements that the others are compared with."""
+BASES, COLLECTING = ("sync", "sync-colocate"), "one-step"
+"""The arrangements that the others are compared with: the best of the former, and the latter."""
 COLUMNS = (
     "arrangement",
     "steps",
@@ -44,10 +44,10 @@ COLUMNS = (
 )
 STEADY = 0.1
 """Of the trained tokens: if the tokens held changed by more, what was trained is not what can be kept up."""
-_COLOURS = {BASE: "#4e79a7", COLLECTING: "#f28e2b"}
+_COLOURS = dict.fromkeys(BASES, "#4e79a7") | {COLLECTING: "#f28e2b"}
 _OURS = "#59a14f"
 _TRAINER, _ENGINES, _SLOTS = "#e15759", "#edc948", "#bab0ac"
-_WIDTH, _ROW, _TOP, _LEFT, _BAR, _SHARES = 1100, 56, 84, 110, 470, 300
+_WIDTH, _ROW, _TOP, _LEFT, _BAR, _SHARES = 1100, 56, 84, 130, 450, 300
 
 
 def rows(results: Results) -> list[tuple[str, ...]]:
@@ -85,10 +85,12 @@ def markdown(results: Results, about: Mapping[str, object]) -> str:
 def title(setup: Setup) -> str:
     """What was run on what."""
     split = ", ".join(f"{name} {value}" for name, value in setup.parallel.items())
+    updates = {None: "", True: ", updates beside training", False: ", updates between steps"}
     return (
         f"{setup.model} on {setup.device}: {setup.trainer_gpus} for training{f' ({split})' if split else ''}, "
         f"{setup.engine_gpus} for engines of {setup.slots} slots; {setup.groups} x {setup.group_size} samples per "
         f"step, prompts of {setup.prompt_tokens}, answers of {setup.median} (median) to {setup.longest} tokens"
+        f"{updates[setup.updates_beside_training]}"
     )
 
 
@@ -98,16 +100,22 @@ def footnote(results: Results) -> str:
         return "No measured step."
     setup, best = results.setup, results.ideal
     return (
-        f"ideal = all useful GPU-seconds / GPUs = {setup.gpus} / ({setup.trainer_gpus} / {best.trainer_rate:,.0f} + "
-        f"{setup.engine_gpus} / {best.engine_rate:,.0f}) = {best.pooled:,.0f} tokens/s; the split's ideal = the "
+        f"ideal = all useful GPU-seconds / GPUs = {setup.gpus} / ({best.trainer_gpus} / {best.trainer_rate:,.0f} + "
+        f"{best.engine_gpus} / {best.engine_rate:,.0f}) = {best.pooled:,.0f} tokens/s; the split's ideal = the "
         f"slower side = {best.split:,.0f}. {best.trainer_rate:,.0f} tokens/s is the best arrangement's trained tokens "
         f"over its seconds in train(), {best.engine_rate:,.0f} {_full(results)}. ± is half of the 95 % confidence "
         f"interval, over repeats if there are {ENOUGH_REPEATS}, else over steps. Idle: share of the time outside the "
         "union of train() calls, and of requests in flight less pauses. Slots filled: requests in flight over slots. "
         f"Held: more at the end than at the beginning; beyond {STEADY:.0%} of the trained (!) the rate is none that "
-        "could be kept up: measure for longer. A * marks what ended before its time. No row for sync with "
-        "trainer and engines on the same GPUs in turns (--colocate): it is not there yet."
+        "could be kept up: measure for longer. A * marks what ended before its time. Times sync: over the better one "
+        f"of {' and '.join(BASES)}, where all {setup.gpus} train and all {setup.gpus} generate, in turns; R and G are "
+        "none of its, unless there is nothing else."
     )
+
+
+def best_sync(found: Mapping[str, Figures]) -> Figures | None:
+    """The fastest synchronous arrangement that was measured."""
+    return max((found[name] for name in BASES if name in found), key=lambda each: each.rate.mean, default=None)
 
 
 def picture(results: Results) -> str:
@@ -140,9 +148,9 @@ def _cells(each: Figures, found: Mapping[str, Figures], best: Ideal) -> tuple[st
         f"{each.num_steps}" + (f" in {each.num_runs}" if each.num_runs > 1 else ""),
         f"{each.rate.mean:,.0f}",
         _half(each.rate),
-        _times(each, found.get(BASE)),
+        _times(each, best_sync(found)),
         _times(each, found.get(COLLECTING)),
-        f"{each.rate.mean / best.split:.2f}",
+        "" if each.is_colocated else f"{each.rate.mean / best.split:.2f}",
         f"{each.rate.mean / best.pooled:.2f}",
         f"{each.step_s.mean:.3g}",
         _half(each.step_s),
@@ -165,7 +173,7 @@ def _half(value: Spread) -> str:
 
 
 def _bars(found: Mapping[str, Figures], best: Ideal) -> Iterator[str]:
-    base = found.get(BASE) or next(iter(found.values()))
+    base = best_sync(found) or next(iter(found.values()))
     longest = max(best.pooled, *(each.rate.mean for each in found.values())) / base.rate.mean
     unit, right = _BAR / longest, _LEFT + _BAR + 150
     yield _text(_LEFT, 56, f"trained tokens/s over {base.arrangement} ({base.rate.mean:,.0f})")

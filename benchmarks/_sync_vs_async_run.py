@@ -72,12 +72,13 @@ class Stage:
         self._tokenizer = tokenizer
         self._timeline = timeline
         self._say = say
+        self._num_engines = setup.engine_gpus if running.turns is None else setup.gpus
         self._version = 0
 
     async def full_rate(self, workload: Workload, seconds: float) -> float:
         """Tokens per second of all engines with every slot taken."""
         weights = await self._fresh_weights()
-        slots, size = self._setup.slots * self._setup.engine_gpus, self._setup.group_size
+        slots, size = self._setup.slots * self._num_engines, self._setup.group_size
         with plainly():
             found = await full_rate(self._running.engine, workload, slots, size, weights, seconds)
         await self._until_empty()
@@ -107,7 +108,9 @@ class Stage:
         finally:
             self._version = served.now.version + 1
             if seen.steps:
-                keep(run_of(arrangement, workload.seed, is_complete, seen, (engine, trainer, updater)))
+                keep(
+                    run_of(arrangement, self._num_engines, workload.seed, is_complete, seen, (engine, trainer, updater))
+                )
         await self._until_empty()
 
     def _parts(
@@ -118,7 +121,7 @@ class Stage:
         engine: WatchedEngine,
         trainer: WatchedTrainer,
     ) -> tuple[Parts, WatchedUpdater]:
-        slots = Slots(self._setup.slots * self._setup.engine_gpus)
+        slots = Slots(self._setup.slots * self._num_engines)
         retrying = RetryingEngine(engine, RETRIES, lambda: served.now)
         sampler = Sampler(
             engine=retrying,
@@ -145,6 +148,7 @@ class Stage:
             served=served,
             timeline=self._timeline,
             loop_lag=self.loop_lag,
+            turns=self._running.turns,
         )
         return parts, updater
 
@@ -171,8 +175,7 @@ class Stage:
         """The trainer's, pushed under a version that was never there before, as those of step 0."""
         weights = Weights(version=self._version, step=0)
         self._version += 1
-        await self._running.updater.take()
-        await self._running.updater.push(weights)
+        await self._running.serve(weights)
         return weights
 
     async def _until_empty(self) -> None:

@@ -4,6 +4,7 @@
     uv run benchmarks/simulate.py --check                  and fail unless the targets hold
     uv run benchmarks/simulate.py --calibrate RUN_DIR --prompt-tokens 7      fit the model to a short real run
     uv run benchmarks/simulate.py --replay RUN_DIR --calibration FILE      and see whether it predicts another one
+    uv run benchmarks/simulate.py --predict results.json --check      does it predict what sync_vs_async.py measured?
     uv run benchmarks/simulate.py --scale                  how fast it simulates 1,000 engines, all of them full
     uv run benchmarks/simulate.py --scale --check          and fail unless that is faster than real time
 
@@ -15,7 +16,7 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 
@@ -33,8 +34,13 @@ from asyncrl.sim.replay import replay
 from asyncrl.sim.scale import ENGINES, full_fleet, measure
 from asyncrl.sim.search import Choice, Found, Grid, search
 from asyncrl.sim.table import checks, comparison
+from asyncrl.sim.tables import as_toml
 from asyncrl.sim.targets import scale_verdicts, verdicts
 from asyncrl.sim.world import Setting
+from benchmarks._predict import predicted, results_of
+from benchmarks._predict_costs import calibrate_on, tables
+from benchmarks._predict_report import prediction, ratio_verdicts
+from benchmarks._sync_vs_async_report import title
 
 _HALF = 0.5
 """Share of the groups rejected in the runs that show the waste."""
@@ -42,9 +48,9 @@ _WIDTH = 180
 """Of what goes to a file: the widest table fits."""
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """One command; the exit code."""
-    options, console = parser().parse_args(), Console()
+    options, console = parser().parse_args(argv), Console()
     if not console.is_terminal:
         console.width = _WIDTH
     try:
@@ -52,6 +58,8 @@ def main() -> int:
             return fit_model(options, console)
         if options.replay is not None:
             return predict(options, console)
+        if options.predict is not None:
+            return predict_ratios(options, console)
         if options.scale is not None:
             return show_scale(options, console)
         return compare(options, console)
@@ -104,6 +112,25 @@ def predict(options: argparse.Namespace, console: Console) -> int:
         soft_wrap=True,
     )
     return 0
+
+
+def predict_ratios(options: argparse.Namespace, console: Console) -> int:
+    """Simulate all arrangements of a benchmark and compare."""
+    setup, runs = results_of(options.predict)
+    if options.calibration is not None:
+        costs, about = costs_from(options), f"By {options.calibration}."
+    else:
+        found = calibrate_on(options.predict, setup, runs)
+        costs, about = found.costs, found.about
+        options.out.write_text(as_toml(about, tables(costs)))
+    seen = predicted(setup, runs, costs)
+    console.print(prediction(seen, title(setup)))
+    console.print(about, highlight=False, soft_wrap=True)
+    judged = ratio_verdicts(seen)
+    if options.check and not judged:
+        raise ConfigError(f"--check: {options.predict} has no two arrangements to compare, sync one of them")
+    console.print(checks(judged))
+    return 1 if options.check and not all(verdict.holds for verdict in judged) else 0
 
 
 def show_scale(options: argparse.Namespace, console: Console) -> int:
@@ -180,4 +207,4 @@ def _progress(console: Console) -> Progress:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -7,13 +7,15 @@
         --concurrency 16 --prompt-tokens 16 --max-tokens-per-gpu 512                                  on any machine
 
     sync       collect a batch, train on it, push, and only then generate again (S = 0)
+    sync-colocate
+               the same on all GPUs, which train and generate in turns (--colocate)
     one-step   batch t+1 is generated while batch t is trained; both must be done before a push (slime's train_async)
     S=N        ours: no trained token is more than N steps old; pushed at once, samples in flight go on
 
-Engines (SGLang), trainer (Megatron under Ray) and weight updates are real and started once; then each arrangement runs
-the product's own loop over them, with a scheduler of its own.  A model of random weights writes answers of log-normal
-length, the 95th percentile at 8 times the median, drawn from the seed by prompt and place in the group and forced; all
-arrangements measure the same prompts.  Rewards are random, nothing is filtered.
+Engines (SGLang), trainer (Megatron under Ray) and weight updates are real and started once, for sync-colocate once
+more; then each arrangement runs the product's own loop over them, with a scheduler of its own.  A model of random
+weights writes answers of log-normal length, the 95th percentile at 8 times the median, drawn from the seed by prompt
+and place in the group and forced; all arrangements measure the same prompts.  Rewards are random, nothing is filtered.
 
     ideal          = GPUs / (trainer GPUs / R + engine GPUs / G)        all useful GPU-seconds divided by GPUs
     split's ideal  = min(R, G)                                          at this split, if no side ever idled
@@ -21,9 +23,8 @@ arrangements measure the same prompts.  Rewards are random, nothing is filtered.
     G              = tokens per second of the engines with every slot taken all the time, measured first and alone
                      (--full-s); or the best S >= 2's while engines have work, if that is more
 
-On a CPU engines and trainer take cores from each other, and the ideal means little.  ``sync`` with trainer and engines
-in turns on the same GPUs (--colocate) is not there yet.  Exit codes: 0, 1 not everything was measured, 2 the options
-are wrong.  Results are written after each run; the table comes last.
+On a CPU engines and trainer take cores from each other, and the ideal means little.  Exit codes: 0, 1 not everything
+was measured, 2 the options are wrong.  Results are written after each run; the table comes last.
 """
 
 import argparse
@@ -37,7 +38,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -61,7 +62,7 @@ from asyncrl.signals import Signals
 from benchmarks._circumstances import circumstances
 from benchmarks._parallel_options import parallel_of
 from benchmarks._shapes import SHAPES
-from benchmarks._sync_vs_async_arrangements import Length
+from benchmarks._sync_vs_async_arrangements import Arrangement, Length, arrangement
 from benchmarks._sync_vs_async_figures import Results, Run, Setup
 from benchmarks._sync_vs_async_files import read, write
 from benchmarks._sync_vs_async_options import deployment, parse, setup
@@ -75,6 +76,10 @@ LEAVING_S = 45.0
 """For servers and Ray to end after the deadline; they take 10 s.  Then they are ended for them."""
 WRITING_S = 300.0
 """For a checkpoint of random weights: 12 GB take a minute."""
+
+ONE_STEP = Length(warmup=1, steps=0, seconds=0.0)
+SHORTER = 32
+"""Of the longest answer: 8,192 tokens take half a minute, 256 a second."""
 
 logger = logging.getLogger("asyncrl.benchmarks.sync_vs_async")
 
@@ -160,7 +165,7 @@ def _measured(session: Session, signals: Signals) -> int:
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = _checkpoint(session, Path(folder))
             signals.remember()
-            num_processes = asked.trainer_gpus + asked.engine_gpus
+            num_processes = 2 * session.setup.gpus  # sync-colocate's
             session.say("starting Ray")
             with (
                 ray_session(num_processes + 1, hold_signals=signals.hold) as ray,
@@ -187,16 +192,23 @@ async def _conducted(ray: ModuleType, session: Session, checkpoint: Path, signal
         stack.callback(timeline.close)
         try:
             async with asyncio.timeout(session.left_s) as deadline:
-                await _all_runs(ray, session, checkpoint, timeline)
+                for colocates in (False, True):
+                    chosen = [each for each in session.asked.arrangements if each.colocates == colocates]
+                    if chosen:
+                        await _all_runs(ray, session, checkpoint, timeline, chosen)
         except TimeoutError:
             if not deadline.expired():  # an engine's
                 raise
             session.say(f"the deadline of {session.asked.deadline_s:g} s is over")
 
 
-async def _all_runs(ray: ModuleType, session: Session, checkpoint: Path, timeline: TimelineFile) -> None:
-    asked = session.asked
-    launch = deployment(asked, checkpoint, (asked.out / "logs").resolve(), session.left_s)
+async def _all_runs(
+    ray: ModuleType, session: Session, checkpoint: Path, timeline: TimelineFile, chosen: Sequence[Arrangement]
+) -> None:
+    """Of arrangements that need the same deployment."""
+    asked, colocates = session.asked, chosen[0].colocates
+    logs = (asked.out / ("logs-colocate" if colocates else "logs")).resolve()
+    launch = deployment(asked, checkpoint, logs, session.left_s, colocates=colocates)
     launch.logs.mkdir(exist_ok=True)
     length = Length(warmup=asked.warmup, steps=asked.steps, seconds=asked.seconds)
     async with deployed(ray, launch, session.say) as running:
@@ -208,14 +220,19 @@ async def _all_runs(ray: ModuleType, session: Session, checkpoint: Path, timelin
                     beside.create_task(running.watch(), name="servers"),
                     beside.create_task(watch_loop(stage.loop_lag), name="loop-lag"),
                 ]
-                if asked.full_s > 0:
+                session.say("one step of short answers, which nobody counts: kernels are compiled, caches filled")
+                await stage.run(
+                    arrangement("sync-colocate" if colocates else "sync"), ONE_STEP, _short(session), lambda run: None
+                )
+                if asked.full_s > 0 and not colocates:
                     await _full_rate(session, stage)
-                for repeat, each in product(range(asked.repeats), asked.arrangements):
+                for repeat, each in product(range(asked.repeats), chosen):
                     session.say(f"{each.name}, repeat {repeat + 1} of {asked.repeats}")
                     await stage.run(each, length, _workload(session, repeat), session.keep)
                 for task in watching:
                     task.cancel()
         session.say("stopping")
+    running.give_up()
 
 
 async def _full_rate(session: Session, stage: Stage) -> None:
@@ -228,6 +245,12 @@ async def _full_rate(session: Session, stage: Stage) -> None:
     else:
         session.full_rates.append(found)
         session.say(f"engines alone: {found:,.0f} tokens/s")
+
+
+def _short(session: Session) -> Workload:
+    """As the first repeat, with answers that are soon over."""
+    longest = max(1, session.setup.longest // SHORTER)
+    return replace(_workload(session, 0), median=min(session.setup.median, longest), longest=longest)
 
 
 def _workload(session: Session, repeat: int) -> Workload:

@@ -237,6 +237,7 @@ def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
             parallel=parallel_of(asked),
             device=asked.device,
             dtype=dtype,
+            row_tokens=1,  # it trains nothing: no activations are in the way of a copy
             temperature=1.0,
             num_steps_per_rollout=1,
             use_rollout_logprobs=True,

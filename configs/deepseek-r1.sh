@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # DeepSeek-R1, answers of up to 32k tokens, on 16 machines of 8 GPUs (288 GB): 8 train, 8 generate.
 #
-# The copy of the model must not be in fp8 (docs/launch.md).  Its weights are then 168 GB for each of an engine's 8 GPUs:
-# more than an H200 has, and an engine does not span machines, so on 128 H200s the dry run says no.
+# The released model is in fp8: engines serve it so, 85 GB on each of their 8 GPUs, and the trainer begins with the
+# numbers that it stands for.  A copy in bfloat16 is 170 GB for each, more than an H200 has.  Of the trainer's 64 ranks
+# each needs 223 GB either way, so on 128 H200s the dry run says no (docs/launch.md).
 #
 #   MASTER_ADDR=HOST MODEL=DIR TRAIN_DATA=FILE.jsonl EVAL_DATA=FILE.jsonl bash configs/deepseek-r1.sh    on the first
 #   MASTER_ADDR=HOST NODE_RANK=1 bash configs/deepseek-r1.sh                                         on each other
@@ -17,7 +18,7 @@ RUNS="${RUNS:-$PWD/runs}"
 NAME=deepseek-r1
 
 model=(
-    --hf-checkpoint "${MODEL:-$PWD/models/DeepSeek-R1-bf16}"
+    --hf-checkpoint "${MODEL:-$PWD/models/DeepSeek-R1}"
 )
 places=(
     --actor-num-nodes 8

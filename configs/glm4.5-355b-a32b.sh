@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# GLM-4.5 355B-A32B, answers of up to 32k tokens, on 8 machines of 8 GPUs (180 GB): 7 train, one
-# generates.  A trainer rank needs 144 GB, of which 25 for a moment within Adam's update.
+# GLM-4.5 355B-A32B, answers of up to 32k tokens, on 8 machines of 8 GPUs (141 GB): 7 train, one
+# generates.  A trainer rank needs 125 GB.
 #
 #   MASTER_ADDR=HOST MODEL=DIR TRAIN_DATA=FILE.jsonl EVAL_DATA=FILE.jsonl bash configs/glm4.5-355b-a32b.sh    on the first
 #   MASTER_ADDR=HOST NODE_RANK=1 bash configs/glm4.5-355b-a32b.sh                                         on each other
@@ -22,7 +22,7 @@ places=(
     --actor-num-gpus-per-node 8
     --rollout-num-gpus 8
     --rollout-num-gpus-per-engine 8
-    --gpu-memory-gb "${GPU_MEMORY_GB:-180}"
+    --gpu-memory-gb "${GPU_MEMORY_GB:-141}"
 )
 data=(
     --prompt-data "${TRAIN_DATA:-$PWD/data/dapo-math-17k.jsonl}"

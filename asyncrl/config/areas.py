@@ -19,7 +19,8 @@ class ModelConfig:
     """Which model."""
 
     hf_checkpoint: Path
-    """Folder in Hugging Face format: config.json, tokenizer, safetensors."""
+    """Folder in Hugging Face format: config.json, tokenizer, safetensors.  In fp8 in blocks, engines serve it so, and
+    the trainer begins with the numbers that it stands for, unless --load or --ref-load has others."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations; auto is bfloat16 on GPUs and float32 on a CPU, where bfloat16 is 4-6 times slower."""
     seed: int = 1234
@@ -39,10 +40,13 @@ class ClusterConfig:
     """Nodes of the trainer."""
     actor_num_gpus_per_node: int = 1
     """Trainer ranks per node; on a CPU, processes."""
-    rollout_num_gpus: int = 1
-    """GPUs of all rollout engines together; on a CPU, engines."""
+    rollout_num_gpus: int | None = None
+    """GPUs of all rollout engines together; on a CPU, engines.  Default: 1, with --colocate the trainer's."""
     rollout_num_gpus_per_engine: int = 1
     """GPUs of one engine (its tensor parallel size)."""
+    colocate: bool = False
+    """Trainer and engines have the same GPUs, in turns: each gives its memory back while the other works.  Such a run
+    is synchronous (--max-staleness 0)."""
     use_router: bool = True
     """Put sglang-router in front of the engines; without it requests go to the engines in turn."""
     start_timeout_s: float = 600.0
@@ -65,9 +69,16 @@ class ClusterConfig:
         return self.actor_num_nodes * self.actor_num_gpus_per_node
 
     @property
+    def num_rollout_gpus(self) -> int:
+        """Of all rollout engines together."""
+        if self.rollout_num_gpus is not None:
+            return self.rollout_num_gpus
+        return self.num_trainer_ranks if self.colocate else 1
+
+    @property
     def num_engines(self) -> int:
         """Rollout engines; on a CPU as well."""
-        return self.rollout_num_gpus // self.rollout_num_gpus_per_engine
+        return self.num_rollout_gpus // self.rollout_num_gpus_per_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +195,9 @@ class FailureConfig:
 
     max_sample_retries: int = 3
     """Attempts after the first for a sample whose engine failed; the tokens that are there are kept."""
-    max_engine_restarts: int = 3
-    """Engines that end are started again, so many times in all; the next one that ends, ends the run."""
+    max_engine_restarts: int | None = None
+    """Engines that end are started again, so many times in all; the next one that ends, ends the run.  Default: 3, with
+    --colocate 0."""
     max_failed_groups: int = 16
     """Failed groups in a row that end the run."""
     max_filtered_groups: int = 1024
@@ -309,11 +321,15 @@ class TrainConfig:
     """Of AdamW."""
     clip_grad: float = 1.0
     """Largest gradient norm; 0 is off."""
+    update_weight_transport: Literal["nccl", "disk"] = "nccl"
+    """How weights reach the engines: broadcast (on CPUs by gloo), or as files where no network group reaches."""
+    update_weight_disk_dir: Path | None = None
+    """disk: a folder that trainer, engines and the driver share; it holds two sets of weights, while the run lasts."""
     update_weight_buffer_size: int = 512 * 1024**2
     """Bytes of one bucket of a weight update; each engine keeps two buffers of this size."""
     update_weights_beside_training: bool | None = None
     """Copy the weights on the trainer's first GPU, so that training goes on while they are sent.  Default: where the
-    copy takes at most a tenth of that GPU's memory."""
+    copy takes at most a tenth of that GPU's memory and all else fits beside it."""
     check_weight_updates: bool = False
     """Compare every update, and the engines' weights after it, with what the trainer sent."""
 

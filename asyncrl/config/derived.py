@@ -3,7 +3,18 @@
 from datetime import datetime
 from pathlib import Path
 
-from asyncrl.config.areas import EvalConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from asyncrl.config.areas import (
+    ClusterConfig,
+    EvalConfig,
+    FailureConfig,
+    ModelConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+)
+
+ENGINE_RESTARTS = 3
+"""Enough for a bad night, too few for an engine that dies of what it is asked."""
 
 
 def num_steps_per_rollout(train: TrainConfig, rollout: RolloutConfig) -> int:
@@ -25,6 +36,19 @@ def use_dynamic_batch_size(train: TrainConfig) -> bool:
     return train.micro_batch_size is None if train.use_dynamic_batch_size is None else train.use_dynamic_batch_size
 
 
+def longest_sample(run: RunConfig, response: int) -> int:
+    """Tokens; prompts count as far as they are limited."""
+    return (run.data.rollout_max_prompt_len or 0) + response
+
+
+def row_tokens(run: RunConfig) -> int:
+    """Most tokens of a microbatch, over the context-parallel ranks that share it."""
+    longest = longest_sample(run, run.rollout.rollout_max_response_len)
+    if use_dynamic_batch_size(run.train):
+        return max(longest, run.train.max_tokens_per_gpu * run.parallel.context_parallel_size)
+    return longest * (run.train.micro_batch_size or 1)
+
+
 def use_rollout_logprobs(train: TrainConfig, rollout: RolloutConfig) -> bool:
     """Whether the ratio is taken against the log-probs of the engine that sampled."""
     if train.use_rollout_logprobs is not None:
@@ -37,6 +61,11 @@ def normalize_advantages(train: TrainConfig) -> bool:
     if train.normalize_advantages is not None:
         return train.normalize_advantages
     return train.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+
+
+def weight_bytes(model: ModelConfig) -> int:
+    """Of one of the trainer's weights, on GPUs."""
+    return 4 if model.dtype == "float32" else 2
 
 
 def uses_reference(train: TrainConfig) -> bool:
@@ -74,6 +103,13 @@ def eval_max_response_len(evaluation: EvalConfig, rollout: RolloutConfig) -> int
     return evaluation.eval_max_response_len or rollout.rollout_max_response_len
 
 
+def max_engine_restarts(failures: FailureConfig, cluster: ClusterConfig) -> int:
+    """Of all engines together.  One that shares its GPUs cannot start while the trainer has them."""
+    if failures.max_engine_restarts is not None:
+        return failures.max_engine_restarts
+    return 0 if cluster.colocate else ENGINE_RESTARTS
+
+
 def run_dir(run: RunConfig, now: datetime) -> Path:
     """Where the run writes.  Ask once: the default has the time in it."""
     return run.output.run_dir or Path.cwd() / "runs" / f"{run.name}-{now:%Y%m%d-%H%M%S}"
@@ -83,6 +119,8 @@ def filled_in(run: RunConfig) -> dict[str, object]:
     """By the setting's name, what each setting that was left to its default means in this run."""
     train, rollout, evaluation = run.train, run.rollout, run.evaluation
     meant = {
+        "rollout-num-gpus": (run.cluster.rollout_num_gpus, run.cluster.num_rollout_gpus),
+        "max-engine-restarts": (run.failures.max_engine_restarts, max_engine_restarts(run.failures, run.cluster)),
         "max-staleness": (rollout.max_staleness, rollout.staleness),
         "eps-clip-high": (train.eps_clip_high, eps_clip_high(train)),
         "normalize-advantages": (train.normalize_advantages, normalize_advantages(train)),

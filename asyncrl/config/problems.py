@@ -38,6 +38,7 @@ def contradictions(run: RunConfig) -> list[str]:
     """One line for each setting that does not go with another, or with what is in the run's own folders."""
     return [
         *_cluster(run.cluster),
+        *_colocation(run),
         *parallel_problems(run.parallel, run.cluster.num_trainer_ranks),
         *_reward(run.rollout, run.data),
         *_staleness(run.rollout),
@@ -45,6 +46,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_batch(run.rollout, run.train),
         *_estimator(run.train),
         *_reference(run.train),
+        *_transport(run.train),
         *_corrections(run.train),
         *_checkpoints(run.checkpoint),
         *_evaluation(run.evaluation),
@@ -63,8 +65,52 @@ def _checkpoint(model: ModelConfig, *, needs_weights: bool) -> list[str]:
 
 
 def _cluster(cluster: ClusterConfig) -> list[str]:
-    total, each = cluster.rollout_num_gpus, cluster.rollout_num_gpus_per_engine
+    total, each = cluster.num_rollout_gpus, cluster.rollout_num_gpus_per_engine
+    if cluster.colocate:
+        return must(
+            total % each == 0,
+            f"colocate: the trainer's {total} GPUs (actor-num-nodes x actor-num-gpus-per-node) are not a multiple of "
+            f"rollout-num-gpus-per-engine {each}",
+        )
     return must(total % each == 0, f"rollout-num-gpus {total} is not a multiple of rollout-num-gpus-per-engine {each}")
+
+
+def _colocation(run: RunConfig) -> list[str]:
+    """What cannot be while trainer and engines have the same GPUs in turns."""
+    cluster, staleness = run.cluster, run.rollout.staleness
+    if not cluster.colocate:
+        return []
+    trainer, engines, restarts = cluster.num_trainer_ranks, cluster.num_rollout_gpus, run.failures.max_engine_restarts
+    default = " (the default)" if run.rollout.max_staleness is None else ""
+    return (
+        must(
+            engines == trainer,
+            f"colocate: the engines have the trainer's {trainer} GPUs, rollout-num-gpus says {engines}; leave it out",
+        )
+        + must(
+            staleness == 0,
+            f"colocate with max-staleness {staleness}{default}: engines have no memory while the trainer works, so "
+            "nothing is generated beside training; give max-staleness 0",
+        )
+        + must(
+            not restarts,
+            f"colocate with max-engine-restarts {restarts}: an engine cannot start while the trainer has its GPUs; "
+            "leave it out",
+        )
+        + must(
+            not run.train.update_weights_beside_training,
+            "colocate with update-weights-beside-training: engines take weights only when the trainer stands still; "
+            "leave it out",
+        )
+        + must(
+            not run.train.check_weight_updates,
+            "colocate with check-weight-updates, which checks broadcasts: here weights stay on their GPU; leave it out",
+        )
+        + must(
+            run.train.update_weight_transport == "nccl",
+            "colocate with update-weight-transport disk: weights stay on their GPU; leave it out",
+        )
+    )
 
 
 def _folders(train: TrainConfig) -> list[str]:
@@ -209,6 +255,24 @@ def _reference(train: TrainConfig) -> list[str]:
     for name, given in {"kl-loss-coef": train.kl_loss_coef > 0, "use-unbiased-kl": train.use_unbiased_kl}.items():
         lines += must(train.use_kl_loss or not given, f"{name} without use-kl-loss: there is no KL in the loss")
     return lines
+
+
+def _transport(train: TrainConfig) -> list[str]:
+    if train.update_weight_transport != "disk":
+        return must(
+            train.update_weight_disk_dir is None,
+            f"update-weight-disk-dir {train.update_weight_disk_dir} with update-weight-transport nccl, which writes "
+            "nothing: give disk",
+        )
+    given = {
+        "update-weights-beside-training": train.update_weights_beside_training,
+        "check-weight-updates": train.check_weight_updates,
+    }
+    names = ", ".join(name for name, is_given in given.items() if is_given)
+    return must(
+        train.update_weight_disk_dir is not None,
+        "update-weight-transport disk without update-weight-disk-dir: trainer and engines share no folder",
+    ) + must(not names, f"{names} with update-weight-transport disk, where there is no copy on a GPU and no checksum")
 
 
 def _corrections(train: TrainConfig) -> list[str]:

@@ -183,13 +183,13 @@ def commit(folder: Path, notes: bytes) -> None:
     partial = folder.with_name(folder.name + PARTIAL)
     _write(partial / RUN_FILE, notes)
     for path in (*partial.iterdir(), partial):  # Megatron and torch leave the end of some files to the system
-        _sync(path)
+        sync(path)
     outdated = _outdated(folder)
     if folder.exists():  # the run was resumed from an earlier one
         shutil.rmtree(outdated, ignore_errors=True)
         folder.rename(outdated)
     partial.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     _name_latest(folder.parent, str(int(folder.name.removeprefix("iter_"))))
     shutil.rmtree(outdated, ignore_errors=True)
 
@@ -202,7 +202,7 @@ def _outdated(folder: Path) -> Path:
 def write_release(folder: Path, notes: bytes) -> None:
     """Name the written ``folder``, weights alone, as the latest.  Raises OSError."""
     _write(folder / RUN_FILE, notes)
-    _sync(folder)
+    sync(folder)
     _name_latest(folder.parent, RELEASE)
 
 
@@ -210,7 +210,7 @@ def _name_latest(root: Path, name: str) -> None:
     tracker = root / TRACKER
     _write(tracker.with_name(tracker.name + PARTIAL), name.encode())
     tracker.with_name(tracker.name + PARTIAL).rename(tracker)
-    _sync(root)
+    sync(root)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -220,8 +220,10 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(path: Path) -> None:
-    """Of a folder as well: a rename is on the disk only when its folder is."""
+def sync(path: Path) -> None:
+    """Return when it is on the disk.  Raises OSError.
+
+    Of a folder as well: a rename is on the disk only when its folder is."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -12,7 +12,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import EngineError, UpdateInterrupted
+from asyncrl.errors import EngineError, TurnFailed, UpdateInterrupted
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
 
 VOCABULARY = 64
@@ -170,6 +170,40 @@ class FakeUpdater:
         await asyncio.sleep(self._seconds)  # chunks under the new weights may arrive before push returns
         self.pushed.append(weights)
         return UpdateReport(pause_s=self._seconds, total_s=2 * self._seconds, num_bytes=0)
+
+
+class FakeTurns:
+    """Takes ``seconds`` for each change, and remembers them; refuses what would fail with real memory."""
+
+    def __init__(self, *engines: FakeEngine, seconds: float = 0.1) -> None:
+        self.taken: list[str] = []
+        self.turn = "engines"
+        self._engines = engines
+        self._seconds = seconds
+
+    async def to_trainer(self) -> None:
+        """See ``Turns.to_trainer``."""
+        if self.turn == "update":
+            raise AssertionError("the engines have no new weights yet")
+        if any(engine.busy for engine in self._engines):
+            raise TurnFailed("an engine has requests")
+        await self._pass_to("trainer")
+
+    async def to_update(self) -> None:
+        """See ``Turns.to_update``."""
+        if self.turn == "engines":
+            raise AssertionError("the trainer has no memory to take weights from")
+        await self._pass_to("update")
+
+    async def to_engines(self) -> None:
+        """See ``Turns.to_engines``."""
+        await self._pass_to("engines")
+
+    async def _pass_to(self, turn: str) -> None:
+        if self.turn != turn:
+            await asyncio.sleep(self._seconds)
+            self.turn = turn
+            self.taken.append(turn)
 
 
 class FakeTrainer:

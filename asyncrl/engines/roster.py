@@ -6,14 +6,16 @@ Knows neither processes nor HTTP: who starts and asks engines tells it, and wait
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 
 class Member(Protocol):
-    """An engine by the name that everybody calls it."""
+    """An engine."""
 
-    url: str
+    @property
+    def url(self) -> str:
+        """The name that everybody calls it."""
 
 
 class Roster[M: Member]:
@@ -21,7 +23,7 @@ class Roster[M: Member]:
 
     def __init__(self, members: Iterable[M]) -> None:
         """All are there, and get their first weights with the first update."""
-        self._all = {member.url: member for member in members}
+        self._all: Mapping[str, M] = {member.url: member for member in members}
         self._lost = set[str]()
         self._waiting = set[str]()
         self._moved = asyncio.Event()
@@ -45,7 +47,7 @@ class Roster[M: Member]:
         self._waiting.add(url)
         self._change()
 
-    def settle(self, members: Iterable[M]) -> None:
+    def settle(self, members: Iterable[Member]) -> None:
         """These have the trainer's weights."""
         self._waiting.difference_update(member.url for member in members)
         self._move()

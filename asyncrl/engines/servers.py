@@ -56,7 +56,8 @@ class ServerProcess:
         """Raises ServerFailed with the line of the log that says why."""
         code = self._process.poll()
         if code is not None:
-            raise ServerFailed(f"{self.name} ended with code {code}: {self.cause()} (log: {self.log_path})")
+            how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
+            raise ServerFailed(f"{self.name} {how}: {self.cause()} (log: {self.log_path})")
 
     def stop(self) -> None:
         """Kill the server and everything it started; return when they are gone.  Safe to call twice.

@@ -9,22 +9,16 @@ The first push sends bucket by bucket, by name; engines that say so take all lat
 Knows neither HTTP nor torch: engines and trainer are Protocols.
 """
 
-import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.everyone import everyone
+from asyncrl.engines.paused import LOST_S, PausedRound, PauseMode
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
+from asyncrl.errors import WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
-
-PauseMode = Literal["in_place", "retract"]
-"""Requests held by an update keep their KV cache, or give it up and compute it anew under the new weights."""
-
-
-LOST_S = 5.0
-"""For an engine whose connection broke to be found dead, or not: they are looked at every half second."""
 
 
 class WeightSender(Protocol):
@@ -115,10 +109,9 @@ class BroadcastUpdater:
         self._find_port = find_port
         self._backend = backend
         self._timeout_s = timeout_s
-        self._pause_mode: PauseMode = pause_mode
+        self._round = PausedRound(roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
         self._prefix = self.group_name = group_name
         self._is_checked = is_checked
-        self._lost_s = lost_s
         self._buckets: tuple[WeightBucket, ...] = ()
         self.is_direct = False
         """Whether all engines take all buckets at once, as the next push will have them do."""
@@ -130,6 +123,8 @@ class BroadcastUpdater:
         self._engines, self._formed_for = self._roster.present, self._roster.changes
         self.group_name = f"{self._prefix}-{self._formed_for}"
         self._is_taken = self.is_direct = False
+        if not self._engines:  # those that come back get an update of their own
+            return
         master_port = await self._find_port()
         world_size = 1 + sum(engine.num_ranks for engine in self._engines)
         joining = {
@@ -152,53 +147,34 @@ class BroadcastUpdater:
                 backend=self._backend,
             )
             rank_offset += engine.num_ranks
-        await self._together("forming the weight-update group", joining, self._timeout_s)
-        await self._together("asking what will be sent", {"trainer": self._ask_for_buckets()}, self._timeout_s)
+        await everyone("forming the weight-update group", joining, self._timeout_s)
+        await everyone("asking what will be sent", {"trainer": self._ask_for_buckets()}, self._timeout_s)
 
     async def take(self) -> bool:
         """See ``WeightUpdater.take``."""
         if not self._buckets:
             raise WeightUpdateFailed("take came before connect, or the trainer has nothing to send")
-        try:
-            if self._roster.changes != self._formed_for:
+        if self._roster.changes != self._formed_for:
+            async with self._round.blaming_the_lost(self._roster.changes):
                 await self.connect()
-        except WeightUpdateFailed as error:
-            await self._blame_the_lost(error)
-            raise
-        await self._together("copying the weights", {"trainer": self._take()}, self._timeout_s)
+        if not self._engines:
+            return True
+        await everyone("copying the weights", {"trainer": self._take()}, self._timeout_s)
         return self._is_taken
 
     async def push(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.push``.
-
-        After a failure before the first bucket the engines go on; after that they stay paused, for their weights are
-        neither the old nor the new ones.
-        """
+        """See ``WeightUpdater.push``."""
         if not self._buckets:
             raise WeightUpdateFailed("push came before connect, or the trainer has nothing to send")
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        try:
-            paused = await self._pause()
-            await self._move(str(weights.version))
-            await self._together("going on", {engine.url: engine.go_on() for engine in self._engines}, self._timeout_s)
-        except WeightUpdateFailed as error:
-            await self._blame_the_lost(error)
-            raise
-        self._roster.settle(self._engines)
+        if not self._engines:
+            return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
-        return UpdateReport(pause_s=clock() - paused, total_s=clock() - began, num_bytes=num_bytes)
+        move = partial(self._move, str(weights.version))
+        return await self._round.run(self._engines, self._formed_for, move, num_bytes)
 
     async def newcomers(self) -> None:
         """See ``WeightUpdater.newcomers``."""
         await self._roster.newcomers()
-
-    async def _blame_the_lost(self, error: WeightUpdateFailed) -> None:
-        """Raises UpdateInterrupted if an engine died, which is seen some time after its connection broke."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._lost_s):
-                await self._roster.changed(self._formed_for)
-            raise UpdateInterrupted(str(error)) from error
 
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._sender.weight_buckets()
@@ -206,35 +182,17 @@ class BroadcastUpdater:
     async def _take(self) -> None:
         self._is_taken = await self._sender.take(is_checked=self._checks)
 
-    async def _pause(self) -> float:
-        """When the first engine stood still: until then it finished a forward pass, which may be a long prefill."""
-        stood_still: list[float] = []
-
-        async def pause(engine: WeightReceiver) -> None:
-            await engine.pause(self._pause_mode)
-            stood_still.append(asyncio.get_running_loop().time())
-
-        pausing = {engine.url: pause(engine) for engine in self._engines}
-        try:
-            await self._together("pausing", pausing, self._timeout_s)
-        except WeightUpdateFailed:
-            for engine in self._engines:
-                with contextlib.suppress(AsyncRLError):  # the failure to report is the first one
-                    await engine.go_on()
-            raise
-        return min(stood_still)
-
     async def _move(self, label: str) -> None:
         """All buckets, from the trainer to all engines."""
         moving = {} if self._is_taken else {"trainer": self._sender.send(is_checked=self._checks)}
         self._is_taken = False
         if self.is_direct:
             moving |= {engine.url: self._receive_all(engine, label) for engine in self._engines}
-            await self._together("sending the weights", moving, self._timeout_s)
+            await everyone("sending the weights", moving, self._timeout_s)
             return
         kept: list[bool] = []
         moving |= {engine.url: self._receive_each(engine, label, kept) for engine in self._engines}
-        await self._together("sending the weights", moving, self._timeout_s * len(self._buckets))
+        await everyone("sending the weights", moving, self._timeout_s * len(self._buckets))
         self.is_direct = all(kept)
 
     async def _receive_all(self, engine: WeightReceiver, label: str) -> None:
@@ -251,30 +209,3 @@ class BroadcastUpdater:
     def _checks(self) -> bool:
         """Whether the trainer sends checksums: only engines that take all buckets at once ask for them."""
         return self._is_checked and self.is_direct
-
-    async def _together(self, doing: str, work: Mapping[str, Coroutine[Any, Any, None]], timeout_s: float) -> None:
-        """Run all of ``work`` within the deadline, or raise one WeightUpdateFailed that names who did not do it."""
-        waiting = set(work)
-        failed: dict[str, AsyncRLError] = {}
-
-        async def one(who: str, task: Coroutine[Any, Any, None]) -> None:
-            try:
-                await task
-            except AsyncRLError as error:
-                failed.setdefault(who, error)
-                raise
-            waiting.discard(who)
-
-        try:
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-                for who, task in work.items():
-                    tasks.create_task(one(who, task), name=f"{doing}: {who}")
-        except TimeoutError as error:
-            missing = ", ".join(sorted(waiting))
-            raise WeightUpdateFailed(f"{doing}: no answer from {missing} within {timeout_s:g} s") from error
-        except ExceptionGroup as errors:
-            _, bugs = errors.split(AsyncRLError)
-            if bugs is not None:
-                raise bugs.exceptions[0] from errors
-            who, cause = next(iter(failed.items()))
-            raise WeightUpdateFailed(f"{doing}: {who}: {cause}") from cause

@@ -6,43 +6,42 @@ scheduler ──batch──▶ train ──▶ take the weights                 
 
 consumes      batches, evaluation reports
 produces      one StepFacts per step; checkpoints; the saved model
-waits for     a batch; the trainer; the weight update before, once trained; the first evaluation, before the first step
+waits for     a batch; the trainer; the weight update before, once trained; the first evaluation, before the first step;
+              where trainer and engines take turns on the same GPUs, every evaluation, and those turns
 unblocked by  the scheduler, the trainer, the engines; each wait has a deadline of its own
 on cancel     the scheduler's and the evaluation's requests are aborted
 on crash      the training since the last checkpoint is lost
+
+With turns nothing goes on beside training:
+
+    batch, evaluation done ──▶ engines end every request ──▶ trainer's turn: train, checkpoint
+        ▲                                                                    └──▶ update's turn: push ──┐
+        └─────────────────────── engines' turn: requests go on ◀────────────────────────────────────────┘
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from operator import sub
 from pathlib import Path
 
-from asyncrl.errors import CheckpointFailed, EngineError, UpdateInterrupted, plainly
+from asyncrl.errors import CheckpointFailed, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.lengths import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.agreement import engine_logprobs, mean_difference
 from asyncrl.pipeline.evaluation import Evaluator
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.run_state import RunState
 from asyncrl.pipeline.sampler import Served
 from asyncrl.pipeline.scheduler import Scheduler
 from asyncrl.pipeline.slots import Slots
-from asyncrl.protocols import Checkpointer, Trainer, WeightUpdater
-from asyncrl.types import Batch, EvalReport, ScoredSample, TrainReport, UpdateReport, Weights
+from asyncrl.pipeline.updates import WeightUpdates
+from asyncrl.protocols import Checkpointer, Trainer, Turns, WeightUpdater
+from asyncrl.types import Batch, EvalReport, TrainReport
 
 logger = logging.getLogger(__name__)
-
-PROBED_SAMPLES = 4
-"""Answers scored again by the engines at a step that trains on none of their present weights' tokens: enough for a mean
-over some hundred tokens, too few to be noticed."""
-COMPARED_TOKENS = 65_536
-"""Compared at a step that trains on more: a mean needs no more, and the event loop does nothing else for 4 ms."""
-PROBE_TIMEOUT_S = 30.0
-"""For scoring them: a measurement must not hold up the push that follows the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +79,8 @@ class Parts:
     loop_lag: LoopLag
     checkpointer: Checkpointer | None = None
     """Without it there are no checkpoints."""
+    turns: Turns | None = None
+    """Without it trainer and engines have GPUs of their own.  It is the engines' turn when the run begins."""
 
 
 async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -> None:
@@ -110,14 +111,16 @@ class _Run:
         self._plan = plan
         self._stages = stages
         self._report = report
-        self._trained = plan.first_step
-        """Steps that the trainer's weights have seen."""
-        self._version = parts.served.now.version
-        self._trainer = asyncio.Lock()
-        """Held while it trains, and while its weights are taken or a checkpoint copied: all its ranks together."""
-        self._updates = asyncio.Lock()
-        """Held for an update: one at a time."""
-        self._pushing: asyncio.Task[UpdateReport] | None = None
+        self._updates = WeightUpdates(
+            updater=parts.updater,
+            engine=parts.engine,
+            served=parts.served,
+            turns=parts.turns,
+            timeline=parts.timeline,
+            trained=plan.first_step,
+            aborts=plan.abort_for_updates,
+            look_again=parts.scheduler.look_again,
+        )
         self._reporting: asyncio.Task[None] | None = None
         """Of the last step, which waits for its weight update."""
         self._evaluation: asyncio.Task[EvalReport] | None = None
@@ -136,9 +139,10 @@ class _Run:
         batch = await parts.scheduler.next_batch()
         waited = _now() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
-        if step == 0 and self._evaluation is not None:
-            await self._evaluation  # before the weights change for the first time
-            parts.timeline.span("trainer", "wait for the first evaluation", start + waited, _now())
+        if self._evaluation is not None and (step == 0 or parts.turns is not None):
+            await self._evaluation  # before the weights change for the first time, or before the engines' turn ends
+            parts.timeline.span("trainer", "wait for the evaluation", start + waited, _now())
+        await self._to_trainer()
         taken = _now()
         report, logprob_diff = await self._train(batch)
         trained = _now()
@@ -148,8 +152,11 @@ class _Run:
         await self.reported()
         parts.scheduler.settle()
         state = parts.scheduler.state() if self._save_is_due(step) else None
-        update_wait_s = await self._begin_push(step)
-        checkpoint_s = await self._checkpoint(state) if state else None
+        saves_first = parts.turns is not None  # later the optimizer is away
+        checkpoint_s = await self._checkpoint(state) if state and saves_first else None
+        update_wait_s = await self._begin_update(step)
+        if state and not saves_first:
+            checkpoint_s = await self._checkpoint(state)
         evaluation = await self._evaluations(step)
         scheduler = parts.scheduler.stats()
         self._warn(scheduler.lengths)
@@ -170,6 +177,10 @@ class _Run:
         )
         self._reporting = self._stages.create_task(self._tell(facts), name=f"report-{step}")
 
+    async def welcome(self) -> None:
+        """Have engines that come in between serve the trainer's weights, until cancelled."""
+        await self._updates.welcome()
+
     async def reported(self) -> None:
         """Return once everything of the steps so far is pushed and reported."""
         if self._reporting is not None:
@@ -177,17 +188,27 @@ class _Run:
 
     async def _tell(self, facts: StepFacts) -> None:
         """Report a step, when its weights have reached the engines."""
-        update = await self._pushed()
+        update = await self._updates.pushed()
         scheduler = replace(facts.scheduler, weights=self._parts.served.now)
         self._report(replace(facts, update=update, scheduler=scheduler))
 
     async def save(self) -> None:
         """Write the final weights, and see the last checkpoint written."""
+        await self._to_trainer()
         start = _now()
         await self._parts.trainer.save(self._plan.save_to)
         if self._parts.checkpointer is not None:
             await self._parts.checkpointer.finish()
         self._parts.timeline.span("trainer", "save", start, _now())
+
+    async def _to_trainer(self) -> None:
+        """Where there are turns: it is the trainer's.  Requests in flight wait until the engines' next one."""
+        if self._parts.turns is None:
+            return
+        start = _now()
+        await self._parts.engine.interrupt()
+        await self._parts.turns.to_trainer()
+        self._parts.timeline.span("trainer", "take the GPUs", start, _now())
 
     # ---- checkpoints
 
@@ -203,7 +224,7 @@ class _Run:
             raise AssertionError("there is nobody to write checkpoints")
         start = _now()
         try:
-            async with self._trainer:
+            async with self._updates.trainer:
                 await self._parts.checkpointer.begin(state.step, state.as_json())
             if not self._plan.save_beside:
                 await self._parts.checkpointer.finish()
@@ -233,39 +254,19 @@ class _Run:
         return report, mean_difference(from_engine, report.logprobs)
 
     async def _train_alone(self, batch: Batch) -> TrainReport:
-        async with self._trainer:
+        async with self._updates.trainer:
             report = await self._parts.trainer.train(batch)
-            self._trained = batch.step + 1
+            self._updates.trained = batch.step + 1
         return report
 
     async def _engine_logprobs(self, batch: Batch) -> dict[int, Sequence[float]]:
-        """By place in the batch: log-probs of answers under the trainer's present weights, as the engines see them.
-
-        Answers written by these very weights bring them along; failing those, the engines score some answers anew.
-        """
-        await self._pushed()
-        served = self._parts.served.now
+        """Nothing when the engines serve other weights than the trainer holds."""
+        await self._updates.pushed()
+        parts, served = self._parts, self._parts.served.now
         if served.step != batch.step:
             return {}
-        answers = dict(enumerate(_answers(batch)))
-        fresh = written_by(served, answers)
-        if fresh or self._plan.temperature != 1.0:
-            return fresh
-        size = len(batch.groups[0].samples)
-        chosen = list(answers)[::size][:PROBED_SAMPLES]
-        prompts = {place: batch.groups[place // size].prompt.token_ids for place in chosen}
-        probes = {place: (*prompts[place], *answers[place].sample.token_ids) for place in chosen}
-        try:
-            with plainly():
-                async with asyncio.timeout(PROBE_TIMEOUT_S), asyncio.TaskGroup() as scoring:
-                    tasks = {
-                        place: scoring.create_task(self._parts.engine.score(token_ids, len(prompts[place])))
-                        for place, token_ids in probes.items()
-                    }
-        except (EngineError, TimeoutError) as error:
-            logger.warning("step %d: no log-probs to compare with: %s", batch.step, error)
-            return {}
-        return {place: task.result() for place, task in tasks.items()}
+        can_score = self._plan.temperature == 1.0 and parts.turns is None
+        return await engine_logprobs(batch, served, parts.engine if can_score else None)
 
     # ---- weights
 
@@ -274,63 +275,12 @@ class _Run:
         wanted = self._plan.eval_interval is not None and self._parts.evaluator is not None
         return (step + 1) % self._plan.update_weights_interval == 0 or (last and wanted)
 
-    async def _begin_push(self, step: int) -> float | None:
-        """If a push is due, begin it; seconds until the trainer may go on."""
-        self._pushing = None
-        if not self._push_is_due(step):
-            return None
-        start, is_free = _now(), asyncio.Event()
-        self._pushing = self._stages.create_task(self._update(is_free), name=f"push-{step}")
-        await is_free.wait()
-        self._parts.timeline.span("trainer", "weights taken", start, _now())
-        return _now() - start
-
-    async def _pushed(self) -> UpdateReport | None:
-        """What the push of the last step was, when it is over; None when there was none."""
-        return None if self._pushing is None else await self._pushing
-
-    async def welcome(self) -> None:
-        """Push for engines that come in between, until cancelled."""
-        while True:
-            await self._parts.updater.newcomers()
-            await self._update(asyncio.Event())
-
-    async def _update(self, is_free: asyncio.Event) -> UpdateReport:
-        """Have all engines serve the trainer's weights; ``is_free`` is set once the trainer may go on with others.
-
-        From the beginning, when an engine is lost meanwhile: with the weights that the trainer has then.
-        """
-        async with self._updates:
-            while True:
-                try:
-                    return await self._update_once(is_free)
-                except UpdateInterrupted as error:
-                    logger.warning("the weight update begins anew: %s", error)
-
-    async def _update_once(self, is_free: asyncio.Event) -> UpdateReport:
-        async with self._trainer:
-            self._version += 1
-            weights = Weights(version=self._version, step=self._trained)
-            if not await self._parts.updater.take():
-                report = await self._push(weights)
-                is_free.set()
-                return report
-            is_free.set()
-        return await self._push(weights)
-
-    async def _push(self, weights: Weights) -> UpdateReport:
-        """Push at once; samples in flight go on under the new weights."""
-        parts, start = self._parts, _now()
-        if self._plan.abort_for_updates:
-            await parts.engine.interrupt()
-        parts.served.expect(weights)
-        update = await parts.updater.push(weights)
-        parts.served.set(weights)
-        parts.engine.go_on()
-        parts.scheduler.look_again()
-        parts.timeline.span("engines", f"update to version {weights.version}", start, _now(), bytes=update.num_bytes)
-        logger.info("version %d pushed in %.3f s", weights.version, update.total_s)
-        return update
+    async def _begin_update(self, step: int) -> float | None:
+        """If an update is due, begin it; seconds until the trainer may go on."""
+        if self._push_is_due(step):
+            return await self._updates.begin(self._stages, step)
+        self._updates.skip()
+        return None
 
     # ---- evaluation
 
@@ -358,7 +308,7 @@ class _Run:
         if self._plan.eval_interval is None or steps_left == 1:
             return report
         if steps_left == 0 or self._eval_is_due(step):
-            await self._pushed()
+            await self._updates.pushed()
         if steps_left == 0:
             self._evaluate()
             return await self._evaluation if self._evaluation is not None else report
@@ -375,35 +325,6 @@ class _Run:
         report, self._evaluation = self._evaluation.result(), None
         logger.info("version %d on held-out prompts: %s", report.weights.version, dict(report.accuracy))
         return report
-
-
-def mean_difference(
-    from_engine: Mapping[int, Sequence[float]], from_trainer: Sequence[Sequence[float]]
-) -> float | None:
-    """Mean absolute difference over the tokens that both sides know; None when there are none."""
-    apart, num_tokens = 0.0, 0
-    for place, logprobs in from_engine.items():
-        if len(logprobs) != len(from_trainer[place]):
-            raise ValueError(f"{len(logprobs)} and {len(from_trainer[place])} log-probs of answer {place}")
-        apart += sum(map(abs, map(sub, logprobs, from_trainer[place])))  # on the event loop: a third of a loop's time
-        num_tokens += len(logprobs)
-    return apart / num_tokens if num_tokens else None
-
-
-def _answers(batch: Batch) -> list[ScoredSample]:
-    return list(chain.from_iterable(group.samples for group in batch.groups))
-
-
-def written_by(weights: Weights, answers: Mapping[int, ScoredSample]) -> dict[int, Sequence[float]]:
-    """Log-probs of the answers that these weights wrote, as many as COMPARED_TOKENS need."""
-    found, num_tokens = dict[int, Sequence[float]](), 0
-    for place, scored in answers.items():
-        if num_tokens >= COMPARED_TOKENS:
-            break
-        if scored.sample.token_ids and all(span.weights == weights for span in scored.sample.spans):
-            found[place] = scored.sample.logprobs
-            num_tokens += len(scored.sample.logprobs)
-    return found
 
 
 def _now() -> float:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from asyncrl.errors import DataError
 from asyncrl.sim.measured import MeasuredRun, read_run
-
-type Floats = npt.NDArray[np.float64]
+from asyncrl.sim.squares import Floats, not_negative
+from asyncrl.sim.tables import as_toml
 
 SKIPPED_STEPS = 3
 """At the start, where kernels are compiled and caches are cold."""
@@ -75,17 +74,10 @@ class Calibration:
 
     def toml(self) -> str:
         """For ``--calibration``."""
-        first = (
-            f"# Mean absolute residual: {self.sample_error:.1%} of a sample's time, "
-            f"{self.step_error:.1%} of a training step's.\n"
-        )
-        return first + "".join(
-            f"\n[{area}]\n"
-            + "".join(
-                f"{name} = {value if isinstance(value, int) else format(value, '.6g')}\n"
-                for name, value in fields.items()
-            )
-            for area, fields in self.tables().items()
+        return as_toml(
+            f"Mean absolute residual: {self.sample_error:.1%} of a sample's time, "
+            f"{self.step_error:.1%} of a training step's.",
+            self.tables(),
         )
 
 
@@ -197,7 +189,7 @@ def _scan(alone: Floats, work: Floats, shared: Floats, seconds: Floats) -> tuple
     best: tuple[float, Floats, float, Floats] | None = None
     for slowdown in _SLOWDOWNS if varied else [1.0]:
         columns = np.concatenate([alone, work + (slowdown - 1) * shared], axis=1)
-        coefficients = _not_negative(columns, seconds)
+        coefficients = not_negative(columns, seconds)
         residuals = columns @ coefficients - seconds
         squares = float(residuals @ residuals)
         if best is None or squares < best[0]:
@@ -205,19 +197,6 @@ def _scan(alone: Floats, work: Floats, shared: Floats, seconds: Floats) -> tuple
     if best is None:
         raise AssertionError("there is at least one slowdown to try")
     return best[1], best[2], float(np.mean(np.abs(best[3])) / np.mean(seconds))
-
-
-def _not_negative(columns: Floats, values: Floats) -> Floats:
-    """Least squares with coefficients of at least 0: the most negative one is left out until none is."""
-    kept = list(range(columns.shape[1]))
-    while True:
-        solution = np.linalg.lstsq(columns[:, kept], values)[0]
-        if len(kept) == 1 or solution.min() >= 0:
-            break
-        del kept[int(solution.argmin())]
-    coefficients = np.zeros(columns.shape[1])
-    coefficients[kept] = solution.clip(min=0.0)
-    return coefficients
 
 
 def _overlap(starts: Floats, stops: Floats, spans: Sequence[tuple[float, float]]) -> Floats:

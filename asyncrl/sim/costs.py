@@ -1,6 +1,8 @@
 """What engines, trainer and updates take, and what would be the best that any schedule could make of them."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 
 from asyncrl.sim.lengths import Moments
 
@@ -28,16 +30,44 @@ class EngineCosts:
     """Requests decoded at once, the engine's full batch: so many answers of 13,750 tokens fill the KV cache."""
     latency_s: float = 0.0
     """From the request to its first step, besides prefill; costs the engine nothing."""
+    per_longest_token_s: float = 0.0
+    """More for every token of the longest context: an attention kernel is done when its longest request is."""
+    prefill_fixed_s: float = 0.0
+    """Of a prefill, however many requests come at once: launching its kernels."""
+    by_running: tuple[tuple[float, float], ...] = ()
+    """(requests, seconds of a decode step), in order; takes the place of ``fixed_s`` and ``per_request_s``.  Linear in
+    between, level before the first, and beyond the last as between the last two.  A mixture of experts needs it: few
+    requests touch few experts, many touch all of them."""
 
-    def step_s(self, running: float, context: float) -> float:
-        """Seconds of a decode step for ``running`` requests with ``context`` tokens between them."""
-        return self.fixed_s + self.per_request_s * running + self.per_context_token_s * context
+    def __post_init__(self) -> None:
+        points = tuple((float(running), float(seconds)) for running, seconds in self.by_running)
+        if any(after[0] <= before[0] for before, after in pairwise(points)):
+            raise ValueError(f"engine.by_running must have growing numbers of requests, got {points}")
+        object.__setattr__(self, "by_running", points)
+
+    def step_s(self, running: float, context: float, longest: float = 0.0) -> float:
+        """Seconds of a decode step for ``running`` requests with ``context`` tokens between them, the longest with
+        ``longest``."""
+        alone = self._level_s(running) if self.by_running else self.fixed_s + self.per_request_s * running
+        return alone + self.per_context_token_s * context + self.per_longest_token_s * longest
 
     def full_rate(self, moments: Moments, prompt_tokens: int) -> float:
-        """Tokens per second of an engine with a full batch of answers of all ages, their prompts' prefill included."""
+        """Tokens per second of an engine with a full batch of answers of all ages, their prompts' prefill included.
+
+        The longest of so many is taken to be as long as answers get, half written.
+        """
         context = self.max_running * (prompt_tokens + moments.mean_running)
-        decoding = self.step_s(self.max_running, context) / self.max_running
-        return 1 / (decoding + prompt_tokens / moments.mean / self.prefill_tokens_per_s)
+        decoding = self.step_s(self.max_running, context, prompt_tokens + moments.longest / 2) / self.max_running
+        prefill = prompt_tokens / self.prefill_tokens_per_s + self.prefill_fixed_s
+        return 1 / (decoding + prefill / moments.mean)
+
+    def _level_s(self, running: float) -> float:
+        points = self.by_running
+        if running <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        place = min(bisect_right(points, (running,)), len(points) - 1)
+        (before, low), (after, high) = points[place - 1], points[place]
+        return low + (high - low) * (running - before) / (after - before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +90,10 @@ class UpdateCosts:
 
     pause_s: float = 1.3
     """Generation stands still: 64 GB to every engine over 400 Gbit/s InfiniBand."""
+    take_s: float = 0.0
+    """The trainer copies its weights before it goes on; only then are they sent."""
+    holds_trainer: bool = False
+    """Whether training also waits for the pause to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """One modelled engine, as arithmetic on a clock that its caller moves: no asyncio, no timer.
 
 All running requests get one token per decode step (processor sharing), and a step takes
-``fixed + per_request · b + per_context_token · c`` seconds for b requests with c tokens of context.  Between two events
-b is constant and c grows by b per step, so that n steps take ``first · n + more · n² / 2`` seconds, which is solved for
-n.  Prefill goes before decoding and holds it up.  When the KV cache is full, the youngest requests go back to the queue
-and are prefilled again later.
+``t(b) + per_context_token · c + per_longest_token · l`` seconds for b requests with c tokens of context, l of them the
+longest request's.  Between two events b is constant, c grows by b per step and l by one, so that n steps take
+``first · n + more · n² / 2`` seconds, which is solved for n.  Prefill goes before decoding and holds it up.  When the
+KV cache is full, the youngest requests go back to the queue and are prefilled again later.
 
 Lengths are in units of ``grain`` tokens, which stand and fall together.
 """
@@ -39,6 +39,11 @@ class Job:
         self.target = 0.0
         """The engine's progress at which it ends; while running."""
         self._last_progress = 0.0
+
+    @property
+    def lead(self) -> float:
+        """Its context less the engine's progress, while running."""
+        return self.context + self.left - self.target
 
     def start(self, progress: float) -> None:
         """Join the batch at the engine's ``progress``."""
@@ -89,6 +94,10 @@ class Decoder:
         self._running: dict[Job, None] = {}  # in order of admission
         self._waiting: deque[Job] = deque()
         self._ends: list[tuple[float, int, Job]] = []
+        self._lead = 0.0
+        """The longest context is so much ahead of the progress; kept up only where it costs something."""
+        self._prefilled_s = -1.0
+        """When requests were last admitted."""
         self._order = itertools.count()
 
     @property
@@ -155,8 +164,17 @@ class Decoder:
     def _slope(self) -> tuple[float, float]:
         """Seconds per unit of progress now, and how much more each further unit takes."""
         batch, grain, costs = len(self._running), self._grain, self._costs
-        first = grain * costs.step_s(batch, grain * self._context)
-        return first, grain * grain * costs.per_context_token_s * batch
+        longest = grain * (self._lead + self._progress) if costs.per_longest_token_s else 0.0
+        first = grain * costs.step_s(batch, grain * self._context, longest)
+        return first, grain * grain * (costs.per_context_token_s * batch + costs.per_longest_token_s)
+
+    def _join(self, lead: float) -> None:
+        """A request's lead, its context less the engine's progress, is the same until it leaves."""
+        self._lead = lead if len(self._running) == 1 else max(self._lead, lead)
+
+    def _lose(self, lead: float) -> None:
+        if self._costs.per_longest_token_s and lead >= self._lead - _NEARLY:
+            self._lead = max((job.lead for job in self._running), default=0.0)
 
     def _decode(self, elapsed: float) -> None:
         stalled = min(self._stall_s, elapsed)
@@ -186,6 +204,10 @@ class Decoder:
             self._running[job] = None
             job.start(self._progress)
             heapq.heappush(self._ends, (job.target, next(self._order), job))
+            self._join(context - self._progress)
+            if self._now != self._prefilled_s:  # those of one moment are prefilled together
+                self._prefilled_s = self._now
+                self._stall_s += self._costs.prefill_fixed_s
 
     def _ended(self) -> list[Job]:
         ended = []
@@ -213,6 +235,7 @@ class Decoder:
         del self._running[job]
         job.stop(self._progress)
         self._context -= job.context + job.written
+        self._lose(job.lead)
         if not self._running:
             self._context = self._stall_s = 0.0
             self._ends.clear()

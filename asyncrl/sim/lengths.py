@@ -128,12 +128,13 @@ class Moments:
     mean: float
     mean_running: float
     """Mean number of tokens that a running answer has already written: E[L^2] / 2 E[L]."""
+    longest: int
 
     @staticmethod
     def of(lengths: list[int]) -> "Moments":
         """Of given lengths."""
-        total = sum(lengths)
-        return Moments(mean=total / len(lengths), mean_running=sum(length * length for length in lengths) / total / 2)
+        total, squares = sum(lengths), sum(length * length for length in lengths)
+        return Moments(mean=total / len(lengths), mean_running=squares / total / 2, longest=max(lengths))
 
 
 def uniform(seed: int, *place: int) -> float:

@@ -1,11 +1,14 @@
 """What a real run left behind, as far as a model of it needs: its settings, samples, steps and updates."""
 
+import lzma
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from asyncrl.errors import DataError
@@ -14,7 +17,10 @@ from asyncrl.metrics.timeline import TIMELINE_FILE
 _SAMPLE = re.compile(r"g(\d+)(?:~\d+)?\.(\d+)")
 """Of training; held-out samples have other names."""
 _STEP = re.compile(r"step (\d+)")
+_UPDATE = re.compile(r"update to version (\d+)")
 METRICS_FILE = "metrics.jsonl"
+_SAME_S = 0.01
+"""Between two clocks that read one step; the event loop's has milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,8 @@ class MeasuredSample:
     start_s: float
     stop_s: float
     tokens: int
+    version: int
+    """Of the weights that it was started under."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,54 @@ class MeasuredStep:
     start_s: float
     stop_s: float
     tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredUpdate:
+    """One push of weights, from the pause of the first engine to the end."""
+
+    version: int
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A timeline that was read, of one run or of several in turns; each list in order of its ends."""
+
+    samples: tuple[MeasuredSample, ...]
+    steps: tuple[MeasuredStep, ...]
+    updates: tuple[MeasuredUpdate, ...]
+    taken: tuple[tuple[float, float], ...]
+    """When the trainer waited for its weights to be copied, from and to."""
+
+    def run(self, first_version: int, train_s: Sequence[float]) -> "Recorded":
+        """The run whose steps took ``train_s`` to train, the first of which made ``first_version``.
+
+        Versions go on from run to run, but another deployment begins anew.  Raises DataError.
+        """
+        size, versions = len(train_s), list(range(first_version, first_version + len(train_s)))
+        for place in range(len(self.updates) - size + 1):
+            updates = self.updates[place : place + size]
+            steps = tuple(step for step in self.steps if step.stop_s <= updates[-1].start_s)[-size:]
+            took = [step.stop_s - step.start_s for step in steps]
+            made = [update.version for update in updates]
+            if made == versions and len(took) == size and np.allclose(took, train_s, rtol=0.0, atol=_SAME_S):
+                start_s = self.updates[place - 1].stop_s if place else 0.0
+                return self._between(start_s, updates, steps)
+        raise DataError(f"there is no run of {size} steps from version {first_version} on in the timeline")
+
+    def _between(
+        self, start_s: float, updates: tuple[MeasuredUpdate, ...], steps: tuple[MeasuredStep, ...]
+    ) -> "Recorded":
+        """Samples begin under the version before the first one."""
+        oldest = updates[0].version - 1
+        samples = tuple(
+            each
+            for each in self.samples
+            if start_s <= each.start_s <= updates[-1].stop_s and oldest <= each.version <= updates[-1].version
+        )
+        return replace(self, samples=samples, steps=steps, updates=updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +116,24 @@ class MeasuredRun:
 
 def read_run(run_dir: Path) -> MeasuredRun:
     """Read a run directory.  Raises DataError, naming the file that is missing or not what it should be."""
-    events = _timeline(run_dir / TIMELINE_FILE)
-    spans = [event for event in events if event["ph"] == "X"]
+    recorded = read_timeline(run_dir / TIMELINE_FILE)
     return MeasuredRun(
-        samples=tuple(_sample(event) for event in spans if "finish" in event["args"]),
-        steps=tuple(_step(event) for event in spans if _STEP.fullmatch(event["name"])),
-        updates=tuple(_ends(event) for event in spans if event["name"].startswith("update to version")),
+        samples=recorded.samples,
+        steps=recorded.steps,
+        updates=tuple((update.start_s, update.stop_s) for update in recorded.updates),
         rows=tuple(orjson.loads(line) for line in _lines(run_dir / METRICS_FILE)),
         config=_config(run_dir),
+    )
+
+
+def read_timeline(path: Path) -> Recorded:
+    """Read a timeline, also one that was compressed (.xz).  Raises DataError."""
+    spans = [event for event in _timeline(path) if event["ph"] == "X"]
+    return Recorded(
+        samples=tuple(_sample(event) for event in spans if "finish" in event["args"]),
+        steps=tuple(_step(event) for event in spans if _STEP.fullmatch(event["name"])),
+        updates=tuple(_update(event, name) for event in spans if (name := _UPDATE.fullmatch(event["name"]))),
+        taken=tuple(_ends(event) for event in spans if event["name"] == "weights taken"),
     )
 
 
@@ -83,9 +149,12 @@ def _timeline(path: Path) -> list[dict[str, Any]]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        text = lzma.decompress(path.read_bytes()).decode() if path.suffix == ".xz" else path.read_text()
+    except lzma.LZMAError as error:
+        raise DataError(f"{path}: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; is this the directory of a run with --timeline?") from error
+    return text.splitlines()
 
 
 def _config(run_dir: Path) -> dict[str, Any]:
@@ -108,7 +177,13 @@ def _sample(event: dict[str, Any]) -> MeasuredSample:
         start_s=start,
         stop_s=stop,
         tokens=event["args"]["tokens"],
+        version=event["args"]["version"],
     )
+
+
+def _update(event: dict[str, Any], name: re.Match[str]) -> MeasuredUpdate:
+    start, stop = _ends(event)
+    return MeasuredUpdate(version=int(name[1]), start_s=start, stop_s=stop)
 
 
 def _step(event: dict[str, Any]) -> MeasuredStep:

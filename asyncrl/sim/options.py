@@ -31,6 +31,7 @@ AREAS: dict[str, type] = {
     "failures": Failures,
 }
 """A calibration has a table for each; a flag is ``--AREA-FIELD``."""
+_TABLE = tuple[tuple[float, float], ...]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         "costs", "seconds, tokens and factors; default: an H200 estimate, trainer balanced"
     )
     for area, kind in AREAS.items():
-        for field in dataclasses.fields(kind):
+        for field in _numbers(kind):
             kind_of = int if field.type is int else float
             costs.add_argument(
                 f"--{area}-{_flag(field.name)}", type=kind_of, metavar="X", default=None, help="as needed"
@@ -101,8 +102,14 @@ def _other_modes(group: Any) -> None:
         help=f"{ENGINES:,} engines with {SLOTS} slots, all full, for so many steps ({STEPS}): how fast is that?",
     )
     group.add_argument("--replay", type=Path, metavar="RUN_DIR", help="simulate a real run; needs --calibration")
+    group.add_argument(
+        "--predict",
+        type=Path,
+        metavar="RESULTS_JSON",
+        help="simulate what sync_vs_async.py measured, calibrated on its S=2, or by --calibration",
+    )
     group.add_argument("--calibration", type=Path, metavar="FILE", help="take the costs from here")
-    group.add_argument("--out", type=Path, metavar="FILE", default=Path("calibration.toml"), help="of --calibrate")
+    group.add_argument("--out", type=Path, metavar="FILE", default=Path("calibration.toml"), help="of what is fitted")
 
 
 def setting_from(options: argparse.Namespace) -> tuple[Setting, float]:
@@ -150,7 +157,7 @@ def costs_from(options: argparse.Namespace) -> Costs:
     """From ``--calibration`` if there is one, else the defaults; flags win.  Raises ConfigError."""
     tables = read_calibration(options.calibration) if options.calibration else {}
     for area, kind in AREAS.items():
-        flags = {field.name: getattr(options, f"{area}_{field.name}") for field in dataclasses.fields(kind)}
+        flags = {field.name: getattr(options, f"{area}_{field.name}") for field in _numbers(kind)}
         tables[area] = {**tables.get(area, {}), **{name: value for name, value in flags.items() if value is not None}}
     return costs_of(tables)
 
@@ -160,7 +167,7 @@ def costs_of(tables: Mapping[str, Mapping[str, Any]]) -> Costs:
     try:
         areas = {area: kind(**tables.get(area, {})) for area, kind in AREAS.items()}
         return Costs(**areas, **tables.get("controller", {}))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"a calibration has something that is not known: {error}") from error
 
 
@@ -181,6 +188,11 @@ def _shape(options: argparse.Namespace) -> Distribution:
     if not lengths:
         raise ConfigError(f"{options.lengths}: no finished samples in the timeline")
     return Observed(sorted_tokens=tuple(sorted(lengths.values())))
+
+
+def _numbers(kind: type) -> list[dataclasses.Field[Any]]:
+    """What a flag can say; the rest only a calibration file can."""
+    return [field for field in dataclasses.fields(kind) if field.type not in (bool, _TABLE)]
 
 
 def _flag(name: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from asyncrl.sim.costs import Costs
+from asyncrl.sim.costs import Costs, UpdateCosts
 from asyncrl.sim.fleet import Fleet
 from asyncrl.types import Batch, TrainReport, UpdateReport, Weights
 
@@ -63,14 +63,19 @@ class ModelledUpdater:
     """``WeightUpdater`` that holds generation for a while.
 
     ``recompute``: the KV cache is made anew, as with ``--weight-update-mode retract``.  ``before`` is awaited first:
-    whatever a policy does before it takes the weights.  Taking them takes no time, and the trainer goes on.
+    whatever a policy does before it takes the weights.
     """
 
     def __init__(
-        self, fleet: Fleet, pause_s: float, *, recompute: bool, before: Callable[[], Awaitable[object]] | None = None
+        self,
+        fleet: Fleet,
+        costs: UpdateCosts,
+        *,
+        recompute: bool,
+        before: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._fleet = fleet
-        self._pause_s = pause_s
+        self._costs = costs
         self._recompute = recompute
         self._before = before
 
@@ -78,7 +83,9 @@ class ModelledUpdater:
         """See ``WeightUpdater.take``."""
         if self._before is not None:
             await self._before()
-        return True
+        if self._costs.take_s > 0:
+            await asyncio.sleep(self._costs.take_s)
+        return not self._costs.holds_trainer
 
     async def newcomers(self) -> None:
         """See ``WeightUpdater.newcomers``: modelled engines do not die."""
@@ -88,7 +95,7 @@ class ModelledUpdater:
         """See ``WeightUpdater.push``."""
         start = _now()
         self._fleet.pause()
-        await asyncio.sleep(self._pause_s)
+        await asyncio.sleep(self._costs.pause_s)
         self._fleet.go_on(weights, recompute=self._recompute)
         return UpdateReport(pause_s=_now() - start, total_s=_now() - start, num_bytes=0)
 

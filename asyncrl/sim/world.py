@@ -152,7 +152,7 @@ def _parts(setting: Setting, fleet: Fleet, trainer: ModelledTrainer, served: Ser
         evaluator=None,
         engine=engine,
         trainer=trainer,
-        updater=ModelledUpdater(fleet, setting.costs.update.pause_s, recompute=recompute, before=before),
+        updater=ModelledUpdater(fleet, setting.costs.update, recompute=recompute, before=before),
         slots=slots,
         served=served,
         timeline=timeline,

@@ -5,6 +5,7 @@
 #   NODE_RANK     0 on the first machine (default), anything else on those that join it
 #   PYTHON        what runs Python (default: uv run python)
 #   RAY_AUTH_MODE  token, if there is one (ray get-auth-token --generate), which all machines must have; or disabled
+#   RAY_worker_niceness  of trainer and engines (default: 0; Ray's own 15 leaves them what others do not want)
 #   RAY_JOB_ADDRESS  dashboard of a Ray cluster that is there already, http://HOST:8265: the run becomes a job of it
 
 read -ra PYTHON <<<"${PYTHON:-uv run python}"
@@ -12,6 +13,7 @@ RAY=("${PYTHON[@]}" -m ray.scripts.scripts)
 RAY_PORT="${RAY_PORT:-6379}"                 # Ray's own default
 JOIN_TIMEOUT_S="${JOIN_TIMEOUT_S:-1800}"     # until all machines must be there
 RAY_FOLDER="${RAY_FOLDER:-/tmp/asyncrl-ray}" # not /tmp/ray, where other programs would find our Ray and join it
+export RAY_worker_niceness="${RAY_worker_niceness:-0}"
 PROGRAM="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/train_async.py"
 
 # Ray's own ways to decide this differ between starting a cluster and joining it.

@@ -144,11 +144,12 @@ def test_all_arrangements_measure_the_same_prompts() -> None:
     def first_measured(each: Arrangement, warmup: int = 3, groups: int = 4) -> int:
         return first_row(each, groups) + groups * (warmup + each.staleness)
 
-    assert len({first_measured(arrangement(name)) for name in ("sync", "one-step", "S=1", "S=8")}) == 1
+    assert len({first_measured(arrangement(name)) for name in ("sync", "sync-colocate", "one-step", "S=8")}) == 1
 
 
 def test_arrangements_by_name() -> None:
     assert arrangement("sync") == Arrangement(name="sync", staleness=0)
+    assert arrangement("sync-colocate") == Arrangement(name="sync-colocate", staleness=0, colocates=True)
     assert arrangement("one-step") == Arrangement(name="one-step", staleness=1, collects_before_push=True)
     assert arrangement("S=4") == Arrangement(name="S=4", staleness=4)
     for name in ("S=0", "S", "colocate", f"S={MAX_STALENESS + 1}"):
@@ -205,6 +206,49 @@ def test_the_ideal_is_all_useful_gpu_seconds_over_gpus() -> None:
     assert best.pooled == pytest.approx(4 / (1 / 100 + 3 / 150))
     assert Results(setup=SETUP, runs=(SYNC, OURS), full_rates=(150.0, 450.0)).ideal.engine_rate == 300.0
     assert Results(setup=SETUP, runs=(SYNC,)).ideal.engine_rate == 100.0  # nothing better to go by
+
+
+IN_TURNS = replace(SYNC, arrangement="sync-colocate", num_engines=4, seconds=2.5)
+"""On all four GPUs: 80 tokens/s."""
+
+
+def test_the_ideal_is_of_gpus_that_do_one_thing() -> None:
+    apart = Results(setup=SETUP, runs=(SYNC, OURS)).ideal
+    fast = replace(IN_TURNS, trainer_busy_s=0.1, engines_busy_s=0.1)
+    assert Results(setup=SETUP, runs=(SYNC, fast, OURS)).ideal == apart
+    alone = Results(setup=SETUP, runs=(IN_TURNS,)).ideal
+    assert (alone.trainer_rate, alone.engine_rate, alone.pooled) == (100.0, 100.0, 50.0)
+    one = replace(SETUP, trainer_gpus=1, engine_gpus=0)
+    assert Results(setup=one, runs=(replace(IN_TURNS, num_engines=1),)).ideal.pooled == 50.0
+
+
+def test_ours_is_compared_with_the_better_synchronous_arrangement() -> None:
+    def times(*runs: Run) -> dict[str, str]:
+        found = [dict(zip(COLUMNS, cells, strict=True)) for cells in rows(Results(setup=SETUP, runs=runs))]
+        return {cells["arrangement"]: cells["times sync"] for cells in found}
+
+    step = replace(STEP, step_s=1.25)
+    better, worse = replace(IN_TURNS, steps=(step, step)), replace(IN_TURNS, steps=(replace(STEP, step_s=4.0),) * 2)
+    assert times(SYNC, OURS, better) == {"sync": "0.62", "S=2": "1.25", "sync-colocate": "1.00"}
+    assert times(SYNC, OURS, worse) == {"sync": "1.00", "S=2": "2.00", "sync-colocate": "0.50"}
+    assert times(OURS, better) == {"S=2": "1.25", "sync-colocate": "1.00"}
+
+
+def test_all_gpus_are_counted_where_all_generate() -> None:
+    found = Results(setup=SETUP, runs=(SYNC, IN_TURNS))
+    assert found.figures["sync-colocate"].slots_filled == pytest.approx(60 / 2.5 / 40)
+    cells = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in rows(found)}
+    assert cells["sync-colocate"]["of the split's ideal"] == ""
+    assert cells["sync"]["of the split's ideal"] != ""
+
+
+def test_in_turns_all_gpus_train_and_all_generate() -> None:
+    words = ["--trainer-gpus", "1", "--engine-gpus", "2", "--device", "cpu", "--model", "tiny"]
+    asked = options.parse(words, "")
+    shared = options.deployment(asked, Path("model"), Path("logs"), 60.0, colocates=True)
+    assert (shared.num_ranks, shared.num_engines, shared.gpus_per_engine, shared.colocate) == (3, 3, 1, True)
+    apart = options.deployment(asked, Path("model"), Path("logs"), 60.0, colocates=False)
+    assert (apart.num_ranks, apart.num_engines, apart.colocate) == (1, 2, False)
 
 
 def test_figures_add_up() -> None:
@@ -281,12 +325,27 @@ def test_server_flags_of_ours_give_way() -> None:
     assert options.server_flags(options.parse(["--device", "cpu", "--sglang", "bare"], "")) == {"bare": True}
 
 
+def test_a_model_that_does_not_fit_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    fits = ["--model", "moe-6b", "--trainer-gpus", "2", "--expert-model-parallel-size", "2"]
+    only = ["--arrangements", "sync", "S=2"]
+    options.parse([*fits, *only], "")
+    for words in ([*fits, *only, "--max-tokens-per-gpu", "65536"], ["--model", "moe-6b", *only]):
+        with pytest.raises(SystemExit):
+            options.parse(words, "")
+        assert "a trainer rank needs 1" in capsys.readouterr().err
+    options.parse(["--model", "moe-6b", "--device", "cpu"], "")
+
+
 def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--tensor-model-parallel-size", "2"], ["--arrangements", "S=0"], ["--groups", "0"]):
+    odd = ["--tensor-model-parallel-size", "2", "--trainer-gpus", "2", "--arrangements", "sync-colocate"]
+    none = ["--engine-gpus", "0", "--arrangements", "sync"]
+    assert [each.name for each in options.parse(none[:2], "").arrangements] == ["sync-colocate"]
+    for words in (odd, none, ["--tensor-model-parallel-size", "2"], ["--arrangements", "S=0"], ["--groups", "0"]):
         with pytest.raises(SystemExit):
             options.parse(words, "")
         assert words[0].removeprefix("--").split("-")[0] in capsys.readouterr().err
     asked = options.parse(["--longest", "128", "--trainer-gpus", "2", "--tensor-model-parallel-size", "2"], "")
     assert asked.median == 8
+    assert [each.name for each in asked.arrangements] == ["sync", "one-step", "S=1", "S=2", "S=4"]  # not on 3 GPUs
     assert options.setup(asked).parallel == {"tensor_model_parallel_size": 2}
     assert json.dumps(options.setup(asked).parallel)

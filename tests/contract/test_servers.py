@@ -14,6 +14,7 @@ from asyncrl.engines.servers import ServerProcess
 from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
 from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.errors import ServerFailed
+from tests.contract.conftest import Servers
 
 WITH_CHILD = "import subprocess, time; subprocess.Popen(['sleep', '600']); print('up', flush=True); time.sleep(600)"
 
@@ -58,6 +59,8 @@ def test_children_are_found_also_when_their_parent_is_gone(tmp_path: Path) -> No
     until(lambda: "up" in server.tail())
     os.kill(server.pid, 9)
     until(lambda: not server.is_alive())
+    with pytest.raises(ServerFailed, match="server was ended by signal 9, Killed: up"):
+        server.raise_if_dead()
     server.stop()
     assert not session_of(server.pid)
 
@@ -71,6 +74,15 @@ def test_a_server_dies_with_its_parent(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     until(lambda: not session_of(int(done.stdout)))
+
+
+def test_on_a_cpu_a_server_forks_its_children(servers: Servers) -> None:
+    port = servers.engine_url.rpartition(":")[2]
+    every = psutil.process_iter(["cmdline"])  # of one that has just ended it is None
+    (main,) = (each for each in every if {"sglang.launch_server", port} <= set(each.info["cmdline"] or ()))
+    children = [" ".join(child.cmdline()) for child in main.children(recursive=True)]
+    assert any("sglang::scheduler" in child for child in children)
+    assert not any("spawn_main" in child for child in children)  # each of which would import all of SGLang again
 
 
 def test_a_dead_server_says_why(tmp_path: Path) -> None:

@@ -1,37 +1,17 @@
 """What ``BroadcastUpdater`` does with engines and a trainer that fail, hang or are slow."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.roster import Roster
-from asyncrl.engines.weights import BroadcastUpdater, PauseMode, WeightReceiver
+from asyncrl.engines.weights import BroadcastUpdater, WeightReceiver
 from asyncrl.errors import AsyncRLError, EngineLost, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
-
-Step = Callable[[str], Awaitable[None]]
-
-
-async def nothing(step: str) -> None:
-    """All is well."""
-
-
-def failing(at: str, error: Exception) -> Step:
-    async def step(name: str) -> None:
-        if name == at:
-            raise error
-
-    return step
-
-
-def hanging(at: str) -> Step:
-    async def step(name: str) -> None:
-        if name == at:
-            await asyncio.Event().wait()
-
-    return step
+from tests.steps import Step, failing, hanging, nothing
 
 
 class Engine:
@@ -274,6 +254,31 @@ def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() ->
         "one and two 2",
         "go on",
     ]
+
+
+def test_without_any_engine_training_goes_on_and_the_one_that_comes_back_gets_its_update() -> None:
+    a = Engine("a", keeps=True)
+    roster: Roster[WeightReceiver] = Roster((a,))
+    trainer = Trainer()
+
+    async def run() -> None:
+        updater = BroadcastUpdater(
+            roster, trainer, master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0, lost_s=0.05
+        )
+        await updater.connect()
+        roster.lose("a")
+        assert await updater.take()
+        report = await updater.push(Weights(version=1, step=1))
+        assert (report.pause_s, report.num_bytes) == (0.0, 0)
+        roster.come("a")
+        await updater.newcomers()
+        await updater.take()
+        await updater.push(Weights(version=2, step=1))
+        await roster.served("a")
+
+    asyncio.run(run())
+    assert a.told == ["rank 1 of 2", "rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
+    assert trainer.told == ["join", "join", "take", "send"]
 
 
 def test_a_failure_of_engines_that_all_live_is_final() -> None:

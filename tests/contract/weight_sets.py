@@ -82,6 +82,18 @@ class SendsWeights:
                 dist.broadcast(sent, src=0, group=self._group)
 
 
+class WritesWeights(SendsWeights):
+    """The same trainer, with a disk."""
+
+    async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
+        await asyncio.to_thread(self._write, folder)
+
+    def _write(self, folder: Path) -> None:
+        from asyncrl.engines.megatron.hf_files import replace_checkpoint
+
+        replace_checkpoint(self._weights_of(self._model, self.version).items(), self._model, folder, {})
+
+
 class Teacher:
     """Scores tokens under any version, with transformers."""
 

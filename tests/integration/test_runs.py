@@ -1,5 +1,6 @@
 """The whole loop on a CPU: real SGLang behind the real router, real Megatron, real Ray, real sockets."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -29,6 +30,9 @@ START_S = 300.0
 """For a run to come to its first steps on a busy machine."""
 RUN_S = 400.0
 """For a run of a few steps to come to its end there."""
+
+NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+"""That share this machine's processors with us."""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -97,12 +101,12 @@ def test_the_final_model_loads_in_transformers(short: Outcome) -> None:
 
 
 def ends_in_time(launched: Launched, code: int) -> Outcome:
-    """The run, which was just sent a signal, ends within 15 s with ``code`` and leaves nothing behind."""
+    """The run, which was just sent a signal, ends with ``code``, leaves nothing behind, and takes 15 s if alone."""
     began = time.monotonic()
     outcome = launched.finish(60.0)
     assert outcome.code == code, outcome.output
     assert outcome.left == ()
-    assert time.monotonic() - began < 15.0
+    assert time.monotonic() - began < 15.0 * NUM_WORKERS
     assert "Traceback" not in outcome.output
     return outcome
 
@@ -169,7 +173,9 @@ def after_ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def after_a_dead_server(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The same run again; its server dies and is started again, then its trainer dies, which ends the run."""
     launched = synchronous(tmp_path_factory)
-    members(launched, "sglang.launch_server")[0].kill()
+    server = members(launched, "sglang.launch_server")[0]
+    assert server.nice() == psutil.Process().nice()  # Ray's own 15 starves a run beside anything else
+    server.kill()
     launched.wait_for_steps(REPEATED_STEPS + STEPS_AFTER, START_S)
     return names_what_died(launched, "ray::RankActor", "error: TrainerFailed: trainer rank 0")
 
@@ -215,9 +221,13 @@ def test_without_staleness_a_repeated_run_gets_the_same_rewards(
 
 
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_ended(after_ctrl_c: Outcome, tmp_path: Path) -> None:
+    """And whichever way its weights go to the engines: here by disk."""
     load = ("--load", str(after_ctrl_c.run_dir.parent / "saved"))
-    resumed = run(tmp_path / "resumed", *QUICKSTART, *SYNCHRONOUS, "--num-rollout", str(REPEATED_STEPS + 1), *load)
+    disk = ("--update-weight-transport", "disk", "--update-weight-disk-dir", str(tmp_path / "disk"))
+    steps = ("--num-rollout", str(REPEATED_STEPS + 1))
+    resumed = run(tmp_path / "resumed", *QUICKSTART, *SYNCHRONOUS, *steps, *load, *disk)
     assert resumed.code == 0, resumed.output
+    assert list((tmp_path / "disk").iterdir()) == []
     assert resumed.left == ()
     assert [row["step"] for row in resumed.rows] == list(range(SAVED_STEPS, REPEATED_STEPS + 1))
     straight = after_ctrl_c.rows[SAVED_STEPS:REPEATED_STEPS]

@@ -1,14 +1,17 @@
 """Twenty weight updates while long answers are being written, with the real SGLang: each mode keeps them all alive."""
 
 import asyncio
+import contextlib
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from asyncrl.engines.disk import DiskUpdater
 from asyncrl.engines.roster import Roster
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl
@@ -19,11 +22,12 @@ from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, Span, Weights
 from tests.contract.conftest import Servers, a_free_port, running_servers
-from tests.contract.weight_sets import SendsWeights, Teacher, weight_set
+from tests.contract.weight_sets import Teacher, WritesWeights, weight_set
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
 Mode = Literal["in_place", "retract", "abort"]
+Updater = BroadcastUpdater | DiskUpdater
 
 PROMPT = tuple(range(2, 34))
 NUM_SAMPLES = 8
@@ -80,27 +84,48 @@ class Outcome:
     """Answers still being written when the last update was done."""
 
 
-def live_through_updates(servers: Servers, mode: Mode) -> Outcome:
-    """Push new weights again and again under answers in flight, the way a run does."""
-    return asyncio.run(_live_through_updates(servers, mode))
+def live_through_updates(servers: Servers, mode: Mode, disk: Path | None = None) -> Outcome:
+    """Push new weights again and again under answers in flight, the way a run does; by broadcast unless by ``disk``."""
+    return asyncio.run(_live_through_updates(servers, mode, disk))
 
 
-async def _live_through_updates(servers: Servers, mode: Mode) -> Outcome:
-    async with Wire() as wire:
+@contextlib.asynccontextmanager
+async def _broadcasting(control: EngineControl, sender: WritesWeights, mode: Mode) -> AsyncIterator[Updater]:
+    updater = BroadcastUpdater(
+        Roster((control,)),
+        sender,
+        master_address="127.0.0.1",
+        find_port=a_free_port,
+        backend="gloo",
+        timeout_s=60.0,
+        pause_mode="retract" if mode == "retract" else "in_place",
+        group_name=uuid.uuid4().hex,
+        is_checked=True,
+    )
+    await updater.connect()
+    yield updater
+    assert updater.is_direct
+    await control.leave_group(updater.group_name)
+
+
+def left_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+@contextlib.asynccontextmanager
+async def _through(disk: Path, control: EngineControl, sender: WritesWeights) -> AsyncIterator[Updater]:
+    updater = DiskUpdater(Roster((control,)), sender, folder=disk, timeout_s=60.0)
+    await updater.connect()
+    yield updater
+    assert left_in(disk) == [f"version-{sender.version}"]
+
+
+async def _live_through_updates(servers: Servers, mode: Mode, disk: Path | None) -> Outcome:
+    async with Wire() as wire, contextlib.AsyncExitStack() as stack:
         control = EngineControl(wire, servers.engine_url, timeout_s=60.0)
-        sender, group_name = SendsWeights(servers.model, weight_set), uuid.uuid4().hex
-        updater = BroadcastUpdater(
-            Roster((control,)),
-            sender,
-            master_address="127.0.0.1",
-            find_port=a_free_port,
-            backend="gloo",
-            timeout_s=60.0,
-            pause_mode="retract" if mode == "retract" else "in_place",
-            group_name=group_name,
-            is_checked=True,
-        )
-        await updater.connect()
+        sender = WritesWeights(servers.model, weight_set)
+        way = _broadcasting(control, sender, mode) if disk is None else _through(disk, control, sender)
+        updater = await stack.enter_async_context(way)
         engine = Remembering(
             SGLangEngine(wire, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=60.0)
         )
@@ -113,6 +138,7 @@ async def _live_through_updates(servers: Servers, mode: Mode) -> Outcome:
             weights = Weights(version=servers.version, step=servers.version)
             if mode == "abort":
                 await retrying.interrupt()
+            await updater.take()
             pushed[weights.version] = weights  # its tokens may come before the push returns
             await updater.push(weights)
             retrying.go_on()
@@ -130,9 +156,7 @@ async def _live_through_updates(servers: Servers, mode: Mode) -> Outcome:
             for _ in range(NUM_UPDATES):
                 await asyncio.sleep(BETWEEN_S)
                 await push()
-            assert updater.is_direct
             outcome.alive = sum(not task.done() for task in running)
-        await control.leave_group(updater.group_name)
     outcome.samples = [draft.finish("", task.result(), 1.0) for draft, task in zip(drafts, running, strict=True)]
     outcome.requests, outcome.retries, outcome.aborts = engine.requests, retrying.retries, retrying.aborts
     return outcome
@@ -211,6 +235,16 @@ def test_in_place_goes_on_with_the_old_cache_and_the_new_weights(servers: Server
         wrong = moved(outcome.samples[0], by)
         with pytest.raises(AssertionError):
             assert_spans_are_exact(wrong, with_old_caches(teacher, wrong))
+
+
+def test_weights_that_come_by_disk_leave_what_is_in_flight_alone(
+    servers: Servers, teacher: Teacher, tmp_path: Path
+) -> None:
+    outcome = live_through_updates(servers, "in_place", tmp_path / "disk")
+    assert_all_lived(outcome)
+    assert (outcome.aborts, len(outcome.requests)) == (0, NUM_SAMPLES)
+    for sample in outcome.samples:
+        assert_spans_are_exact(sample, with_old_caches(teacher, sample))
 
 
 def test_retract_reads_everything_again_under_the_new_weights(servers: Servers, teacher: Teacher) -> None:

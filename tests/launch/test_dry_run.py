@@ -1,6 +1,7 @@
 """A dry run checks what a run checks, says what is not there, and starts nothing."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,11 @@ def test_a_folder_without_config_json_is_a_mistake(tmp_path: Path) -> None:
         ("--sglang-no-such-flag 1", "unknown flag --sglang-no-such-flag"),
         ("--custom-rm-path no_such_module.reward", "no_such_module"),
         ("--max-staleness 0 --update-weights-interval 3", "max-staleness 0 can never be met"),
+        ("--colocate", "colocate with max-staleness 1"),
+        (
+            "--colocate --max-staleness 0 --gpu-memory-gb 16 --update-weight-buffer-size 1000000000",
+            "a weight update needs 17.1 GB of a GPU that trainer and engine share, which has 16 GB",
+        ),
         ("--gpu-memory-gb 60", "spread the model over more ranks"),
         ("--max-tokens-per-gpu 65536", "or recompute-granularity full"),
         ("--rollout-max-response-len 40961", "the model has 40960 positions"),
@@ -85,6 +91,19 @@ def test_nothing_is_said_of_memory_on_a_cpu() -> None:
     assert "not computed with --device cpu" in text
 
 
+def test_a_shared_gpu_has_to_hold_the_larger_of_both_sides() -> None:
+    flags = model("qwen3-4b", "--actor-num-gpus-per-node", "4", "--colocate", "--max-staleness", "0")
+    run = load_run(flags)
+    found = estimate(run, read_shape(run.model.hf_checkpoint))
+    assert found.fullest.copy == found.engine.update_buffers == 0
+    assert found.both == found.fullest.weights + found.engine.weights + 512 * 1024**2
+    text = said(*flags)
+    assert "4, in turns: 4 trainer (1 x 4), 4 rollout (4 x 1)" in text
+    each = (found.fullest.weights + found.fullest.optimizer) / 1e9
+    assert f"{4 * each:.1f} GB per node" in text
+    assert "shared GPU" not in said(*model("qwen3-4b", "--actor-num-gpus-per-node", "4"))
+
+
 def test_a_critic_is_a_second_model_without_words() -> None:
     run = load_run(model("qwen3-4b", "--advantage-estimator", "ppo"))
     shape = read_shape(run.model.hf_checkpoint)
@@ -92,6 +111,18 @@ def test_a_critic_is_a_second_model_without_words() -> None:
     (alone,) = estimate(load_run(model("qwen3-4b")), shape).stages
     assert both.weights == 2 * alone.weights  # Qwen3-4B's output layer is its embedding
     assert both.activations == alone.activations
+
+
+def test_weights_that_go_by_disk_take_no_buffers_on_gpus(tmp_path: Path) -> None:
+    by_disk = ("--update-weight-transport", "disk", "--update-weight-disk-dir", str(tmp_path / "weights"))
+    run, other = (load_run(model("qwen3-4b", *flags)) for flags in (by_disk, ()))
+    shape = read_shape(run.model.hf_checkpoint)
+    found, broadcast = estimate(run, shape), estimate(other, shape)
+    assert (found.fullest.copy, found.engine.update_buffers) == (0, 0)
+    assert broadcast.fullest.copy == pytest.approx(2 * 4.02e9, rel=0.01)
+    in_fp8 = estimate(other, replace(shape, fp8_block=(128, 128)))
+    assert in_fp8.fullest.copy == pytest.approx(2 * 0.389e9 + 3.63e9, rel=0.01)  # the embedding stays as it is
+    assert not list(tmp_path.iterdir())
 
 
 def test_microbatches_hold_the_longest_sample() -> None:

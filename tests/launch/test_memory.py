@@ -1,26 +1,32 @@
 """Memory of trainer ranks against what H200s measured, and of engines against SGLang's rules."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asyncrl.config.areas import ModelConfig, TrainConfig
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.memory import (
-    COPY_SHARE,
     LOGITS_CHUNK_BYTES,
     RankMemory,
     Work,
+    goes_beside,
     stage_layers,
     trainer_memory,
+    with_copy,
 )
+from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import ModelShape, read_shape, shape_of
 from asyncrl.engines.megatron.sizes import model_size
 from asyncrl.engines.sglang.memory import engine_memory, engine_problems
 from asyncrl.errors import ConfigError
 from benchmarks._shapes import SHAPES, num_weights
 
+H200 = 143_771 * 2**20
+"""Bytes, as its driver says."""
 MEGATRON = Path(__file__).parents[2] / "asyncrl" / "engines" / "megatron"
 MODELS = Path(__file__).parent / "models"
 
@@ -68,10 +74,56 @@ def test_released_models_have_as_many_weights_as_they_say(name: str, billions: f
 
 
 def test_constants_are_those_of_the_modules_that_use_them() -> None:
-    assert (
-        constant("logprobs", "CHUNK_BYTES"),
-        constant("outbox", "LARGEST_SHARE"),
-    ) == (LOGITS_CHUNK_BYTES, COPY_SHARE)
+    assert constant("logprobs", "CHUNK_BYTES") == LOGITS_CHUNK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("model", "num_tokens", "limit", "wanted", "is_copied"),
+    [
+        ("1.7b", 16_384, 141e9, None, True),
+        ("1.7b", 16_384, 141e9, False, False),
+        ("1.7b", 16_384, 30e9, None, False),  # more than a tenth of the GPU
+        ("moe-6b", 8_192, 141e9, None, False),  # a tenth, but then there is no room for the activations
+        ("moe-6b", 8_192, 160e9, None, True),
+        ("moe-6b", 8_192, 141e9, True, True),
+    ],
+)
+def test_weights_are_copied_unasked_where_all_else_fits_beside(
+    model: str, num_tokens: int, limit: float, wanted: bool | None, is_copied: bool
+) -> None:
+    shape, work = shape_of(SHAPES[model]), Work(num_ranks=1, num_tokens=num_tokens, weight_bytes=2)
+    found = with_copy(shape, ParallelConfig(), work, limit=limit, wanted=wanted)
+    assert found.copy_bytes == (2 * num_weights(model, active=False) if is_copied else 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_ranks", "changes", "memory", "goes"),
+    [
+        ("1.7b", 1, {}, H200, True),
+        ("1.7b", 1, {"update_weights_beside_training": False}, H200, False),
+        ("moe-6b", 1, {}, H200, False),
+        ("moe-6b", 1, {}, None, True),  # a CPU
+        ("moe-6b", 1, {"row_tokens": 1}, H200, True),  # which trains nothing
+        ("moe-6b", 2, {"parallel": ParallelConfig(expert_model_parallel_size=2)}, H200, True),
+    ],
+)
+def test_a_rank_decides_by_its_own_gpu(
+    model: str, num_ranks: int, changes: dict[str, Any], memory: int | None, goes: bool
+) -> None:
+    of_rank = {name: changes[name] for name in changes if name != "update_weights_beside_training"}
+    of_train = {name: changes[name] for name in changes if name not in of_rank}
+    settings = TrainerSettings(
+        model=ModelConfig(hf_checkpoint=Path()),
+        train=TrainConfig(max_tokens_per_gpu=16_384, **of_train),
+        device="cuda",
+        dtype="bfloat16",
+        temperature=1.0,
+        num_steps_per_rollout=1,
+        use_rollout_logprobs=True,
+        timeout_s=1.0,
+        **of_rank,
+    )
+    assert goes_beside(settings, shape_of(SHAPES[model]), None, num_ranks, memory) is goes
 
 
 def constant(module: str, name: str) -> float:
@@ -150,6 +202,15 @@ def test_latent_attention_caches_one_narrow_vector_on_every_gpu() -> None:
     shape = read_shape(MODELS / "deepseek-r1")
     assert engine(shape, 288e9).token_bytes == 61 * (512 + 64) * 2
     assert engine(shape, 288e9, kv_cache_dtype="fp8_e4m3").token_bytes == 61 * (512 + 64)
+
+
+def test_an_engine_in_fp8_holds_a_byte_for_each_number_of_its_matrices() -> None:
+    shape = read_shape(MODELS / "deepseek-r1")
+    in_full, in_fp8 = engine(shape, 141e9), engine(replace(shape, fp8_block=(128, 128)), 141e9)
+    words = 2 * 129_280 * 7168 / 8  # embedding and output layer stay as they are
+    assert in_fp8.weights - 2 * words == pytest.approx((in_full.weights - 2 * words) / 2, rel=2e-3)  # scales, norms
+    assert engine_problems(in_full, gpus_per_engine=8, longest=34_816)
+    assert not engine_problems(in_fp8, gpus_per_engine=8, longest=34_816)
 
 
 def test_what_sglang_leaves_free_by_itself() -> None:

@@ -36,7 +36,7 @@ class Model:
             if part in name:
                 joined = name.replace(part, "qkv_proj")
                 if joined not in self.weights:
-                    self.weights[joined] = torch.empty(3, MOST_ROWS, *tensor.shape[1:])
+                    self.weights[joined] = torch.empty(3, MOST_ROWS, *tensor.shape[1:], dtype=tensor.dtype)
                 return self.weights[joined][number].narrow(0, 0, len(tensor))
         if name not in self.weights:
             self.weights[name] = torch.empty_like(tensor)
@@ -52,8 +52,8 @@ class Model:
         """The weights again, by the names and sizes that they came with."""
         found = {}
         for bucket in buckets:
-            for name, shape in zip(bucket["names"], bucket["shapes"], strict=True):
-                empty = torch.empty(shape, dtype=torch.float32)
+            for name, dtype, shape in zip(bucket["names"], bucket["dtypes"], bucket["shapes"], strict=True):
+                empty = torch.empty(shape, dtype=getattr(torch, dtype))
                 found[name] = self._place(name, empty).clone().contiguous()
         return found
 

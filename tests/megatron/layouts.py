@@ -25,13 +25,17 @@ with warnings.catch_warnings():
 
 from asyncrl.engines.megatron import cpu
 from asyncrl.engines.megatron.attention import packed_row
+from asyncrl.engines.megatron.fp8 import BlockFp8, fp8_of
+from asyncrl.engines.megatron.gathering import whole_weights
 from asyncrl.engines.megatron.model import build_model
 from asyncrl.engines.megatron.packing import Example, Packing, microbatches
 from asyncrl.engines.megatron.shape import read_shape
-from asyncrl.engines.megatron.sharding import all_weights, local_weights, whole_weights
-from asyncrl.engines.megatron.weights import export_hf, load_hf, splits_of, to_hf
+from asyncrl.engines.megatron.sharding import all_weights, local_weights
+from asyncrl.engines.megatron.weights import export_bucket, export_hf, load_hf, plan_buckets, splits_of, to_hf
 
 CPU = torch.device("cpu")
+SEVERAL = 2**14
+"""Bytes in a message: some weights of the tiny models, not all."""
 DEADLINE_S = 120
 """A process that imports Megatron on two shared cores needs 10 to 50 s."""
 VOCAB = 96
@@ -107,7 +111,7 @@ def logits_and_gradients(model: torch.nn.Module, shape: object) -> tuple[torch.T
     grads = {name: part.main_grad for name, part in local_weights(model).items() if part.requires_grad}
     splits = splits_of(shape)
     copies = parallel_state.get_data_parallel_world_size()  # every copy of the model saw the same tokens
-    found = whole_weights(grads, all_weights(grads, splits), splits, CPU)
+    found = whole_weights(grads, all_weights(grads, splits), splits, CPU, SEVERAL)
     by_name = {hf: part / copies for name, grad in found for hf, part in to_hf(name, grad, shape)}
     return (outcomes[0] if outcomes else None), by_name
 
@@ -151,9 +155,18 @@ def run(rank: int, world_size: int, port: int, cases: list[tuple[dict[str, int],
     return found
 
 
+def fp8_sent(model: torch.nn.Module, shape: object, fp8: BlockFp8) -> Iterator[tuple[str, torch.Tensor]]:
+    """What all buckets hold."""
+    _, plan = plan_buckets(model, shape, 8_000, fp8)
+    for weights in plan:
+        yield from export_bucket(model, shape, weights, fp8)
+
+
 def _seen(checkpoint: Path) -> dict[str, object]:
     model, shape = loaded(checkpoint)
-    exported = {name: tensor.clone() for name, tensor in export_hf(model, shape)}
+    fp8 = fp8_of(checkpoint, shape)
+    tensors = export_hf(model, shape) if fp8 is None else fp8_sent(model, shape, fp8)
+    exported = {name: tensor.clone() for name, tensor in tensors}
     held = sum(part.numel() for part in local_weights(model).values())
     logits, grads = logits_and_gradients(model, shape)
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:

@@ -23,12 +23,15 @@ from tiny import free_port, poisoned, random_batch, trainer_settings
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.checkpoints import Origin, folder_of
 from asyncrl.engines.megatron import TrainerSettings
-from asyncrl.engines.megatron.sharding import all_weights, local_weights, whole_weights
+from asyncrl.engines.megatron.gathering import whole_weights
+from asyncrl.engines.megatron.sharding import all_weights, local_weights
 from asyncrl.engines.megatron.weights import splits_of
 from asyncrl.errors import NonFiniteLoss
 from asyncrl.types import Batch
 
 CPU = torch.device("cpu")
+SEVERAL = 2**14
+"""Bytes in a message: some weights of the tiny models, not all."""
 
 
 def case(
@@ -107,7 +110,7 @@ def _gradients(trainer: MegatronRank) -> dict[str, torch.Tensor]:
     model, shape = trainer._model, trainer._shape  # noqa: SLF001
     parts = {name: part.main_grad for name, part in local_weights(model).items() if part.requires_grad}
     splits = splits_of(shape)
-    return {name: grad.clone() for name, grad in whole_weights(parts, all_weights(parts, splits), splits, CPU)}
+    return {name: grad.clone() for name, grad in whole_weights(parts, all_weights(parts, splits), splits, CPU, SEVERAL)}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.assembly import check
+from asyncrl.checks import check
 from asyncrl.config import RunConfig, load_run
 from asyncrl.errors import PluginError
 

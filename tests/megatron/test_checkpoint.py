@@ -8,7 +8,7 @@ from dataclasses import replace
 import checkpoint_process
 import pytest
 import torch
-from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
+from tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.checkpoints import Origin, folder_of, latest, read_notes
 from asyncrl.errors import CheckpointFailed
@@ -119,6 +119,15 @@ def test_weights_alone_start_with_a_fresh_optimizer(tmp_path, dense, saved):
             reports.append(numbers(rank.train(random_batch(seed=2))))
     assert reports[0] == reports[1]
     assert reports[0] != reports[2]
+
+
+def test_a_checkpoint_with_fewer_words_than_the_model_is_refused(tmp_path, saved):
+    larger = trainer_settings(write_checkpoint(tmp_path / "hf", vocab_size=VOCAB + 32))
+    with (
+        one_rank(larger) as rank,
+        pytest.raises(CheckpointFailed, match="has 96 words, the model 128"),
+    ):
+        rank.load(resume(saved))  # Megatron would have filled up with zeros
 
 
 def test_the_optimizer_can_be_left_out(tmp_path, dense):

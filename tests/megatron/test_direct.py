@@ -9,6 +9,7 @@ from threading import Thread
 
 import pytest
 import torch
+from fp8_checkpoints import in_fp8
 from safetensors.torch import load_file
 from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
@@ -38,10 +39,12 @@ class Engine:
         return json.loads(self.process.stdout.readline())
 
 
-@pytest.fixture
-def both(tmp_path):
+@pytest.fixture(params=["in full", "fp8"])
+def both(tmp_path, request):
     """A trainer and an engine that has had its first update."""
     checkpoint = write_checkpoint(tmp_path / "hf", moe=True)
+    if request.param == "fp8":
+        in_fp8(checkpoint)
     port = free_port()
     engine = Engine(port)
     try:
@@ -61,14 +64,14 @@ def both(tmp_path):
 def same(folder, file):
     saved, received = load_file(folder / "model.safetensors"), load_file(file)
     assert saved.keys() == received.keys()
-    return all(torch.equal(saved[name], received[name]) for name in saved)
+    return all(torch.equal(saved[name].view(torch.uint8), received[name].view(torch.uint8)) for name in saved)
 
 
 def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both, tmp_path):
     rank, engine, names = both
     for step, load_format in enumerate((DIRECT, DIRECT_CHECKED)):
         rank.train(random_batch(step=step))
-        rank.save(tmp_path / "taken")
+        rank.write_weights(tmp_path / "taken")
         assert rank.take(is_checked=load_format == DIRECT_CHECKED)
         rank.train(random_batch(step=step, seed=9))  # goes on before anybody has received
         engine.ask(load_format, names, target=tmp_path / "received")
@@ -84,7 +87,7 @@ def test_weights_that_were_moved_are_loaded_again(both, tmp_path):
     rank, engine, names = both
     engine.ask("move", [])
     rank.train(random_batch())
-    rank.save(tmp_path / "taken")
+    rank.write_weights(tmp_path / "taken")
     assert rank.take(is_checked=False)
     engine.ask(DIRECT, names, target=tmp_path / "received")
     worked, _, num_loaded = engine.answer()
@@ -96,7 +99,7 @@ def test_weights_that_were_moved_are_loaded_again(both, tmp_path):
 def test_a_trainer_without_room_for_copies_sends_while_it_waits(both, tmp_path):
     rank, engine, names = both
     rank.train(random_batch())
-    rank.save(tmp_path / "sent")
+    rank.write_weights(tmp_path / "sent")
     engine.ask(DIRECT_CHECKED, names, target=tmp_path / "received")
     rank.send(is_checked=True)
     assert engine.answer()[:2] == [True, KEPT]

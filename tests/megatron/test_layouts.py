@@ -9,9 +9,12 @@ import layouts
 import pytest
 import torch
 from families import TINY, write_tiny
+from fp8_checkpoints import in_fp8
 from layouts import DEADLINE_S, layout, loaded, logits_and_gradients, processes
 from safetensors.torch import load_file
 from tiny import free_port
+
+from asyncrl.engines.megatron.fp8 import fp8_of
 
 FAMILIES = ("qwen2.5-tied", "glm4", "glm4.5", "deepseek-v3")
 """Together they have every rule and every way of splitting."""
@@ -27,6 +30,7 @@ LAYOUTS = {
 }
 CASES = [(name, family) for name in LAYOUTS for family in FAMILIES if "ep" not in name or family in MIXTURES]
 CASES.remove(("pp", "deepseek-v3"))  # trained and saved in test_parallel_training
+FP8_CASES = [("tp", "glm4-fp8"), ("pp", "glm4-fp8"), ("tp-ep", "glm4.5-fp8")]
 
 pytestmark = pytest.mark.timeout(3 * DEADLINE_S)
 
@@ -36,20 +40,32 @@ def checkpoints(tmp_path_factory):
     """Of four layers, two for each stage."""
     folder = tmp_path_factory.mktemp("layouts")
     deeper = {name: replace(TINY[name], config={**TINY[name].config, "num_hidden_layers": 4}) for name in FAMILIES}
-    return {name: write_tiny(folder / name, tiny) for name, tiny in deeper.items()}
+    fp8 = {f"{name}-fp8": in_fp8(write_tiny(folder / f"{name}-fp8", deeper[name])) for name in ("glm4", "glm4.5")}
+    return {name: write_tiny(folder / name, tiny) for name, tiny in deeper.items()} | fp8
 
 
 @pytest.fixture(scope="module")
 def alone(checkpoints):
     """Logits and gradients of one process."""
     with processes(0, 1, free_port()), layout():
-        return {name: logits_and_gradients(*loaded(path)) for name, path in checkpoints.items()}
+        return {name: logits_and_gradients(*loaded(checkpoints[name])) for name in FAMILIES}
 
 
 @pytest.fixture(scope="module")
-def seen(checkpoints, alone):
-    """What two processes make of every family in every layout; ``alone`` is done with its process group by then."""
-    port, cases = free_port(), [(LAYOUTS[name], str(checkpoints[family])) for name, family in CASES]
+def sent_alone(checkpoints, alone):
+    """What one process sends to engines in fp8, ``alone`` being done with the process group."""
+    with processes(0, 1, free_port()), layout():
+        found = {}
+        for name in {name for _, name in FP8_CASES}:
+            model, shape = loaded(checkpoints[name])
+            found[name] = dict(layouts.fp8_sent(model, shape, fp8_of(checkpoints[name], shape)))
+        return found
+
+
+@pytest.fixture(scope="module")
+def seen(checkpoints, alone, sent_alone):
+    """What two processes make of every family in every layout; one process is done with its process group by then."""
+    port, cases = free_port(), [(LAYOUTS[name], str(checkpoints[family])) for name, family in (*CASES, *FP8_CASES)]
     other = subprocess.Popen([sys.executable, layouts.__file__, "1", "2", str(port), json.dumps(cases)])
     try:
         found = layouts.run(0, 2, port, cases)
@@ -57,7 +73,7 @@ def seen(checkpoints, alone):
     finally:
         other.kill()
         other.wait()
-    return dict(zip(CASES, found, strict=True))
+    return dict(zip((*CASES, *FP8_CASES), found, strict=True))
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)
@@ -65,6 +81,16 @@ def test_what_is_exported_is_the_checkpoint(seen, checkpoints, name, family):
     exported, before = seen[name, family]["exported"], load_file(checkpoints[family] / "model.safetensors")
     assert exported.keys() == before.keys()
     assert all(torch.equal(exported[tensor], before[tensor]) for tensor in before)
+
+
+@pytest.mark.parametrize(("name", "family"), FP8_CASES)
+def test_what_is_sent_in_fp8_is_what_one_process_sends(seen, sent_alone, checkpoints, name, family):
+    exported, expected = seen[name, family]["exported"], sent_alone[family]
+    assert exported.keys() == expected.keys()
+    assert exported.keys() == load_file(checkpoints[family] / "model.safetensors").keys()
+    for tensor in expected:
+        assert exported[tensor].dtype == expected[tensor].dtype
+        assert torch.equal(exported[tensor].float(), expected[tensor].float()), tensor
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from asyncrl.engines.megatron.rope import YarnRope
-from asyncrl.engines.megatron.shape import check_architecture, read_shape
+from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.errors import ConfigError
 
 QWEN3 = {
@@ -112,14 +112,14 @@ def test_null_is_absent(tmp_path):
 )
 def test_what_cannot_be_trained_is_named(tmp_path, changes, message):
     with pytest.raises(ConfigError) as error:
-        check_architecture(written(tmp_path, **changes))
+        read_shape(written(tmp_path, **changes))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_checkpoint_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
-        check_architecture(tmp_path)
+        read_shape(tmp_path)
 
 
 def test_checking_imports_neither_torch_nor_megatron():
@@ -128,8 +128,3 @@ def test_checking_imports_neither_torch_nor_megatron():
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-def test_engines_that_began_in_fp8_could_not_be_updated(tmp_path):
-    with pytest.raises(ConfigError, match="is in fp8, and weight updates are not"):
-        check_architecture(written(tmp_path, quantization_config=FP8))

@@ -1,6 +1,9 @@
 """The real Megatron on a CPU against transformers, one sample at a time, in float32."""
 
+import gc
 import math
+import os
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -10,7 +13,7 @@ from families import TINY, write_tiny
 from safetensors.torch import load_file
 from tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
-from asyncrl.errors import NonFiniteLoss
+from asyncrl.errors import NonFiniteLoss, WeightUpdateFailed
 from asyncrl.types import Batch
 
 GRADIENT_DESCENT = {"lr": 1e4, "adam_eps": 1e4, "clip_grad": 0.0, "weight_decay": 0.0}
@@ -101,6 +104,28 @@ def test_weights_come_back_bit_by_bit(tmp_path, moe, tied, dtype):
     before, after = weights_of(path), weights_of(tmp_path / "out")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_written_for_engines_is_what_would_be_sent(tmp_path, dtype):
+    path = write_checkpoint(tmp_path / "hf", moe=True)
+    (path / "tokenizer.json").write_text("{}")
+    with one_rank(trainer_settings(path, dtype=dtype)) as rank:
+        rank.train(random_batch())
+        rank.save(tmp_path / "saved")
+        for _ in range(2):  # the second time over the first
+            rank.write_weights(tmp_path / "written")
+        buckets = rank.weight_buckets()
+        (tmp_path / "file").touch()
+        with pytest.raises(WeightUpdateFailed, match="file/no: the weights cannot be written: Not a directory"):
+            rank.write_weights(tmp_path / "file" / "no")
+    saved, written = weights_of(tmp_path / "saved"), weights_of(tmp_path / "written")
+    assert list(saved) == list(written)
+    assert all(torch.equal(tensor, saved[name].to(getattr(torch, dtype))) for name, tensor in written.items())
+    assert {str(tensor.dtype) for tensor in written.values()} == {f"torch.{dtype}"}
+    assert sum(bucket.num_bytes for bucket in buckets) == sum(tensor.nbytes for tensor in written.values())
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "hf", "saved", "written"]
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written") is not None
 
 
 def test_a_checkpoint_in_several_files_is_read_and_written(tmp_path, checkpoint, monkeypatch):
@@ -280,3 +305,19 @@ def test_the_bias_that_chooses_experts_stays_in_float32_and_still(tmp_path):
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     assert torch.equal(before[name], after[name])
     assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
+
+
+def test_nothing_is_left_of_a_rank_that_was_closed(tmp_path):
+    settings = trainer_settings(write_checkpoint(tmp_path))
+    left = []
+    for _ in range(2):  # torch has threads of its own from the first one on
+        with one_rank(settings) as rank:
+            rank.train(random_batch())
+            model = weakref.ref(rank._model)  # noqa: SLF001
+            open_threads = len(os.listdir("/proc/self/task"))
+        del rank
+        gc.collect()
+        assert model() is None
+        left.append(len(os.listdir("/proc/self/task")))
+        assert left[-1] < open_threads  # those of its groups
+    assert left[1] <= left[0]

@@ -41,7 +41,7 @@ def write_checkpoint(
     torch.manual_seed(0)
     if moe:
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
-        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**settings, **experts))
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**{**experts, **settings}))
     else:
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings))
     with torch.no_grad():

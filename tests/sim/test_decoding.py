@@ -1,5 +1,7 @@
 """One modelled engine against arithmetic by hand."""
 
+from typing import Any
+
 import pytest
 
 from asyncrl.sim.costs import EngineCosts
@@ -8,10 +10,10 @@ from asyncrl.sim.decoding import Decoder, Job
 FIXED, EACH = 0.01, 0.002
 
 
-def costs(**changes: float) -> EngineCosts:
+def costs(**changes: Any) -> EngineCosts:
     """A step of b requests takes 10 + 2 b milliseconds; no prefill to speak of."""
     plain = {"fixed_s": FIXED, "per_request_s": EACH, "per_context_token_s": 0.0, "prefill_tokens_per_s": 1e12}
-    return EngineCosts(**{**plain, "kv_tokens": 10**6, "max_running": 100, **changes})  # type: ignore[arg-type]
+    return EngineCosts(**{**plain, "kv_tokens": 10**6, "max_running": 100, **changes})
 
 
 def run(decoder: Decoder) -> list[tuple[float, Job]]:
@@ -119,3 +121,32 @@ def test_work_is_counted() -> None:
     assert decoder.work.busy_s == pytest.approx(0.14 + 0.24)
     assert decoder.work.request_s == pytest.approx(2 * 0.14 + 0.24)
     assert decoder.work.prefilled == 7
+
+
+def test_the_longest_context_holds_everybody_up_until_it_leaves() -> None:
+    # Step number i, counted from 0, takes 14 ms and one for each of the 100 + i tokens of the longer context; the
+    # other is alone from step 10 on, with 20 tokens.
+    long, short = Job(100, 10), Job(10, 20)
+    ends = run(decoder_with(long, short, per_longest_token_s=0.001))
+    together = 10 * 0.014 + 10 * 0.105
+    assert [job for _, job in ends] == [long, short]
+    assert [at for at, _ in ends] == pytest.approx([together, together + 10 * 0.012 + 10 * 0.025])
+
+
+def test_those_that_come_at_once_share_the_fixed_time_of_a_prefill() -> None:
+    decoder = decoder_with(Job(1, 10), Job(1, 10), prefill_fixed_s=0.05)
+    assert decoder.next_event_s() == pytest.approx(0.05 + 0.14)
+    decoder.advance(0.05 + 0.07)
+    decoder.add(Job(1, 10), fresh=True)
+    decoder.advance(0.05 + 0.07)
+    assert decoder.next_event_s() == pytest.approx(0.05 + 5 * 0.016)
+
+
+@pytest.mark.parametrize(("running", "seconds"), [(1, 0.004), (2, 0.004), (5, 0.007), (8, 0.01), (10, 0.012)])
+def test_a_table_takes_the_place_of_the_line(running: int, seconds: float) -> None:
+    assert costs(by_running=((2, 0.004), (8, 0.01))).step_s(running, 100) == pytest.approx(seconds)
+
+
+def test_a_table_in_disorder_is_refused() -> None:
+    with pytest.raises(ValueError, match="growing numbers of requests"):
+        costs(by_running=((8, 0.01), (2, 0.004)))

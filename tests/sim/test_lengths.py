@@ -29,7 +29,7 @@ def test_draws_repeat_and_follow_the_distribution() -> None:
 
 def test_a_running_answer_is_longer_than_the_mean_suggests() -> None:
     # Of one answer of 10 and one of 30 tokens, running ones have written 5 and 15, for 10 and 30 of 40 moments.
-    assert Moments.of([10, 30]) == Moments(mean=20, mean_running=(10 * 5 + 30 * 15) / 40)
+    assert Moments.of([10, 30]) == Moments(mean=20, mean_running=(10 * 5 + 30 * 15) / 40, longest=30)
 
 
 def test_a_replay_has_the_lengths_of_the_run_and_draws_the_rest_from_them() -> None:

@@ -47,6 +47,15 @@ def test_a_pause_costs_what_it_takes() -> None:
     assert simulate(paused).engines_idle == pytest.approx(0.5 / 2.3, abs=0.01)
 
 
+def test_weights_are_taken_before_the_trainer_goes_on_and_may_hold_it_longer() -> None:
+    # The trainer is the slower side at 5 s a step; engines generate meanwhile.
+    base = _with_trainer(alike(2), 5.0)
+    taken = replace(base, costs=replace(base.costs, update=UpdateCosts(pause_s=0.5, take_s=0.25)))
+    assert simulate(taken).step_s == pytest.approx(5.0 + 0.25, rel=0.01)
+    held = replace(taken, costs=replace(taken.costs, update=replace(taken.costs.update, holds_trainer=True)))
+    assert simulate(held).step_s == pytest.approx(5.0 + 0.25 + 0.5, rel=0.01)
+
+
 def test_one_step_takes_turns_of_the_slower_side() -> None:
     # Collecting begins with training and the push waits for it, so that every answer begins at the same moment.
     one_step = replace(alike(1).schedule, collects_before_push=True)

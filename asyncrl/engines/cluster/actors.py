@@ -61,6 +61,12 @@ class ServerActor(NetworkPlace):
 class RankActor(NetworkPlace):
     """One trainer rank."""
 
+    def gpus(self) -> tuple[str, ...]:
+        """Those that Ray gave to this actor, as ``CUDA_VISIBLE_DEVICES`` calls them."""
+        import ray
+
+        return tuple(map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"]))
+
     def start(self, settings: TrainerSettings, rank: int, world_size: int, address: str, port: int) -> None:
         """Load the model and join the other ranks."""
         # SGLang sets this to 0 in its own processes; unless both sides agree, the first broadcast fails.
@@ -107,6 +113,30 @@ class RankActor(NetworkPlace):
     def send(self, is_checked: bool) -> None:
         """Broadcast the weights to the engines."""
         self._rank.send(is_checked)
+
+    def share(self, bucket: int) -> str:
+        """A handle of one bucket, for the engine on this rank's GPU; together with all other ranks."""
+        return self._rank.share(bucket)
+
+    def unshare(self) -> None:
+        """Free what was shared."""
+        self._rank.unshare()
+
+    def fetch(self) -> None:
+        """All memory onto the GPU."""
+        self._rank.fetch()
+
+    def put_away_optimizer(self) -> None:
+        """Optimizer and gradients off the GPU."""
+        self._rank.put_away_optimizer()
+
+    def put_away_weights(self) -> None:
+        """The weights off the GPU."""
+        self._rank.put_away_weights()
+
+    def write_weights(self, folder: Path) -> None:
+        """Write the weights for engines to read, together with all other ranks."""
+        self._rank.write_weights(folder)
 
 
 def _is_free(port: int) -> bool:

@@ -1,6 +1,6 @@
 """Starts engines again that end, and says who is there.
 
-    ends ──▶ gets no more requests ──▶ started again ──▶ takes part in an update ──▶ gets requests
+    ends ─▶ gets no more requests ─▶ started again ─▶ takes part in an update ─▶ gets requests ─▶ through the router
 
 Samples that were on it go on elsewhere, or when it is back, behind the tokens that had arrived.
 """
@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from asyncrl.engines.cluster.calls import together
@@ -27,6 +28,9 @@ class Pool(Protocol):
 
     def join(self, url: str) -> None:
         """This one again."""
+
+    async def route(self, url: str) -> None:
+        """Return once requests may come to it through the router again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +59,24 @@ class EngineKeeper:
         await together([self._keep(engine) for engine in self.engines])
 
     async def _keep(self, engine: StartedEngine) -> None:
+        watch: Callable[[], Awaitable[None]] = engine.server.watch
         while True:
             try:
-                await engine.server.watch()
+                await watch()
             except ServerFailed as error:
                 self._count(error)
             self._pool.leave(engine.url)
             await self._bring_back(engine)
             self._pool.join(engine.url)
             logger.info("%s is back, with the present weights", engine.server.name)
+            watch = partial(self._watch_and_route, engine)
+
+    async def _watch_and_route(self, engine: StartedEngine) -> None:
+        """Raises ServerFailed when it ends."""
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pool.route(engine.url), name=f"route-{engine.server.name}")
+                await engine.server.watch()
 
     async def _bring_back(self, engine: StartedEngine) -> None:
         """Return when it has the present weights; it may end once more before."""

@@ -2,12 +2,15 @@
 
 placement ──▶ engines (SGLang) ──▶ router ─┐
          └──▶ trainer ranks (Megatron) ────┴──▶ weight-update group
+
+Where they share GPUs, ranks load when the engines have loaded, measured the memory that there is, and given it back.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -16,18 +19,27 @@ from asyncrl.engines.checkpoints import Origin
 from asyncrl.engines.cluster.actors import RankActor, ServerActor
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.cluster.keeper import EngineKeeper, StartedEngine
+from asyncrl.engines.cluster.placement import Layout, Placement, reserve
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.cluster.trainer import RayTrainer
+from asyncrl.engines.disk import DiskUpdater
 from asyncrl.engines.megatron.settings import TrainerSettings
+from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.roster import Roster
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.sglang.loads import EngineLoads
-from asyncrl.engines.weights import BroadcastUpdater, PauseMode, WeightReceiver
-from asyncrl.errors import ConfigError, EngineTimeout, ServerFailed, plainly
+from asyncrl.engines.tensors import TensorUpdater
+from asyncrl.engines.turns import SharedGpus, give_back
+from asyncrl.engines.weights import BroadcastUpdater
+from asyncrl.errors import EngineTimeout, ServerFailed, plainly
+from asyncrl.protocols import Turns, WeightUpdater
+from asyncrl.types import Weights
 
+CALL_S = 60.0
+"""For the first answer of an actor, whose process has to start: seconds, on a busy machine tens of them."""
 LOOK_S = 3.0
 """For a server whose connections are closed to be seen dead."""
 
@@ -59,6 +71,21 @@ class Deployment:
     """What an update does to requests in flight."""
     max_engine_restarts: int = 0
     """Of all engines together."""
+    disk: Path | None = None
+    """Folder, this run's alone, through which weights go to the engines; None: they are broadcast."""
+    colocate: bool = False
+    """Engines have the trainer's GPUs, ``gpus_per_engine`` ranks each, in turns with it."""
+
+    @property
+    def layout(self) -> Layout:
+        """Who is to be placed."""
+        return Layout(
+            device=self.device,
+            num_ranks=self.num_ranks,
+            num_engines=self.num_engines,
+            gpus_per_engine=self.gpus_per_engine,
+            is_shared=self.colocate,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +94,27 @@ class Running:
 
     engine: SGLangEngine
     trainer: RayTrainer
-    updater: BroadcastUpdater
+    updater: WeightUpdater
     load_probe: EngineLoads
     servers: tuple[Server, ...]
     keeper: EngineKeeper
+    give_up: Callable[[], None]
+    """End the ranks, for another deployment in the same session; a run leaves that to Ray's end."""
+    turns: Turns | None = None
+    """On shared GPUs; the trainer's turn comes first."""
+
+    async def serve(self, weights: Weights) -> None:
+        """Have all engines, which have no requests, serve the trainer's present weights as ``weights``.
+
+        Raises WeightUpdateFailed or TurnFailed.
+        """
+        if self.turns is not None:
+            await self.turns.to_trainer()
+            await self.turns.to_update()
+        await self.updater.take()
+        await self.updater.push(weights)
+        if self.turns is not None:
+            await self.turns.to_engines()
 
     async def look_for_the_dead(self) -> None:
         """Raises ServerFailed if a server has ended, or is about to.
@@ -117,17 +161,19 @@ class _Builder:
         self._wire = wire
         self._phase = phase
         self._servers: list[Server] = []
-        self._single_node = True
+        self._is_single_node = True
+        self._at_the_end = contextlib.AsyncExitStack()
 
     async def build(self) -> Running:
         """Start it all; engines and ranks load at the same time."""
         deployment = self._deployment
         self._phase("placing trainer and engines")
-        group = await self._placement()
+        placement = await reserve(self._ray, deployment.layout, deployment.start_timeout_s)
+        self._is_single_node = placement.is_single_node
         self._phase(f"loading the model: {deployment.num_engines} SGLang, {deployment.num_ranks} Megatron")
         try:
             async with asyncio.timeout(deployment.start_timeout_s):
-                (engines, router_url), ranks = await together([self._engines(group), self._ranks(group)])
+                engines, router_url, ranks = await self._loaded(placement)
         except EngineTimeout as error:
             raise ServerFailed(f"{error} (start-timeout-s)") from error
         except TimeoutError as error:
@@ -138,69 +184,58 @@ class _Builder:
         urls = tuple(engine.url for engine in engines)
         self._phase("connecting trainer and engines")
         engine = SGLangEngine(self._wire, urls, router_url=router_url, request_timeout_s=deployment.request_timeout_s)
-        roster = Roster[WeightReceiver](self._control(url) for url in urls)
+        controls = tuple(self._control(url) for url in urls)
+        roster = Roster[EngineControl](controls)
         return Running(
             engine=engine,
             trainer=trainer,
-            updater=await self._updater(roster, trainer, ranks[0]),
+            updater=await self._updater(controls, roster, trainer, ranks[0]),
             load_probe=EngineLoads(self._wire, urls),
             servers=tuple(self._servers),
             keeper=EngineKeeper(engines, roster, engine, max_restarts=deployment.max_engine_restarts),
+            give_up=placement.give_up,
+            turns=SharedGpus(controls, trainer, turn="trainer", timeout_s=deployment.control_timeout_s)
+            if deployment.colocate
+            else None,
         )
+
+    async def _loaded(self, place: Placement) -> tuple[tuple[StartedEngine, ...], str | None, tuple[Any, ...]]:
+        """Engines, the router's URL, and ranks: all at the same time, or on shared GPUs one after the other."""
+        ranks = tuple(place.rank(RankActor, rank) for rank in range(self._deployment.num_ranks))
+        if not self._deployment.colocate:
+            (engines, router_url), _ = await together([self._engines(place, []), self._load(ranks)])
+            return engines, router_url, ranks
+        gpus = await together(
+            [answered(actor.gpus.remote(), f"trainer rank {rank}, GPUs", CALL_S) for rank, actor in enumerate(ranks)]
+        )
+        engines, router_url = await self._engines(place, gpus)
+        await give_back([self._control(engine.url) for engine in engines], self._deployment.control_timeout_s)
+        await self._load(ranks)
+        return engines, router_url, ranks
 
     async def stop(self) -> None:
-        """End every server."""
-        await together([server.stop() for server in self._servers])
-
-    # ---- placement
-
-    async def _placement(self) -> Any:
-        """Room for every rank and engine, ranks first; engines and ranks never share a GPU."""
-        deployment = self._deployment
-        bundles = [self._resources(1)] * deployment.num_ranks
-        bundles += [self._resources(deployment.gpus_per_engine)] * deployment.num_engines
-        needed, total = _sum(bundles), self._ray.cluster_resources()
-        if any(total.get(kind, 0) < count for kind, count in needed.items()):
-            hint = "; --device cpu needs no GPU" if needed["GPU"] else ""
-            raise ConfigError(f"the run needs {_shown(needed)}, the cluster has {_shown(total)}{hint}")
-        group = self._ray.util.placement_group(bundles, strategy="PACK")
-        try:
-            await answered(group.ready(), "placement", deployment.start_timeout_s, ServerFailed)
-        except ServerFailed as error:
-            free = _shown(self._ray.available_resources())
-            raise ServerFailed(f"{error}: the run needs {_shown(needed)}, free are {free}") from error
-        self._single_node = sum(node["Alive"] for node in self._ray.nodes()) == 1
-        return group
-
-    def _resources(self, gpus: int) -> dict[str, float]:
-        return {"CPU": 1, "GPU": gpus} if self._deployment.device == "cuda" else {"CPU": 1}
-
-    def _actor(self, kind: type, group: Any | None, bundle: int) -> Any:
-        if group is None:
-            return self._ray.remote(kind).options(num_cpus=0).remote()
-        bundle_resources = group.bundle_specs[bundle]
-        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=bundle
-        )
-        options = {
-            "num_cpus": bundle_resources["CPU"],
-            "num_gpus": bundle_resources.get("GPU", 0),
-            "scheduling_strategy": strategy,
-        }
-        return self._ray.remote(kind).options(**options).remote()
+        """End every server, and remove what was for them."""
+        async with self._at_the_end:
+            await together([server.stop() for server in self._servers])
 
     # ---- engines and router
 
-    async def _engines(self, group: Any) -> tuple[tuple[StartedEngine, ...], str | None]:
-        """The engines, and the URL of the router if there is one; all of them ready."""
-        deployment = self._deployment
-        engines = await together([self._engine(group, number) for number in range(deployment.num_engines)])
-        urls = tuple(engine.url for engine in engines)
-        return tuple(engines), await self._router(urls) if deployment.use_router else None
+    async def _engines(
+        self, place: Placement, gpus: Sequence[Sequence[str]]
+    ) -> tuple[tuple[StartedEngine, ...], str | None]:
+        """The engines, and the URL of the router if there is one; all of them ready.
 
-    async def _engine(self, group: Any, number: int) -> StartedEngine:
+        ``gpus`` are those of each rank, where engines share them.
+        """
         deployment = self._deployment
-        server = self._server(f"sglang-{number}", self._actor(ServerActor, group, deployment.num_ranks + number))
+        engines = await together([self._engine(place, number, gpus) for number in range(deployment.num_engines)])
+        urls = tuple(engine.url for engine in engines)
+        return tuple(engines), await self._router(place, urls) if deployment.use_router else None
+
+    async def _engine(self, place: Placement, number: int, gpus: Sequence[Sequence[str]]) -> StartedEngine:
+        deployment = self._deployment
+        each = deployment.gpus_per_engine
+        server = self._server(f"sglang-{number}", place.engine(ServerActor, number))
         host, (port,) = await self._place(server.actor, 1)
         launch = ServerLaunch(
             model_path=deployment.model_path,
@@ -211,6 +246,9 @@ class _Builder:
             seed=deployment.seed,
             tensor_parallel=deployment.gpus_per_engine if deployment.device == "cuda" else 1,
             flags=deployment.server_flags,
+            shared_gpus=tuple(chain.from_iterable(gpus[number * each : (number + 1) * each]))
+            if deployment.colocate
+            else None,
         )
         url = f"http://{host}:{port}"
 
@@ -221,9 +259,9 @@ class _Builder:
         await start()
         return StartedEngine(url=url, server=server, start=start)
 
-    async def _router(self, urls: tuple[str, ...]) -> str:
+    async def _router(self, place: Placement, urls: tuple[str, ...]) -> str:
         deployment = self._deployment
-        server = self._server("router", self._actor(ServerActor, None, 0))
+        server = self._server("router", place.anywhere(ServerActor))
         host, (port, prometheus_port) = await self._place(server.actor, 2)
         launch = RouterLaunch(
             worker_urls=urls, host=host, port=port, prometheus_port=prometheus_port, flags=deployment.router_flags
@@ -254,15 +292,14 @@ class _Builder:
         """Where an actor can be reached: on one node, through the loopback interface alone."""
         timeout_s = self._deployment.start_timeout_s
         ports = await answered(actor.free_ports.remote(num_ports), "an actor's ports", timeout_s, ServerFailed)
-        if self._single_node:
+        if self._is_single_node:
             return "127.0.0.1", ports
         return await answered(actor.address.remote(), "an actor's address", timeout_s, ServerFailed), ports
 
     # ---- trainer and weights
 
-    async def _ranks(self, group: Any) -> tuple[Any, ...]:
+    async def _load(self, ranks: tuple[Any, ...]) -> None:
         deployment = self._deployment
-        ranks = tuple(self._actor(RankActor, group, rank) for rank in range(deployment.num_ranks))
         address, (port,) = await self._place(ranks[0], 1)
         await together(
             [
@@ -285,14 +322,35 @@ class _Builder:
                     for rank, actor in enumerate(ranks)
                 ]
             )
-        return ranks
 
     def _control(self, url: str) -> EngineControl:
         deployment = self._deployment
         num_ranks = deployment.gpus_per_engine if deployment.device == "cuda" else 1
         return EngineControl(self._wire, url, timeout_s=deployment.control_timeout_s, num_ranks=num_ranks)
 
-    async def _updater(self, roster: Roster[WeightReceiver], trainer: RayTrainer, first_rank: Any) -> BroadcastUpdater:
+    async def _updater(
+        self, engines: tuple[EngineControl, ...], roster: Roster[EngineControl], trainer: RayTrainer, first_rank: Any
+    ) -> WeightUpdater:
+        if self._deployment.colocate:
+            return await self._sharing(engines, trainer)
+        if self._deployment.disk is not None:
+            return await self._writing(roster, trainer, self._deployment.disk)
+        return await self._broadcasting(roster, trainer, first_rank)
+
+    async def _sharing(self, engines: tuple[EngineControl, ...], trainer: RayTrainer) -> TensorUpdater:
+        deployment = self._deployment
+        updater = TensorUpdater(
+            engines,
+            trainer,
+            ranks_per_engine=deployment.gpus_per_engine,
+            timeout_s=deployment.control_timeout_s,
+        )
+        await updater.connect()
+        return updater
+
+    async def _broadcasting(
+        self, roster: Roster[EngineControl], trainer: RayTrainer, first_rank: Any
+    ) -> BroadcastUpdater:
         deployment = self._deployment
         address, _ = await self._place(first_rank, 1)
 
@@ -313,10 +371,15 @@ class _Builder:
         await updater.connect()
         return updater
 
-
-def _sum(bundles: list[dict[str, float]]) -> dict[str, float]:
-    return {kind: sum(bundle.get(kind, 0) for bundle in bundles) for kind in ("CPU", "GPU")}
-
-
-def _shown(resources: Mapping[str, float]) -> str:
-    return f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
+    async def _writing(self, roster: Roster[EngineControl], trainer: RayTrainer, folder: Path) -> DiskUpdater:
+        deployment = self._deployment
+        updater = DiskUpdater(
+            roster,
+            trainer,
+            folder=folder,
+            timeout_s=deployment.control_timeout_s,
+            pause_mode=deployment.pause_mode,
+        )
+        self._at_the_end.push_async_callback(updater.close)
+        await updater.connect()
+        return updater

@@ -41,6 +41,8 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
     """
     # Under ``uv run`` Ray would rebuild the environment for each worker.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    # Ray runs its workers at 15: beside any other program on the machine, trainer and engines would get what it leaves.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     before, started = set(_descendants()), list[psutil.Process]()

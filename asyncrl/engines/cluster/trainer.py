@@ -13,7 +13,10 @@ from asyncrl.types import Batch, TrainReport
 
 
 class RayTrainer:
-    """``Trainer`` and ``WeightSender`` over actors of ``RankActor``, rank 0 first.  One call at a time."""
+    """``Trainer``, ``WeightSender`` and ``WeightWriter`` over actors of ``RankActor``, rank 0 first.
+
+    One call at a time.
+    """
 
     def __init__(self, ranks: Sequence[Any], *, train_timeout_s: float, control_timeout_s: float) -> None:
         self._ranks = ranks
@@ -67,6 +70,30 @@ class RayTrainer:
     async def send(self, *, is_checked: bool) -> None:
         """See ``WeightSender.send``."""
         await self._all("send", is_checked, timeout_s=self._control_timeout_s)
+
+    async def share(self, bucket: int) -> list[str]:
+        """See ``TensorSharer.share``."""
+        return await self._all("share", bucket, timeout_s=self._control_timeout_s)
+
+    async def unshare(self) -> None:
+        """See ``TensorSharer.unshare``."""
+        await self._all("unshare", timeout_s=self._control_timeout_s)
+
+    async def fetch(self) -> None:
+        """See ``MemoryOwner.fetch``."""
+        await self._all("fetch", timeout_s=self._control_timeout_s)
+
+    async def put_away_optimizer(self) -> None:
+        """See ``MemoryOwner.put_away_optimizer``."""
+        await self._all("put_away_optimizer", timeout_s=self._control_timeout_s)
+
+    async def put_away_weights(self) -> None:
+        """See ``MemoryOwner.put_away_weights``."""
+        await self._all("put_away_weights", timeout_s=self._control_timeout_s)
+
+    async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
+        """See ``WeightWriter.write_weights``."""
+        await self._all("write_weights", folder, timeout_s=timeout_s)
 
     async def _first(self, method: str, *args: object) -> Any:
         return await answered(

@@ -5,6 +5,6 @@ These names import neither torch nor Megatron, so that a configuration can be ch
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.megatron.settings import TrainerSettings
-from asyncrl.engines.megatron.shape import check_architecture
+from asyncrl.engines.megatron.shape import read_shape
 
-__all__ = ["TrainerSettings", "WeightBucket", "check_architecture"]
+__all__ = ["TrainerSettings", "WeightBucket", "read_shape"]

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from asyncrl.engines.checkpoints import sync
 from asyncrl.errors import ConfigError
 
 SHARD_BYTES = 4 * 1024**3
@@ -22,7 +23,8 @@ HEADER_BYTES = 256 * 1024
 """Room for the description at the beginning of a file, which is written last; about 1,900 tensors at 140 bytes each."""
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """safetensors' names of the dtypes that are kept in a saved checkpoint; fp8, say, is not."""
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {**{dtype: name for name, dtype in _DTYPES.items()}, torch.float8_e4m3fn: "F8_E4M3"}
+"""Of all that can be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +58,15 @@ def reader(checkpoint: Path, files: ExitStack, fp8_block: tuple[int, int] | None
 
 
 def dtypes_of(checkpoint: Path) -> dict[str, torch.dtype]:
-    """Of every tensor that is not quantised; reads the files' headers only."""
+    """Of every tensor that is not quantised."""
+    return {name: _DTYPES[dtype] for name, (dtype, _) in described(checkpoint).items() if dtype in _DTYPES}
+
+
+def described(checkpoint: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """safetensors' name of the dtype, and the sizes, of every tensor; reads the files' headers only."""
     with ExitStack() as files:
-        found = {name: file.get_slice(name).get_dtype() for name, file in _open(checkpoint, files).items()}
-    return {name: _DTYPES[dtype] for name, dtype in found.items() if dtype in _DTYPES}
+        slices = {name: file.get_slice(name) for name, file in _open(checkpoint, files).items()}
+        return {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
 
 
 def replace_checkpoint(
@@ -128,6 +135,8 @@ def finish_checkpoint(shards: Sequence[Shard], target: Path) -> None:
     """Name the files of ``target``'s partial folder, one or numbered with the index that transformers looks for."""
     target, partial = target.absolute(), partial_of(target)
     _name_shards(shards, partial)
+    for path in (*partial.iterdir(), partial):
+        sync(path)
     if target.exists():
         outdated = target.with_name(target.name + ".outdated")
         shutil.rmtree(outdated, ignore_errors=True)
@@ -136,6 +145,7 @@ def finish_checkpoint(shards: Sequence[Shard], target: Path) -> None:
         shutil.rmtree(outdated)
     else:
         partial.rename(target)
+    sync(target.parent)
 
 
 class _ShardFile:

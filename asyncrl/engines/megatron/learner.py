@@ -17,6 +17,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from asyncrl.config.parallel import ParallelConfig
+from asyncrl.engines.megatron.fused import fuse
 from asyncrl.engines.megatron.packing import Example, Floats, microbatches, packing_of
 from asyncrl.engines.megatron.passes import Outcome, Step
 from asyncrl.engines.megatron.ranks import from_last_stage
@@ -57,6 +58,10 @@ class Learner:
         """The learning rate from here on."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+
+    def close(self) -> None:
+        """Break the circle of model, groups and Megatron's hooks, which Python's garbage collector does not see."""
+        vars(self.parallel).clear()
 
     def share(self, update: Update) -> Sequence[Example]:
         """The samples of this rank, and of those that it shares the model with."""
@@ -164,4 +169,5 @@ def _optimizer(parallel: Any, settings: TrainerSettings) -> Any:
     optimizer = get_megatron_optimizer(config, [parallel])
     for group in optimizer.param_groups:  # norms and biases do not decay; Megatron's own scheduler would see to it
         group["weight_decay"] = train.weight_decay * group["wd_mult"]
+    fuse(optimizer)
     return optimizer

@@ -4,30 +4,36 @@
     gradients     float32: ``grad_reduce_in_fp32``                                         ``learner._data_parallel``
     optimizer     Adam's two averages in float32, and float32 weights beside 16-bit ones    ``learner._optimizer``
     activations   what the backward pass needs, of every microbatch that is under way       ``activations``
-    working       the largest of: one layer backwards, the vocabulary, Adam's update        here
+    working       the larger of: one layer backwards, the vocabulary                       here
     copy          of all weights on the first rank, for updates beside training             ``outbox``
 
 What is not counted: the CUDA context, NCCL's own buffers, and gaps between the allocator's blocks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.ranges import must
 from asyncrl.engines.megatron.activations import Kept, layer_kept
+from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import ModelShape
-from asyncrl.engines.megatron.sizes import Size, layer_size, vocabulary_size
+from asyncrl.engines.megatron.sizes import Size, layer_size, sent_bytes, vocabulary_size
 
 LOGITS_CHUNK_BYTES = 512 * 1024**2
 """``logprobs.CHUNK_BYTES``: float32 logits that exist at a time."""
 LOGITS_COPIES = 2.5
 """Of a chunk: the logits, their exponentials, and the product in 16 bits that they were made of."""
-ADAM_BYTES = 4
-"""Per number, while an optimizer updates: torch's AdamW takes the roots of all its second averages at once
-(``_multi_tensor_adam``)."""
 COPY_SHARE = 0.1
-"""``outbox.LARGEST_SHARE``: of the GPU's memory, for a copy of all weights that nobody asked for."""
+"""Of the GPU's memory at most, for a copy of all weights that nobody asked for."""
+USABLE = 0.94
+"""Of a GPU's memory: the rest is CUDA's and NCCL's, and gaps between blocks.  An H200's is then its data sheet's."""
 FLOAT32 = 4
 """Bytes."""
+SPREAD = "spread the model over more ranks (tensor-, pipeline-, expert-model-parallel-size)"
+"""Where the model itself is too large."""
+FEWER = "give max-tokens-per-gpu fewer, context-parallel-size more, or recompute-granularity full"
+"""Where activations are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,52 @@ def trainer_memory(shape: ModelShape, parallel: ParallelConfig, work: Work) -> t
     return tuple(_stage_memory(shape, parallel, work, stage) for stage in range(parallel.pipeline_model_parallel_size))
 
 
+def with_copy(shape: ModelShape, parallel: ParallelConfig, work: Work, *, limit: float, wanted: bool | None) -> Work:
+    """``work`` with the copy of all weights on the first rank, for updates beside training, if there is one.
+
+    ``wanted`` None: there is one where it takes at most COPY_SHARE of ``limit``, the bytes of the rank's GPU, and where
+    all else fits beside it.
+    """
+    copied = replace(work, copy_bytes=sent_bytes(shape, work.weight_bytes))
+    if wanted is None:
+        first, *_ = trainer_memory(shape, parallel, copied)
+        wanted = copied.copy_bytes <= COPY_SHARE * limit and first.total <= limit
+    return copied if wanted else work
+
+
+def goes_beside(
+    settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None, num_ranks: int, memory: int | None
+) -> bool:
+    """Whether updates go on beside training; the same on all ranks if their GPUs are alike.
+
+    ``memory`` in bytes is that of the rank's GPU; None: there is none, and room for a copy.
+    """
+    train, parallel = settings.train, settings.parallel
+    wanted = train.update_weights_beside_training
+    if wanted is not None or memory is None:
+        return wanted is not False
+    each = (settings.row_tokens or 0) / parallel.context_parallel_size
+    work = Work(
+        num_ranks=num_ranks,
+        num_tokens=each or train.max_tokens_per_gpu,
+        weight_bytes=FLOAT32 if settings.dtype == "float32" else FLOAT32 // 2,
+        critic=critic,
+    )
+    return with_copy(shape, parallel, work, limit=USABLE * memory, wanted=None).copy_bytes > 0
+
+
+def trainer_problems(stages: Sequence[RankMemory], *, num_tokens: float, limit: float) -> list[str]:
+    """One line if a rank of the trainer does not fit on a GPU of ``limit`` bytes with ``num_tokens`` at a time."""
+    fullest = max(stages, key=lambda stage: stage.total)
+    lasting = fullest.weights + fullest.gradients + fullest.optimizer
+    return must(
+        fullest.total <= limit,
+        f"a trainer rank needs {fullest.total / 1e9:.1f} GB on pipeline stage {fullest.stage}, a GPU has "
+        f"{limit / 1e9:g} GB (gpu-memory-gb): weights, gradients and optimizer {lasting / 1e9:.1f} GB, the rest for "
+        f"{num_tokens:,.0f} tokens at a time; {SPREAD if lasting > limit / 2 else FEWER}",
+    )
+
+
 def stage_layers(num_layers: int, parallel: ParallelConfig) -> list[range]:
     """The layers of each pipeline stage."""
     stages = parallel.pipeline_model_parallel_size
@@ -103,7 +155,6 @@ def _stage_memory(shape: ModelShape, parallel: ParallelConfig, work: Work, stage
         working=max(
             _backwards(shape, parallel, work, stage),
             _words(shape, parallel, work) if stage == parallel.pipeline_model_parallel_size - 1 else 0.0,
-            max(sharded) * ADAM_BYTES - kept,  # when activations are gone
         ),
         copy=work.copy_bytes if stage == 0 else 0.0,
     )

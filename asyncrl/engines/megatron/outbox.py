@@ -2,13 +2,19 @@
 
     beside training   all buckets are copied at once ──▶ training goes on ║ a thread broadcasts the copies
     in between        bucket i is broadcast while i+1 is gathered; training waits for the last one
+    shared            engines on the same device map one bucket at a time; training waits for the last one
+    to a disk         tensor after tensor is written to files; training waits for the last one
 
-The copy takes as many bytes on rank 0's device as the model has; where that is too much, updates go in between.
+The copy takes as many bytes on rank 0's device as the engines have weights; where that is too much, updates go in
+between.
+What engines have in fp8 is quantised as it is gathered.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -19,14 +25,17 @@ from torch import Tensor
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.flat import checksum, views
+from asyncrl.engines.megatron.fp8 import BlockFp8
+from asyncrl.engines.megatron.handles import handle_of
+from asyncrl.engines.megatron.hf_files import replace_checkpoint
 from asyncrl.engines.megatron.shape import ModelShape
 from asyncrl.engines.megatron.sharding import Weight, is_split, local_weights
 from asyncrl.engines.megatron.update_group import flatten
-from asyncrl.engines.megatron.weights import export_bucket, parts_of, plan_buckets
+from asyncrl.engines.megatron.weights import export_bucket, parts_of, plan_buckets, sent_changes
 from asyncrl.errors import WeightUpdateFailed
 
-LARGEST_SHARE = 0.1
-"""Of the device's memory, for a copy of the weights that nobody asked for."""
+logger = logging.getLogger(__name__)
+
 FINISH_S = 5.0
 """For what all engines have received to be over on this side as well; an engine that is gone never receives it."""
 
@@ -34,16 +43,22 @@ FINISH_S = 5.0
 class Outbox:
     """One rank's part.  Every rank makes the same calls; ``group``, that of rank 0 and the engines, has rank 0 only."""
 
-    def __init__(self, model: GPTModel, shape: ModelShape, max_bytes: int, *, beside: bool | None) -> None:
-        """``beside`` None: where the copy takes at most LARGEST_SHARE of the device's memory.  Collective."""
-        self.buckets, self._plan = plan_buckets(model, shape, max_bytes)
+    def __init__(
+        self, model: GPTModel, shape: ModelShape, max_bytes: int, *, beside: bool, fp8: BlockFp8 | None = None
+    ) -> None:
+        """``beside``: copy the weights, so that training goes on while they are sent.  Collective.
+
+        ``fp8``: what the engines have in fp8, and get so.
+        """
+        self.buckets, self._plan = plan_buckets(model, shape, max_bytes, fp8)
+        self._fp8 = fp8
         self._model = model
         self._shape = shape
         self._device = next(model.parameters()).device
-        self._goes_beside = self._has_room() if beside is None else beside
+        self._goes_beside = beside
         self._copies: _Copies | None = None
-        self._sending: tuple[Thread, dist.ProcessGroup] | None = None
-        self._failure: RuntimeError | None = None
+        self._sending: _Sending | None = None
+        self._shared: Tensor | None = None
 
     @torch.no_grad()
     def take(self, group: dist.ProcessGroup | None, *, is_checked: bool) -> bool:
@@ -58,12 +73,10 @@ class Outbox:
             self._follow()
             return True
         if self._copies is None or not self._copies.are_current():
-            self._copies = _Copies(self._model, self._shape, self.buckets, self._plan)
+            self._copies = self._new_copies()
         self._copies.take(self._model)
         _synchronize(self._device)
-        thread = Thread(target=self._send_copies, args=(group, is_checked), name="weights", daemon=True)
-        thread.start()
-        self._sending = thread, group
+        self._sending = _Sending(self._copies.flats, group, is_checked=is_checked)
         return True
 
     @torch.no_grad()
@@ -77,33 +90,58 @@ class Outbox:
         except RuntimeError as error:
             raise WeightUpdateFailed(f"the weights were not delivered: {error}") from error
 
+    @torch.no_grad()
+    def share(self, bucket: int) -> str:
+        """A handle of the present weights of a bucket, whole, on this rank's device.  See ``handles``.  Collective."""
+        self.unshare()  # first: there is room for one
+        self._shared = self._gathered(self._plan[bucket])
+        _synchronize(self._device)
+        return handle_of(self._shared, self.buckets[bucket])
+
+    def unshare(self) -> None:
+        """Free what was shared; nobody has it mapped any more."""
+        self._shared = None
+        if self._device.type == "cuda":
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def write(self, source: Path, folder: Path, *, is_writer: bool) -> None:
+        """Write what ``send`` sends to ``folder``, beside what else belongs to the checkpoint ``source``.
+
+        ``folder`` appears, or changes, when it is complete.  Raises WeightUpdateFailed.
+        """
+        if not is_writer:
+            self._follow()
+            return
+        buckets = map(self._exported, self._plan)
+        try:
+            replace_checkpoint(chain.from_iterable(buckets), source, folder, sent_changes(source, self._shape))
+        except OSError as error:
+            raise WeightUpdateFailed(f"{folder}: the weights cannot be written: {error.strerror}") from error
+
     def finish(self) -> None:
         """Return once nothing is being sent.  Raises WeightUpdateFailed if it could not be."""
-        if self._sending is not None:
-            thread, group = self._sending
-            thread.join(FINISH_S)
-            if thread.is_alive():
-                group.abort()
-                thread.join()
-            self._sending = None
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise WeightUpdateFailed(f"the weights were not delivered: {failure}") from failure
+        sending = self._sending
+        if sending is None:
+            return
+        if not sending.has_ended(FINISH_S):
+            self.abandon()
+            raise WeightUpdateFailed(f"the weights were not delivered {FINISH_S:g} s after the update")
+        self._sending = None
+        if sending.failure is not None:
+            raise WeightUpdateFailed(f"the weights were not delivered: {sending.failure}") from sending.failure
 
     def abandon(self) -> None:
         """Stop sending: the group is of no use any more."""
-        if self._sending is not None:
-            thread, group = self._sending
-            if thread.is_alive():
-                group.abort()
-            thread.join()
-        self._sending = self._failure = None
+        sending, self._sending = self._sending, None
+        if sending is not None and not sending.has_ended(0.0):
+            sending.group.abort()
+            if not sending.has_ended(FINISH_S):  # gloo knows no abort; it ends with the group's own deadline
+                logger.warning("an abandoned weight update still holds %d buckets", len(self.buckets))
+                self._copies = None
 
-    def _has_room(self) -> bool:
-        if self._device.type == "cpu":
-            return True
-        total: int = torch.cuda.get_device_properties(self._device).total_memory
-        return sum(bucket.num_bytes for bucket in self.buckets) <= LARGEST_SHARE * total
+    def _new_copies(self) -> "_Copies":
+        return _Copies(self._model, self._shape, self.buckets, self._plan, self._fp8)
 
     def _follow(self) -> None:
         """Give rank 0 this rank's parts."""
@@ -113,15 +151,34 @@ class Outbox:
                     pass
 
     def _gathered(self, weights: Sequence[Weight]) -> Tensor:
-        return flatten(tensor for _, tensor in export_bucket(self._model, self._shape, weights))
+        return flatten(tensor for _, tensor in self._exported(weights))
 
-    def _send_copies(self, group: dist.ProcessGroup, is_checked: bool) -> None:
-        assert self._copies is not None
+    def _exported(self, weights: Sequence[Weight]) -> Iterator[tuple[str, Tensor]]:
+        return export_bucket(self._model, self._shape, weights, self._fp8)
+
+
+class _Sending:
+    """A thread that broadcasts buckets, and what became of it."""
+
+    def __init__(self, flats: Sequence[Tensor], group: dist.ProcessGroup, *, is_checked: bool) -> None:
+        self.group = group
+        self.failure: RuntimeError | None = None
+        self._flats = flats
+        self._is_checked = is_checked
+        self._thread = Thread(target=self._run, name="weights", daemon=True)
+        self._thread.start()
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether it is over, waiting for so long at most."""
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
         try:
-            with _stream_of_its_own(self._device):
-                _broadcast(iter(self._copies.flats), group, is_checked=is_checked)
+            with _stream_of_its_own(self._flats[0].device):
+                _broadcast(iter(self._flats), self.group, is_checked=self._is_checked)
         except RuntimeError as error:
-            self._failure = error
+            self.failure = error
 
 
 class _Copies:
@@ -133,6 +190,7 @@ class _Copies:
         shape: ModelShape,
         buckets: Sequence[WeightBucket],
         plan: Sequence[Sequence[Weight]],
+        fp8: BlockFp8 | None,
     ) -> None:
         device = next(model.parameters()).device
         self.flats = [torch.empty(bucket.num_bytes, dtype=torch.uint8, device=device) for bucket in buckets]
@@ -140,10 +198,13 @@ class _Copies:
         self._addresses = self._places()
         self._plan = plan
         self._shape = shape
+        self._fp8 = fp8
         self._targets = [
             views(flat, bucket.dtypes, bucket.shapes) for flat, bucket in zip(self.flats, buckets, strict=True)
         ]
-        self._pairs = {} if is_split() else self._sorted()
+        self._is_exported = is_split() or fp8 is not None
+        """Whether more than copies is needed."""
+        self._pairs = {} if self._is_exported else self._sorted()
 
     def are_current(self) -> bool:
         """Whether the model's weights still lie where they lay."""
@@ -151,9 +212,10 @@ class _Copies:
 
     def take(self, model: GPTModel) -> None:
         """What the weights are now.  Collective."""
-        if is_split():
+        if self._is_exported:
             for targets, weights in zip(self._targets, self._plan, strict=True):
-                for target, (_, tensor) in zip(targets, export_bucket(model, self._shape, weights), strict=True):
+                exported = export_bucket(model, self._shape, weights, self._fp8)
+                for target, (_, tensor) in zip(targets, exported, strict=True):
                     target.copy_(tensor)
         for targets, sources in self._pairs.values():
             torch._foreach_copy_(targets, sources)

@@ -28,7 +28,9 @@ from asyncrl.engines.megatron.critic import Critic, critic_shape
 from asyncrl.engines.megatron.custom import custom_advantages, custom_of
 from asyncrl.engines.megatron.estimation import needs_proximal, outcomes_of, with_advantages
 from asyncrl.engines.megatron.fits import check_layout
+from asyncrl.engines.megatron.fp8 import fp8_of
 from asyncrl.engines.megatron.learner import Gradients, Learner
+from asyncrl.engines.megatron.memory import goes_beside
 from asyncrl.engines.megatron.model import build_model
 from asyncrl.engines.megatron.objective import Objective
 from asyncrl.engines.megatron.outbox import Outbox
@@ -40,6 +42,7 @@ from asyncrl.engines.megatron.reference import ReferenceWeights
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import ModelShape, read_shape
 from asyncrl.engines.megatron.sharding import is_split
+from asyncrl.engines.megatron.stash import TrainerMemory
 from asyncrl.engines.megatron.state import load_state, sharded_state
 from asyncrl.engines.megatron.update_group import join_update_group
 from asyncrl.engines.megatron.updates import Update, updates_of
@@ -74,12 +77,16 @@ class MegatronRank:
         self._optimizer = self._learner.optimizer
         self._critic = Critic(settings, self._device) if settings.train.advantage_estimator == "ppo" else None
         self._reference = self._load_reference() if uses_reference(settings.train) else None
+        critic = None if self._critic is None else critic_shape(settings)
         self._outbox = Outbox(
             self._model,
             self._shape,
             settings.train.update_weight_buffer_size,
-            beside=settings.train.update_weights_beside_training,
+            beside=goes_beside(settings, self._shape, critic, world_size, _memory_of(self._device)),
+            fp8=fp8_of(settings.model.hf_checkpoint, self._shape),
         )
+        critics = [] if self._critic is None else [self._critic.learner]
+        self._memory = TrainerMemory([self._learner, *critics])
         self._engines: dist.ProcessGroup | None = None
         self._saver: Saver | None = None
 
@@ -143,6 +150,33 @@ class MegatronRank:
         self._check_joined()
         self._outbox.send(self._engines, is_checked=is_checked)
 
+    def share(self, bucket: int) -> str:
+        """A handle of the present weights of a bucket, for an engine on this rank's device."""
+        return self._outbox.share(bucket)
+
+    def unshare(self) -> None:
+        """Free what was shared: no engine has it mapped any more."""
+        self._outbox.unshare()
+
+    def fetch(self) -> None:
+        """All that was put away onto the device again: before anything but the calls below, and ``share``."""
+        self._memory.fetch()
+
+    def put_away_optimizer(self) -> None:
+        """Optimizer into host memory, gradients nowhere; the weights can be read still."""
+        self._memory.put_away_optimizer()
+
+    def put_away_weights(self) -> None:
+        """The weights into host memory."""
+        self._memory.put_away_weights()
+
+    def write_weights(self, folder: Path) -> None:
+        """Write what an update would send to ``folder``, which appears when it is complete, from rank 0.
+
+        Raises WeightUpdateFailed.
+        """
+        self._outbox.write(self._settings.model.hf_checkpoint, folder, is_writer=self._rank == 0)
+
     def load(self, origin: Origin) -> None:
         """Take weights, and what else ``origin`` has, in place of those of the Hugging Face checkpoint.
 
@@ -182,6 +216,9 @@ class MegatronRank:
     def close(self) -> None:
         """Leave all process groups; the object is of no further use."""
         self._leave_engines()
+        self._learner.close()
+        if self._critic is not None:
+            self._critic.learner.close()
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
@@ -332,6 +369,11 @@ def _check_beside(settings: TrainerSettings, shape: ModelShape) -> None:
         check_layout(critic, settings.parallel, settings.device)
         if critic.vocab_size != shape.vocab_size:
             raise ConfigError(f"critic-load {path} has {critic.vocab_size} words, the policy {shape.vocab_size}")
+
+
+def _memory_of(device: torch.device) -> int | None:
+    """Bytes; None on a CPU."""
+    return None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
 
 
 def _device(kind: str, rank: int) -> torch.device:

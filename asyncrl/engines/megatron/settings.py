@@ -37,6 +37,9 @@ class TrainerSettings:
     """For one collective operation."""
     save_timeout_s: float = 3600.0
     """For writing one checkpoint, until all ranks have written theirs."""
+    row_tokens: int | None = None
+    """Most tokens of a microbatch, over the context-parallel ranks that share it.  Default: ``max_tokens_per_gpu`` of
+    each."""
     custom: Resolver | None = None
     """A user's own advantage or loss; None: neither."""
 

@@ -95,15 +95,6 @@ class ModelShape:
     latent: LatentShape | None
 
 
-def check_architecture(checkpoint: Path) -> None:
-    """Raise ConfigError unless we can train the model in ``checkpoint`` and send it to engines that began with it."""
-    if read_shape(checkpoint).fp8_block is not None:
-        raise ConfigError(
-            f"hf-checkpoint: {checkpoint} is in fp8, and weight updates are not; make a copy that is not: "
-            "python -m asyncrl.engines.megatron.convert to-torch-dist, then to-hf"
-        )
-
-
 def read_shape(checkpoint: Path) -> ModelShape:
     """The shape of the model in ``checkpoint``, a folder in Hugging Face format.  Raises ConfigError."""
     return shape_of(read_config(checkpoint))

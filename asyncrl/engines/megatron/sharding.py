@@ -1,4 +1,4 @@
-"""Where the parts of a model are, and how they come together again.
+"""Where the parts of a model are; ``gathering`` brings them together again.
 
 A weight's name has the layer and expert numbers of the whole model, whichever rank has it.  All functions that say
 "collective" must be called by every rank of the trainer with the same arguments; with one rank for each copy of the
@@ -6,7 +6,6 @@ model they send nothing.
 """
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -70,7 +69,7 @@ def all_weights(parts: dict[str, Tensor], splits: dict[str, str]) -> tuple[Weigh
         mine.append(
             Weight(
                 name=name,
-                shape=_whole_shape(part, splits[generic(name)[0]], _group_of(name).size()),
+                shape=_whole_shape(part, splits[generic(name)[0]], group_of(is_expert=is_expert).size()),
                 dtype=part.dtype,
                 stage=stage,
                 expert_rank=expert_rank if is_expert else None,
@@ -87,25 +86,16 @@ def all_weights(parts: dict[str, Tensor], splits: dict[str, str]) -> tuple[Weigh
     return tuple(first.values())
 
 
-def whole_weights(
-    parts: dict[str, Tensor], weights: Sequence[Weight], splits: dict[str, str], device: torch.device
-) -> Iterator[tuple[str, Tensor]]:
-    """The ``weights``, whole, one at a time, from every rank's ``parts``.  Collective; every rank gets all of them."""
-    stages = parallel_state.get_pipeline_model_parallel_group()
-    experts = parallel_state.get_expert_model_parallel_group()
-    for weight in weights:
-        tensor = None
-        at_stage = weight.stage == stages.rank()
-        if at_stage and weight.expert_rank in (None, experts.rank()):
-            tensor = _joined(parts[weight.name].detach(), splits[generic(weight.name)[0]], _group_of(weight.name))
-        if at_stage and weight.expert_rank is not None:
-            tensor = _from_member(tensor, weight, weight.expert_rank, experts, device)
-        yield weight.name, _from_member(tensor, weight, weight.stage, stages, device)
+def group_of(*, is_expert: bool) -> Any:
+    """The ranks that weights of experts, or others, are split over."""
+    if is_expert:
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
 
 
 def part_for_this_rank(name: str, whole: Tensor, split: str) -> Tensor:
     """What this rank has of the weight ``name``."""
-    group = _group_of(name)
+    group = group_of(is_expert=bool(_EXPERT.search(name)))
     if group.size() == 1 or split == "whole":
         return whole
     if split == "pair":
@@ -126,40 +116,11 @@ def _global_name(name: str, model: GPTModel) -> str:
     return name
 
 
-def _group_of(name: str) -> Any:
-    """The ranks that a weight is split over."""
-    if _EXPERT.search(name):
-        return parallel_state.get_expert_tensor_parallel_group()
-    return parallel_state.get_tensor_model_parallel_group()
-
-
 def _whole_shape(part: Tensor, split: str, num_parts: int) -> tuple[int, ...]:
     sizes = list(part.shape)
     if split != "whole":
         sizes[1 if split == "columns" else 0] *= num_parts
     return tuple(sizes)
-
-
-def _joined(part: Tensor, split: str, group: Any) -> Tensor:
-    if group.size() == 1 or split == "whole":
-        return part
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(parts, part.contiguous(), group=group)
-    if split == "pair":
-        return torch.cat([part.chunk(2)[half] for half in range(2) for part in parts])
-    return torch.cat(parts, dim=1 if split == "columns" else 0)
-
-
-def _from_member(tensor: Tensor | None, weight: Weight, member: int, group: Any, device: torch.device) -> Tensor:
-    """What the ``member``-th rank of ``group`` has."""
-    if group.size() == 1:
-        assert tensor is not None
-        return tensor
-    if tensor is None:
-        tensor = torch.empty(weight.shape, dtype=weight.dtype, device=device)
-    tensor = tensor.contiguous()
-    dist.broadcast(tensor, src=dist.get_global_rank(group, member), group=group)
-    return tensor
 
 
 def _everyones(mine: list[Weight], group: Any) -> list[list[Weight]]:

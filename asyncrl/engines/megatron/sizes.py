@@ -21,6 +21,11 @@ class Size:
             split=self.split + other.split, whole=self.whole + other.whole, experts=self.experts + other.experts
         )
 
+    def __sub__(self, other: "Size") -> "Size":
+        return Size(
+            split=self.split - other.split, whole=self.whole - other.whole, experts=self.experts - other.experts
+        )
+
     @property
     def total(self) -> int:
         """Of the whole model."""
@@ -55,6 +60,40 @@ def model_size(shape: ModelShape) -> Size:
     for layer in range(shape.num_layers):
         size += layer_size(shape, layer)
     return size
+
+
+def fp8_size(shape: ModelShape) -> Size:
+    """Of what checkpoints in fp8 have in fp8: matrices of the layers, but not norms, biases and routers."""
+    size = Size()
+    for layer in range(shape.num_layers if shape.fp8_block else 0):
+        size += layer_size(shape, layer) - _unquantised(shape, layer)
+    return size
+
+
+def sent_bytes(shape: ModelShape, weight_bytes: int) -> int:
+    """Of all weights on their way to the engines: ``weight_bytes`` for each number that is not in fp8."""
+    in_fp8 = fp8_size(shape).total
+    return (model_size(shape).total - in_fp8) * weight_bytes + round(in_fp8 * fp8_bytes(shape))
+
+
+def fp8_bytes(shape: ModelShape) -> float:
+    """Of a number in fp8 and its part of its block's scale, in float32."""
+    rows, columns = shape.fp8_block or (1, 1)
+    return 1 + 4 / (rows * columns)
+
+
+def _unquantised(shape: ModelShape, layer: int) -> Size:
+    """Of one layer's weights those that are no matrices, and the router."""
+    hidden, experts, latent = shape.hidden_size, shape.experts, shape.latent
+    size = Size(whole=(4 if shape.has_output_norms else 2) * hidden)
+    if latent is not None:
+        size += Size(whole=latent.key_value_rank + (latent.query_rank or 0))
+    else:
+        joined = (shape.num_heads + 2 * shape.num_query_groups) * shape.head_dim
+        size += Size(split=joined * int(shape.has_qkv_bias), whole=2 * shape.head_dim * int(shape.has_qk_norms))
+    if experts is None or layer < experts.num_dense_layers:
+        return size
+    return size + Size(whole=experts.num_experts * (hidden + int(experts.has_bias)))
 
 
 def _attention(shape: ModelShape) -> Size:

@@ -18,12 +18,15 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
 
+from asyncrl.engines.megatron.fused import adams, members, optimizers, place_steps
 from asyncrl.errors import CheckpointFailed
 
 _SHARDING = "fully_reshardable"
 """Megatron's name for the format of a distributed optimizer that another number of ranks can read."""
 LONGEST_LINE = 300
 """Of an error: Megatron's list every tensor of the checkpoint."""
+_WORDS = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""What has a row for each word."""
 _PARTS = "parts"
 """Where ``load_state`` has the optimizer's tensors, apart from what else the checkpoint says of its optimizer."""
 _MISSING_STATE = re.compile(r"optimizer\.state\.\S+ from model not in state dict")
@@ -75,7 +78,9 @@ def load_state(
         if critic is not None:
             _ask_for_parts(critic, state["critic"])
     try:
-        if not (everything and _has(folder, state["random"])):
+        known = load_sharded_metadata(str(folder))
+        _check_words(folder, known, policy.model.vocab_size)
+        if not (everything and _has(known, state["random"])):
             del state["random"]
         found = dist_checkpointing.load(state, str(folder))
         _take(policy, found, with_optimizer=with_optimizer)
@@ -137,9 +142,18 @@ def _take(learner: Learner, found: dict[str, Any], *, with_optimizer: bool) -> N
         learner.optimizer.reload_model_params()  # its finer copies of the weights
 
 
-def _has(folder: Path, part: ShardedObject) -> bool:
-    known = load_sharded_metadata(str(folder))
+def _has(known: dict[str, Any], part: ShardedObject) -> bool:
     return part.unique_key in {getattr(each, "unique_key", None) for each in known.values()}
+
+
+def _check_words(folder: Path, known: dict[str, Any], num_words: int) -> None:
+    """Megatron fills embeddings up with zeros where a checkpoint has fewer words than the model.
+
+    Every rank looks at both matrices, also one that has neither: all must raise, or none.
+    """
+    for key in _WORDS:
+        if key in known and (there := known[key].global_shape[0]) < num_words:
+            raise CheckpointFailed(f"{folder} cannot be loaded: {key} has {there} words, the model {num_words}")
 
 
 # ---- optimizer
@@ -148,7 +162,7 @@ def _has(folder: Path, part: ShardedObject) -> bool:
 def _ask_for_parts(learner: Learner, state: dict[str, Any]) -> None:
     """The optimizer's tensors by the place of its part: Megatron has no numbers where there is one part only."""
     optimizer = state.pop("optimizer")
-    state[_PARTS] = {0: optimizer} if len(_chain(learner.optimizer)) == 1 else optimizer
+    state[_PARTS] = {0: optimizer} if len(members(learner.optimizer)) == 1 else optimizer
 
 
 def _load_optimizer(optimizer: Any, common: object, tensors: dict[int, dict[str, Any]]) -> None:
@@ -159,13 +173,9 @@ def _load_optimizer(optimizer: Any, common: object, tensors: dict[int, dict[str,
     the same steps.
     """
     step = next(_steps(common), 0)
-    for place, part in _parts(optimizer).items():
+    for place, part in optimizers(optimizer).items():
         part.load_state_dict(_part_state(part, tensors[place], step))
-        # The distributed optimizer puts one tensor into every parameter's state, which without TransformerEngine or
-        # Apex each parameter counts up in every step (megatron-core 0.19, distrib_optimizer.py, load_state_dict).
-        for values in part.optimizer.state.values():
-            if torch.is_tensor(values.get("step")):
-                values["step"] = values["step"].clone()
+    place_steps(optimizer)
 
 
 def _part_state(part: Any, tensors: dict[str, Any], step: int) -> dict[str, Any]:
@@ -207,28 +217,16 @@ def _set_states(part: DistributedOptimizer, model_param: Any, tensors: dict[str,
             target.copy_(tensors[name])
 
 
-def _parts(optimizer: Any) -> dict[int, Any]:
-    """The optimizers that it is made of, by place; those without parameters on this rank left out."""
-    return {place: part for place, part in enumerate(_chain(optimizer)) if part.optimizer is not None}
-
-
-def _chain(optimizer: Any) -> list[Any]:
-    chain: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
-    return chain
-
-
 def _make_adam_state(optimizer: Any) -> None:
     """torch's AdamW makes its state in its first step, which a policy may not have had when the critic began alone.
 
     Also, the ``state_dict`` of the distributed optimizer asserts that it is there.
     """
-    for part in _parts(optimizer).values():
-        if not isinstance(part.optimizer, torch.optim.AdamW):
-            continue  # those of Apex and TransformerEngine are Megatron's own business
-        for parameter in _parameters(part.optimizer):
-            if not part.optimizer.state[parameter]:
-                part.optimizer.state[parameter] = {
-                    "step": torch.tensor(0.0),
+    for adam in adams(optimizer):
+        for parameter in _parameters(adam):
+            if not adam.state[parameter]:
+                adam.state[parameter] = {
+                    "step": torch.tensor(0.0, device=parameter.device),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }

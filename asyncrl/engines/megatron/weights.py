@@ -14,6 +14,8 @@ from torch import Tensor
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.megatron.families import FAMILIES, Rule
+from asyncrl.engines.megatron.fp8 import BlockFp8
+from asyncrl.engines.megatron.gathering import whole_weights
 from asyncrl.engines.megatron.hf_files import dtypes_of, reader, replace_checkpoint
 from asyncrl.engines.megatron.overrides import changes
 from asyncrl.engines.megatron.shape import ModelShape, read_config
@@ -24,7 +26,6 @@ from asyncrl.engines.megatron.sharding import (
     is_split,
     local_weights,
     part_for_this_rank,
-    whole_weights,
 )
 from asyncrl.errors import ConfigError
 
@@ -100,31 +101,33 @@ def parts_of(name: str, tensor: Tensor, shape: ModelShape) -> tuple[Tensor, ...]
 
 
 def plan_buckets(
-    model: GPTModel, shape: ModelShape, max_bytes: int
+    model: GPTModel, shape: ModelShape, max_bytes: int, fp8: BlockFp8 | None = None
 ) -> tuple[tuple[WeightBucket, ...], tuple[tuple[Weight, ...], ...]]:
     """What each bucket will hold, and the weights that it is made from, for ``export_bucket``.  Collective.
 
     Weights keep the model's order; those that SGLang needs together stay together.  What is larger than ``max_bytes``
-    has a bucket of its own.
+    has a bucket of its own.  ``fp8``: what of them is sent in fp8.
     """
     plan: list[list[Weight]] = []
     free = 0
     for together in _units(all_weights(local_weights(model), splits_of(shape)), shape):
-        num_bytes = sum(torch.empty(each.shape, dtype=each.dtype, device="meta").nbytes for each in together)
+        num_bytes = _bucket(together, shape, fp8).num_bytes
         if not plan or num_bytes > free:
             plan.append([])
             free = max_bytes
         plan[-1].extend(together)
         free -= num_bytes
-    return tuple(_bucket(weights, shape) for weights in plan), tuple(map(tuple, plan))
+    return tuple(_bucket(weights, shape, fp8) for weights in plan), tuple(map(tuple, plan))
 
 
 @torch.no_grad()
-def export_bucket(model: GPTModel, shape: ModelShape, weights: Sequence[Weight]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one bucket, in the dtype that the model computes in.  Collective."""
+def export_bucket(
+    model: GPTModel, shape: ModelShape, weights: Sequence[Weight], fp8: BlockFp8 | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one bucket, in the dtype that the model computes in, or in fp8.  Collective."""
     device = next(model.parameters()).device
     for name, tensor in whole_weights(local_weights(model), weights, splits_of(shape), device):
-        yield from to_hf(name, tensor, shape)
+        yield from _sent(name, tensor, shape, fp8)
 
 
 def save_hf(model: GPTModel, shape: ModelShape, source: Path, target: Path) -> None:
@@ -148,11 +151,17 @@ def save_hf(model: GPTModel, shape: ModelShape, source: Path, target: Path) -> N
 
 def saved_changes(source: Path, shape: ModelShape) -> dict[str, Any]:
     """What the ``config.json`` of a saved checkpoint says otherwise than that in ``source``; None: no longer there."""
+    altered = sent_changes(source, shape)
+    if shape.fp8_block:
+        altered["quantization_config"] = None
+    return altered
+
+
+def sent_changes(source: Path, shape: ModelShape) -> dict[str, Any]:
+    """The same of what is sent to engines, which is quantised as ``source`` is."""
     altered = changes(read_config(source), shape)
     if shape.num_next_token_layers:
         altered["num_nextn_predict_layers"] = 0
-    if shape.fp8_block:
-        altered["quantization_config"] = None
     return altered
 
 
@@ -192,9 +201,14 @@ def _stacked(parts: list[Tensor], rule: Rule, shape: ModelShape) -> Tensor:
     return torch.cat(groups, dim=1).flatten(0, 1)
 
 
-def _bucket(weights: list[Weight], shape: ModelShape) -> WeightBucket:
+def _sent(name: str, tensor: Tensor, shape: ModelShape, fp8: BlockFp8 | None) -> Iterable[tuple[str, Tensor]]:
+    tensors = to_hf(name, tensor, shape)
+    return tensors if fp8 is None else fp8.stored(tensors)
+
+
+def _bucket(weights: Sequence[Weight], shape: ModelShape, fp8: BlockFp8 | None) -> WeightBucket:
     whole = ((weight.name, torch.empty(weight.shape, dtype=weight.dtype, device="meta")) for weight in weights)
-    tensors = list(chain.from_iterable(to_hf(name, tensor, shape) for name, tensor in whole))
+    tensors = list(chain.from_iterable(_sent(name, tensor, shape, fp8) for name, tensor in whole))
     return WeightBucket(
         names=tuple(name for name, _ in tensors),
         dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from asyncrl.engines.sglang.answer import Answer
+from asyncrl.engines.sglang.control import wait_for_router
 from asyncrl.engines.sglang.flights import Flight, Flights
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.labels import PACKED, cache_key
@@ -23,6 +24,8 @@ ABORT_AGAIN_S = 0.25
 """Between two aborts of the same request: some forward passes, after one of which the first abort has worked."""
 INTERRUPT_S = 30.0
 """For all requests to end after an abort: one forward pass, behind at most some prefills of seconds each."""
+ROUTER_S = 300.0
+"""For the router to see that an engine is back: it looks once a minute.  Then we say so, and wait on."""
 _AVOID_S = 10.0
 """How long a server that lost a request is chosen last."""
 
@@ -32,7 +35,8 @@ logger = logging.getLogger(__name__)
 class SGLangEngine:
     """``RolloutEngine`` over ``engine_urls``; ``router_url`` None spreads requests over the least busy engines.
 
-    So does it while an engine is away, of which the router would learn too late; without any engine, requests wait.
+    So does it while an engine is away, of which the router would learn too late, and until the router knows that it is
+    back: it refuses what only that engine could take.  Without any engine, requests wait.
 
     A pause for a weight update is silence like any other: ``request_timeout_s`` must be longer.
     """
@@ -50,6 +54,7 @@ class SGLangEngine:
             raise ValueError("engine_urls must name at least one engine")
         self._wire = wire
         self._engine_urls = list(engine_urls)
+        self._router_url = router_url
         self._direct = _LeastBusy(engine_urls)
         self._routed = _LeastBusy((router_url,)) if router_url else self._direct
         self._away = set[str]()
@@ -66,10 +71,19 @@ class SGLangEngine:
         self._direct.remove(url)
 
     def join(self, url: str) -> None:
-        """It is back, with the present weights."""
-        self._away.discard(url)
+        """It is back, with the present weights; until ``route`` all get their requests directly."""
         self._engine_urls.append(url)
         self._direct.add(url)
+
+    async def route(self, url: str) -> None:
+        """Return once the router, if there is one, lists this engine as healthy, and may be asked for it again."""
+        while self._router_url is not None:
+            try:
+                await wait_for_router(self._wire, self._router_url, (url,), ROUTER_S)
+                break
+            except EngineTimeout as error:
+                logger.warning("%s: requests go to the engines directly", error)
+        self._away.discard(url)
 
     @property
     def _choices(self) -> "_LeastBusy":

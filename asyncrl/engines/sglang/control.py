@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
-from asyncrl.engines.weights import PauseMode
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
 
 _PROBE_S = 5.0
 """For one look at a server that may not be there yet."""
+_GRACE_S = 1.0
+"""For a server to say by itself that it did not become empty in time."""
 _PERIOD_S = 0.25
 """Between two looks."""
 
@@ -90,13 +93,38 @@ class EngineControl:
         }
         await self._post("update_weights_from_distributed", body)
 
+    async def load(self, handles: Sequence[str], *, label: str | None) -> None:
+        """Load the tensors that the handles stand for, one for each rank; ``label`` becomes the weight version."""
+        body = {"serialized_named_tensors": list(handles), "load_format": "flattened_bucket", "flush_cache": False}
+        await self._post("update_weights_from_tensor", body if label is None else {**body, "weight_version": label})
+
+    async def empty(self) -> None:
+        """Return once the server has no request, and no cache of one."""
+        await self._wire.tell(f"{self.url}/flush_cache?timeout={self._timeout_s:g}", self._timeout_s + _GRACE_S)
+
+    async def release(self, parts: Sequence[str]) -> None:
+        """Give memory back.  A server that has a request ends of it (an assertion of SGLang 0.5.16)."""
+        await self._post("release_memory_occupation", {"tags": list(parts)})
+
+    async def resume(self, parts: Sequence[str]) -> None:
+        """Take memory again that was given back.  A server that has it ends of it."""
+        await self._post("resume_memory_occupation", {"tags": list(parts)})
+
+    async def read(self, folder: Path, *, label: str, timeout_s: float) -> None:
+        """Read all weights from the safetensors in ``folder``; ``label`` becomes the weight version.
+
+        ``load_format`` is said because the server may have begun with another one; ``flush_cache`` as in ``receive``.
+        """
+        body = {"model_path": str(folder), "load_format": "auto", "flush_cache": False, "weight_version": label}
+        await self._post("update_weights_from_disk", body, timeout_s)
+
     async def num_running(self) -> int:
         """Requests on the server, waiting ones included."""
         loads = (await self._wire.look(f"{self.url}/v1/loads?include=core", self._timeout_s))["loads"]
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
-    async def _post(self, name: str, body: dict[str, object]) -> dict[str, object]:
-        answer = await self._wire.command(f"{self.url}/{name}", body, self._timeout_s)
+    async def _post(self, name: str, body: dict[str, object], timeout_s: float | None = None) -> dict[str, object]:
+        answer = await self._wire.command(f"{self.url}/{name}", body, timeout_s or self._timeout_s)
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineRejected(f"{self.url}/{name}: {answer.get('message')}")
         return answer if isinstance(answer, dict) else {}

@@ -291,11 +291,21 @@ def _copies(bucket: _Kept, buffer: Any) -> list[Pairs]:
     """What to copy from the bucket in ``buffer``, sorted: one call copies many where dtypes and strides are alike."""
     groups: dict[Any, Pairs] = {}
     for target, (start, sizes, strides, dtype) in zip(bucket.targets, bucket.pieces, strict=True):
+        target, dtype = _plain(target, dtype)
         source = buffer.view(dtype).as_strided(sizes, strides, start // dtype.itemsize)
         targets, sources = groups.setdefault((target.dtype, dtype, target.stride() == strides), ([], []))
         targets.append(target)
         sources.append(source)
     return list(groups.values())
+
+
+def _plain(target: Any, dtype: Any) -> tuple[Any, Any]:
+    """Numbers in fp8 as bytes: not every operation on tensors knows fp8, and a copy needs to know nothing of it."""
+    import torch
+
+    if target.dtype == dtype and dtype.itemsize == 1:
+        return target.view(torch.uint8), torch.uint8
+    return target, dtype
 
 
 def _check_copies(bucket: _Kept, buffer: int) -> None:

@@ -79,6 +79,10 @@ class Wire:
         """POST on the control connections and return the answer."""
         return await _exchange(self._control, "POST", url, body, timeout_s)
 
+    async def tell(self, url: str, timeout_s: float) -> None:
+        """POST on the control connections, where the answer says nothing but that it is done."""
+        await _exchange(self._control, "POST", url, None, timeout_s, is_read=False)
+
     async def look(self, url: str, timeout_s: float) -> Any:
         """GET on the control connections and return the answer."""
         return await _exchange(self._control, "GET", url, None, timeout_s)
@@ -94,7 +98,13 @@ def _session() -> aiohttp.ClientSession:
 
 
 async def _exchange(
-    session: aiohttp.ClientSession, method: str, url: str, body: dict[str, Any] | None, timeout_s: float
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    body: dict[str, Any] | None,
+    timeout_s: float,
+    *,
+    is_read: bool = True,
 ) -> Any:
     with _named_errors(url, timeout_s):
         async with (
@@ -103,7 +113,7 @@ async def _exchange(
         ):
             await _raise_for_status(response, url, timeout_s)
             text = await response.read()
-    return _parsed(text, url) if text else None
+    return _parsed(text, url) if text and is_read else None
 
 
 async def _raise_for_status(response: aiohttp.ClientResponse, url: str, timeout_s: float) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from asyncrl.engines.sglang.labels import SAVES_GRAPHS
+
 Flags = Mapping[str, str | bool]
 """Flags by name without the leading dashes; True is a bare flag, False leaves our default out."""
 
@@ -42,6 +44,18 @@ CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 """One thread: with two spinning on two cores, 16 requests once took 22 s instead of 0.5 s."""
 
 
+SHARED_FLAGS: dict[str, str | bool] = {"enable-memory-saver": True}
+"""What a server needs that gives its GPUs' memory back in turns."""
+
+SHARED_ENVIRONMENT = {
+    SAVES_GRAPHS: "true",
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "false",
+}
+"""Graphs are given back, too; a look at the health generates no token, which a server without weights cannot; and
+caches that are gone are no leak.  slime sets the same."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A process to start; ``environment`` is added to the parent's."""
@@ -52,7 +66,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLaunch:
-    """One SGLang server.  Its GPUs are chosen by the caller, through ``CUDA_VISIBLE_DEVICES``."""
+    """One SGLang server.  Unless it shares them, its GPUs are those that the caller's process sees."""
 
     model_path: Path
     port: int
@@ -64,6 +78,8 @@ class ServerLaunch:
     host: str = "127.0.0.1"
     flags: Flags = field(default_factory=dict)
     """The user's; they win over ours."""
+    shared_gpus: tuple[str, ...] | None = None
+    """Those that it has in turns with a trainer, as ``CUDA_VISIBLE_DEVICES`` calls them; on a CPU empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +110,11 @@ def server_command(launch: ServerLaunch) -> Command:
         "stream-interval": str(STREAM_INTERVAL),
         "log-level": "warning",
         **(CPU_FLAGS if launch.device == "cpu" else {}),
+        **(SHARED_FLAGS if launch.device == "cuda" and launch.shared_gpus is not None else {}),
     }
     return Command(
         arguments=(sys.executable, "-m", "sglang.launch_server", *_arguments({**defaults, **launch.flags})),
-        environment=dict(CPU_ENVIRONMENT) if launch.device == "cpu" else {},
+        environment=_environment(launch),
     )
 
 
@@ -110,6 +127,7 @@ def router_command(launch: RouterLaunch) -> Command:
         "policy": "cache_aware",
         "disable-retries": True,  # we retry, with the tokens kept
         "disable-circuit-breaker": True,  # our own failure budget decides
+        "health-success-threshold": "1",  # an engine that is back has generated: we wait for that
         "request-timeout-secs": "86400",  # deadlines are the client's
         "max-concurrent-requests": "-1",  # admission is the scheduler's
         "log-level": "warn",
@@ -123,6 +141,15 @@ def router_command(launch: RouterLaunch) -> Command:
         ),
         environment={},
     )
+
+
+def _environment(launch: ServerLaunch) -> dict[str, str]:
+    found = {} if launch.shared_gpus is None else dict(SHARED_ENVIRONMENT)
+    if launch.device == "cpu":
+        return found | CPU_ENVIRONMENT
+    if launch.shared_gpus is not None:
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(launch.shared_gpus)
+    return found
 
 
 def _arguments(flags: Flags) -> tuple[str, ...]:

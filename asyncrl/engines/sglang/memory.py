@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from asyncrl.config.ranges import must
 from asyncrl.engines.megatron.shape import ModelShape
-from asyncrl.engines.megatron.sizes import model_size
+from asyncrl.engines.megatron.sizes import Size, fp8_bytes, fp8_size, model_size
 from asyncrl.errors import ConfigError
 
 MEBI = 1024**2
@@ -67,18 +67,23 @@ def engine_memory(
 
     Raises ConfigError if one of them is no number.
     """
-    size = model_size(shape)
     fraction = _number(flags, "mem-fraction-static")
     tokens = _number(flags, "max-total-tokens")
     cache_bytes = 1 if str(flags.get("kv-cache-dtype", "auto")).startswith("fp8") else weight_bytes
     return EngineMemory(
-        weights=(size.whole + (size.split + size.experts) / gpus_per_engine) * weight_bytes,
+        weights=_on_each(model_size(shape) - fp8_size(shape), gpus_per_engine) * weight_bytes
+        + _on_each(fp8_size(shape), gpus_per_engine) * fp8_bytes(shape),
         free=_left_free(limit, gpus_per_engine) if fraction is None else (1 - fraction) * limit,
         update_buffers=UPDATE_BUFFERS * update_buffer_size,
         limit=limit,
         token_bytes=_cached_per_token(shape, gpus_per_engine) * cache_bytes,
         max_tokens=None if tokens is None else int(tokens),
     )
+
+
+def _on_each(size: Size, gpus_per_engine: int) -> float:
+    """Numbers on one GPU of an engine."""
+    return size.whole + (size.split + size.experts) / gpus_per_engine
 
 
 def _cached_per_token(shape: ModelShape, gpus_per_engine: int) -> int:

@@ -1,7 +1,7 @@
 """Lets stock SGLang serve on a CPU: its out-of-tree platform, entry-point group ``sglang.srt.platforms``.
 
-SGLang imports this in each of its processes; nothing else does.  ``activate`` stays cheap because SGLang calls it on
-every machine, also where there are GPUs and it has nothing to offer.
+SGLang imports this in each process that it starts anew; nothing else does.  ``activate`` stays cheap because SGLang
+calls it on every machine, also where there are GPUs and it has nothing to offer.
 """
 
 import importlib.util

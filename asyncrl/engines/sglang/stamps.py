@@ -12,7 +12,7 @@ and, in the process that speaks HTTP,
     an event is written ─▶ packed, when its request asks for it (``packed``)
 
 Without it the client still works: it then takes chunks for as old as they can be (``versions``).  SGLang imports this
-in its main process and in its schedulers, where all that it hooks is imported already.
+in its main process and in schedulers that it does not fork from that; all that it hooks is imported there already.
 """
 
 import functools

@@ -34,7 +34,35 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
             "--update-weights-interval 3 --max-staleness 1",
             "max-staleness 1 can never be met with update-weights-interval 3",
         ),
+        ("--update-weight-transport disk", "update-weight-transport disk without update-weight-disk-dir"),
+        ("--update-weight-disk-dir here", "here with update-weight-transport nccl, which writes nothing"),
+        (
+            "--update-weight-transport disk --update-weight-disk-dir here --check-weight-updates",
+            "check-weight-updates with update-weight-transport disk",
+        ),
         ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "rollout-num-gpus 3 is not a multiple of"),
+        ("--colocate", "colocate with max-staleness 1 (the default): engines have no memory while the trainer works"),
+        (
+            "--colocate --max-staleness 0 --rollout-num-gpus 2",
+            "the engines have the trainer's 1 GPUs, rollout-num-gpus says 2; leave it out",
+        ),
+        (
+            "--colocate --max-staleness 0 --actor-num-gpus-per-node 3 --rollout-num-gpus-per-engine 2",
+            "the trainer's 3 GPUs (actor-num-nodes x actor-num-gpus-per-node) are not a multiple of rollout-num-gpus",
+        ),
+        (
+            "--colocate --max-staleness 0 --update-weight-transport disk --update-weight-disk-dir here",
+            "colocate with update-weight-transport disk: weights stay on their GPU",
+        ),
+        (
+            "--colocate --max-staleness 0 --max-engine-restarts 2",
+            "colocate with max-engine-restarts 2: an engine cannot start while the trainer has its GPUs",
+        ),
+        (
+            "--colocate --max-staleness 0 --update-weights-beside-training",
+            "colocate with update-weights-beside-training: engines take weights only when the trainer stands still",
+        ),
+        ("--colocate --max-staleness 0 --check-weight-updates", "colocate with check-weight-updates, which checks"),
         ("--request-timeout-s 100", "request-timeout-s 100 must be above control-timeout-s 120"),
         ("--request-timeout-s 600", "watchdog-timeout-s 1800 must be above 2430"),
         ("--reward-timeout-s 3600", "watchdog-timeout-s 1800 must be above 3600"),
@@ -103,6 +131,17 @@ def test_a_contradiction_is_one_line_with_the_numbers(tmp_path: Path, words: str
 )
 def test_a_value_out_of_range_is_one_line(tmp_path: Path, words: str, line: str) -> None:
     assert complaints(*complete(tmp_path), *words.split()) == [line]
+
+
+def test_on_shared_gpus_engines_have_all_that_the_trainer_has_and_do_not_start_again(tmp_path: Path) -> None:
+    words = "--actor-num-nodes 2 --actor-num-gpus-per-node 4 --rollout-num-gpus-per-engine 2"
+    shared = load(tmp_path, *words.split(), "--colocate", "--max-staleness", "0")
+    assert problems(shared) == []
+    assert (shared.cluster.num_rollout_gpus, shared.cluster.num_engines) == (8, 4)
+    assert derived.max_engine_restarts(shared.failures, shared.cluster) == 0
+    apart = load(tmp_path, *words.split(), "--rollout-num-gpus", "2")
+    assert (apart.cluster.num_engines, derived.max_engine_restarts(apart.failures, apart.cluster)) == (1, 3)
+    assert load(tmp_path).cluster.num_rollout_gpus == 1
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from asyncrl.engines.roster import Roster
 from asyncrl.errors import ServerFailed
 from tests.virtual_time import run_virtually
 
+ROUTER_S = 15.0
+
 
 @dataclass
 class FakeServer:
@@ -49,6 +51,10 @@ class Log:
     def join(self, url: str) -> None:
         self._say(f"{url} joins")
 
+    async def route(self, url: str) -> None:
+        await asyncio.sleep(ROUTER_S)
+        self._say(f"{url} is routed")
+
     def _say(self, text: str) -> None:
         self.said.append((round(asyncio.get_running_loop().time(), 3), text))
 
@@ -85,7 +91,7 @@ def kept(
 
 def test_an_engine_that_ends_is_back_after_the_next_update() -> None:
     log = kept({"a": [5.0, 1000.0], "b": [1000.0]}, 3, 50.0)
-    assert log.said == [(5.0, "a leaves"), (20.0, "a joins")]
+    assert log.said == [(5.0, "a leaves"), (20.0, "a joins"), (35.0, "a is routed")]
 
 
 def test_it_waits_for_an_update_that_began_when_it_was_there() -> None:
@@ -93,9 +99,9 @@ def test_it_waits_for_an_update_that_began_when_it_was_there() -> None:
     assert log.said == [(12.0, "a leaves"), (40.0, "a joins")]
 
 
-def test_an_engine_may_end_again() -> None:
+def test_an_engine_may_end_again_also_before_the_router_knows_that_it_was_back() -> None:
     log = kept({"a": [5.0, 9.0, 1000.0]}, 3, 70.0)
-    assert [text for _, text in log.said] == ["a leaves", "a joins"] * 2
+    assert [text for _, text in log.said] == ["a leaves", "a joins"] * 2 + ["a is routed"]
 
 
 def test_an_engine_may_end_while_it_waits_for_an_update() -> None:

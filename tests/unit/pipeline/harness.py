@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncrl.engines.fake import FakeCheckpoints, FakeEngine, FakePrompts, FakeTokenizer, FakeTrainer, FakeUpdater
+from asyncrl.engines.fake import (
+    FakeCheckpoints,
+    FakeEngine,
+    FakePrompts,
+    FakeTokenizer,
+    FakeTrainer,
+    FakeTurns,
+    FakeUpdater,
+)
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
@@ -92,6 +100,7 @@ class World:
     save_interval: int | None = None
     checkpoints: FakeCheckpoints | None = None
     before: RunState | None = None
+    colocate: bool = False
     facts: list[StepFacts] = field(default_factory=list)
 
     def run(self) -> "World":
@@ -106,6 +115,7 @@ class World:
         )
         self.trainer = FakeTrainer(self.train_seconds)
         self.updater = FakeUpdater(self.engine, seconds=self.push_seconds, goes_beside=self.trains_beside_pushes)
+        self.turns = FakeTurns(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_pushes
         self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0)
         plan = Plan(
@@ -193,6 +203,7 @@ class World:
             timeline=timeline,
             loop_lag=LoopLag(),
             checkpointer=self.checkpoints,
+            turns=self.turns,
         )
 
     @property

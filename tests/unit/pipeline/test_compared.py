@@ -4,8 +4,8 @@ from array import array
 
 import pytest
 
-from asyncrl.pipeline import run
-from asyncrl.pipeline.run import mean_difference, written_by
+from asyncrl.pipeline import agreement
+from asyncrl.pipeline.agreement import mean_difference, written_by
 from asyncrl.types import Weights
 from tests.unit.scored_groups import group
 
@@ -19,7 +19,7 @@ def test_only_answers_of_the_present_weights_are_compared() -> None:
 
 
 def test_the_loop_compares_no_more_tokens_than_a_mean_needs() -> None:
-    half = run.COMPARED_TOKENS // 2
+    half = agreement.COMPARED_TOKENS // 2
     answers = dict(enumerate(group(1, [1.0] * 5, [half] * 5, step=3).samples))
     assert list(written_by(NOW, answers)) == [0, 1]
 

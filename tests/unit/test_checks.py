@@ -1,11 +1,12 @@
 """What is refused before anything expensive starts, and what the servers are told."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from asyncrl.assembly import OVERRIDE_FLAG, check, server_flags
+from asyncrl.checks import OVERRIDE_FLAG, check, server_flags
 from asyncrl.config import RunConfig, load_run
 from asyncrl.errors import ConfigError
 
@@ -36,3 +37,21 @@ def test_shapes_that_do_not_fit_are_refused(flags: list[str], line: str) -> None
     with pytest.raises(ConfigError) as error:
         check(quickstart(*flags))
     assert str(error.value) == line
+
+
+def test_a_folder_for_weights_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        check(quickstart("--update-weight-transport", "disk", "--update-weight-disk-dir", "/proc/weights"))
+    assert str(error.value).startswith("update-weight-disk-dir /proc/weights: cannot be written to: ")
+
+
+def test_fp8_is_refused_where_there_is_no_gpu(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(quickstart().model.hf_checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text())
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (copy / "config.json").write_text(json.dumps({**config, "quantization_config": fp8}))
+    check(quickstart("--hf-checkpoint", str(copy)))
+    with pytest.raises(ConfigError) as error:
+        check(quickstart("--hf-checkpoint", str(copy), "--device", "cpu"))
+    assert str(error.value).startswith(f"hf-checkpoint: {copy} is in fp8, which SGLang serves on GPUs alone; ")

@@ -1,0 +1,171 @@
+"""What is read and resolved before anything expensive starts: a run that passes has files and functions that fit."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+from asyncrl.config import RunConfig, check_passthrough
+from asyncrl.config.derived import weight_bytes
+from asyncrl.config.resolved import flat
+from asyncrl.data.end_tokens import end_tokens
+from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
+from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
+from asyncrl.engines.disk import check_disk
+from asyncrl.engines.megatron.fits import check_layout
+from asyncrl.engines.megatron.overrides import overridden, server_changes
+from asyncrl.engines.megatron.settings import Resolver
+from asyncrl.engines.megatron.shape import ModelShape, read_config, read_shape, shape_of
+from asyncrl.engines.megatron.sizes import sent_bytes
+from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
+from asyncrl.errors import ConfigError
+from asyncrl.pipeline.evaluation import HeldOut
+from asyncrl.plugins import KEEP, PICK, REWARD, load_custom, load_plugin
+from asyncrl.protocols import KeepFn, PickFn, RewardFn
+from asyncrl.resume import Start, find_start
+from asyncrl.rewards import BUILT_IN
+from asyncrl.types import ScoredGroup
+
+OVERRIDE_FLAG = "json-model-override-args"
+"""SGLang's, for what config.json says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A run whose files and functions are there and fit together."""
+
+    run: RunConfig
+    tokenizer: TextTokenizer
+    end_tokens: tuple[int, ...]
+    prompts: EndlessPrompts
+    start: Start
+    held_out: HeldOut
+    reward: RewardFn
+    keep: KeepFn
+    pick: PickFn | None
+
+    @property
+    def num_processes(self) -> int:
+        """Trainer ranks and engines."""
+        return self.run.cluster.num_trainer_ranks + self.run.cluster.num_engines
+
+
+def check(run: RunConfig) -> Checked:
+    """Read and resolve everything that the run names.  Raises ConfigError, DataError or PluginError."""
+    check_flags(run)
+    shape = check_model(run)
+    _check_custom(run)
+    if run.train.update_weight_disk_dir is not None:
+        check_disk(run.train.update_weight_disk_dir, sent_bytes(shape, weight_bytes(run.model)))
+    tokenizer = load_tokenizer(run.model.hf_checkpoint)
+    prompts = load_prompts(run.data, tokenizer)
+    return Checked(
+        run=run,
+        tokenizer=tokenizer,
+        end_tokens=end_tokens(run.model.hf_checkpoint),
+        prompts=prompts,
+        start=find_start(run, prompts),
+        held_out=HeldOut(
+            prompts={name: load_held_out(path, run.data, tokenizer) for name, path in run.evaluation.data_sets},
+            samples_per_prompt=run.evaluation.n_samples_per_eval_prompt,
+        ),
+        reward=_reward(run),
+        keep=_keep(run),
+        pick=_pick(run),
+    )
+
+
+def check_model(run: RunConfig) -> ModelShape:
+    """The model as the run has it, which it can train, split and serve: all that ``config.json`` alone can tell.
+
+    Raises ConfigError.
+    """
+    shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
+    check_layout(shape, run.parallel, run.cluster.device)
+    check_served(run.model.hf_checkpoint, run.cluster.device)
+    server_flags(run)
+    return shape
+
+
+def check_served(checkpoint: Path, device: str) -> None:
+    """Raise ConfigError if SGLang cannot serve ``checkpoint`` on ``device``: 0.5.16 has no fp8 without a GPU."""
+    if device == "cpu" and read_shape(checkpoint).fp8_block is not None:
+        raise ConfigError(
+            f"hf-checkpoint: {checkpoint} is in fp8, which SGLang serves on GPUs alone; make a copy that is not: "
+            "python -m asyncrl.engines.megatron.convert to-torch-dist, then to-hf"
+        )
+
+
+def check_functions(run: RunConfig) -> None:
+    """Find every function that the run names.  Raises PluginError."""
+    _reward(run)
+    _keep(run)
+    _pick(run)
+    _check_custom(run)
+
+
+def check_flags(run: RunConfig) -> None:
+    """Raises ConfigError if the installed server or router lacks a flag of the run, or is not installed."""
+    check_passthrough(run, *_known_flags(run.cluster.use_router))
+
+
+def server_flags(run: RunConfig) -> dict[str, str | bool]:
+    """The user's, and the shape flags that go before ``config.json``, which engines read by themselves.
+
+    Raises ConfigError.
+    """
+    config = read_config(run.model.hf_checkpoint)
+    changes = server_changes(config, overridden(shape_of(config), run.shape))
+    if not changes:
+        return run.sglang
+    if OVERRIDE_FLAG in run.sglang:
+        raise ConfigError(f"--sglang-{OVERRIDE_FLAG} with {', '.join(changes)}: leave one of them out")
+    return {**run.sglang, OVERRIDE_FLAG: json.dumps(changes)}
+
+
+def custom_functions(run: RunConfig) -> Resolver | None:
+    """Finds the user's own advantage and loss; their room is none of the engines' business."""
+    advantage, loss = run.train.custom_advantage_function_path, run.train.custom_loss_function_path
+    if advantage is None and loss is None:
+        return None
+    return partial(load_custom, advantage, loss, SimpleNamespace(**flat(run)), Path.cwd())
+
+
+def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
+    """Of the installed SGLang server and router."""
+    try:
+        return known_server_flags(), known_router_flags() if use_router else frozenset()
+    except ModuleNotFoundError as error:
+        hint = "; without it, --no-use-router sends requests to the engines directly" if use_router else ""
+        raise ConfigError(f"{error}{hint}") from error
+
+
+def _reward(run: RunConfig) -> RewardFn:
+    if run.rollout.custom_rm_path is not None:
+        return load_plugin(run.rollout.custom_rm_path, REWARD, SimpleNamespace(**flat(run)))
+    if run.rollout.rm_type is None:
+        raise AssertionError("checked by the configuration: there is a reward")
+    return BUILT_IN[run.rollout.rm_type]
+
+
+def _keep(run: RunConfig) -> KeepFn:
+    path = run.rollout.dynamic_sampling_filter_path
+    return _keep_all if path is None else load_plugin(path, KEEP, SimpleNamespace(**flat(run)))
+
+
+def _pick(run: RunConfig) -> PickFn | None:
+    path = run.rollout.buffer_filter_path
+    return None if path is None else load_plugin(path, PICK, SimpleNamespace(**flat(run)))
+
+
+def _check_custom(run: RunConfig) -> None:
+    resolve = custom_functions(run)
+    if resolve is not None:
+        from asyncrl.engines.megatron.custom import custom_of  # imports torch
+
+        custom_of(resolve)
+
+
+def _keep_all(group: ScoredGroup) -> str | None:
+    return None

@@ -1,0 +1,102 @@
+"""Which process gets which GPUs of the cluster: room for all of them is reserved before the first one starts.
+
+    apart     rank │ rank │ ... │ engine on its GPUs │ engine on its GPUs │ ...      a bundle each
+    shared    engine and its ranks │ engine and its ranks │ ...                      a bundle for each engine
+
+Ray gives a GPU to one actor alone.  Shared ones belong to the ranks; their engine is told which they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+from asyncrl.engines.cluster.calls import answered
+from asyncrl.errors import ConfigError, ServerFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Who is to be placed."""
+
+    device: Literal["cpu", "cuda"]
+    """On a CPU everything is placed in the same way, without GPUs."""
+    num_ranks: int
+    num_engines: int
+    gpus_per_engine: int
+    is_shared: bool
+    """Engine i has the GPUs of as many ranks as it needs, in order."""
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """What Ray is asked for; ranks first."""
+        if self.is_shared:
+            return [self._bundle(self.gpus_per_engine, 1 + self.gpus_per_engine)] * self.num_engines
+        return [self._bundle(1, 1)] * self.num_ranks + [self._bundle(self.gpus_per_engine, 1)] * self.num_engines
+
+    def _bundle(self, gpus: int, actors: int) -> dict[str, float]:
+        return {"CPU": actors, "GPU": gpus} if self.device == "cuda" else {"CPU": actors}
+
+
+class Placement:
+    """Reserved room.  Actors take theirs when they are made."""
+
+    def __init__(self, ray: ModuleType, layout: Layout, group: Any) -> None:
+        self._ray = ray
+        self._layout = layout
+        self._group = group
+        self.is_single_node = sum(node["Alive"] for node in ray.nodes()) == 1
+
+    def rank(self, kind: type, rank: int) -> Any:
+        """An actor of ``kind`` for a trainer rank, with its GPU."""
+        layout = self._layout
+        return self._actor(kind, rank // layout.gpus_per_engine if layout.is_shared else rank, gpus=1)
+
+    def engine(self, kind: type, number: int) -> Any:
+        """An actor for an engine, with its GPUs, or beside the ranks that have them."""
+        layout = self._layout
+        if layout.is_shared:
+            return self._actor(kind, number, gpus=0)
+        return self._actor(kind, layout.num_ranks + number, gpus=layout.gpus_per_engine)
+
+    def anywhere(self, kind: type) -> Any:
+        """An actor that needs nothing."""
+        return self._ray.remote(kind).options(num_cpus=0).remote()
+
+    def give_up(self) -> None:
+        """End all actors and free their room."""
+        self._ray.util.remove_placement_group(self._group)
+
+    def _actor(self, kind: type, bundle: int, gpus: int) -> Any:
+        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=bundle
+        )
+        options = {
+            "num_cpus": 1,
+            "num_gpus": gpus if self._layout.device == "cuda" else 0,
+            "scheduling_strategy": strategy,
+        }
+        return self._ray.remote(kind).options(**options).remote()
+
+
+async def reserve(ray: ModuleType, layout: Layout, timeout_s: float) -> Placement:
+    """Wait for room.  Raises ConfigError if the cluster is too small, ServerFailed if it is taken."""
+    needed, total = _sum(layout.bundles), ray.cluster_resources()
+    if any(total.get(kind, 0) < count for kind, count in needed.items()):
+        hint = "; --device cpu needs no GPU" if needed["GPU"] else ""
+        raise ConfigError(f"the run needs {_shown(needed)}, the cluster has {_shown(total)}{hint}")
+    group = ray.util.placement_group(layout.bundles, strategy="PACK")
+    try:
+        await answered(group.ready(), "placement", timeout_s, ServerFailed)
+    except ServerFailed as error:
+        free = _shown(ray.available_resources())
+        raise ServerFailed(f"{error}: the run needs {_shown(needed)}, free are {free}") from error
+    return Placement(ray, layout, group)
+
+
+def _sum(bundles: list[dict[str, float]]) -> dict[str, float]:
+    return {kind: sum(bundle.get(kind, 0) for bundle in bundles) for kind in ("CPU", "GPU")}
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    return f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"

@@ -1,0 +1,40 @@
+"""Asking trainer and engines at once: one deadline for all, and one error that names who it was."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from asyncrl.errors import AsyncRLError, WeightUpdateFailed
+
+
+async def everyone(
+    doing: str,
+    work: Mapping[str, Coroutine[Any, Any, None]],
+    timeout_s: float,
+    kind: type[AsyncRLError] = WeightUpdateFailed,
+) -> None:
+    """Run all of ``work`` within the deadline, or raise one ``kind`` that names who did not do it."""
+    waiting = set(work)
+    failed: dict[str, AsyncRLError] = {}
+
+    async def one(who: str, task: Coroutine[Any, Any, None]) -> None:
+        try:
+            await task
+        except AsyncRLError as error:
+            failed.setdefault(who, error)
+            raise
+        waiting.discard(who)
+
+    try:
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+            for who, task in work.items():
+                tasks.create_task(one(who, task), name=f"{doing}: {who}")
+    except TimeoutError as error:
+        missing = ", ".join(sorted(waiting))
+        raise kind(f"{doing}: no answer from {missing} within {timeout_s:g} s") from error
+    except ExceptionGroup as errors:
+        _, bugs = errors.split(AsyncRLError)
+        if bugs is not None:
+            raise bugs.exceptions[0] from errors
+        who, cause = next(iter(failed.items()))
+        raise kind(f"{doing}: {who}: {cause}") from cause

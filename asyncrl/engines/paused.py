@@ -1,0 +1,96 @@
+"""What every way of updating weights has in common: all engines pause, take the new weights, and go on.
+
+pause all ──▶ move: the updater's own ──▶ all go on
+  └─ an engine dies anywhere here: UpdateInterrupted, once it is found dead; any other failure is final
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Literal, Protocol
+
+from asyncrl.engines.everyone import everyone
+from asyncrl.engines.roster import Roster
+from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
+from asyncrl.types import UpdateReport
+
+PauseMode = Literal["in_place", "retract"]
+"""Requests held by an update keep their KV cache, or give it up and compute it anew under the new weights."""
+
+LOST_S = 5.0
+"""For an engine whose connection broke to be found dead, or not: they are looked at every half second."""
+
+
+class Pausable(Protocol):
+    """One engine.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
+
+    @property
+    def url(self) -> str:
+        """Its name."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold every request where it is; ``mode`` says what becomes of its KV cache."""
+
+    async def go_on(self) -> None:
+        """Let requests go on."""
+
+
+class PausedRound:
+    """Updates of the roster's engines, one at a time."""
+
+    def __init__(self, roster: Roster[Pausable], *, timeout_s: float, pause_mode: PauseMode, lost_s: float) -> None:
+        """``timeout_s`` is for all pauses, and for all that go on; ``lost_s`` for the engine that caused a failure to
+        be found dead."""
+        self._roster = roster
+        self._timeout_s = timeout_s
+        self._pause_mode: PauseMode = pause_mode
+        self._lost_s = lost_s
+
+    async def run(
+        self, engines: Sequence[Pausable], since: int, move: Callable[[], Awaitable[None]], num_bytes: int
+    ) -> UpdateReport:
+        """Have ``engines``, which were the roster's at its change ``since``, take ``num_bytes`` by ``move``.
+
+        After a failure to pause the engines go on; after that they stay paused, for their weights are neither the old
+        nor the new ones.  Raises WeightUpdateFailed.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with self.blaming_the_lost(since):
+            paused = await self._pause(engines)
+            await move()
+            await everyone("going on", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
+        self._roster.settle(engines)
+        return UpdateReport(pause_s=clock() - paused, total_s=clock() - began, num_bytes=num_bytes)
+
+    @contextlib.asynccontextmanager
+    async def blaming_the_lost(self, since: int) -> AsyncIterator[None]:
+        """Make a WeightUpdateFailed an UpdateInterrupted if an engine has died since the roster's change ``since``.
+
+        That is seen some time after its connection broke.
+        """
+        try:
+            yield
+        except WeightUpdateFailed as error:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lost_s):
+                    await self._roster.changed(since)
+                raise UpdateInterrupted(str(error)) from error
+            raise
+
+    async def _pause(self, engines: Sequence[Pausable]) -> float:
+        """When the first engine stood still: until then it finished a forward pass, which may be a long prefill."""
+        stood_still: list[float] = []
+
+        async def pause(engine: Pausable) -> None:
+            await engine.pause(self._pause_mode)
+            stood_still.append(asyncio.get_running_loop().time())
+
+        try:
+            await everyone("pausing", {engine.url: pause(engine) for engine in engines}, self._timeout_s)
+        except WeightUpdateFailed:
+            for engine in engines:
+                with contextlib.suppress(AsyncRLError):  # the failure to report is the first one
+                    await engine.go_on()
+            raise
+        return min(stood_still)

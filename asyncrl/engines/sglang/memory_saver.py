@@ -1,0 +1,23 @@
+"""A plug-in of stock SGLang: memory of CUDA graphs can be given back, also where Megatron is installed.
+
+SGLang's dumper imports megatron-core where it can, and there ``inference.contexts.dynamic_context`` (0.19) sets the one
+memory saver of the process to the mode that knows no graphs.  SGLang then dies in its first capture.
+"""
+
+import importlib
+import os
+
+from asyncrl.engines.sglang.labels import SAVES_GRAPHS
+
+
+def activate() -> None:
+    """Set the mode that SGLang means, before anything is allocated in it.
+
+    SGLang calls it in each process that it starts anew.
+    """
+    if os.environ.get(SAVES_GRAPHS) != "true":
+        return
+    importlib.import_module("sglang.srt.debug_utils.dumper")  # now, or it would set the mode later
+    from torch_memory_saver import torch_memory_saver
+
+    torch_memory_saver.hook_mode = "preload"

@@ -1,0 +1,109 @@
+"""Carries the trainer's weights to engines on the same GPUs: each bucket lies there once, and the engine maps it.
+
+    every rank gathers bucket i ──▶ a handle of it, as text ──▶ its engine loads from there ──▶ bucket i + 1
+
+NCCL takes no two ranks on one GPU, so there is no group; the engines' loaders put tensors where they belong each time.
+
+Knows neither HTTP nor torch: engines and trainer are Protocols.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.everyone import everyone
+from asyncrl.errors import WeightUpdateFailed
+from asyncrl.types import UpdateReport, Weights
+
+
+class TensorSharer(Protocol):
+    """The trainer's side.  Raises TrainerFailed."""
+
+    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
+        """What will be shared, in order; the same for every update."""
+
+    async def share(self, bucket: int) -> Sequence[str]:
+        """Put the present weights of a bucket where engines can map it: one handle of each rank, for its GPU.
+
+        What was shared before is gone: nobody may have it mapped any more.
+        """
+
+    async def unshare(self) -> None:
+        """Take back what is shared."""
+
+
+class TensorReceiver(Protocol):
+    """One engine's side.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
+
+    url: str
+    num_ranks: int
+
+    async def load(self, handles: Sequence[str], *, label: str | None) -> None:
+        """Load what the handles, one for each rank of the engine, stand for; ``label`` becomes the weight version.
+
+        When this returns, nothing of it is mapped any more.
+        """
+
+
+class TensorUpdater:
+    """``WeightUpdater`` by shared memory, for engines that have no requests.  One ``push`` at a time."""
+
+    def __init__(
+        self, engines: Sequence[TensorReceiver], sharer: TensorSharer, *, ranks_per_engine: int, timeout_s: float
+    ) -> None:
+        """Engines have ``ranks_per_engine`` of the trainer's ranks each, in order, and take the handles of the first.
+
+        ``timeout_s`` is for each bucket, on either side.
+        """
+        self._engines = tuple(engines)
+        self._sharer = sharer
+        self._ranks_per_engine = ranks_per_engine
+        self._timeout_s = timeout_s
+        self._buckets: tuple[WeightBucket, ...] = ()
+
+    async def connect(self) -> None:
+        """Ask what there will be.  Raises WeightUpdateFailed."""
+
+        async def ask() -> None:
+            self._buckets = await self._sharer.weight_buckets()
+
+        await everyone("asking what will be sent", {"trainer": ask()}, self._timeout_s)
+
+    async def take(self) -> bool:
+        """See ``WeightUpdater.take``: nothing is copied, the trainer waits."""
+        return False
+
+    async def push(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.push``.  The engines must have no requests."""
+        if not self._buckets:
+            raise WeightUpdateFailed("push came before connect, or the trainer has nothing to send")
+        began, last = _now(), len(self._buckets) - 1
+        for number in range(len(self._buckets)):
+            await self._move(number, str(weights.version) if number == last else None)
+        await everyone("taking the last bucket back", {"trainer": self._sharer.unshare()}, self._timeout_s)
+        seconds = _now() - began
+        return UpdateReport(
+            pause_s=seconds, total_s=seconds, num_bytes=sum(bucket.num_bytes for bucket in self._buckets)
+        )
+
+    async def newcomers(self) -> None:
+        """See ``WeightUpdater.newcomers``: none come."""
+        await asyncio.Event().wait()
+
+    async def _move(self, bucket: int, label: str | None) -> None:
+        handles: list[str] = []
+
+        async def share() -> None:
+            handles.extend(await self._sharer.share(bucket))
+
+        await everyone(f"sharing bucket {bucket}", {"trainer": share()}, self._timeout_s)
+        loading = {}
+        for number, engine in enumerate(self._engines):
+            first = number * self._ranks_per_engine
+            loading[engine.url] = engine.load(handles[first : first + engine.num_ranks], label=label)
+        await everyone(f"loading bucket {bucket}", loading, self._timeout_s)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,47 @@
+"""What a run that lost an engine is judged by; the run itself takes GPUs, or minutes."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.lost_engine import GROUP_FATES, TOKEN_FATES, found
+
+URLS = {"http://a": "9", "http://b": "9"}
+
+
+def rows(**last: Any) -> list[dict[str, Any]]:
+    """Nine steps in which everything holds, but for what ``last`` says of the last one."""
+    steps = []
+    for step in range(9):
+        trained = 100 * (step + 1)
+        steps.append(
+            {f"tokens/{fate}": 0 for fate in TOKEN_FATES}
+            | {f"groups/{fate}": 0 for fate in GROUP_FATES}
+            | {"tokens/generated": trained + 7, "tokens/trained": trained, "tokens/held": 7}
+            | {"groups/admitted": 4 * step + 8, "groups/trained": 4 * step + 4, "groups/in_flight": 4}
+            | {"step": step, "version": step, "time/step_s": 1.0, "lag/max": 2, "retries": 3}
+            | {"train/logprob_diff": 1e-3}
+        )
+    steps[-1] |= last
+    return steps
+
+
+def test_a_run_that_lost_nothing_holds() -> None:
+    told = found(rows(), 3, 6, URLS)
+    assert told["holds"]
+    assert told["s per step while it was away (3 steps)"] == 1.0
+    assert told["groups admitted / accounted for"] == "40 / 40"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [{"groups/in_flight": 3}, {"tokens/held": 6}, {"groups/failed": 1, "groups/in_flight": 3}, {"step": 9}],
+    ids=["a prompt is lost", "a token is lost", "a group failed", "a step is missing"],
+)
+def test_a_run_that_lost_something_does_not(last: dict[str, Any]) -> None:
+    assert not found(rows(**last), 3, 6, URLS)["holds"]
+
+
+def test_an_engine_with_old_weights_does_not_hold() -> None:
+    assert not found(rows(), 3, 6, {"http://a": "9", "http://b": "4"})["holds"]
+    assert not found(rows(version=10), 3, 6, URLS)["holds"]

@@ -1,0 +1,39 @@
+"""Which tests one worker runs after another, where two work at once (``-n 2``).
+
+one     servers, Ray, whole runs: each start takes both cores for seconds, and some tests look at the clock
+other   file by file, the one that takes longest first, so that it is over before the whole runs begin
+"""
+
+import gc
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+STARTS_MUCH = ("tests/cluster", "tests/contract", "tests/integration")
+"""Folders whose tests must not run beside each other; files of ``contract`` also share their servers."""
+FIRST = ("tests/contract", "tests/megatron/test_parallel_training.py", "tests/megatron/test_layouts.py")
+
+
+class InTwo(LoadScopeScheduling):
+    """What ``STARTS_MUCH`` is one piece of work, each other file one more."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "starts much" if path.startswith(STARTS_MUCH) else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InTwo:
+    """Asked by xdist."""
+    return InTwo(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``FIRST`` first; the others stay in their order."""
+    items.sort(key=lambda item: next((n for n, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST)))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made (300,000 objects with torch) is not looked through again at every full collection."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,223 @@
+"""What ``DiskUpdater`` does with engines, a trainer and a disk that fail, hang or are slow."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from asyncrl.engines.buckets import WeightBucket
+from asyncrl.engines.disk import DiskUpdater, WeightReader, check_disk
+from asyncrl.engines.paused import PauseMode
+from asyncrl.engines.roster import Roster
+from asyncrl.errors import ConfigError, EngineLost, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
+from asyncrl.types import UpdateReport, Weights
+from tests.steps import Step, failing, hanging, nothing
+
+
+class Engine:
+    """Writes down what it is told, and what it finds in the folder."""
+
+    def __init__(self, url: str, step: Step = nothing) -> None:
+        self.url = url
+        self.told: list[str] = []
+        self._step = step
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._do(f"pause {mode}")
+
+    async def go_on(self) -> None:
+        await self._do("go on")
+
+    async def read(self, folder: Path, *, label: str, timeout_s: float) -> None:
+        await self._do(f"{folder.name} {(folder / 'weights').read_text()} as {label}")
+
+    async def _do(self, what: str) -> None:
+        self.told.append(what)
+        await self._step(what)
+
+
+class Trainer:
+    """Two buckets; its weights are a number that each step raises."""
+
+    def __init__(self, step: Step = nothing) -> None:
+        self.number = 0
+        self.written = 0
+        self._step = step
+
+    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
+        return tuple(
+            WeightBucket(names=(name,), dtypes=("float32",), shapes=((2,),), num_bytes=8) for name in ("one", "two")
+        )
+
+    async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
+        await self._step("write")
+        await asyncio.to_thread(self._write, folder)
+
+    def _write(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / "weights").write_text(str(self.number))
+        self.written += 1
+
+
+def updater_of(
+    folder: Path, trainer: Trainer, *engines: Engine, timeout_s: float = 5.0, roster: Roster[WeightReader] | None = None
+) -> DiskUpdater:
+    return DiskUpdater(roster or Roster(engines), trainer, folder=folder / "disk", timeout_s=timeout_s, lost_s=0.05)
+
+
+async def update(updater: DiskUpdater, trainer: Trainer, version: int) -> UpdateReport:
+    """Take, train on, and push what was taken."""
+    trainer.number = version
+    assert await updater.take()
+    trainer.number = -1
+    return await updater.push(Weights(version=version, step=6))
+
+
+def failure(folder: Path, trainer: Trainer, *engines: Engine, timeout_s: float = 5.0) -> str:
+    async def run() -> None:
+        updater = updater_of(folder, trainer, *engines, timeout_s=timeout_s)
+        await updater.connect()
+        await update(updater, trainer, 3)
+
+    with pytest.raises(WeightUpdateFailed) as error:
+        asyncio.run(run())
+    return str(error.value)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "disk").iterdir())
+
+
+def test_engines_pause_read_what_was_taken_and_go_on(tmp_path: Path) -> None:
+    a, b, trainer = Engine("a"), Engine("b"), Trainer()
+
+    async def run() -> list[UpdateReport]:
+        updater = updater_of(tmp_path, trainer, a, b)
+        await updater.connect()
+        return [await update(updater, trainer, version) for version in (3, 4)]
+
+    reports = asyncio.run(run())
+    assert a.told == b.told
+    assert a.told == ["pause in_place", "version-3 3 as 3", "go on", "pause in_place", "version-4 4 as 4", "go on"]
+    assert [report.num_bytes for report in reports] == [16, 16]
+    assert left(tmp_path) == ["version-4"]
+
+
+def test_a_run_finds_nothing_of_one_before_it_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "version-9").mkdir(parents=True)
+    trainer = Trainer()
+
+    async def run() -> None:
+        updater = updater_of(tmp_path, trainer, Engine("a"))
+        await updater.connect()
+        assert left(tmp_path) == []
+        await update(updater, trainer, 1)
+        await updater.close()
+
+    asyncio.run(run())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_names_who_failed_the_step_and_the_cause(tmp_path: Path) -> None:
+    lost, boom = EngineLost("gone"), TrainerFailed("boom")
+    said = failure(tmp_path, Trainer(), Engine("a"), Engine("b", failing("version-3 3 as 3", lost)))
+    assert said == "reading the weights: b: gone"
+    assert failure(tmp_path, Trainer(failing("write", boom)), Engine("a")) == "writing the weights: trainer: boom"
+    said = failure(tmp_path, Trainer(), Engine("a", hanging("version-3 3 as 3")), timeout_s=0.1)
+    assert said == "reading the weights: no answer from a within 0.2 s"  # 0.1 s for each bucket
+
+
+def test_engines_go_on_when_nothing_was_read_and_stay_paused_when_something_was(tmp_path: Path) -> None:
+    a = Engine("a")
+    failure(tmp_path, Trainer(), a, Engine("b", failing("pause in_place", EngineLost("gone"))))
+    assert a.told == ["pause in_place", "go on"]
+    a = Engine("a")
+    failure(tmp_path, Trainer(), a, Engine("b", failing("version-3 3 as 3", EngineLost("gone"))))
+    assert "go on" not in a.told
+
+
+def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_without_it(tmp_path: Path) -> None:
+    a, c, trainer = Engine("a"), Engine("c"), Trainer()
+
+    async def dies(step: str) -> None:
+        if step.startswith("version"):
+            roster.lose("b")
+            raise EngineLost("gone")
+
+    b = Engine("b", dies)
+    roster: Roster[WeightReader] = Roster((a, b, c))
+
+    async def run() -> None:
+        updater = updater_of(tmp_path, trainer, roster=roster)
+        await updater.connect()
+        with pytest.raises(UpdateInterrupted, match="b: gone"):
+            await update(updater, trainer, 3)
+        assert left(tmp_path) == ["version-3"]
+        await update(updater, trainer, 4)
+
+    asyncio.run(run())
+    assert a.told[-3:] == c.told[-3:] == ["pause in_place", "version-4 4 as 4", "go on"]
+    assert "go on" not in b.told
+    assert left(tmp_path) == ["version-4"]
+
+
+def test_a_failure_of_engines_that_have_all_lived_since_it_began_is_final(tmp_path: Path) -> None:
+    a, trainer = Engine("a", failing("version-4 4 as 4", EngineLost("gone"))), Trainer()
+    roster: Roster[WeightReader] = Roster((a, Engine("b")))
+
+    async def run() -> None:
+        updater = updater_of(tmp_path, trainer, roster=roster)
+        await updater.connect()
+        roster.lose("b")
+        await update(updater, trainer, 3)
+        roster.come("b")
+        with pytest.raises(WeightUpdateFailed) as error:
+            await update(updater, trainer, 4)
+        assert not isinstance(error.value, UpdateInterrupted)
+
+    asyncio.run(run())
+
+
+def test_without_any_engine_nothing_is_written_and_the_one_that_comes_back_gets_its_update(tmp_path: Path) -> None:
+    a, trainer = Engine("a"), Trainer()
+    roster: Roster[WeightReader] = Roster((a,))
+
+    async def run() -> None:
+        updater = updater_of(tmp_path, trainer, roster=roster)
+        await updater.connect()
+        roster.lose("a")
+        report = await update(updater, trainer, 1)
+        assert (report.num_bytes, trainer.written) == (0, 0)
+        roster.come("a")
+        async with asyncio.timeout(1.0):
+            await updater.newcomers()
+        await update(updater, trainer, 2)
+        async with asyncio.timeout(1.0):
+            await roster.served("a")
+
+    asyncio.run(run())
+    assert a.told == ["pause in_place", "version-2 2 as 2", "go on"]
+
+
+def test_a_disk_that_this_process_does_not_share_is_named(tmp_path: Path) -> None:
+    class WritesElsewhere(Trainer):
+        async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
+            """To the disk of another machine."""
+
+    said = failure(tmp_path, WritesElsewhere(), Engine("a"))
+    assert f"{tmp_path}/disk/taken: No such file or directory" in said
+    assert "must share the disk" in said
+
+
+def test_a_folder_that_cannot_take_the_weights_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    check_disk(tmp_path / "not" / "there" / "yet", 1000)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"/file/x: cannot be written to: Not a directory$"):
+        check_disk(tmp_path / "file" / "x", 1000)
+    with pytest.raises(ConfigError, match=r"^update-weight-disk-dir /proc/x: cannot be written to: "):
+        check_disk(Path("/proc/x"), 1000)
+    with pytest.raises(ConfigError, match=r"GB are free, 2 sets of weights take 2000000000\.0 GB$"):
+        check_disk(tmp_path, 10**18)

@@ -1,0 +1,70 @@
+"""The real router, in front of a stand-in for an engine that goes away and comes back."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from asyncrl.engines.servers import ServerProcess
+from asyncrl.engines.sglang.client import SGLangEngine
+from asyncrl.engines.sglang.control import wait_for_router
+from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.sglang.launch import RouterLaunch, router_command
+from asyncrl.errors import EngineLost
+from tests.contract.conftest import free_ports
+
+AWAY_S = 4.0
+"""Some of the router's looks."""
+LOOKS = {"health-check-interval-secs": "1", "health-failure-threshold": "1", "health-success-threshold": "2"}
+"""The user's: a router that soon gives an engine up and is slow to take it back."""
+SCORED = {"meta_info": {"input_token_logprobs": [[None, 1, None], [-0.5, 2, None]]}}
+
+
+@contextlib.asynccontextmanager
+async def stand_in(port: int) -> AsyncIterator[None]:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "m", "tp_size": 1, **SCORED})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def test_an_engine_that_is_back_gets_requests_before_and_after_the_router_knows_it(tmp_path: Path) -> None:
+    async def run(port: int, router: str) -> None:
+        url = f"http://127.0.0.1:{port}"
+        async with Wire() as wire:
+            engine = SGLangEngine(wire, (url,), router_url=router, request_timeout_s=10.0)
+            async with stand_in(port):
+                await wait_for_router(wire, router, (url,), 30.0)
+                assert await engine.score((1, 2), 1) == (-0.5,)
+            engine.leave(url)
+            await asyncio.sleep(AWAY_S)
+            async with stand_in(port):
+                engine.join(url)
+                with pytest.raises(EngineLost, match="no_available_workers"):
+                    await wire.ask(f"{router}/generate", {"input_ids": [1, 2], "sampling_params": {}}, 10.0)
+                assert await engine.score((1, 2), 1) == (-0.5,)  # not by the router
+                await engine.route(url)
+                assert await engine.score((1, 2), 1) == (-0.5,)  # by the router, which knows now
+                assert await wire.ask(f"{router}/generate", {"input_ids": [1, 2], "sampling_params": {}}, 10.0)
+
+    port, router_port, prometheus_port = free_ports(3)
+    launch = RouterLaunch(
+        worker_urls=(f"http://127.0.0.1:{port}",), port=router_port, prometheus_port=prometheus_port, flags=LOOKS
+    )
+    command = router_command(launch)
+    process = ServerProcess("router", command.arguments, command.environment, tmp_path / "router.log")
+    try:
+        asyncio.run(run(port, f"http://127.0.0.1:{router_port}"))
+    finally:
+        process.stop()

@@ -1,0 +1,114 @@
+"""Trainer and engines in turns on the same GPUs: who works when, on fakes."""
+
+from typing import Any
+
+from asyncrl.engines.fake import FakeCheckpoints
+from tests.unit.pipeline.harness import World
+
+TURN = ["trainer", "update", "engines"]
+
+
+def colocated(**changes: Any) -> World:
+    """A run whose parts write down whose turn it was when they worked."""
+    world = World(staleness=0, colocate=True, trains_beside_pushes=False, **changes)
+    world.seen = seen = []  # type: ignore[attr-defined]
+
+    def note(what: str, turn: str) -> None:
+        seen.append(what)
+        assert world.turns is not None
+        assert world.turns.turn == turn, what
+
+    make = world._parts  # noqa: SLF001
+
+    def watched() -> Any:
+        parts = make()
+        train, push, save = world.trainer.train, world.updater.push, world.trainer.save
+        generate = world.engine.generate
+
+        async def trains(batch: Any) -> Any:
+            note("train", "trainer")
+            report = await train(batch)
+            note("trained", "trainer")
+            return report
+
+        async def pushes(weights: Any) -> Any:
+            note("push", "update")
+            return await push(weights)
+
+        async def saves(path: Any) -> None:
+            note("save", "trainer")
+            await save(path)
+
+        async def generates(request: Any, on_chunk: Any) -> Any:
+            note("generate", "engines")
+            return await generate(request, on_chunk)
+
+        world.trainer.train, world.updater.push, world.trainer.save = trains, pushes, saves  # type: ignore[method-assign]
+        world.engine.generate = generates  # type: ignore[method-assign]
+        return parts
+
+    world._parts = watched  # type: ignore[method-assign]  # noqa: SLF001
+    return world
+
+
+def test_each_works_in_its_turn_alone() -> None:
+    world = colocated(steps=3).run()
+    assert world.turns is not None
+    assert world.turns.taken == [*TURN * 3, "trainer"]  # the last one is for saving the model
+    assert len(world.facts) == 3
+    assert max(world.lags) == 0
+
+
+def test_turns_take_their_time_and_nothing_else_changes() -> None:
+    apart = World(steps=3, staleness=0, trains_beside_pushes=False).run()
+    shared = World(steps=3, staleness=0, trains_beside_pushes=False, colocate=True).run()
+    assert shared.trained_ids == apart.trained_ids
+    assert round(shared.seconds - apart.seconds, 6) == 1.0  # ten changes of 0.1 s
+
+
+def test_a_checkpoint_is_copied_before_the_optimizer_is_put_away() -> None:
+    checkpoints = FakeCheckpoints(0.5)
+    world = World(
+        steps=4, staleness=0, colocate=True, trains_beside_pushes=False, save_interval=2, checkpoints=checkpoints
+    )
+    turns = []
+    begin = checkpoints.begin
+
+    async def begins(step: int, run: Any) -> None:
+        assert world.turns is not None
+        turns.append(world.turns.turn)
+        await begin(step, run)
+
+    checkpoints.begin = begins  # type: ignore[method-assign]
+    world.run()
+    assert turns == ["trainer", "trainer"]
+    assert sorted(checkpoints.written) == [2, 4]
+
+
+def test_evaluations_end_before_the_trainer_takes_the_gpus() -> None:
+    world = colocated(steps=4, held_out=40, slots=4, eval_interval=2, train_seconds=0.5).run()
+    reports = [fact.evaluation for fact in world.facts if fact.evaluation is not None]
+    assert [report.weights.step for report in reports] == [0, 2, 4]
+    assert all(report.newest == report.weights and report.num_samples == 40 for report in reports)
+
+
+def test_requests_that_outlive_a_step_wait_and_keep_their_tokens() -> None:
+    """With ``mask`` a group goes on when its step is over: it waits while the trainer works."""
+    world = colocated(
+        steps=12,
+        slots=64,
+        stale="mask",
+        keep=_easier_later,
+        lengths=lambda request: 400 if request.seed % 5 == 0 else 8,
+    ).run()
+    assert world.turns is not None
+    assert world.turns.taken[:-1] == TURN * 12
+    stats = world.scheduler.stats()
+    assert stats.aborts > 0
+    assert stats.tokens.masked > 0
+    assert max(world.lags) == 0
+
+
+def _easier_later(group: Any) -> str | None:
+    """So that more groups are let through than were reckoned with."""
+    return "odd" if group.group_id < 40 and group.group_id % 4 else None
