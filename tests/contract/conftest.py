@@ -18,7 +18,7 @@ from asyncrl.engines.servers import ServerProcess
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
 from asyncrl.engines.sglang.http import Wire
-from asyncrl.engines.sglang.launch import Flags, RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weights import BroadcastUpdater
 from asyncrl.protocols import RolloutEngine, WeightUpdater
 from asyncrl.types import Weights
@@ -62,20 +62,27 @@ OpenPlace = Callable[[], contextlib.AbstractAsyncContextManager[Place]]
 
 @pytest.fixture(scope="package")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with running_servers(tmp_path_factory.mktemp("contract")) as running:
-        yield running
+    """Server and router, both logging to a folder of theirs.
 
-
-@contextlib.contextmanager
-def running_servers(folder: Path, flags: Flags | None = None) -> Iterator[Servers]:
-    """Server and router, both logging to ``folder``; ``flags`` are the server's and win over ours."""
+    As on GPUs there is a pass under way whose tokens have not been read yet, whatever comes; and as where GPUs are
+    shared a look at the server's health makes no token: one in the wrong moment of a turn would end the server.
+    """
+    folder = tmp_path_factory.mktemp("contract")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what transformers imports
         model = tiny_model(folder / "model")
     engine_port, router_port, prometheus_port = free_ports(3)
     engine_url, router_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
     server = server_command(
-        ServerLaunch(model_path=model, port=engine_port, device="cpu", dtype="float32", seed=1, flags=flags or {})
+        ServerLaunch(
+            model_path=model,
+            port=engine_port,
+            device="cpu",
+            dtype="float32",
+            seed=1,
+            flags={"disable-overlap-schedule": False},
+            shared_gpus=(),
+        )
     )
     router = router_command(RouterLaunch(worker_urls=(engine_url,), port=router_port, prometheus_port=prometheus_port))
     with contextlib.ExitStack() as stack:
@@ -85,6 +92,18 @@ def running_servers(folder: Path, flags: Flags | None = None) -> Iterator[Server
             stack.callback(process.stop)
         asyncio.run(_until_ready(engine_url, router_url))
         yield Servers(model=model, engine_url=engine_url, router_url=router_url, ready_s=time.monotonic() - began)
+
+
+@pytest.fixture
+def as_it_was(servers: Servers) -> Iterator[Servers]:
+    """For tests that serve weights of their own: the others find those that they expect."""
+    yield servers
+
+    async def restore() -> None:
+        async with open_sglang(servers) as place:
+            await place.push()
+
+    asyncio.run(restore())
 
 
 @pytest.fixture(params=["fake", "sglang"])

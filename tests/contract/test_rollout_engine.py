@@ -134,18 +134,17 @@ def test_cancelling_frees_the_server(open_place: OpenPlace) -> None:
 def test_an_interruption_ends_every_call_and_loses_no_token(open_place: OpenPlace) -> None:
     async def run() -> None:
         async with open_place() as place:
-            requests = [ask(place, seed, 300) for seed in range(8)]
-            whole = await answers(place.engine, requests)
             for pause_s in (0.0, 0.1):
-                partial = await interrupted(place.engine, requests, pause_s)
+                partial = await interrupted(place.engine, [ask(place, seed, 5000) for seed in range(8)], pause_s)
                 assert {one.finish for one in partial} == {FinishReason.ABORT}
                 assert await place.num_running() == 0
                 rest = await answers(
                     place.engine,
-                    [
-                        ask(place, seed, 300 - len(one.token_ids), PROMPT + one.token_ids)
-                        for seed, one in enumerate(partial)
-                    ],
+                    [ask(place, seed, 50, PROMPT + one.token_ids) for seed, one in enumerate(partial)],
+                )
+                whole = await answers(
+                    place.engine,
+                    [ask(place, seed, len(one.token_ids) + 50) for seed, one in enumerate(partial)],
                 )
                 for one, first, second in zip(whole, partial, rest, strict=True):
                     assert first.token_ids + second.token_ids == one.token_ids

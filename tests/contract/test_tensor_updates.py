@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +129,6 @@ class SharesWeights(SendsWeights):
     async def put_away_optimizer(self) -> None: ...
 
     async def put_away_weights(self) -> None: ...
-
-
-@pytest.fixture
-def as_it_was(servers: Servers) -> Iterator[Servers]:
-    """Other tests find the weights that they expect."""
-    yield servers
-    asyncio.run(_served(servers, SharesWeights(servers.model, scaled), servers.version, in_turns=False))
 
 
 async def _served(servers: Servers, sharer: SharesWeights, version: int, *, in_turns: bool) -> Sequence[float]:

@@ -1,10 +1,10 @@
-"""Twenty weight updates while long answers are being written, with the real SGLang: each mode keeps them all alive."""
+"""A dozen weight updates while long answers are being written, with the real SGLang: each mode keeps them all alive."""
 
 import asyncio
 import contextlib
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from asyncrl.pipeline.draft import Draft
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, Span, Weights
-from tests.contract.conftest import Servers, a_free_port, running_servers
+from tests.contract.conftest import Servers, a_free_port
 from tests.contract.weight_sets import Teacher, WritesWeights, weight_set
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
@@ -38,13 +38,6 @@ BETWEEN_S = 0.1
 """From one update to the next: about 20 tokens of every answer."""
 CLOSE = 1e-4
 """Engine and teacher agree to 5e-6; log-probs under two versions are as close for one token in some thousands."""
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    # Overlapped as on GPUs: at a pause there is a pass whose tokens have not been read yet.
-    with running_servers(tmp_path_factory.mktemp("modes"), {"disable-overlap-schedule": False}) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +65,7 @@ class Remembering:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """Twenty updates, and the answers that lived through them."""
+    """The updates, and the answers that lived through them."""
 
     first: int
     """The version that all answers began under."""
@@ -225,8 +218,8 @@ def moved(sample: Sample, by: int) -> Sample:
     )
 
 
-def test_in_place_goes_on_with_the_old_cache_and_the_new_weights(servers: Servers, teacher: Teacher) -> None:
-    outcome = live_through_updates(servers, "in_place")
+def test_in_place_goes_on_with_the_old_cache_and_the_new_weights(as_it_was: Servers, teacher: Teacher) -> None:
+    outcome = live_through_updates(as_it_was, "in_place")
     assert_all_lived(outcome)
     assert (outcome.aborts, len(outcome.requests)) == (0, NUM_SAMPLES)
     for sample in outcome.samples:
@@ -238,25 +231,25 @@ def test_in_place_goes_on_with_the_old_cache_and_the_new_weights(servers: Server
 
 
 def test_weights_that_come_by_disk_leave_what_is_in_flight_alone(
-    servers: Servers, teacher: Teacher, tmp_path: Path
+    as_it_was: Servers, teacher: Teacher, tmp_path: Path
 ) -> None:
-    outcome = live_through_updates(servers, "in_place", tmp_path / "disk")
+    outcome = live_through_updates(as_it_was, "in_place", tmp_path / "disk")
     assert_all_lived(outcome)
     assert (outcome.aborts, len(outcome.requests)) == (0, NUM_SAMPLES)
     for sample in outcome.samples:
         assert_spans_are_exact(sample, with_old_caches(teacher, sample))
 
 
-def test_retract_reads_everything_again_under_the_new_weights(servers: Servers, teacher: Teacher) -> None:
-    outcome = live_through_updates(servers, "retract")
+def test_retract_reads_everything_again_under_the_new_weights(as_it_was: Servers, teacher: Teacher) -> None:
+    outcome = live_through_updates(as_it_was, "retract")
     assert_all_lived(outcome)
     assert (outcome.aborts, len(outcome.requests)) == (0, NUM_SAMPLES)
     for sample in outcome.samples:
         assert_spans_are_exact(sample, afresh(teacher, sample))
 
 
-def test_abort_resumes_behind_what_was_written(servers: Servers, teacher: Teacher) -> None:
-    outcome = live_through_updates(servers, "abort")
+def test_abort_resumes_behind_what_was_written(as_it_was: Servers, teacher: Teacher) -> None:
+    outcome = live_through_updates(as_it_was, "abort")
     assert_all_lived(outcome)
     assert outcome.aborts == NUM_SAMPLES * NUM_UPDATES
     assert len(outcome.requests) == NUM_SAMPLES * (NUM_UPDATES + 1)
