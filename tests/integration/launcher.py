@@ -17,8 +17,19 @@ import psutil
 ROOT = Path(__file__).parents[2]
 MARK = "ASYNCRL_TEST_RUN"
 """Environment variable that every process of a run inherits."""
+QUICKSTART = ("--config", "configs/quickstart.toml")
+QUICKSTART_STEPS = 60
+"""In its file."""
+FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
+"""Of tokens."""
+START_S = 300.0
+"""For a run to come to its first steps on a busy machine."""
+RUN_S = 400.0
+"""For a run of a few steps to come to its end there."""
 LEAVING_S = 3.0
 """Ray's own reaper needs it, when the program was ended in the millisecond in which Ray takes its handlers away."""
+NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+"""That share this machine's processors with us."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +100,16 @@ class Launched:
         """Every process of this run."""
         return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self._mark]
 
+    def end_in_time(self, code: int) -> Outcome:
+        """The run, which was just sent a signal, ends with ``code``, leaves nothing behind, and takes 15 s if alone."""
+        began = time.monotonic()
+        outcome = self.finish(60.0)
+        assert outcome.code == code, outcome.output
+        assert outcome.left == ()
+        assert time.monotonic() - began < 15.0 * NUM_WORKERS
+        assert "Traceback" not in outcome.output
+        return outcome
+
     def finish(self, timeout_s: float) -> Outcome:
         """Wait for the program to end by itself; kill what is left over, after noting it."""
         try:
@@ -103,7 +124,7 @@ class Launched:
         return Outcome(code=code if code >= 0 else 128 - code, output=output, run_dir=self.run_dir, left=names)
 
 
-def run(run_dir: Path, *arguments: str, timeout_s: float = 400.0) -> Outcome:
+def run(run_dir: Path, *arguments: str, timeout_s: float = RUN_S) -> Outcome:
     """Start the program and wait for its end."""
     return Launched(run_dir, arguments).finish(timeout_s)
 

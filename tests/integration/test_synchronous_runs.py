@@ -1,0 +1,152 @@
+"""Runs without staleness repeat each other to the last digit: after Ctrl-C, a lost engine, a restart, and in turns."""
+
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.launcher import FATES, QUICKSTART, QUICKSTART_STEPS, START_S, Launched, Outcome, run
+
+SYNCHRONOUS = (*QUICKSTART, "--max-staleness", "0")
+REPEATED_STEPS = 5
+"""Two runs are compared over as many, and each ends in another way: a run of its own for that is 50 s."""
+STEPS_AFTER = 2
+"""After an engine died."""
+SAVED_STEPS = 3
+"""The runs leave a checkpoint of as many."""
+LAST = REPEATED_STEPS + 1
+"""Step at which the run that goes on from it ends."""
+SAME = ("train/loss", "train/grad_norm", "train/lr", "reward/mean", "response/tokens_mean", "version")
+COUNTS = ("tokens/generated", "tokens/trained", "groups/trained", "groups/stale")
+TURN = ["trainer", "update", "engines"]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def after_ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A run of some steps that Ctrl-C ended in time; its weights went by disk."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    (folder / "disk").mkdir()
+    disk = ("--update-weight-transport", "disk", "--update-weight-disk-dir", str(folder / "disk"))
+    launched = begun(folder, *disk)
+    launched.send_to_group(signal.SIGINT)
+    return launched.end_in_time(130)
+
+
+@pytest.fixture(scope="module")
+def after_deaths(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The same run again; its server dies and is started again, then its trainer dies, which ends the run."""
+    launched = begun(tmp_path_factory.mktemp("lost"))
+    server = members(launched, "sglang.launch_server")[0]
+    assert server.nice() == psutil.Process().nice()  # Ray's own 15 starves a run beside anything else
+    server.kill()
+    launched.wait_for_steps(REPEATED_STEPS + STEPS_AFTER, START_S)
+    members(launched, "ray::RankActor")[0].kill()
+    return launched.finish(60.0)
+
+
+@pytest.fixture(scope="module")
+def resumed(after_ctrl_c: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The run that goes on from the first one's checkpoint; trainer and engine have the same processors in turns."""
+    folder = tmp_path_factory.mktemp("resumed")
+    flags = ("--load", str(after_ctrl_c.run_dir.parent / "saved"), "--colocate", "--num-rollout", str(LAST))
+    often = ("--eval-interval", "2", "--n-samples-per-eval-prompt", "1", "--save-interval", "2")
+    return run(folder / "run", *SYNCHRONOUS, *flags, *often, "--save", str(folder / "saved"))
+
+
+def begun(folder: Path, *flags: str) -> Launched:
+    """A run that has made the steps that are compared."""
+    saving = ("--save", str(folder / "saved"), "--save-interval", str(SAVED_STEPS))
+    launched = Launched(folder / "run", (*SYNCHRONOUS, *saving, *flags))
+    launched.wait_for_steps(REPEATED_STEPS, START_S)
+    return launched
+
+
+def members(launched: Launched, name: str) -> list[psutil.Process]:
+    """The run's processes with ``name`` in their command line."""
+    return [process for process in launched.members() if any(name in word for word in process.cmdline())]
+
+
+# ---- two runs with the same flags but for their transport
+
+
+def test_ctrl_c_in_mid_run_ends_everything_in_time(after_ctrl_c: Outcome) -> None:
+    assert len(after_ctrl_c.rows) < QUICKSTART_STEPS
+
+
+def test_what_went_by_disk_is_removed(after_ctrl_c: Outcome) -> None:
+    assert list((after_ctrl_c.run_dir.parent / "disk").iterdir()) == []
+
+
+def test_a_dead_trainer_ends_the_run_with_one_line_that_names_it(after_deaths: Outcome) -> None:
+    assert after_deaths.code == 1, after_deaths.output
+    assert "error: TrainerFailed: trainer rank 0" in after_deaths.output
+    assert "Traceback" not in after_deaths.output
+    assert "Traceback" in (after_deaths.run_dir / "run.log").read_text()
+    assert after_deaths.left == ()
+    assert len(after_deaths.rows) < QUICKSTART_STEPS
+
+
+def test_a_dead_engine_is_started_again_and_nothing_is_lost(after_deaths: Outcome) -> None:
+    log = (after_deaths.run_dir / "run.log").read_text()
+    assert "sglang-0 is back, with the present weights" in log
+    rows = after_deaths.rows
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    assert len(rows) >= REPEATED_STEPS + STEPS_AFTER
+    assert {row["lag/max"] for row in rows} == {0}
+    assert all(row["tokens/failed"] == row["groups/failed"] == row["groups/stale"] == 0 for row in rows)
+    assert rows[REPEATED_STEPS + 1]["retries"] > rows[REPEATED_STEPS - 1]["retries"]
+    for row in rows[REPEATED_STEPS:]:
+        assert row["train/logprob_diff"] < 1e-4
+        assert row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in FATES)
+
+
+def test_a_repeated_run_gets_the_same_rewards(after_ctrl_c: Outcome, after_deaths: Outcome) -> None:
+    first, second = (outcome.rows[:REPEATED_STEPS] for outcome in (after_ctrl_c, after_deaths))
+    assert [row["step"] for row in first] == [row["step"] for row in second] == list(range(REPEATED_STEPS))
+    assert {row["lag/max"] for row in first} == {0}
+    assert [row["reward/mean"] for row in first] == [row["reward/mean"] for row in second]
+    assert [row["train/loss"] for row in first] == [row["train/loss"] for row in second]
+
+
+# ---- the run that goes on from a checkpoint, in turns: all that is done on a GPU, only no memory is saved
+
+
+def test_a_run_ends_well_and_leaves_no_process(resumed: Outcome) -> None:
+    assert resumed.code == 0, resumed.output
+    assert resumed.left == ()
+    assert (resumed.run_dir / "model" / "model.safetensors").exists()
+
+
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_ended(after_ctrl_c: Outcome, resumed: Outcome) -> None:
+    assert [row["step"] for row in resumed.rows] == list(range(SAVED_STEPS, LAST))
+    straight = after_ctrl_c.rows[SAVED_STEPS:REPEATED_STEPS]
+    for row, expected in zip(resumed.rows, straight, strict=False):
+        assert {name: row[name] for name in SAME + COUNTS} == {name: expected[name] for name in SAME + COUNTS}
+
+
+def test_engines_serve_what_the_trainer_has_after_every_turn(resumed: Outcome) -> None:
+    assert all(row["train/logprob_diff"] < 1e-4 for row in resumed.rows)
+    assert all(row["lag/max"] == 0 for row in resumed.rows)
+
+
+def test_turns_come_one_after_the_other(resumed: Outcome) -> None:
+    log = (resumed.run_dir / "run.log").read_text()
+    first = ["update", "engines"]  # the trainer has the GPUs when it has loaded
+    turns = [*first, *TURN * (LAST - SAVED_STEPS), "trainer"]
+    assert re.findall(r"the GPUs pass to the (\w+) in", log) == turns
+
+
+def test_checkpoints_and_evaluations_have_their_place_in_it(resumed: Outcome) -> None:
+    saved = sorted(path.name for path in (resumed.run_dir.parent / "saved").glob("iter_*"))
+    assert saved == ["iter_0000004", "iter_0000006"]
+    assert [row["eval/step"] for row in resumed.rows if "eval/step" in row] == [4, 6]
+
+
+def test_turns_that_cannot_be_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    outcome = run(tmp_path / "run", *QUICKSTART, "--colocate", "--max-staleness", "1")
+    assert outcome.code == 2
+    assert "error: colocate with max-staleness 1: engines have no memory while the trainer works" in outcome.output
