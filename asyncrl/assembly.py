@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
+from uuid import uuid4
 
 from asyncrl.checks import Checked, check_served, custom_functions, server_flags
 from asyncrl.collector import calm_the_collector
@@ -157,9 +158,9 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], run_dir: Path)
 
 
 def _disk(run: RunConfig, run_dir: Path) -> Path | None:
-    """Runs that share a disk have a folder each."""
+    """A folder that nobody has yet: it is removed when the run ends."""
     folder = run.train.update_weight_disk_dir
-    return None if folder is None else folder.resolve() / run_dir.name
+    return None if folder is None else folder.resolve() / f"asyncrl-weights-{run_dir.name}-{uuid4().hex[:8]}"
 
 
 def _dtype(run: RunConfig, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16"]:

@@ -324,7 +324,7 @@ class TrainConfig:
     update_weight_transport: Literal["nccl", "disk"] = "nccl"
     """How weights reach the engines: broadcast (on CPUs by gloo), or as files where no network group reaches."""
     update_weight_disk_dir: Path | None = None
-    """disk: a folder that trainer, engines and the driver share; it holds two sets of weights, while the run lasts."""
+    """disk: a folder that trainer, engines and the driver share; a new one in it has two sets of weights, at most."""
     update_weight_buffer_size: int = 512 * 1024**2
     """Bytes of one bucket of a weight update; each engine keeps two buffers of this size."""
     update_weights_beside_training: bool | None = None

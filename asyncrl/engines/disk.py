@@ -3,12 +3,13 @@
     take    the trainer writes its weights to FOLDER/taken, and may go on training once they are on the disk
     push    FOLDER/taken becomes FOLDER/version-N ──▶ pause all engines ──▶ each reads it ──▶ all go on
 
-A folder has its name when it is complete: it is written beside and renamed.  Version N stays until all engines have
-version N + 1, so the disk holds two, and a third under another name only after an update that was interrupted.
+A folder has its name when it is complete: it is written beside and renamed.  The version that all engines have stays
+while the next one is written and read; older ones, and those of an interrupted update, go before that.
 """
 
 import asyncio
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -20,13 +21,14 @@ from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.everyone import everyone
 from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode
 from asyncrl.engines.roster import Roster
+from asyncrl.engines.threads import in_daemon_thread
 from asyncrl.errors import ConfigError, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 
 logger = logging.getLogger(__name__)
 
 SETS = 2
-"""Of weights that the disk holds at once: the one that engines have, and the next."""
+"""Of weights that the disk holds at most: the one that engines have, and the next."""
 
 
 class WeightWriter(Protocol):
@@ -57,11 +59,13 @@ class DiskUpdater:
         folder: Path,
         timeout_s: float,
         pause_mode: PauseMode = "in_place",
+        silence_s: float = math.inf,
         lost_s: float = LOST_S,
     ) -> None:
-        """``folder`` is this updater's alone; what is in it goes.  ``timeout_s`` is for each bucket's worth of bytes.
+        """``folder`` must not be there.  ``timeout_s`` is for each bucket's worth of bytes, written or read.
 
-        ``lost_s`` is how long a failure waits for the engine that died of it.
+        ``silence_s`` is how long requests may hear nothing, which they do while engines read; ``lost_s`` is how long a
+        failure waits for the engine that died of it.
         """
         self._roster = roster
         self._engines: tuple[WeightReader, ...] = ()
@@ -70,13 +74,18 @@ class DiskUpdater:
         """The roster's changes by then."""
         self._writer = writer
         self._folder = folder
+        self._is_made = False
+        self._served: Path | None = None
+        """What all engines have."""
         self._timeout_s = timeout_s
+        self._silence_s = silence_s
         self._round = PausedRound(roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
         self._buckets: tuple[WeightBucket, ...] = ()
 
     async def connect(self) -> None:
         """Make the folder, and ask what will be written.  Raises WeightUpdateFailed."""
-        await self._on_disk(partial(_make_empty, self._folder))
+        await self._on_disk(partial(self._folder.mkdir, parents=True))
+        self._is_made = True
         await everyone("asking what will be written", {"trainer": self._ask_for_buckets()}, self._timeout_s)
 
     async def take(self) -> bool:
@@ -85,6 +94,7 @@ class DiskUpdater:
             raise WeightUpdateFailed("take came before connect, or the trainer has nothing to write")
         self._engines, self._taken_at = self._roster.present, self._roster.changes
         if self._engines:  # those that come back get an update of their own
+            await self._on_disk(partial(_remove_versions, self._folder, self._served))
             writing = self._writer.write_weights(self._taken, timeout_s=self._long_s)
             await everyone("writing the weights", {"trainer": writing}, self._long_s)
         return True
@@ -100,7 +110,7 @@ class DiskUpdater:
         move = partial(self._read, version, str(weights.version))
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
         report = await self._round.run(self._engines, self._taken_at, move, num_bytes)
-        await self._on_disk(partial(_remove_all_but, version))
+        self._served = version
         return report
 
     async def newcomers(self) -> None:
@@ -109,11 +119,15 @@ class DiskUpdater:
 
     async def close(self) -> None:
         """Remove the folder, which engines do not read any more, or say that it stays."""
+        if not self._is_made:
+            return
         try:
             async with asyncio.timeout(self._timeout_s):
-                await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+                await _in_thread(partial(shutil.rmtree, self._folder))
         except TimeoutError:
-            logger.warning("%s was not removed within %g s: it stays", self._folder, self._timeout_s)
+            logger.warning("%s was not removed within %g s: it may stay", self._folder, self._timeout_s)
+        except OSError as error:  # the trainer is writing to it still, or somebody has a file of it open
+            logger.warning("%s stays: %s", self._folder, error)
 
     @property
     def _taken(self) -> Path:
@@ -128,15 +142,19 @@ class DiskUpdater:
         self._buckets = await self._writer.weight_buckets()
 
     async def _read(self, version: Path, label: str) -> None:
-        reading = {engine.url: engine.read(version, label=label, timeout_s=self._long_s) for engine in self._engines}
-        await everyone("reading the weights", reading, self._long_s)
+        deadline_s = min(self._long_s, self._silence_s)
+        reading = {engine.url: engine.read(version, label=label, timeout_s=deadline_s) for engine in self._engines}
+        doing = "reading the weights"
+        if deadline_s < self._long_s:
+            doing += ", with requests that may be silent no longer (request-timeout-s)"
+        await everyone(doing, reading, deadline_s)
 
     async def _on_disk(self, work: Callable[[], None]) -> None:
         """Off the event loop: a shared disk may take its time."""
 
         async def done() -> None:
             try:
-                await asyncio.to_thread(work)
+                await _in_thread(work)
             except OSError as error:
                 raise WeightUpdateFailed(
                     f"{error.filename}: {error.strerror}; trainer, engines and this process must share the disk"
@@ -145,10 +163,14 @@ class DiskUpdater:
         await everyone("preparing the weights", {f"update-weight-disk-dir {self._folder}": done()}, self._timeout_s)
 
 
+async def _in_thread(work: Callable[[], None]) -> None:
+    await asyncio.wrap_future(in_daemon_thread(work, "disk"))
+
+
 def check_disk(folder: Path, num_bytes: int) -> None:
     """Raise ConfigError unless ``folder``, which need not be there, can take two sets of weights of ``num_bytes``."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         with tempfile.TemporaryFile(dir=there):
             free = shutil.disk_usage(there).free
     except OSError as error:
@@ -160,20 +182,14 @@ def check_disk(folder: Path, num_bytes: int) -> None:
         )
 
 
-def _make_empty(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-
-
 def _rename(taken: Path, version: Path) -> None:
     if version.exists():
         shutil.rmtree(version)
     taken.rename(version)
 
 
-def _remove_all_but(version: Path) -> None:
-    """Of the versions; what another process still has open may stay until the next update."""
-    for other in version.parent.glob("version-*"):
-        if other != version:
-            shutil.rmtree(other, ignore_errors=True)
+def _remove_versions(folder: Path, served: Path | None) -> None:
+    """All but ``served``; what another process still has open may stay until the next update."""
+    for version in folder.glob("version-*"):
+        if version != served:
+            shutil.rmtree(version, ignore_errors=True)

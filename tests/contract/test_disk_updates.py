@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,21 @@ class Trainer:
 
 
 def updater_of(
-    folder: Path, trainer: Trainer, *engines: Engine, timeout_s: float = 5.0, roster: Roster[WeightReader] | None = None
+    folder: Path,
+    trainer: Trainer,
+    *engines: Engine,
+    timeout_s: float = 5.0,
+    silence_s: float = 60.0,
+    roster: Roster[WeightReader] | None = None,
 ) -> DiskUpdater:
-    return DiskUpdater(roster or Roster(engines), trainer, folder=folder / "disk", timeout_s=timeout_s, lost_s=0.05)
+    return DiskUpdater(
+        roster or Roster(engines),
+        trainer,
+        folder=folder / "disk",
+        timeout_s=timeout_s,
+        silence_s=silence_s,
+        lost_s=0.05,
+    )
 
 
 async def update(updater: DiskUpdater, trainer: Trainer, version: int) -> UpdateReport:
@@ -75,11 +88,14 @@ async def update(updater: DiskUpdater, trainer: Trainer, version: int) -> Update
     return await updater.push(Weights(version=version, step=6))
 
 
-def failure(folder: Path, trainer: Trainer, *engines: Engine, timeout_s: float = 5.0) -> str:
+def failure(folder: Path, trainer: Trainer, *engines: Engine, timeout_s: float = 5.0, silence_s: float = 60.0) -> str:
     async def run() -> None:
-        updater = updater_of(folder, trainer, *engines, timeout_s=timeout_s)
+        updater = updater_of(folder, trainer, *engines, timeout_s=timeout_s, silence_s=silence_s)
         await updater.connect()
-        await update(updater, trainer, 3)
+        try:
+            await update(updater, trainer, 3)
+        finally:
+            await updater.close()
 
     with pytest.raises(WeightUpdateFailed) as error:
         asyncio.run(run())
@@ -96,28 +112,53 @@ def test_engines_pause_read_what_was_taken_and_go_on(tmp_path: Path) -> None:
     async def run() -> list[UpdateReport]:
         updater = updater_of(tmp_path, trainer, a, b)
         await updater.connect()
-        return [await update(updater, trainer, version) for version in (3, 4)]
+        return [await update(updater, trainer, version) for version in (3, 4, 5)]
 
     reports = asyncio.run(run())
     assert a.told == b.told
-    assert a.told == ["pause in_place", "version-3 3 as 3", "go on", "pause in_place", "version-4 4 as 4", "go on"]
-    assert [report.num_bytes for report in reports] == [16, 16]
-    assert left(tmp_path) == ["version-4"]
+    rounds = [("pause in_place", f"version-{version} {version} as {version}", "go on") for version in (3, 4, 5)]
+    assert a.told == list(chain.from_iterable(rounds))
+    assert [report.num_bytes for report in reports] == [16, 16, 16]
+    assert left(tmp_path) == ["version-4", "version-5"]
 
 
-def test_a_run_finds_nothing_of_one_before_it_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "disk" / "version-9").mkdir(parents=True)
+def test_a_run_leaves_nothing(tmp_path: Path) -> None:
     trainer = Trainer()
 
     async def run() -> None:
         updater = updater_of(tmp_path, trainer, Engine("a"))
         await updater.connect()
-        assert left(tmp_path) == []
         await update(updater, trainer, 1)
         await updater.close()
 
     asyncio.run(run())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_there_before_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+
+    async def run() -> None:
+        updater = updater_of(tmp_path, Trainer(), Engine("a"))
+        try:
+            with pytest.raises(WeightUpdateFailed, match="disk: File exists"):
+                await updater.connect()
+        finally:
+            await updater.close()
+
+    asyncio.run(run())
+    assert left(tmp_path) == ["model"]
+
+
+def test_a_folder_that_cannot_be_removed_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        updater = updater_of(tmp_path, Trainer(), Engine("a"))
+        await updater.connect()
+        (tmp_path / "disk").rename(tmp_path / "elsewhere")
+        await updater.close()
+
+    asyncio.run(run())
+    assert f"{tmp_path}/disk stays: [Errno 2] No such file or directory" in caplog.text
 
 
 def test_a_failure_names_who_failed_the_step_and_the_cause(tmp_path: Path) -> None:
@@ -127,6 +168,8 @@ def test_a_failure_names_who_failed_the_step_and_the_cause(tmp_path: Path) -> No
     assert failure(tmp_path, Trainer(failing("write", boom)), Engine("a")) == "writing the weights: trainer: boom"
     said = failure(tmp_path, Trainer(), Engine("a", hanging("version-3 3 as 3")), timeout_s=0.1)
     assert said == "reading the weights: no answer from a within 0.2 s"  # 0.1 s for each bucket
+    said = failure(tmp_path, Trainer(), Engine("a", hanging("version-3 3 as 3")), silence_s=0.1)
+    assert said.endswith("requests that may be silent no longer (request-timeout-s): no answer from a within 0.1 s")
 
 
 def test_engines_go_on_when_nothing_was_read_and_stay_paused_when_something_was(tmp_path: Path) -> None:
@@ -142,7 +185,7 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
     a, c, trainer = Engine("a"), Engine("c"), Trainer()
 
     async def dies(step: str) -> None:
-        if step.startswith("version"):
+        if step.startswith("version-3"):
             roster.lose("b")
             raise EngineLost("gone")
 
@@ -152,15 +195,19 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
     async def run() -> None:
         updater = updater_of(tmp_path, trainer, roster=roster)
         await updater.connect()
+        await update(updater, trainer, 2)
         with pytest.raises(UpdateInterrupted, match="b: gone"):
             await update(updater, trainer, 3)
-        assert left(tmp_path) == ["version-3"]
-        await update(updater, trainer, 4)
+        assert left(tmp_path) == ["version-2", "version-3"]
+        trainer.number = 4
+        await updater.take()
+        assert left(tmp_path) == ["taken", "version-2"]  # never more than two
+        await updater.push(Weights(version=4, step=6))
 
     asyncio.run(run())
     assert a.told[-3:] == c.told[-3:] == ["pause in_place", "version-4 4 as 4", "go on"]
-    assert "go on" not in b.told
-    assert left(tmp_path) == ["version-4"]
+    assert b.told[-2:] == ["pause in_place", "version-3 3 as 3"]
+    assert left(tmp_path) == ["version-2", "version-4"]
 
 
 def test_a_failure_of_engines_that_have_all_lived_since_it_began_is_final(tmp_path: Path) -> None:

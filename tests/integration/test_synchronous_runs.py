@@ -29,9 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 def after_ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """A run of some steps that Ctrl-C ended in time; its weights went by disk."""
     folder = tmp_path_factory.mktemp("interrupted")
-    (folder / "disk").mkdir()
-    disk = ("--update-weight-transport", "disk", "--update-weight-disk-dir", str(folder / "disk"))
-    launched = begun(folder, *disk)
+    launched = begun(folder, "--update-weight-transport", "disk", "--update-weight-disk-dir", str(folder))
     launched.send_to_group(signal.SIGINT)
     return launched.end_in_time(130)
 
@@ -77,8 +75,8 @@ def test_ctrl_c_in_mid_run_ends_everything_in_time(after_ctrl_c: Outcome) -> Non
     assert len(after_ctrl_c.rows) < QUICKSTART_STEPS
 
 
-def test_what_went_by_disk_is_removed(after_ctrl_c: Outcome) -> None:
-    assert list((after_ctrl_c.run_dir.parent / "disk").iterdir()) == []
+def test_what_went_by_disk_is_removed_and_nothing_else(after_ctrl_c: Outcome) -> None:
+    assert {path.name for path in after_ctrl_c.run_dir.parent.iterdir()} == {"run", "run.output", "saved"}
 
 
 def test_a_dead_trainer_ends_the_run_with_one_line_that_names_it(after_deaths: Outcome) -> None:

@@ -72,7 +72,7 @@ class Deployment:
     max_engine_restarts: int = 0
     """Of all engines together."""
     disk: Path | None = None
-    """Folder, this run's alone, through which weights go to the engines; None: they are broadcast."""
+    """Folder that is not there yet, through which weights go to the engines; None: they are broadcast."""
     colocate: bool = False
     """Engines have the trainer's GPUs, ``gpus_per_engine`` ranks each, in turns with it."""
 
@@ -379,6 +379,7 @@ class _Builder:
             folder=folder,
             timeout_s=deployment.control_timeout_s,
             pause_mode=deployment.pause_mode,
+            silence_s=deployment.request_timeout_s,
         )
         self._at_the_end.push_async_callback(updater.close)
         await updater.connect()

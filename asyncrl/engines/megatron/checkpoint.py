@@ -9,12 +9,10 @@ collective operations of two threads in one group would mix.
 
 import queue
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from torch.distributed.checkpoint.api import CheckpointException
 
 from asyncrl.engines.checkpoints import PARTIAL, commit, open_partial
+from asyncrl.engines.threads import in_daemon_thread
 from asyncrl.errors import CheckpointFailed
 
 # In place of a queue in a process that Megatron starts for it, in every rank: the writer is a thread here.
@@ -55,7 +54,7 @@ class Saver:
         except (Exception, CheckpointException) as error:  # torch's, of all ranks, is no Exception
             raise CheckpointFailed(f"{folder} cannot be written: {error}") from error
         seconds = time.perf_counter() - started
-        self._writing = _in_thread(lambda: self._write(plan, folder, notes))
+        self._writing = in_daemon_thread(lambda: self._write(plan, folder, notes), "checkpoint")
         return seconds
 
     def wait(self) -> None:
@@ -158,19 +157,3 @@ def _written(writer: Any, bucket: Any) -> list[Any]:
         raise results
     found: list[Any] = results
     return found
-
-
-def _in_thread(work: Callable[[], None]) -> Future[None]:
-    """A daemon: a process that ends does not wait for it."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 (handed to the thread that asks)
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    Thread(target=run, name="checkpoint", daemon=True).start()
-    return future
