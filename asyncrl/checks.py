@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from asyncrl.config import RunConfig, check_passthrough
-from asyncrl.config.derived import weight_bytes
+from asyncrl.config.derived import longest_responses, weight_bytes
+from asyncrl.config.ranges import must, refuse
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
@@ -54,7 +55,11 @@ class Checked:
 def check(run: RunConfig) -> Checked:
     """Read and resolve everything that the run names.  Raises ConfigError, DataError or PluginError."""
     check_flags(run)
-    shape = check_model(run)
+    return check_files(run, check_model(run))
+
+
+def check_files(run: RunConfig, shape: ModelShape) -> Checked:
+    """The rest, once the model's ``shape`` is known.  Raises ConfigError, DataError or PluginError."""
     _check_custom(run)
     if run.train.update_weight_disk_dir is not None:
         check_disk(run.train.update_weight_disk_dir, sent_bytes(shape, weight_bytes(run.model)))
@@ -85,7 +90,21 @@ def check_model(run: RunConfig) -> ModelShape:
     check_layout(shape, run.parallel, run.cluster.device)
     check_served(run.model.hf_checkpoint, run.cluster.device)
     server_flags(run)
+    refuse(_too_long(run, shape))
     return shape
+
+
+def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
+    """SGLang refuses every request for more tokens than there are positions."""
+    prompt, (response, held_out) = run.data.rollout_max_prompt_len or 0, longest_responses(run)
+    there = f"tokens, the model has {shape.max_positions} positions (max-position-embeddings)"
+
+    def line(name: str, length: int) -> str:
+        return f"rollout-max-prompt-len {prompt} + {name} {length} = {prompt + length} {there}"
+
+    return must(prompt + response <= shape.max_positions, line("rollout-max-response-len", response)) + must(
+        held_out <= response or prompt + held_out <= shape.max_positions, line("eval-max-response-len", held_out)
+    )
 
 
 def check_served(checkpoint: Path, device: str) -> None:

@@ -12,12 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.checks import check, check_flags, check_functions, check_model
+from asyncrl.checks import check_files, check_flags, check_functions, check_model
 from asyncrl.config import RunConfig, missing_files
 from asyncrl.config.derived import (
     critic_load,
-    eval_max_response_len,
     filled_in,
+    longest_responses,
     longest_sample,
     row_tokens,
     weight_bytes,
@@ -45,13 +45,16 @@ class Estimate:
 
     @property
     def both(self) -> float:
-        """Bytes of a GPU that trainer and engine share, while weights go from one to the other."""
-        return self.fullest.weights + self.engine.weights + self.bucket
+        """Bytes of a GPU that trainer and engine share, while weights go from one to the other.
+
+        A bucket is there twice: in parts, as they were gathered, and in one piece.
+        """
+        return max(stage.weights for stage in self.stages) + self.engine.weights + 2 * self.bucket
 
     @property
     def put_away(self) -> float:
-        """Bytes of host memory for each rank, whose GPU the engines have in turns."""
-        return self.fullest.weights + self.fullest.optimizer
+        """Bytes of host memory for a rank, whose GPU the engines have in turns."""
+        return max(stage.weights + stage.optimizer for stage in self.stages)
 
     @property
     def fullest(self) -> RankMemory:
@@ -70,7 +73,7 @@ def dry_run(run: RunConfig, console: Console) -> None:
         console.print(f"not there yet: {line}", highlight=False, soft_wrap=True)
     found = estimate(run, shape)
     console.print(_table(run, found))
-    refuse(_too_long(run, shape) + ([] if run.cluster.device == "cpu" else _too_small(run, found)))
+    refuse([] if run.cluster.device == "cpu" else _too_small(run, found))
     console.print("the dry run found nothing wrong", highlight=False)
 
 
@@ -111,9 +114,10 @@ def _checked(run: RunConfig, lacking: list[str]) -> ModelShape:
     else:
         check_flags(run)
     shape = check_model(run)
-    check_functions(run)
-    if not missing_files(run, needs_weights=False):
-        check(_without_new_folder(run))
+    if missing_files(run, needs_weights=False):
+        check_functions(run)
+    else:
+        check_files(_without_new_folder(run), shape)
     return shape
 
 
@@ -131,16 +135,6 @@ def _critic(run: RunConfig, policy: ModelShape) -> ModelShape | None:
     return read_shape(folder) if (folder / "config.json").is_file() else policy
 
 
-def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
-    prompt, response = run.data.rollout_max_prompt_len, run.rollout.rollout_max_response_len
-    longest = longest_sample(run, response)
-    return must(
-        longest <= shape.max_positions,
-        f"rollout-max-prompt-len {prompt} + rollout-max-response-len {response} = {longest} tokens, "
-        f"the model has {shape.max_positions} positions (max-position-embeddings)",
-    )
-
-
 def _too_small(run: RunConfig, found: Estimate) -> list[str]:
     rank, limit = found.fullest, run.cluster.gpu_memory_gb
     lines = trainer_problems(found.stages, num_tokens=found.work.num_tokens, limit=limit * GB)
@@ -153,15 +147,8 @@ def _too_small(run: RunConfig, found: Estimate) -> list[str]:
     return lines + engine_problems(
         found.engine,
         gpus_per_engine=run.cluster.rollout_num_gpus_per_engine,
-        longest=max(longest_sample(run, each) for each in _responses(run)),
+        longest=max(longest_sample(run, each) for each in longest_responses(run)),
     )
-
-
-def _responses(run: RunConfig) -> tuple[int, int]:
-    """Longest answers, in training and in evaluation."""
-    response = run.rollout.rollout_max_response_len
-    is_evaluated = run.evaluation.eval_interval is not None
-    return response, eval_max_response_len(run.evaluation, run.rollout) if is_evaluated else response
 
 
 def _table(run: RunConfig, found: Estimate) -> Table:
@@ -217,7 +204,7 @@ def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
 
 def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:
     engine, cluster = found.engine, run.cluster
-    longest = max(longest_sample(run, each) for each in _responses(run))
+    longest = max(longest_sample(run, each) for each in longest_responses(run))
     table.add_section()
     table.add_row("[bold]engine", "", f"one of {cluster.num_engines}, on {cluster.rollout_num_gpus_per_engine} GPU(s)")
     _add(table, "weights", engine.weights, "matrices of the layers in fp8" if found.shape.fp8_block else "")
@@ -235,7 +222,7 @@ def _add_shared(table: Table, run: RunConfig, found: Estimate) -> None:
     table.add_section()
     table.add_row("[bold]shared GPU", "", "the largest of three turns")
     _add(table, "trainer's turn", found.fullest.total, "the trainer rank above")
-    _add(table, "update's turn", found.both, f"weights of both, and a bucket of {found.bucket / GB:.1f}")
+    _add(table, "update's turn", found.both, f"weights of both, and twice a bucket of {found.bucket / GB:.1f}")
     _add(table, "engines' turn", engines, "the engine above")
     stays = "CUDA, NCCL and small tensors of the other side stay, and are not counted above"
     _add(table, "left", run.cluster.gpu_memory_gb * GB - most, stays)

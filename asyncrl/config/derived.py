@@ -41,6 +41,13 @@ def longest_sample(run: RunConfig, response: int) -> int:
     return (run.data.rollout_max_prompt_len or 0) + response
 
 
+def longest_responses(run: RunConfig) -> tuple[int, int]:
+    """Tokens of the longest answers, in training and in evaluation; without evaluation the same."""
+    response = run.rollout.rollout_max_response_len
+    is_evaluated = run.evaluation.eval_interval is not None
+    return response, eval_max_response_len(run.evaluation, run.rollout) if is_evaluated else response
+
+
 def row_tokens(run: RunConfig) -> int:
     """Most tokens of a microbatch, over the context-parallel ranks that share it."""
     longest = longest_sample(run, run.rollout.rollout_max_response_len)

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_a_folder_without_config_json_is_a_mistake(tmp_path: Path) -> None:
         ("--colocate", "colocate with max-staleness 1"),
         (
             "--colocate --max-staleness 0 --gpu-memory-gb 16 --update-weight-buffer-size 1000000000",
-            "a weight update needs 17.1 GB of a GPU that trainer and engine share, which has 16 GB",
+            "a weight update needs 18.1 GB of a GPU that trainer and engine share, which has 16 GB",
         ),
         ("--gpu-memory-gb 60", "spread the model over more ranks"),
         ("--max-tokens-per-gpu 65536", "or recompute-granularity full"),
@@ -86,6 +87,20 @@ def test_what_a_run_would_trip_over_is_refused(flags: str, line: str) -> None:
         said(*model("qwen3-4b", "--actor-num-gpus-per-node", "4", *flags.split()))
 
 
+def test_servers_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks_sglang(name: str) -> object:
+        return None if name == "sglang" else find_spec(name)
+
+    def not_here() -> frozenset[str]:
+        raise ModuleNotFoundError("No module named 'sglang'")
+
+    monkeypatch.setattr("asyncrl.dry_run.find_spec", lacks_sglang)
+    monkeypatch.setattr("asyncrl.checks.known_server_flags", not_here)
+    text = said(*QUICKSTART)
+    assert "not there yet: sglang is not installed: --sglang- and --router- flags are not checked" in text
+    assert text.endswith("the dry run found nothing wrong\n")
+
+
 def test_nothing_is_said_of_memory_on_a_cpu() -> None:
     text = said(*QUICKSTART, "--device", "cpu", "--gpu-memory-gb", "0.001")
     assert "not computed with --device cpu" in text
@@ -96,7 +111,7 @@ def test_a_shared_gpu_has_to_hold_the_larger_of_both_sides() -> None:
     run = load_run(flags)
     found = estimate(run, read_shape(run.model.hf_checkpoint))
     assert found.fullest.copy == found.engine.update_buffers == 0
-    assert found.both == found.fullest.weights + found.engine.weights + 512 * 1024**2
+    assert found.both == found.fullest.weights + found.engine.weights + 2 * 512 * 1024**2
     text = said(*flags)
     assert "4, in turns: 4 trainer (1 x 4), 4 rollout (4 x 1)" in text
     each = (found.fullest.weights + found.fullest.optimizer) / 1e9

@@ -31,6 +31,16 @@ def test_engines_hear_of_shape_flags_that_win() -> None:
             ["--norm-epsilon", "0.5", f"--sglang-{OVERRIDE_FLAG}", "{}"],
             "--sglang-json-model-override-args with rms_norm_eps: leave one of them out",
         ),
+        (
+            ["--rollout-max-response-len", "30000", "--rollout-max-prompt-len", "5000"],
+            "rollout-max-prompt-len 5000 + rollout-max-response-len 30000 = 35000 tokens, "
+            "the model has 256 positions (max-position-embeddings)",
+        ),
+        (
+            ["--eval-max-response-len", "30000"],
+            "rollout-max-prompt-len 0 + eval-max-response-len 30000 = 30000 tokens, "
+            "the model has 256 positions (max-position-embeddings)",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(flags: list[str], line: str) -> None:
