@@ -90,6 +90,8 @@ class StepFacts:
     """With no sample in flight at all, within this step."""
     train_s: float
     """Training, seen from the controller."""
+    late_update_s: float
+    """Training was over, and the update before it or the engines' log-probs of the same tokens were not."""
     step_s: float
     """The whole step: waiting, training, taking the weights."""
     loop_lag_ms: float

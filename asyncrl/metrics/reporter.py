@@ -187,6 +187,7 @@ def _times(facts: StepFacts) -> dict[str, float | int]:
     return {
         "time/step_s": facts.step_s,
         "time/train_s": facts.train_s,
+        "time/late_update_s": facts.late_update_s,
         "time/trainer_waited_s": facts.trainer_waited_s,
         "time/engines_idle_s": facts.engines_idle_s,
         "time/loop_lag_ms": facts.loop_lag_ms,

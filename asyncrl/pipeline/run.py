@@ -101,6 +101,17 @@ async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -
             await run.save()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """What training on one batch was, and when by the event loop's clock."""
+
+    report: TrainReport
+    start_s: float
+    stop_s: float
+    logprob_diff: float | None = None
+    """See StepFacts."""
+
+
 class _Run:
     """The trainer's side of a run; lives as long as its task group."""
 
@@ -143,13 +154,11 @@ class _Run:
             await self._evaluation  # before the weights change for the first time, or before the engines' turn ends
             parts.timeline.span("trainer", "wait for the evaluation", start + waited, _now())
         await self._to_trainer()
-        taken = _now()
-        report, logprob_diff = await self._train(batch)
-        trained = _now()
-        num_tokens = sum(group.num_tokens for group in batch.groups)
-        parts.timeline.span("trainer", f"step {step}", taken, trained, tokens=num_tokens)
-        logger.info("step %d: trained on %d tokens, loss %.4g", step, num_tokens, report.loss)
+        trained = await self._train(batch)
         await self.reported()
+        late_update_s = _now() - trained.stop_s
+        if late_update_s > 0:
+            parts.timeline.span("trainer", "wait for the update before", trained.stop_s, _now())
         parts.scheduler.settle()
         state = parts.scheduler.state() if self._save_is_due(step) else None
         saves_first = parts.turns is not None  # later the optimizer is away
@@ -162,16 +171,17 @@ class _Run:
         self._warn(scheduler.lengths)
         facts = StepFacts(
             batch=batch,
-            report=report,
+            report=trained.report,
             update=None,
             evaluation=evaluation,
             scheduler=scheduler,
             trainer_waited_s=waited,
             engines_idle_s=parts.slots.take_idle_s(),
-            train_s=trained - taken,
+            train_s=trained.stop_s - trained.start_s,
+            late_update_s=late_update_s,
             step_s=_now() - start,
             loop_lag_ms=parts.loop_lag.take_max_ms(),
-            logprob_diff=logprob_diff,
+            logprob_diff=trained.logprob_diff,
             update_wait_s=update_wait_s,
             checkpoint_s=checkpoint_s,
         )
@@ -244,20 +254,25 @@ class _Run:
 
     # ---- training, and the same log-probs from the engine
 
-    async def _train(self, batch: Batch) -> tuple[TrainReport, float | None]:
+    async def _train(self, batch: Batch) -> _Trained:
         """Train, while the engines score a few of the same tokens if they serve the weights that the trainer holds."""
         with plainly():
             async with asyncio.TaskGroup() as both:
                 training = both.create_task(self._train_alone(batch), name=f"train-{batch.step}")
                 scoring = both.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
-        report, from_engine = training.result(), scoring.result()
-        return report, mean_difference(from_engine, report.logprobs)
+        trained = training.result()
+        return replace(trained, logprob_diff=mean_difference(scoring.result(), trained.report.logprobs))
 
-    async def _train_alone(self, batch: Batch) -> TrainReport:
+    async def _train_alone(self, batch: Batch) -> _Trained:
         async with self._updates.trainer:
+            start = _now()
             report = await self._parts.trainer.train(batch)
+            stop = _now()
             self._updates.trained = batch.step + 1
-        return report
+        num_tokens = sum(group.num_tokens for group in batch.groups)
+        self._parts.timeline.span("trainer", f"step {batch.step}", start, stop, tokens=num_tokens)
+        logger.info("step %d: trained on %d tokens, loss %.4g", batch.step, num_tokens, report.loss)
+        return _Trained(report=report, start_s=start, stop_s=stop)
 
     async def _engine_logprobs(self, batch: Batch) -> dict[int, Sequence[float]]:
         """Nothing when the engines serve other weights than the trainer holds."""

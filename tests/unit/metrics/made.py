@@ -132,6 +132,7 @@ def facts(
         trainer_waited_s=trainer_waited_s,
         engines_idle_s=engines_idle_s,
         train_s=2.75,
+        late_update_s=0.5,
         step_s=4.0,
         loop_lag_ms=1.5,
         logprob_diff=logprob_diff,

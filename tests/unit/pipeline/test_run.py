@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from asyncrl.types import Weights
 from tests.unit.pipeline.harness import World
 from tests.virtual_time import run_virtually
@@ -15,6 +17,15 @@ def test_training_goes_on_while_weights_are_sent() -> None:
     assert waiting.seconds - beside.seconds > 4.0  # five pushes of a second, the last one of which nothing follows
     assert [fact.update_wait_s for fact in beside.facts] == [0.0] * 6
     assert all(fact.update is not None and fact.update.total_s == 1.0 for fact in beside.facts)
+
+
+def test_an_update_that_takes_longer_than_the_next_step_is_not_called_training() -> None:
+    world = World(steps=5, push_seconds=2.0, train_seconds=1.0, staleness=3, slots=64).run()
+    assert [fact.train_s for fact in world.facts] == [1.0] * 5
+    late = [fact.late_update_s for fact in world.facts]
+    assert late == pytest.approx([0.0, 3.0, 3.0, 3.0, 3.0], abs=0.02)  # a push takes 4 s, and a tick of the clock
+    for fact in world.facts:
+        assert fact.step_s == pytest.approx(fact.trainer_waited_s + fact.train_s + fact.late_update_s)
 
 
 def test_a_step_is_reported_with_its_update_and_the_version_that_it_brought() -> None:
