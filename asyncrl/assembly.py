@@ -27,7 +27,7 @@ from asyncrl.config.derived import (
 from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_device
 from asyncrl.engines.cluster.trainer import RayCheckpointer
 from asyncrl.engines.megatron.settings import TrainerSettings
-from asyncrl.errors import AsyncRLError, WeightUpdateFailed, plainly
+from asyncrl.errors import AsyncRLError, TurnFailed, WeightUpdateFailed, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
@@ -105,8 +105,8 @@ async def _failing_well(running: Running) -> AsyncIterator[None]:
                 logger.warning("waiting up to %g s for a checkpoint, after: %s", LAST_CHECKPOINT_S, error)
                 with suppress(AsyncRLError):
                     await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)
-            if isinstance(error, WeightUpdateFailed):
-                await running.look_for_the_dead()  # a server that died is a better cause than the update it left
+            if isinstance(error, WeightUpdateFailed | TurnFailed):
+                await running.look_for_the_dead()  # a server that died is a better cause than what it left
         raise
 
 

@@ -197,6 +197,8 @@ class FakeTurns:
 
     async def to_engines(self) -> None:
         """See ``Turns.to_engines``."""
+        if self.turn == "trainer":
+            raise AssertionError("engines would serve what was in memory: they get weights first")
         await self._pass_to("engines")
 
     async def _pass_to(self, turn: str) -> None:

@@ -92,7 +92,8 @@ class SharedGpus:
         """See ``Turns.to_engines``."""
         if self.turn == "engines":
             return
-        await self.to_update()
+        if self.turn == "trainer":
+            raise AssertionError("engines would serve what was in memory: they get weights first")
         start = _now()
         await self._ask("putting the weights away", self._trainer.put_away_weights())
         await self._all("resuming caches", lambda engine: engine.resume(CACHES))

@@ -8,6 +8,7 @@ Where they share GPUs, ranks load when the engines have loaded, measured the mem
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -34,12 +35,12 @@ from asyncrl.engines.sglang.loads import EngineLoads
 from asyncrl.engines.tensors import TensorUpdater
 from asyncrl.engines.turns import SharedGpus, give_back
 from asyncrl.engines.weights import BroadcastUpdater
-from asyncrl.errors import EngineTimeout, ServerFailed, plainly
+from asyncrl.errors import EngineTimeout, ServerFailed, TurnFailed, UpdateInterrupted, plainly
 from asyncrl.protocols import Turns, WeightUpdater
 from asyncrl.types import Weights
 
-CALL_S = 60.0
-"""For the first answer of an actor, whose process has to start: seconds, on a busy machine tens of them."""
+logger = logging.getLogger(__name__)
+
 LOOK_S = 3.0
 """For a server whose connections are closed to be seen dead."""
 
@@ -111,19 +112,24 @@ class Running:
         if self.turns is not None:
             await self.turns.to_trainer()
             await self.turns.to_update()
-        await self.updater.take()
-        await self.updater.push(weights)
+        await self._update(weights)
         if self.turns is not None:
             await self.turns.to_engines()
 
-    async def look_for_the_dead(self) -> None:
-        """Raises ServerFailed if a server has ended, or is about to.
+    async def _update(self, weights: Weights) -> None:
+        """From the beginning, when an engine is lost meanwhile."""
+        while True:
+            try:
+                await self.updater.take()
+                await self.updater.push(weights)
+            except UpdateInterrupted as error:
+                logger.warning("the weight update begins anew: %s", error)
+            else:
+                return
 
-        A process that is killed closes its connections some time before it can be seen dead.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
-                await together([server.watch() for server in self.servers])
+    async def look_for_the_dead(self) -> None:
+        """Raises ServerFailed if a server has ended, or is about to."""
+        await _look_for_the_dead(self.servers)
 
     async def watch(self) -> None:
         """Start engines again that end.  Raises ServerFailed when too many did, or the router; runs until cancelled."""
@@ -139,11 +145,19 @@ def pick_device(ray: ModuleType, wanted: Literal["auto", "cpu", "cuda"]) -> Lite
     return wanted
 
 
+async def _look_for_the_dead(servers: Sequence[Server]) -> None:
+    """A process that is killed closes its connections some time before it can be seen dead.  Raises ServerFailed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_S):
+            await together([server.watch() for server in servers])
+
+
 @contextlib.asynccontextmanager
 async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str], None]) -> AsyncIterator[Running]:
     """Start everything and wait until it is ready; stop the servers afterwards, however the body ends.
 
-    ``phase`` is told what is being waited for.  Raises ConfigError, ServerFailed, TrainerFailed or WeightUpdateFailed.
+    ``phase`` is told what is being waited for.  Raises ConfigError, ServerFailed, TrainerFailed, TurnFailed or
+    WeightUpdateFailed.
     """
     async with contextlib.AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire())
@@ -206,10 +220,17 @@ class _Builder:
             (engines, router_url), _ = await together([self._engines(place, []), self._load(ranks)])
             return engines, router_url, ranks
         gpus = await together(
-            [answered(actor.gpus.remote(), f"trainer rank {rank}, GPUs", CALL_S) for rank, actor in enumerate(ranks)]
+            [
+                answered(actor.gpus.remote(), f"trainer rank {rank}, GPUs", self._deployment.start_timeout_s)
+                for rank, actor in enumerate(ranks)
+            ]
         )
         engines, router_url = await self._engines(place, gpus)
-        await give_back([self._control(engine.url) for engine in engines], self._deployment.control_timeout_s)
+        try:
+            await give_back([self._control(engine.url) for engine in engines], self._deployment.control_timeout_s)
+        except TurnFailed:
+            await _look_for_the_dead(self._servers)
+            raise
         await self._load(ranks)
         return engines, router_url, ranks
 

@@ -127,6 +127,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._whole: Tensor | None = None
+        self._is_pinned = False
 
     def parts(self, sizes: Sequence[int]) -> list[Tensor]:
         """Bytes, as many as in ``sizes``, one after the other."""
@@ -139,11 +140,11 @@ class HostMemory:
 
     def _at_least(self, num_bytes: int) -> Tensor:
         if self._whole is None or self._whole.numel() < num_bytes:
-            if self._whole is not None:
+            if self._whole is not None and self._is_pinned:
                 _unpin(self._whole)
             self._whole = None  # before there is another
             self._whole = torch.empty(num_bytes, dtype=torch.uint8)
-            _pin(self._whole)
+            self._is_pinned = num_bytes > 0 and _pin(self._whole)
         return self._whole
 
 
@@ -190,17 +191,17 @@ def _hand_back() -> None:
         torch.cuda.empty_cache()
 
 
-def _pin(host: Tensor) -> None:
+def _pin(host: Tensor) -> bool:
     """By registering: torch's own pinned allocator takes up to twice the memory, the next power of two."""
     if not torch.cuda.is_available():
-        return
+        return False
     cudart: Any = torch.cuda.cudart  # torch has no types for it
     error = int(cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0))
     if error:
         logger.warning("%d bytes of host memory are not pinned (CUDA error %d): copies are slower", len(host), error)
+    return not error
 
 
 def _unpin(host: Tensor) -> None:
-    if torch.cuda.is_available():
-        cudart: Any = torch.cuda.cudart
-        cudart().cudaHostUnregister(host.data_ptr())
+    cudart: Any = torch.cuda.cudart
+    cudart().cudaHostUnregister(host.data_ptr())

@@ -100,7 +100,8 @@ class EngineControl:
 
     async def empty(self) -> None:
         """Return once the server has no request, and no cache of one."""
-        await self._wire.tell(f"{self.url}/flush_cache?timeout={self._timeout_s:g}", self._timeout_s + _GRACE_S)
+        patience_s = max(self._timeout_s - _GRACE_S, self._timeout_s / 2)
+        await self._wire.tell(f"{self.url}/flush_cache?timeout={patience_s:g}", self._timeout_s)
 
     async def release(self, parts: Sequence[str]) -> None:
         """Give memory back.  A server that has a request ends of it (an assertion of SGLang 0.5.16)."""

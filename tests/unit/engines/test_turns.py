@@ -113,6 +113,7 @@ def test_an_engine_that_fails_is_named(step: Step, line: str) -> None:
     async def a_step() -> None:
         gpus = shared([], "engines", engine=step)
         await gpus.to_trainer()
+        await gpus.to_update()
         await gpus.to_engines()
 
     with pytest.raises(TurnFailed, match=line):
@@ -131,6 +132,8 @@ def test_weights_of_nobody_are_not_pushed() -> None:
         run_virtually(shared([], "engines").to_update())
     with pytest.raises(AssertionError):
         run_virtually(shared([], "update").to_trainer())
+    with pytest.raises(AssertionError):
+        run_virtually(shared([], "trainer").to_engines())
 
 
 def test_engines_that_have_just_started_give_back_everything() -> None:
