@@ -12,13 +12,13 @@ import numpy as np
 import orjson
 
 from asyncrl.errors import DataError
+from asyncrl.metrics.sinks import METRICS_FILE
 from asyncrl.metrics.timeline import TIMELINE_FILE
 
 _SAMPLE = re.compile(r"g(\d+)(?:~\d+)?\.(\d+)")
 """Of training; held-out samples have other names."""
 _STEP = re.compile(r"step (\d+)")
 _UPDATE = re.compile(r"update to version (\d+)")
-METRICS_FILE = "metrics.jsonl"
 _SAME_S = 0.01
 """Between two clocks that read one step; the event loop's has milliseconds."""
 

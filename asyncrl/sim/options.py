@@ -150,7 +150,13 @@ def setting_from(options: argparse.Namespace) -> tuple[Setting, float]:
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return setting, costs.ideal_rate(moments, prompt, options.gpus, options.gpus_per_engine)
+    return setting, _filled(costs, setting).ideal_rate(moments, prompt, options.gpus, options.gpus_per_engine)
+
+
+def _filled(costs: Costs, setting: Setting) -> Costs:
+    """A full batch is no larger than what an engine is sent, whatever it could hold."""
+    max_running = min(costs.engine.max_running, setting.slots_per_engine)
+    return dataclasses.replace(costs, engine=dataclasses.replace(costs.engine, max_running=max_running))
 
 
 def costs_from(options: argparse.Namespace) -> Costs:
@@ -158,7 +164,10 @@ def costs_from(options: argparse.Namespace) -> Costs:
     tables = read_calibration(options.calibration) if options.calibration else {}
     for area, kind in AREAS.items():
         flags = {field.name: getattr(options, f"{area}_{field.name}") for field in _numbers(kind)}
-        tables[area] = {**tables.get(area, {}), **{name: value for name, value in flags.items() if value is not None}}
+        given = {name: value for name, value in flags.items() if value is not None}
+        if {"fixed_s", "per_request_s"} & given.keys() and tables.get(area, {}).get("by_running"):
+            raise ConfigError(f"{options.calibration} has engine.by_running, in which both of a step's constants are")
+        tables[area] = {**tables.get(area, {}), **given}
     return costs_of(tables)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from asyncrl.errors import DataError
 from asyncrl.sim.calibrate import SKIPPED_STEPS
 from asyncrl.sim.costs import Costs
 from asyncrl.sim.lengths import Drawn, Observed, Replayed
@@ -51,13 +52,16 @@ def replay(run_dir: Path, costs: Costs, prompt_tokens: int) -> Comparison:
 
 
 def setting_of(run: MeasuredRun, costs: Costs, prompt_tokens: int) -> Setting:
-    """What the run's configuration says."""
+    """What the run's configuration says.  Raises DataError."""
     config: dict[str, Any] = run.config
+    if config.get("colocate"):
+        raise DataError("the run was colocated: turns on the same GPUs are not modelled")
     known = run.lengths
     rest = Drawn(shape=Observed(sorted_tokens=tuple(sorted(known.values()))), cut=config["rollout-max-response-len"])
     interval = config["update-weights-interval"]
     staleness = config.get("max-staleness", interval)
     ranks, engine = config["actor-num-nodes"] * config["actor-num-gpus-per-node"], config["rollout-num-gpus-per-engine"]
+    rollout_gpus = config.get("rollout-num-gpus", 1)  # as in the product
     return Setting(
         schedule=Schedule(
             staleness=staleness,
@@ -67,8 +71,8 @@ def setting_of(run: MeasuredRun, costs: Costs, prompt_tokens: int) -> Setting:
         ),
         costs=replace(costs, engine=replace(costs.engine, max_running=config["sglang-server-concurrency"])),
         workload=Workload(lengths=Replayed(known=known, rest=rest), prompt_tokens=prompt_tokens, grain=1),
-        gpus=ranks + config["rollout-num-gpus"],
-        rollout_gpus=config["rollout-num-gpus"],
+        gpus=ranks + rollout_gpus,
+        rollout_gpus=rollout_gpus,
         gpus_per_engine=engine,
         slots_per_engine=config["sglang-server-concurrency"],
         groups_per_step=config["rollout-batch-size"],

@@ -6,6 +6,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from asyncrl.config import load_run
+from asyncrl.config.resolved import resolved
 from asyncrl.errors import DataError
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.timeline import TimelineFile
@@ -18,6 +20,7 @@ from asyncrl.sim.replay import replay
 from asyncrl.sim.world import Setting, simulate
 from tests.sim.settings import setting
 
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 PROMPT = 10
 TRUE = Costs(
     engine=EngineCosts(
@@ -58,6 +61,7 @@ def run_in(folder: Path, staleness: int, interval: int, slots: int, groups: int 
 
 
 def _config(run: Setting) -> str:
+    """As a real run leaves it: what was left to its default is not there."""
     flags = {
         "rollout-batch-size": run.groups_per_step,
         "n-samples-per-prompt": run.group_size,
@@ -65,12 +69,9 @@ def _config(run: Setting) -> str:
         "max-staleness": run.schedule.staleness,
         "sglang-server-concurrency": run.slots_per_engine,
         "rollout-max-response-len": 64,
-        "actor-num-nodes": 1,
-        "actor-num-gpus-per-node": 1,
-        "rollout-num-gpus": 1,
-        "rollout-num-gpus-per-engine": 1,
     }
-    return "\n".join(f"{name} = {value}" for name, value in flags.items())
+    arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    return resolved(load_run(["--config", str(QUICKSTART), *arguments]))
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,14 @@ def test_runs_with_other_settings_are_predicted(
 def test_with_the_true_constants_a_replay_is_exact(tmp_path: Path) -> None:
     run_in(tmp_path / "run", staleness=2, interval=1, slots=16)
     assert replay(tmp_path / "run", TRUE, PROMPT).error == pytest.approx(0.0, abs=0.001)
+
+
+def test_turns_are_not_replayed(tmp_path: Path) -> None:
+    run_in(tmp_path / "run", staleness=0, interval=1, slots=16)
+    config = tmp_path / "run" / "run.toml"
+    config.write_text(config.read_text().replace("colocate = false", "colocate = true"))
+    with pytest.raises(DataError, match="the run was colocated"):
+        replay(tmp_path / "run", TRUE, PROMPT)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
