@@ -10,6 +10,7 @@ something does not hold, 2 the options are wrong.
 """
 
 import argparse
+import math
 import random
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, 
         "samples sent again": last["retries"],
         "steps without a gap": [row["step"] for row in rows] == list(range(len(rows))),
         "lag, most": max(row["lag/max"] for row in rows),
-        "log-probs of engine and trainer apart, last step": f"{last['train/logprob_diff']:.2e}",
+        "log-probs of engine and trainer apart, last measured": f"{_last_difference(rows):.2e}",
         "version in the trainer at least": last["version"],
         "versions served": ", ".join(served.values()),
     }
@@ -171,6 +172,11 @@ def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, 
         and are_current
     )
     return told
+
+
+def _last_difference(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Some steps have none: engines served other weights then."""
+    return next((row["train/logprob_diff"] for row in reversed(rows) if "train/logprob_diff" in row), math.nan)
 
 
 def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> list[str]:

@@ -269,7 +269,7 @@ def _raw_s(asked: argparse.Namespace, num_bytes: int) -> float:
         rank.start()
     for rank in ranks:
         rank.join(TIMEOUT_S)
-    if any(rank.exitcode for rank in ranks):
+    if any(rank.exitcode != 0 for rank in ranks):  # None: it has not ended in time
         for rank in ranks:
             rank.kill()
         raise SystemExit(f"the raw broadcast failed: exit codes {[rank.exitcode for rank in ranks]}")
