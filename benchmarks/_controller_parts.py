@@ -33,10 +33,10 @@ GROUPS_PER_STEP = 16
 """128 samples per step: at 400 samples/s three steps a second, more than a trainer asks of the loop."""
 _NEVER = 1_000_000_000
 """More than a case can reach: it is ended by the clock."""
-_RETRIES = 2
-"""As in the product; none is expected."""
-REQUEST_TIMEOUT_S = 600.0
-"""As in the product; nothing here comes near it."""
+_RETRIES = 3
+"""The product's default; none is expected."""
+REQUEST_TIMEOUT_S = 300.0
+"""The product's default; nothing here comes near it."""
 _UPDATE_S = 60.0
 """For an answer that is sent at once, also by a machine that does much else."""
 

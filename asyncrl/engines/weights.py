@@ -15,7 +15,7 @@ from typing import Protocol
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.everyone import everyone
-from asyncrl.engines.paused import LOST_S, PausedRound, PauseMode
+from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode
 from asyncrl.engines.roster import Roster
 from asyncrl.errors import WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
@@ -45,17 +45,10 @@ class WeightSender(Protocol):
         """
 
 
-class WeightReceiver(Protocol):
+class WeightReceiver(Pausable, Protocol):
     """One engine's side.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
 
-    url: str
     num_ranks: int
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Hold every request where it is; ``mode`` says what becomes of its KV cache."""
-
-    async def go_on(self) -> None:
-        """Let requests go on."""
 
     async def join_group(
         self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str

@@ -85,7 +85,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/update_pause_s", "s", "generation stood still for the weight update after the step"),
     Metric("time/update_s", "s", "the whole of that update"),
     Metric("time/update_wait_s", "s", "training waited for its weights to be copied, or written, for that update"),
-    Metric("time/checkpoint_s", "s", "training waited for the checkpoint after the step to be copied (--save)"),
+    Metric("time/checkpoint_s", "s", "training waited for its checkpoint: to be copied, or written (--no-async-save)"),
     Metric("time/loop_lag_ms", "ms", "longest delay of the controller's event loop"),
     Metric("throughput/tokens_generated_per_s", "token/s", "generated within the step, over its time"),
     Metric("throughput/tokens_trained_per_s", "token/s", "trained on within the step, over its time"),

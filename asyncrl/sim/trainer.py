@@ -88,7 +88,7 @@ class ModelledUpdater:
         return not self._costs.holds_trainer
 
     async def newcomers(self) -> None:
-        """See ``WeightUpdater.newcomers``: modelled engines do not die."""
+        """See ``WeightUpdater.newcomers``: modelled engines come back with the present weights."""
         await asyncio.Event().wait()
 
     async def push(self, weights: Weights) -> UpdateReport:

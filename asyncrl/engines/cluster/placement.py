@@ -64,7 +64,7 @@ class Placement:
         return self._ray.remote(kind).options(num_cpus=0).remote()
 
     def give_up(self) -> None:
-        """End all actors and free their room."""
+        """End trainer ranks and engines, and free their room; the router is outside of it."""
         self._ray.util.remove_placement_group(self._group)
 
     def _actor(self, kind: type, bundle: int, gpus: int) -> Any:

@@ -13,7 +13,7 @@ from asyncrl.types import Batch, TrainReport
 
 
 class RayTrainer:
-    """``Trainer``, ``WeightSender`` and ``WeightWriter`` over actors of ``RankActor``, rank 0 first.
+    """``Trainer``, and the trainer's side of every way to send weights, over actors of ``RankActor``, rank 0 first.
 
     One call at a time.
     """
