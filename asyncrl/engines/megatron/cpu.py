@@ -23,6 +23,8 @@ def install() -> None:
         _replace_cuda_calls()
         _replace_tensor_calls()
         _replace_megatron_calls()
+        # Megatron compiles parts of the mixture's routing: with a C++ compiler, if there is one, and for 15 s.
+        torch.compiler.set_stance("force_eager")
     for name, module in list(sys.modules.items()):
         if name.split(".")[:2] == ["megatron", "core"] and getattr(module, "torch", None) is torch:
             module.torch = _TORCH  # type: ignore[attr-defined]
