@@ -249,9 +249,11 @@ class _Builder:
         ``gpus`` are those of each rank, where engines share them.
         """
         deployment = self._deployment
+        # Now, for its process takes seconds to start; the router itself would ask in vain for engines that load.
+        router = self._server("router", place.anywhere(ServerActor)) if deployment.use_router else None
         engines = await together([self._engine(place, number, gpus) for number in range(deployment.num_engines)])
         urls = tuple(engine.url for engine in engines)
-        return tuple(engines), await self._router(place, urls) if deployment.use_router else None
+        return tuple(engines), await self._route(router, urls) if router else None
 
     async def _engine(self, place: Placement, number: int, gpus: Sequence[Sequence[str]]) -> StartedEngine:
         deployment = self._deployment
@@ -280,9 +282,8 @@ class _Builder:
         await start()
         return StartedEngine(url=url, server=server, start=start)
 
-    async def _router(self, place: Placement, urls: tuple[str, ...]) -> str:
+    async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
         deployment = self._deployment
-        server = self._server("router", place.anywhere(ServerActor))
         host, (port, prometheus_port) = await self._place(server.actor, 2)
         launch = RouterLaunch(
             worker_urls=urls, host=host, port=port, prometheus_port=prometheus_port, flags=deployment.router_flags
