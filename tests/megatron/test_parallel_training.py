@@ -1,8 +1,6 @@
 """Training steps on several ranks, one process each, over gloo: every layout makes the weights of one process."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 import rank_process
 import torch
 from families import TINY, write_tiny
+from forked import Program
 from rank_process import case
 from safetensors.torch import load_file
 from tiny import write_checkpoint
@@ -60,22 +59,12 @@ pytestmark = [
 
 
 @contextmanager
-def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[str]]]:
+def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[Program]]:
     """All ranks but the first, as processes of their own."""
     with ExitStack() as stack:
         others = range(1, max(case["ranks"] for case in cases))
-        yield [stack.enter_context(_process(rank, cases)) for rank in others]
-
-
-@contextmanager
-def _process(rank: int, cases: list[dict[str, Any]]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, rank_process.__file__, str(rank), json.dumps(cases)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+        programs = (Program(rank_process.__file__, rank, json.dumps(cases)) for rank in others)
+        yield [stack.enter_context(program) for program in programs]
 
 
 @pytest.fixture(scope="module")
