@@ -219,12 +219,7 @@ class _Builder:
         if not self._deployment.colocate:
             (engines, router_url), _ = await together([self._engines(place, []), self._load(ranks)])
             return engines, router_url, ranks
-        gpus = await together(
-            [
-                answered(actor.gpus.remote(), f"trainer rank {rank}, GPUs", self._deployment.start_timeout_s)
-                for rank, actor in enumerate(ranks)
-            ]
-        )
+        gpus = await self._every(ranks, "GPUs", lambda actor, _: actor.gpus.remote())
         engines, router_url = await self._engines(place, gpus)
         try:
             await give_back([self._control(engine.url) for engine in engines], self._deployment.control_timeout_s)
@@ -321,29 +316,19 @@ class _Builder:
     # ---- trainer and weights
 
     async def _load(self, ranks: tuple[Any, ...]) -> None:
-        deployment = self._deployment
+        settings, size, origin = self._deployment.trainer, self._deployment.num_ranks, self._deployment.origin
         address, (port,) = await self._place(ranks[0], 1)
-        await together(
-            [
-                answered(
-                    actor.start.remote(deployment.trainer, rank, deployment.num_ranks, address, port),
-                    f"trainer rank {rank}, start",
-                    deployment.start_timeout_s,
-                )
-                for rank, actor in enumerate(ranks)
-            ]
-        )
-        if deployment.origin is not None:
-            await together(
-                [
-                    answered(
-                        actor.load.remote(deployment.origin),
-                        f"trainer rank {rank}, load",
-                        deployment.start_timeout_s,
-                    )
-                    for rank, actor in enumerate(ranks)
-                ]
-            )
+        await self._every(ranks, "start", lambda actor, rank: actor.start.remote(settings, rank, size, address, port))
+        if origin is not None:
+            await self._every(ranks, "load", lambda actor, _: actor.load.remote(origin))
+
+    async def _every(self, ranks: Sequence[Any], what: str, ask: Callable[[Any, int], Any]) -> list[Any]:
+        """The answers of all ranks, asked at once."""
+        timeout_s = self._deployment.start_timeout_s
+        calls = [
+            answered(ask(actor, rank), f"trainer rank {rank}, {what}", timeout_s) for rank, actor in enumerate(ranks)
+        ]
+        return await together(calls)
 
     def _control(self, url: str) -> EngineControl:
         deployment = self._deployment
