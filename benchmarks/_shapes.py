@@ -76,12 +76,13 @@ SHAPES: Mapping[str, dict[str, Any]] = {
 """Those that are not tiny have Qwen3's own numbers."""
 
 
-def write_random(folder: Path, name: str, *, device: str) -> Path:
-    """A checkpoint of the shape ``name`` with small random weights, without a tokenizer."""
+def write_random(folder: Path, name: str, *, device: str, **changes: int) -> Path:
+    """A checkpoint of the shape ``name`` with small random weights, without a tokenizer; ``changes`` are of its
+    ``config.json``."""
     import torch
     from safetensors.torch import save_file
 
-    config = SHAPES[name]
+    config = {**SHAPES[name], **changes}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     dtype = getattr(torch, config["torch_dtype"])

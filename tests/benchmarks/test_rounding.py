@@ -1,0 +1,17 @@
+"""Rounding is measured where there is some, and nothing else is."""
+
+import pytest
+
+from benchmarks import rounding
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_a_small_model_is_apart_by_little_but_something(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rounding.main(["--model", "tiny", "--tokens", "64"]) == 0
+    lines = capsys.readouterr().out.splitlines()[:3]
+    assert [line.partition(":")[0] for line in lines] == [
+        "float32 and bfloat16",
+        "float32 and bfloat16, other attention",
+        "bfloat16 and bfloat16, other attention",
+    ]
+    assert all(0.0 < float(line.rpartition(" ")[2]) < 0.01 for line in lines)
