@@ -2,12 +2,16 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from families import TINY, write_tiny
-from forked import Program
 from layouts import layout, processes
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -25,8 +29,15 @@ MOST_BYTES = 150 * 2**20
 """A quarter of the model.  Seen: 85 MiB; a weight, its copies, and what the allocator keeps."""
 
 
-def running(report: Path, steps: list[list[str]], **environment: str) -> Program:
-    return Program(SCRIPT, report, json.dumps(steps), **environment)
+@contextmanager
+def running(report: Path, steps: list[list[str]], **environment: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(SCRIPT), str(report), json.dumps(steps)]
+    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def write_large(folder: Path) -> Path:

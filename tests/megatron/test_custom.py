@@ -3,6 +3,8 @@
 import json
 import math
 import pickle
+import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, TOUCHY, run
-from forked import Program
 from megatron.core import parallel_state
 from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
@@ -120,9 +121,13 @@ def pairs(checkpoint, file, alone_steps):
     """
     cases = {name: {"port": free_port(), "names": TOUCHY, "parallel": sizes} for name, sizes in LAYOUTS.items()}
     cases["ours"] = {"port": free_port(), "names": OURS}
-    with Program(custom_process.__file__, checkpoint, file, json.dumps(list(cases.values()))) as other:
-        mine = [run(0, 2, checkpoint, file, **case) for case in cases.values()]
-        theirs = json.loads(other.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])
+    words = [sys.executable, custom_process.__file__, checkpoint, file, json.dumps(list(cases.values()))]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            mine = [run(0, 2, checkpoint, file, **case) for case in cases.values()]
+            theirs = json.loads(other.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])
+        finally:
+            other.kill()
     return dict(zip(cases, zip(mine, theirs, strict=True), strict=True))
 
 

@@ -1,13 +1,14 @@
 """Updates from the real trainer, taken by the plug-in that copies what SGLang's loaders would copy."""
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 
 import pytest
 import torch
-from forked import Program
 from fp8_checkpoints import in_fp8
 from safetensors.torch import load_file
 from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
@@ -23,7 +24,10 @@ class Engine:
     """The other process."""
 
     def __init__(self, port):
-        self.process = Program(Path(__file__).with_name("direct_process.py"), port)
+        program = Path(__file__).with_name("direct_process.py")
+        self.process = subprocess.Popen(
+            [sys.executable, program, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def ask(self, load_format, names, dtypes=(), shapes=(), target=""):
         asked = {"load_format": load_format, "names": names, "dtypes": dtypes, "shapes": shapes}
@@ -43,14 +47,18 @@ def both(tmp_path, request):
         in_fp8(checkpoint)
     port = free_port()
     engine = Engine(port)
-    settings = trainer_settings(checkpoint, update_weight_buffer_size=20_000, timeout_s=DEADLINE_S)
-    with engine.process, one_rank(settings) as rank:
-        rank.join_engines("127.0.0.1", port, 2, "weights", "gloo")
-        assert rank.take(is_checked=False)
-        for bucket in rank.weight_buckets():
-            engine.ask("flattened_bucket", **{key: asdict(bucket)[key] for key in ("names", "dtypes", "shapes")})
-            assert engine.answer() == [True, KEPT, len(bucket.names)]
-        yield rank, engine, [bucket.names[0] for bucket in rank.weight_buckets()]
+    try:
+        settings = trainer_settings(checkpoint, update_weight_buffer_size=20_000, timeout_s=DEADLINE_S)
+        with one_rank(settings) as rank:
+            rank.join_engines("127.0.0.1", port, 2, "weights", "gloo")
+            assert rank.take(is_checked=False)
+            for bucket in rank.weight_buckets():
+                engine.ask("flattened_bucket", **{key: asdict(bucket)[key] for key in ("names", "dtypes", "shapes")})
+                assert engine.answer() == [True, KEPT, len(bucket.names)]
+            yield rank, engine, [bucket.names[0] for bucket in rank.weight_buckets()]
+    finally:
+        engine.process.kill()
+        engine.process.communicate()
 
 
 def same(folder, file):

@@ -1,13 +1,14 @@
 """Tensor, pipeline and expert parallelism: every layout holds parts, and together they are the same model."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import layouts
 import pytest
 import torch
 from families import TINY, write_tiny
-from forked import Program
 from fp8_checkpoints import in_fp8
 from layouts import DEADLINE_S, layout, loaded, logits_and_gradients, processes
 from safetensors.torch import load_file
@@ -65,10 +66,13 @@ def sent_alone(checkpoints, alone):
 def seen(checkpoints, alone, sent_alone):
     """What two processes make of every family in every layout; one process is done with its process group by then."""
     port, cases = free_port(), [(LAYOUTS[name], str(checkpoints[family])) for name, family in (*CASES, *FP8_CASES)]
-    with Program(layouts.__file__, 1, 2, port, json.dumps(cases)) as other:
+    other = subprocess.Popen([sys.executable, layouts.__file__, "1", "2", str(port), json.dumps(cases)])
+    try:
         found = layouts.run(0, 2, port, cases)
-        _, said = other.communicate(timeout=DEADLINE_S)
-    assert other.returncode == 0, said
+        assert other.wait(timeout=DEADLINE_S) == 0
+    finally:
+        other.kill()
+        other.wait()
     return dict(zip((*CASES, *FP8_CASES), found, strict=True))
 
 

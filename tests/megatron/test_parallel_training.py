@@ -1,6 +1,8 @@
 """Training steps on several ranks, one process each, over gloo: every layout makes the weights of one process."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,7 +12,6 @@ import pytest
 import rank_process
 import torch
 from families import TINY, write_tiny
-from forked import Program
 from rank_process import case
 from safetensors.torch import load_file
 from tiny import write_checkpoint
@@ -59,12 +60,22 @@ pytestmark = [
 
 
 @contextmanager
-def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[Program]]:
+def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[str]]]:
     """All ranks but the first, as processes of their own."""
     with ExitStack() as stack:
         others = range(1, max(case["ranks"] for case in cases))
-        programs = (Program(rank_process.__file__, rank, json.dumps(cases)) for rank in others)
-        yield [stack.enter_context(program) for program in programs]
+        yield [stack.enter_context(_process(rank, cases)) for rank in others]
+
+
+@contextmanager
+def _process(rank: int, cases: list[dict[str, Any]]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, rank_process.__file__, str(rank), json.dumps(cases)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="module")
