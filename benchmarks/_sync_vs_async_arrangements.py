@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from asyncrl.metrics.facts import StepFacts, TokenCounts
+from asyncrl.metrics.intervals import seconds, union, without
 from asyncrl.metrics.reporter import row, trained_lags
 from benchmarks._sync_vs_async_figures import Run, Step
-from benchmarks._sync_vs_async_watch import WatchedEngine, WatchedTrainer, WatchedUpdater, seconds, union, without
+from benchmarks._sync_vs_async_watch import WatchedEngine, WatchedTrainer, WatchedUpdater
 
 MAX_STALENESS = 64
 """Steps; see ``first_row``."""

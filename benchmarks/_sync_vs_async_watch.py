@@ -1,16 +1,14 @@
 """Who is busy when: intervals on the event loop's clock, taken where trainer, engines and updates are called."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+from asyncrl.metrics.intervals import Interval, clipped
 from asyncrl.protocols import RolloutEngine, Trainer, WeightUpdater
 from asyncrl.types import Batch, Chunk, FinishReason, Request, TrainReport, UpdateReport, Weights
-
-Interval = tuple[float, float]
-"""Start and stop, in seconds."""
 
 
 class Intervals:
@@ -39,41 +37,6 @@ class Intervals:
         """What falls between ``start_s`` and ``stop_s``, what still goes on included."""
         going_on = [(began, stop_s) for began in self._open.values()]
         return clipped([*self._closed, *going_on], start_s, stop_s)
-
-
-def clipped(intervals: Iterable[Interval], start_s: float, stop_s: float) -> list[Interval]:
-    """The parts between ``start_s`` and ``stop_s``."""
-    parts = ((max(start, start_s), min(stop, stop_s)) for start, stop in intervals)
-    return [(start, stop) for start, stop in parts if start < stop]
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time, with nothing counted twice; in order."""
-    merged: list[Interval] = []
-    for start, stop in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def without(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
-    """The union of ``intervals`` less that of ``holes``."""
-    left = union(intervals)
-    for begin, end in union(holes):
-        left = [
-            part
-            for start, stop in left
-            for part in ((start, min(stop, begin)), (max(start, end), stop))
-            if part[0] < part[1]
-        ]
-    return left
-
-
-def seconds(intervals: Sequence[Interval]) -> float:
-    """Added up."""
-    return sum(stop - start for start, stop in intervals)
 
 
 class WatchedEngine:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from asyncrl.errors import DataError
+from asyncrl.metrics.intervals import union
 from asyncrl.sim.measured import MeasuredRun, read_run
 from asyncrl.sim.squares import Floats, not_negative
 from asyncrl.sim.tables import as_toml
@@ -177,7 +178,7 @@ def _fit_trainer(run: MeasuredRun, prompt_tokens: int) -> tuple[Floats, float, f
     starts, stops = (np.array([getattr(each, name) for each in steps]) for name in ("start_s", "stop_s"))
     per_step = run.config["rollout-batch-size"] * run.config["n-samples-per-prompt"]
     tokens = np.array([float(each.tokens + prompt_tokens * per_step) for each in steps])
-    busy = _union([(each.start_s, each.stop_s) for each in run.samples])
+    busy = union([(each.start_s, each.stop_s) for each in run.samples])
     shared = _overlap(starts, stops, busy) / (stops - starts)
     work = np.stack([np.ones(len(steps)), tokens], axis=1)
     return _scan(np.empty((len(steps), 0)), work, work * shared[:, None], stops - starts)
@@ -209,17 +210,6 @@ def _overlap(starts: Floats, stops: Floats, spans: Sequence[tuple[float, float]]
     area = np.concatenate([[0.0], np.cumsum(np.diff(at) * open_spans[:-1])])
     overlap: Floats = np.interp(stops, at, area) - np.interp(starts, at, area)
     return overlap
-
-
-def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same time, each moment once."""
-    merged: list[tuple[float, float]] = []
-    for start, stop in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
-        else:
-            merged.append((start, stop))
-    return merged
 
 
 def _overhead(row: dict[str, float]) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.metrics.facts import TokenCounts
+from asyncrl.metrics.intervals import seconds
 from asyncrl.sim.clock import run_virtually
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 from benchmarks import _sync_vs_async_options as options
@@ -19,7 +20,7 @@ from benchmarks._sync_vs_async_figures import Results, Run, Setup, Step, ratio_s
 from benchmarks._sync_vs_async_files import read, write
 from benchmarks._sync_vs_async_full import progress, rate, stationary
 from benchmarks._sync_vs_async_report import COLUMNS, markdown, picture, rows
-from benchmarks._sync_vs_async_watch import Intervals, WatchedEngine, clipped, seconds, union, without
+from benchmarks._sync_vs_async_watch import Intervals, WatchedEngine
 from benchmarks._sync_vs_async_workload import ForcedLengths, Prompts, Workload, made_up_words
 
 WORKLOAD = Workload(vocabulary=512, prompt_tokens=16, median=100, longest=1600, seed=7)
@@ -155,13 +156,6 @@ def test_arrangements_by_name() -> None:
     for name in ("S=0", "S", "colocate", f"S={MAX_STALENESS + 1}"):
         with pytest.raises(ValueError, match=name):
             arrangement(name)
-
-
-def test_a_union_counts_nothing_twice() -> None:
-    assert union([(3, 4), (0, 2), (1, 2.5), (2.5, 3)]) == [(0, 4)]
-    assert seconds(union([(0, 2), (1, 3), (5, 6)])) == 4
-    assert clipped([(0, 2), (3, 9), (9, 10)], 1, 5) == [(1, 2), (3, 5)]
-    assert without([(0, 4), (3, 6)], [(1, 2), (5, 9), (1, 1.5)]) == [(0, 1), (2, 5)]
 
 
 def test_what_still_goes_on_counts_up_to_the_end() -> None:
