@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from asyncrl.engines.cluster.placement import Layout, Placement
-from asyncrl.engines.sglang.launch import ServerLaunch, server_command
+from asyncrl.engines.sglang.launch import SERVER_ENVIRONMENT, ServerLaunch, server_command
 
 
 def layout(*, is_shared: bool, device: Literal["cpu", "cuda"] = "cuda") -> Layout:
@@ -59,7 +59,7 @@ def test_a_server_on_shared_gpus_is_told_which_and_gives_memory_back() -> None:
     assert shared.environment["CUDA_VISIBLE_DEVICES"] == "5,2"
     assert shared.environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"
     assert "--enable-memory-saver" in shared.arguments
-    assert command("cuda", None).environment == {}
+    assert command("cuda", None).environment == SERVER_ENVIRONMENT
     assert "--enable-memory-saver" not in command("cuda", None).arguments
     on_cpu = command("cpu", ())
     assert on_cpu.environment["CUDA_VISIBLE_DEVICES"] == ""
