@@ -204,9 +204,8 @@ def _parser(description: str) -> argparse.ArgumentParser:
 
 def _add_how_long(parser: argparse.ArgumentParser) -> None:
     how_long = parser.add_argument_group("how long, and what is left of it")
-    how_long.add_argument("--steps", type=int, default=8, help="measured per run, at most")
-    how_long.add_argument("--warmup", type=int, default=1, help="steps before; one more for each step of staleness")
-    how_long.add_argument("--seconds", type=float, default=float("inf"), help="measured per run, at most")
+    how_long.add_argument("--steps", type=int, default=8, help="measured per run, rounded up to whole rounds of S + 1")
+    how_long.add_argument("--seconds", type=float, default=float("inf"), help="after which no other round begins")
     how_long.add_argument("--full-s", type=float, default=15.0, help="of full engines alone, first; 0: not at all")
     how_long.add_argument("--repeats", type=int, default=1, help="of all arrangements")
     how_long.add_argument("--deadline-s", type=float, default=3600.0, help="then it shows what it has")

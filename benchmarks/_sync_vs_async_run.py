@@ -93,12 +93,12 @@ class Stage:
         trainer = WatchedTrainer(self._running.trainer)
         parts, updater = self._parts(arrangement, workload, served, engine, trainer)
         clock = asyncio.get_running_loop().time
-        seen, is_complete = Seen(warmup=length.warmup + arrangement.staleness, start_s=clock()), False
+        seen, is_complete = Seen(round_steps=arrangement.round_steps, start_s=clock()), False
 
         def report(facts: StepFacts) -> None:
             seen.add(facts, clock(), engine.aborted + facts.scheduler.aborts)
             self._say(line(arrangement, seen, facts))
-            if len(seen.steps) >= length.steps or (seen.steps and seen.stop_s - seen.start_s >= length.seconds):
+            if length.is_over(seen):
                 raise Enough
 
         try:

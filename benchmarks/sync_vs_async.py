@@ -77,7 +77,7 @@ LEAVING_S = 45.0
 WRITING_S = 300.0
 """For a checkpoint of random weights: 12 GB take a minute."""
 
-ONE_STEP = Length(warmup=1, steps=0, seconds=0.0)
+ONE_STEP = Length(steps=0, seconds=0.0)
 SHORTER = 32
 """Of the longest answer: 8,192 tokens take half a minute, 256 a second."""
 
@@ -210,7 +210,7 @@ async def _all_runs(
     logs = (asked.out / ("logs-colocate" if colocates else "logs")).resolve()
     launch = deployment(asked, checkpoint, logs, session.left_s, colocates=colocates)
     launch.logs.mkdir(exist_ok=True)
-    length = Length(warmup=asked.warmup, steps=asked.steps, seconds=asked.seconds)
+    length = Length(steps=asked.steps, seconds=asked.seconds)
     async with deployed(ray, launch, session.say) as running:
         stage = Stage(running, session.setup, load_tokenizer(checkpoint), timeline, session.say)
         calm_the_collector()

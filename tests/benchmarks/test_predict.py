@@ -97,7 +97,7 @@ def leave_results(folder: Path, setup: Setup, costs: Costs, steps: Mapping[str, 
 
 def _simulated(timeline: Later, setup: Setup, costs: Costs, name: str, measured: int) -> tuple[Run, float]:
     kind = arrangement(name)
-    seen = Seen(warmup=1 + kind.staleness, start_s=0.0)
+    seen = Seen(round_steps=kind.round_steps, start_s=0.0)
 
     def report(facts: StepFacts) -> None:
         seen.add(facts, asyncio.get_running_loop().time(), 0)

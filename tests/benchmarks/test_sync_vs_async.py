@@ -15,13 +15,14 @@ from asyncrl.sim.clock import run_virtually
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 from benchmarks import _sync_vs_async_options as options
 from benchmarks import sync_vs_async
-from benchmarks._sync_vs_async_arrangements import MAX_STALENESS, Arrangement, arrangement, first_row
+from benchmarks._sync_vs_async_arrangements import MAX_STALENESS, Arrangement, Length, Seen, arrangement, first_row
 from benchmarks._sync_vs_async_figures import Results, Run, Setup, Step, ratio_spread, spread, t95
 from benchmarks._sync_vs_async_files import read, write
 from benchmarks._sync_vs_async_full import progress, rate, stationary
 from benchmarks._sync_vs_async_report import COLUMNS, markdown, picture, rows
 from benchmarks._sync_vs_async_watch import Intervals, WatchedEngine
 from benchmarks._sync_vs_async_workload import ForcedLengths, Prompts, Workload, made_up_words
+from tests.unit.metrics.made import facts
 
 WORKLOAD = Workload(vocabulary=512, prompt_tokens=16, median=100, longest=1600, seed=7)
 SETUP = Setup(
@@ -142,10 +143,22 @@ def test_every_token_of_the_model_is_a_word() -> None:
 
 
 def test_all_arrangements_measure_the_same_prompts() -> None:
-    def first_measured(each: Arrangement, warmup: int = 3, groups: int = 4) -> int:
-        return first_row(each, groups) + groups * (warmup + each.staleness)
+    def first_measured(each: Arrangement, groups: int = 4) -> int:
+        return first_row(each, groups) + groups * each.round_steps
 
     assert len({first_measured(arrangement(name)) for name in ("sync", "sync-colocate", "one-step", "S=8")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "seconds", "num_steps"),
+    [("S=2", 4, 1e9, 6), ("S=2", 3, 1e9, 3), ("S=2", 99, 31.0, 6), ("sync", 2, 1e9, 2), ("sync", 0, 0.0, 0)],
+)
+def test_whole_rounds_are_measured_after_one(name: str, steps: int, seconds: float, num_steps: int) -> None:
+    length, seen = Length(steps=steps, seconds=seconds), Seen(round_steps=arrangement(name).round_steps, start_s=0.0)
+    while not length.is_over(seen):
+        seen.add(facts(len(seen.rows)), 10.0 * (len(seen.rows) + 1), 0)
+    assert len(seen.rows) == seen.round_steps + num_steps
+    assert seen.start_s == 10.0 * seen.round_steps
 
 
 def test_arrangements_by_name() -> None:
