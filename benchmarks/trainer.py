@@ -71,14 +71,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample-tokens", type=int, default=4096)
     parser.add_argument("--microbatches", type=int, default=2, help="per step and data-parallel rank")
     parser.add_argument("--steps", type=int, default=4, help="the first of which is left out")
+    parser.add_argument("--deadline-s", type=float, default=900.0, help="for all of it")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--transformer-impl", choices=["local", "transformer_engine"], default="local")
     add_parallel(parser)
     return parser
 
 
 def _settings(asked: argparse.Namespace, checkpoint: Path) -> TrainerSettings:
     return TrainerSettings(
-        model=ModelConfig(hf_checkpoint=checkpoint),
+        model=ModelConfig(hf_checkpoint=checkpoint, transformer_impl=asked.transformer_impl),
         train=TrainConfig(max_tokens_per_gpu=asked.tokens, lr=1e-6, balance_data=True),
         parallel=parallel_of(asked),
         device=asked.device,
@@ -106,10 +108,14 @@ def _measured(asked: argparse.Namespace, checkpoint: Path) -> Measured:
     ranks = [spawn.Process(target=_rank, args=(asked, settings, rank, port, answers)) for rank in range(asked.ranks)]
     for each in ranks:
         each.start()
+    deadline = time.monotonic() + asked.deadline_s
     for each in ranks:
-        each.join()
-    if any(each.exitcode for each in ranks):
-        raise SystemExit(f"a rank failed: exit codes {[each.exitcode for each in ranks]}")
+        each.join(max(0.0, deadline - time.monotonic()))
+    codes = [each.exitcode for each in ranks]
+    for each in ranks:
+        each.kill()
+    if any(code != 0 for code in codes):
+        raise SystemExit(f"not all ranks ended well in {asked.deadline_s:g} s: exit codes {codes}")
     found: Measured = answers.get()
     return found
 

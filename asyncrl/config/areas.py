@@ -23,6 +23,9 @@ class ModelConfig:
     the trainer begins with the numbers that it stands for, unless --load or --ref-load has others."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations; auto is bfloat16 on GPUs and float32 on a CPU, where bfloat16 is 4-6 times slower."""
+    transformer_impl: Literal["local", "transformer_engine"] = "local"
+    """The trainer's layers: Megatron's own, or TransformerEngine's, which must be installed, need GPUs, and fuse norms
+    and activations with what is beside them."""
     seed: int = 1234
     """Of the trainer and of the draws of the rollout engines."""
 

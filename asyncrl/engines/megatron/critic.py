@@ -57,7 +57,7 @@ def _model(settings: TrainerSettings, device: torch.device) -> Any:
     """One number per position in the place of a distribution over words; there is no output layer to be tied."""
     path, dtype = critic_load(settings.train, settings.model), getattr(torch, settings.dtype)
     shape = replace(critic_shape(settings), ties_embeddings=False)
-    model = build_model(shape, device, dtype, settings.parallel)
+    model = build_model(shape, device, dtype, settings.parallel, settings.model.transformer_impl)
     if model.post_process:
         model.output_layer = None
     load_hf(model, shape, path)

@@ -10,6 +10,16 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig, device: str) -> No
     refuse(_tensor(shape, parallel) + _pipeline(shape, parallel) + _experts(shape.experts, parallel, device))
 
 
+def check_implementation(asked: str, device: str) -> None:
+    """Raise ConfigError if the layers that were ``asked`` for do not run on ``device``."""
+    refuse(
+        must(
+            not (asked == "transformer_engine" and device == "cpu"),
+            "transformer-impl transformer_engine: it needs GPUs; leave it out, or say local",
+        )
+    )
+
+
 def _tensor(shape: ModelShape, parallel: ParallelConfig) -> list[str]:
     size = parallel.tensor_model_parallel_size
     shared = {"attention heads": shape.num_heads, "words": shape.vocab_size}

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.attention import PackedAttention
+from asyncrl.engines.megatron.implementation import Implementation
 from asyncrl.engines.megatron.layers import AddNormed, GroupedExperts, LatentAttention, RMSNorm
 from asyncrl.engines.megatron.rope import Rope, YarnRope
 from asyncrl.engines.megatron.shape import ExpertShape, LatentShape, ModelShape
@@ -24,13 +26,17 @@ from asyncrl.engines.megatron.turning import Turns, frequencies, turns_at
 
 
 def build_model(
-    shape: ModelShape, device: torch.device, dtype: torch.dtype, parallel: ParallelConfig | None = None
+    shape: ModelShape,
+    device: torch.device,
+    dtype: torch.dtype,
+    parallel: ParallelConfig | None = None,
+    layers: Implementation = "local",
 ) -> GPTModel:
     """This rank's part of an untrained model on ``device``; its weights are whatever was in memory.
 
     Megatron's groups say how it is split; ``parallel`` says how layers are spread and what is computed again.
     """
-    config = transformer_config(shape, device, dtype, parallel or ParallelConfig())
+    config = transformer_config(shape, device, dtype, parallel or ParallelConfig(), layers)
     model = GPTModel(
         config,
         _spec(shape, config),
@@ -50,10 +56,11 @@ def build_model(
 
 
 def transformer_config(
-    shape: ModelShape, device: torch.device, dtype: torch.dtype, parallel: ParallelConfig
+    shape: ModelShape, device: torch.device, dtype: torch.dtype, parallel: ParallelConfig, layers: Implementation
 ) -> TransformerConfig:
     """Megatron's words for ``shape``."""
     make = MLATransformerConfig if shape.latent else TransformerConfig
+    is_fused = layers == "transformer_engine" and shape.latent is None  # its latent attention is not ours
     return make(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -76,6 +83,8 @@ def transformer_config(
         bf16=dtype == torch.bfloat16,
         use_cpu_initialization=device.type == "cpu",
         perform_initialization=False,  # every parameter is read from the checkpoint
+        transformer_impl="transformer_engine" if is_fused else "local",
+        use_te_activation_func=is_fused and shape.experts is None,  # experts are not TransformerEngine's
         calculate_per_token_loss=True,  # sums of gradients over ranks, no averages: the loss brings its own scale
         # Kernels of TransformerEngine or Apex, or compiled by torch, which needs a C++ compiler on a CPU.
         bias_activation_fusion=False,
@@ -92,21 +101,40 @@ def transformer_config(
 
 def _spec(shape: ModelShape, config: TransformerConfig) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage."""
+    is_fused = config.transformer_impl == "transformer_engine"
+    block = _fused_block(config) if is_fused else _local_block(shape, config)
+    for layer in block.layer_specs:
+        parts, attention = layer.submodules, layer.submodules.self_attention
+        attention.submodules.core_attention = PackedAttention
+        if parts.mlp.func is MoELayer:  # TransformerEngine's experts are slower than ours
+            parts.mlp = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts)
+            experts = parts.mlp.keywords["submodules"].experts
+            parts.mlp.keywords["submodules"].experts = partial(GroupedExperts, **experts.keywords)
+        if shape.has_output_norms:
+            parts.self_attn_bda = parts.mlp_bda = ModuleSpec(module=AddNormed, params={"config": config})
+    return block
+
+
+def _local_block(shape: ModelShape, config: TransformerConfig) -> TransformerBlockSubmodules:
+    """Megatron's own layers, with our norms."""
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
     block.layer_norm = RMSNorm
     for layer in block.layer_specs:
         parts, attention = layer.submodules, layer.submodules.self_attention
         parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-        attention.submodules.core_attention = PackedAttention
-        if parts.mlp.func is MoELayer:
-            experts = parts.mlp.keywords["submodules"].experts
-            parts.mlp.keywords["submodules"].experts = partial(GroupedExperts, **experts.keywords)
         if shape.latent:
             attention.module = LatentAttention
         elif shape.has_qk_norms:
             attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
-        if shape.has_output_norms:
-            parts.self_attn_bda = parts.mlp_bda = ModuleSpec(module=AddNormed, params={"config": config})
+    return block
+
+
+def _fused_block(config: TransformerConfig) -> TransformerBlockSubmodules:
+    """TransformerEngine's layers; checkpoints have the names that Megatron's own give them."""
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
+    for layer in block.layer_specs:
+        if layer.submodules.mlp.func is MoELayer:
+            layer.submodules.sharded_state_dict_keys_map = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
     return block
 
 

@@ -29,6 +29,7 @@ from asyncrl.engines.megatron.custom import custom_advantages, custom_of
 from asyncrl.engines.megatron.estimation import needs_proximal, outcomes_of, with_advantages
 from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.fp8 import fp8_of
+from asyncrl.engines.megatron.implementation import check_installed
 from asyncrl.engines.megatron.learner import Gradients, Learner
 from asyncrl.engines.megatron.memory import goes_beside
 from asyncrl.engines.megatron.model import build_model
@@ -66,12 +67,19 @@ class MegatronRank:
         self._shape = overridden(read_shape(settings.model.hf_checkpoint), settings.shape)
         check_layout(self._shape, settings.parallel, settings.device)
         _check_beside(settings, self._shape)
+        check_installed(settings.model.transformer_impl, settings.device)
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         cpu.install()
         torch.manual_seed(settings.model.seed)
         model_parallel_cuda_manual_seed(settings.model.seed)
-        self._model = build_model(self._shape, self._device, getattr(torch, settings.dtype), settings.parallel)
+        self._model = build_model(
+            self._shape,
+            self._device,
+            getattr(torch, settings.dtype),
+            settings.parallel,
+            settings.model.transformer_impl,
+        )
         load_hf(self._model, self._shape, settings.model.hf_checkpoint)
         self._learner = Learner(self._model, settings, name="policy")
         self._optimizer = self._learner.optimizer

@@ -18,6 +18,10 @@ from torch import Tensor
 
 _LAYER = re.compile(r"(?<=decoder\.layers\.)\d+")
 _EXPERT = re.compile(r"(?<=local_experts\.)\d+")
+_FUSED = {
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,7 @@ def part_for_this_rank(name: str, whole: Tensor, split: str) -> Tensor:
 
 
 def _global_name(name: str, model: GPTModel) -> str:
+    name = unfused(name)
     if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
         return "embedding.word_embeddings.weight"
     if found := _LAYER.search(name):
@@ -113,6 +118,13 @@ def _global_name(name: str, model: GPTModel) -> str:
         per_rank = model.config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
         offset = per_rank * parallel_state.get_expert_model_parallel_rank()
         name = _EXPERT.sub(str(offset + int(found[0])), name)
+    return name
+
+
+def unfused(name: str) -> str:
+    """TransformerEngine's name of a weight as Megatron's own layers call it."""
+    for fused, plain in _FUSED.items():
+        name = name.replace(fused, plain)
     return name
 
 

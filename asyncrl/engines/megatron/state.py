@@ -80,6 +80,7 @@ def load_state(
     try:
         known = load_sharded_metadata(str(folder))
         _check_words(folder, known, policy.model.vocab_size)
+        _leave_extra_state(state, *([] if critic is None else [state["critic"]]))
         if not (everything and _has(known, state["random"])):
             del state["random"]
         found = dist_checkpointing.load(state, str(folder))
@@ -135,11 +136,23 @@ def _without_head(model: Any) -> Iterator[None]:
 
 
 def _take(learner: Learner, found: dict[str, Any], *, with_optimizer: bool) -> None:
-    learner.model.load_state_dict(found["model"])
+    missing, unexpected = learner.model.load_state_dict(found["model"], strict=False)
+    if names := [*(name for name in missing if not _is_extra(name)), *unexpected]:
+        raise ValueError(f"it does not have the model's weights: {', '.join(names)}")
     if with_optimizer:
         _load_optimizer(learner.optimizer, found["optimizer"], found[_PARTS])
     else:
         learner.optimizer.reload_model_params()  # its finer copies of the weights
+
+
+def _leave_extra_state(*states: dict[str, Any]) -> None:
+    """TransformerEngine's layers have some where Megatron's own have none; without fp8 nothing is in it."""
+    for state in states:
+        state["model"] = {name: each for name, each in state["model"].items() if not _is_extra(name)}
+
+
+def _is_extra(name: str) -> bool:
+    return name.endswith("_extra_state")
 
 
 def _has(known: dict[str, Any], part: ShardedObject) -> bool:
