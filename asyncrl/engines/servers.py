@@ -53,11 +53,14 @@ class ServerProcess:
         return self._process.poll() is None
 
     def raise_if_dead(self) -> None:
-        """Raises ServerFailed with the line of the log that says why."""
+        """Raises ServerFailed with the line of the log that says why; of a signal the log knows nothing."""
         code = self._process.poll()
-        if code is not None:
-            how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
-            raise ServerFailed(f"{self.name} {how}: {self.cause()} (log: {self.log_path})")
+        if code is None:
+            return
+        how = f"ended with code {code}: {self.cause()}"
+        if code < 0:
+            how = f"was ended by signal {-code}, {signal.strsignal(-code)}; the last that it said: {self.cause()}"
+        raise ServerFailed(f"{self.name} {how} (log: {self.log_path})")
 
     def stop(self) -> None:
         """Kill the server and everything it started; return when they are gone.  Safe to call twice.
