@@ -4,7 +4,9 @@ Shape letters: T tokens of a packed microbatch (with context parallelism, of thi
 D numbers per head, K keys.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ from torch.nn.attention.varlen import varlen_attn
 
 from asyncrl.engines.megatron.packing import Microbatch, part_of
 from asyncrl.engines.megatron.turning import Turns, turned
+
+KERNEL_WIDTH = 8
+"""Of torch's kernel for a GPU (FlashAttention 2): numbers per head are a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,22 @@ def _edges(sizes: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
 
 
+def in_one_width(
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor], query_TAD: Tensor, key_KAD: Tensor, value_KAD: Tensor
+) -> Tensor:
+    """What ``attend`` says, which takes heads of one width, a multiple of ``KERNEL_WIDTH``.
+
+    Zeros behind queries and keys change no score, and those behind values are cut off again: latent attention has
+    values that are narrower than its queries.
+    """
+    width = max(query_TAD.shape[-1], value_KAD.shape[-1])
+    width += -width % KERNEL_WIDTH
+    query, key, value = (
+        x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query_TAD, key_KAD, value_KAD)
+    )
+    return attend(query, key, value)[..., : value_KAD.shape[-1]]
+
+
 class PackedAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention within each sequence of a packed microbatch.
 
@@ -119,21 +140,25 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
             query_TAD, key_TAD = turned(query_TAD, turns), turned(key_TAD, turns)
         key_KAD, value_KAD = self._seen(key_TAD, stretches), self._seen(value_TAD, stretches)
         if query_TAD.is_cuda and query_TAD.dtype != torch.float32:
-            out_TAD = varlen_attn(
-                query_TAD,
-                key_KAD,
-                value_KAD,
-                stretches.token_edges,
-                stretches.key_edges,
-                stretches.longest_tokens,
-                stretches.longest_keys,
-                scale=self.scale,
-                window_size=(-1, 0),
-            )
-            assert isinstance(out_TAD, Tensor)
+            out_TAD = in_one_width(partial(self._by_kernel, stretches), query_TAD, key_KAD, value_KAD)
         else:  # the kernel is neither for a CPU nor for float32
             out_TAD = self._one_by_one(query_TAD, key_KAD, value_KAD, stretches)
         return out_TAD.flatten(1)
+
+    def _by_kernel(self, stretches: Stretches, query_TAD: Tensor, key_KAD: Tensor, value_KAD: Tensor) -> Tensor:
+        attended = varlen_attn(
+            query_TAD,
+            key_KAD,
+            value_KAD,
+            stretches.token_edges,
+            stretches.key_edges,
+            stretches.longest_tokens,
+            stretches.longest_keys,
+            scale=self.scale,
+            window_size=(-1, 0),
+        )
+        assert isinstance(attended, Tensor)
+        return attended
 
     def _seen(self, own_TAD: Tensor, stretches: Stretches) -> Tensor:
         """Of keys or values, those that each stretch sees; of gradients, the sum over all ranks that saw them."""
