@@ -57,9 +57,11 @@ class ServerProcess:
         code = self._process.poll()
         if code is None:
             return
-        how = f"ended with code {code}: {self.cause()}"
         if code < 0:
-            how = f"was ended by signal {-code}, {signal.strsignal(-code)}; the last that it said: {self.cause()}"
+            last = next((line.strip() for line in reversed(self.tail().splitlines()) if line.strip()), "nothing")
+            how = f"was ended by signal {-code}, {signal.strsignal(-code)}; the last that it said: {last}"
+        else:
+            how = f"ended with code {code}: {self.cause()}"
         raise ServerFailed(f"{self.name} {how} (log: {self.log_path})")
 
     def stop(self) -> None:

@@ -16,6 +16,8 @@ from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_com
 from asyncrl.errors import ServerFailed
 from tests.contract.conftest import Servers
 
+DEAD_IN_S = 5.0
+"""Without being asked kindly: an SGLang that is takes longer."""
 WITH_CHILD = "import subprocess, time; subprocess.Popen(['sleep', '600']); print('up', flush=True); time.sleep(600)"
 
 
@@ -49,13 +51,13 @@ def test_stopping_ends_the_whole_family(tmp_path: Path) -> None:
     began = time.monotonic()
     server.stop()
     server.stop()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < DEAD_IN_S
     assert not server.is_alive()
     assert not session_of(server.pid)
 
 
 def test_children_are_found_also_when_their_parent_is_gone(tmp_path: Path) -> None:
-    server = start(WITH_CHILD, tmp_path)
+    server = start(f"print('ImportError: of no importance'); {WITH_CHILD}", tmp_path)
     until(lambda: "up" in server.tail())
     os.kill(server.pid, 9)
     until(lambda: not server.is_alive())
