@@ -88,7 +88,7 @@ def check_model(run: RunConfig) -> ModelShape:
     """
     shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
     check_layout(shape, run.parallel, run.cluster.device)
-    check_implementation(run.model.transformer_impl, run.cluster.device)
+    check_implementation(run.model.transformer_impl, run.parallel, run.cluster.device)
     check_served(run.model.hf_checkpoint, run.cluster.device)
     server_flags(run)
     refuse(_too_long(run, shape))

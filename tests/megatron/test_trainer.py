@@ -5,6 +5,7 @@ import math
 import os
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from families import TINY, write_tiny
 from safetensors.torch import load_file
 from tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
+from asyncrl.engines.megatron.restore import RestorePoint
 from asyncrl.errors import NonFiniteLoss, WeightUpdateFailed
 from asyncrl.types import Batch
 
@@ -226,6 +228,19 @@ def test_a_loss_that_is_not_finite_changes_nothing(tmp_path, checkpoint, updates
             rank.train(batch)
         rank.save(tmp_path / "without")
     assert largest_difference(weights_of(tmp_path / "on"), weights_of(tmp_path / "without")) == 0.0
+
+
+@pytest.mark.parametrize("step", [None, 3])
+def test_steps_that_an_optimizer_counts_by_group_are_taken_back(step):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (group,) = optimizer.param_groups
+    if step is not None:
+        group["step"] = step  # as TransformerEngine's Adam does from its first step on
+    point = RestorePoint(model, SimpleNamespace(chained_optimizers=[SimpleNamespace(optimizer=optimizer)]))
+    group["step"] = 7
+    point.restore()
+    assert group.get("step") == step
 
 
 def test_a_nan_reward_changes_nothing(checkpoint):

@@ -106,8 +106,7 @@ def _spec(shape: ModelShape, config: TransformerConfig) -> TransformerBlockSubmo
     for layer in block.layer_specs:
         parts, attention = layer.submodules, layer.submodules.self_attention
         attention.submodules.core_attention = PackedAttention
-        if parts.mlp.func is MoELayer:  # TransformerEngine's experts are slower than ours
-            parts.mlp = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts)
+        if parts.mlp.func is MoELayer:
             experts = parts.mlp.keywords["submodules"].experts
             parts.mlp.keywords["submodules"].experts = partial(GroupedExperts, **experts.keywords)
         if shape.has_output_norms:
@@ -130,11 +129,16 @@ def _local_block(shape: ModelShape, config: TransformerConfig) -> TransformerBlo
 
 
 def _fused_block(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """TransformerEngine's layers; checkpoints have the names that Megatron's own give them."""
+    """TransformerEngine's layers, but for experts, which trained slower than ours.
+
+    Checkpoints have the names that Megatron's own layers give them.
+    """
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
     for layer in block.layer_specs:
-        if layer.submodules.mlp.func is MoELayer:
-            layer.submodules.sharded_state_dict_keys_map = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+        parts = layer.submodules
+        if parts.mlp.func is MoELayer:
+            parts.mlp = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts)
+            parts.sharded_state_dict_keys_map = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
     return block
 
 

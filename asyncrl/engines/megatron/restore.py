@@ -18,6 +18,7 @@ class RestorePoint:
                 tensors += group["params"]
             for state in part.state.values():
                 tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        self._steps = [(group, group.get("step")) for part in self._optimizers for group in part.param_groups]
         self._copies = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
 
     @torch.no_grad()
@@ -26,5 +27,10 @@ class RestorePoint:
         for tensor, copy in self._copies:
             tensor.copy_(copy)
         for part, known in zip(self._optimizers, self._known, strict=True):
-            for parameter in set(part.state) - known:  # torch makes a parameter's state in its first update
+            for parameter in set(part.state) - known:  # Adam makes a parameter's state in its first update
                 del part.state[parameter]
+        for group, step in self._steps:  # TransformerEngine's Adam counts there, torch's in each parameter's state
+            if step is None:
+                group.pop("step", None)
+            else:
+                group["step"] = step

@@ -22,6 +22,7 @@ _FUSED = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
     "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
 }
+"""TransformerEngine's layers have the norm before them within."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

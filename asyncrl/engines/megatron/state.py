@@ -136,9 +136,8 @@ def _without_head(model: Any) -> Iterator[None]:
 
 
 def _take(learner: Learner, found: dict[str, Any], *, with_optimizer: bool) -> None:
-    missing, unexpected = learner.model.load_state_dict(found["model"], strict=False)
-    if names := [*(name for name in missing if not _is_extra(name)), *unexpected]:
-        raise ValueError(f"it does not have the model's weights: {', '.join(names)}")
+    own = {name: each for name, each in learner.model.state_dict().items() if _is_extra(name)}
+    learner.model.load_state_dict({**found["model"], **own})
     if with_optimizer:
         _load_optimizer(learner.optimizer, found["optimizer"], found[_PARTS])
     else:
@@ -231,10 +230,13 @@ def _set_states(part: DistributedOptimizer, model_param: Any, tensors: dict[str,
 
 
 def _make_adam_state(optimizer: Any) -> None:
-    """torch's AdamW makes its state in its first step, which a policy may not have had when the critic began alone.
+    """Adam makes its state in its first step, which a policy may not have had when the critic began alone.
 
     Also, the ``state_dict`` of the distributed optimizer asserts that it is there.
     """
+    for part in optimizers(optimizer).values():
+        if not isinstance(part.optimizer, torch.optim.AdamW):  # TransformerEngine's, which Megatron knows better
+            part.init_state_fn(part.optimizer, part.config)
     for adam in adams(optimizer):
         for parameter in _parameters(adam):
             if not adam.state[parameter]:
