@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -88,6 +89,34 @@ def test_files_are_described_as_megatron_describes_its_own(tmp_path, checkpoints
     theirs = saved_by_megatron(checkpoints[family], tmp_path / "theirs")
     assert described(tmp_path / "ours" / "release") == described(theirs)
     assert (tmp_path / "ours" / "release" / "metadata.json").read_text() == (theirs / "metadata.json").read_text()
+
+
+QKV, MLP, EXPERTS = (
+    "self_attention.linear_qkv.layer_norm_weight",
+    "mlp.linear_fc1.layer_norm_weight",
+    "pre_mlp_layernorm.weight",
+)
+Q_UP, KV_UP = (f"self_attention.linear_{name}_up_proj.layer_norm_weight" for name in ("q", "kv"))
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "last"),
+    [
+        ("qwen2.5", {QKV, MLP}, {QKV, MLP}),
+        ("qwen3-moe", {QKV, EXPERTS}, {QKV, EXPERTS}),
+        ("glm4.5-air", {QKV, MLP}, {QKV, EXPERTS}),
+        ("deepseek-v3", {"input_layernorm.weight", Q_UP, KV_UP, MLP}, {"input_layernorm.weight", Q_UP, KV_UP, EXPERTS}),
+        ("moonlight", {"input_layernorm.weight", KV_UP, MLP}, {"input_layernorm.weight", KV_UP, EXPERTS}),
+    ],
+)
+def test_norms_are_where_transformer_engines_layers_have_them(tmp_path, checkpoints, family, first, last):
+    """By hand from megatron-core's gpt_layer_specs.py: those layers cannot be made without a GPU."""
+    to_torch_dist(checkpoints[family], tmp_path)
+    names, _, _ = described(tmp_path / "release")
+    norms = {name for name in names if "norm" in name and "q_layernorm" not in name and "k_layernorm" not in name}
+    for layer, expected in ((0, first), (2, last)):
+        in_layer = re.compile(rf"decoder\.layers\.({layer}\.)?(?=\D)")  # layers that are all alike have one tensor
+        assert {in_layer.sub("", name) for name in norms if in_layer.match(name)} == expected
 
 
 def described(folder: Path) -> tuple[object, ...]:

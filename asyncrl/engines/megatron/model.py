@@ -121,6 +121,7 @@ def _local_block(shape: ModelShape, config: TransformerConfig) -> TransformerBlo
     for layer in block.layer_specs:
         parts, attention = layer.submodules, layer.submodules.self_attention
         parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+        parts.sharded_state_dict_keys_map = _norm_keys(parts.mlp.func is MoELayer, is_latent=shape.latent is not None)
         if shape.latent:
             attention.module = LatentAttention
         elif shape.has_qk_norms:
@@ -128,17 +129,25 @@ def _local_block(shape: ModelShape, config: TransformerConfig) -> TransformerBlo
     return block
 
 
-def _fused_block(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """TransformerEngine's layers, but for experts, which trained slower than ours.
+def _norm_keys(has_experts: bool, *, is_latent: bool) -> dict[str, str]:
+    """Norms in checkpoints are named as TransformerEngine's layers have them, within the products that follow.
 
-    Checkpoints have the names that Megatron's own layers give them.
+    Megatron-LM's checkpoints, and slime's, are of such layers.  Megatron's own map has it otherwise before experts.
     """
+    before_mlp = {} if has_experts else {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+    if not is_latent:
+        return before_mlp | {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+    latent = {name: f"self_attention.linear_{name}_up_proj.layer_norm_" for name in ("q", "kv")}
+    return before_mlp | {f"self_attention.{name}_layernorm.": key for name, key in latent.items()}
+
+
+def _fused_block(config: TransformerConfig) -> TransformerBlockSubmodules:
+    """TransformerEngine's layers, but for experts, which trained slower than ours."""
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
     for layer in block.layer_specs:
         parts = layer.submodules
         if parts.mlp.func is MoELayer:
             parts.mlp = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts)
-            parts.sharded_state_dict_keys_map = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
     return block
 
 
