@@ -53,16 +53,12 @@ class ServerProcess:
         return self._process.poll() is None
 
     def raise_if_dead(self) -> None:
-        """Raises ServerFailed with the line of the log that says why; of a signal the log knows nothing."""
+        """Raises ServerFailed with the line of the log that says why; of SIGKILL no log knows."""
         code = self._process.poll()
-        if code is None:
-            return
-        if code < 0:
-            last = next((line.strip() for line in reversed(self.tail().splitlines()) if line.strip()), "nothing")
-            how = f"was ended by signal {-code}, {signal.strsignal(-code)}; the last that it said: {last}"
-        else:
-            how = f"ended with code {code}: {self.cause()}"
-        raise ServerFailed(f"{self.name} {how} (log: {self.log_path})")
+        if code is not None:
+            how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
+            why = "" if code == -signal.SIGKILL else f": {self.cause()}"
+            raise ServerFailed(f"{self.name} {how}{why} (log: {self.log_path})")
 
     def stop(self) -> None:
         """Kill the server and everything it started; return when they are gone.  Safe to call twice.
