@@ -14,7 +14,7 @@ from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.disk import check_disk
-from asyncrl.engines.megatron.fits import check_implementation, check_layout
+from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.overrides import overridden, server_changes
 from asyncrl.engines.megatron.settings import Resolver
 from asyncrl.engines.megatron.shape import ModelShape, read_config, read_shape, shape_of
@@ -88,7 +88,6 @@ def check_model(run: RunConfig) -> ModelShape:
     """
     shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
     check_layout(shape, run.parallel, run.cluster.device)
-    check_implementation(run.model.transformer_impl, run.parallel, run.cluster.device)
     check_served(run.model.hf_checkpoint, run.cluster.device)
     server_flags(run)
     refuse(_too_long(run, shape))

@@ -23,12 +23,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.config.areas import ModelConfig, TrainConfig
+from asyncrl.config.areas import ModelConfig, TrainConfig, TransformerImpl
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.megatron.settings import TrainerSettings
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=4, help="the first of which is left out")
     parser.add_argument("--deadline-s", type=float, default=900.0, help="for all of it")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--transformer-impl", choices=["local", "transformer_engine"], default="local")
+    parser.add_argument("--transformer-impl", choices=get_args(TransformerImpl), default="local")
     add_parallel(parser)
     return parser
 

@@ -13,6 +13,8 @@ from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import above, at_least, must, refuse
 from asyncrl.config.shape import ShapeConfig
 
+TransformerImpl = Literal["local", "transformer_engine"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -23,7 +25,7 @@ class ModelConfig:
     the trainer begins with the numbers that it stands for, unless --load or --ref-load has others."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations; auto is bfloat16 on GPUs and float32 on a CPU, where bfloat16 is 4-6 times slower."""
-    transformer_impl: Literal["local", "transformer_engine"] = "local"
+    transformer_impl: TransformerImpl = "local"
     """The trainer's layers: Megatron's own, or TransformerEngine's, which must be installed, need GPUs, and fuse norms
     and activations with what is beside them."""
     seed: int = 1234

@@ -39,6 +39,7 @@ def contradictions(run: RunConfig) -> list[str]:
     return [
         *_cluster(run.cluster),
         *_colocation(run),
+        *_layers(run),
         *parallel_problems(run.parallel, run.cluster.num_trainer_ranks),
         *_reward(run.rollout, run.data),
         *_staleness(run.rollout),
@@ -73,6 +74,19 @@ def _cluster(cluster: ClusterConfig) -> list[str]:
             f"rollout-num-gpus-per-engine {each}",
         )
     return must(total % each == 0, f"rollout-num-gpus {total} is not a multiple of rollout-num-gpus-per-engine {each}")
+
+
+def _layers(run: RunConfig) -> list[str]:
+    """What TransformerEngine's layers cannot do."""
+    if run.model.transformer_impl == "local":
+        return []
+    return must(
+        run.cluster.device != "cpu", "transformer-impl transformer_engine: it needs GPUs; leave it out, or say local"
+    ) + must(
+        "layernorm" not in run.parallel.recompute_modules,
+        "recompute-modules layernorm with transformer-impl transformer_engine, whose layers have their norms within; "
+        "leave it out",
+    )
 
 
 def _colocation(run: RunConfig) -> list[str]:

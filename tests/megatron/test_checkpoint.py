@@ -11,6 +11,7 @@ import torch
 from tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.checkpoints import Origin, folder_of, latest, read_notes
+from asyncrl.engines.megatron.layers import RMSNorm
 from asyncrl.errors import CheckpointFailed
 from asyncrl.types import TrainReport
 
@@ -94,6 +95,18 @@ def test_random_numbers_go_on_where_they_were(tmp_path, dense):
     with one_rank(trainer_settings(dense)) as rank:
         rank.load(resume(tmp_path))
         assert torch.equal(torch.rand(3), expected)
+
+
+def test_layers_may_have_extra_state_that_the_checkpoint_has_not(monkeypatch, dense, saved):
+    """As TransformerEngine's have where Megatron's own, which wrote it, have none."""
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.load(resume(saved))
+        expected = numbers(rank.train(random_batch(step=2)))
+    monkeypatch.setattr(RMSNorm, "get_extra_state", lambda self: torch.zeros(1), raising=False)
+    monkeypatch.setattr(RMSNorm, "set_extra_state", lambda self, state: None, raising=False)
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.load(resume(saved))
+        assert numbers(rank.train(random_batch(step=2))) == expected
 
 
 def test_settings_are_those_of_the_new_run(dense, saved):

@@ -6,11 +6,8 @@ from families import TINY, write_tiny
 from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.config.areas import ModelConfig
-from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.checkpoints import Origin, folder_of, latest
-from asyncrl.engines.megatron.fits import check_implementation
-from asyncrl.engines.megatron.implementation import HAVE_TE, check_installed
-from asyncrl.engines.megatron.sharding import unfused
+from asyncrl.engines.megatron.implementation import HAVE_TE, check_installed, unfused
 from asyncrl.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
@@ -43,20 +40,6 @@ def test_what_cannot_be_is_said(is_installed, layers, device, line):
 )
 def test_what_can_be_is_let_through(is_installed, layers, device):
     check_installed(layers, device, has_layers=is_installed, has_adam=is_installed)
-
-
-def test_it_is_refused_on_a_cpu_before_anything_starts():
-    check_implementation(LOCAL, ParallelConfig(), "cpu")
-    check_implementation(FUSED, ParallelConfig(), "cuda")
-    with pytest.raises(ConfigError, match="transformer-impl transformer_engine: it needs GPUs"):
-        check_implementation(FUSED, ParallelConfig(), "cpu")
-
-
-def test_norms_that_are_part_of_a_layer_are_not_computed_again():
-    parallel = ParallelConfig(recompute_granularity="selective", recompute_modules=("layernorm",))
-    check_implementation(LOCAL, parallel, "cuda")
-    with pytest.raises(ConfigError, match="recompute-modules layernorm with transformer-impl transformer_engine"):
-        check_implementation(FUSED, parallel, "cuda")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Whether a model can be split as asked.  Imports neither torch nor Megatron: it runs first."""
 
-from typing import Literal
-
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import must, refuse
 from asyncrl.engines.megatron.shape import ExpertShape, ModelShape
@@ -10,20 +8,6 @@ from asyncrl.engines.megatron.shape import ExpertShape, ModelShape
 def check_layout(shape: ModelShape, parallel: ParallelConfig, device: str) -> None:
     """Raise ConfigError, with one line for each reason, unless ``shape`` can be split so on ``device``."""
     refuse(_tensor(shape, parallel) + _pipeline(shape, parallel) + _experts(shape.experts, parallel, device))
-
-
-def check_implementation(asked: Literal["local", "transformer_engine"], parallel: ParallelConfig, device: str) -> None:
-    """Raise ConfigError if the layers that were ``asked`` for cannot do what else was."""
-    if asked == "local":
-        return
-    refuse(
-        must(device != "cpu", "transformer-impl transformer_engine: it needs GPUs; leave it out, or say local")
-        + must(
-            "layernorm" not in parallel.recompute_modules,
-            "recompute-modules layernorm with transformer-impl transformer_engine: its norms are part of the layers "
-            "behind them, and are not kept; leave it out",
-        )
-    )
 
 
 def _tensor(shape: ModelShape, parallel: ParallelConfig) -> list[str]:

@@ -1,17 +1,27 @@
-"""Whose layers a model is made of: Megatron's own, or TransformerEngine's."""
+"""Whose layers a model is made of, Megatron's own or TransformerEngine's, and what their norms are called.
 
-from typing import Literal
+TransformerEngine has a norm within the product that follows it.  Parameters are called as in Megatron's own layers,
+whichever they are of (``unfused``); checkpoints are written as with TransformerEngine's (``norm_keys``), with which
+Megatron-LM and slime run.
+"""
 
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.optimizer import USING_PYTORCH_OPTIMIZER
 
+from asyncrl.config.areas import TransformerImpl
 from asyncrl.errors import ConfigError
 
-type Implementation = Literal["local", "transformer_engine"]
+_BEFORE_ATTENTION = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+_BEFORE_MLP = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+_WITHIN_LATENT_ATTENTION = {
+    "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
+    "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
+}
+"""Of models with latent attention, whose layers are always Megatron's own here."""
 
 
 def check_installed(
-    layers: Implementation, device: str, *, has_layers: bool = HAVE_TE, has_adam: bool = not USING_PYTORCH_OPTIMIZER
+    layers: TransformerImpl, device: str, *, has_layers: bool = HAVE_TE, has_adam: bool = not USING_PYTORCH_OPTIMIZER
 ) -> None:
     """Raise ConfigError unless this machine has what it takes."""
     if device == "cpu" and has_adam:
@@ -20,3 +30,19 @@ def check_installed(
         )
     if layers == "transformer_engine" and not has_layers:
         raise ConfigError("transformer-impl transformer_engine: it cannot be imported on the trainer's machine")
+
+
+def unfused(name: str) -> str:
+    """TransformerEngine's name of a weight as Megatron's own layers call it."""
+    for plain, fused in (_BEFORE_ATTENTION | _BEFORE_MLP).items():
+        name = name.replace(fused, plain)
+    return name
+
+
+def norm_keys(*, has_experts: bool, is_latent: bool) -> dict[str, str]:
+    """What checkpoints call the norms of one of Megatron's own layers.
+
+    Before experts it is the plain name with TransformerEngine's layers, too; Megatron's own map has the fused one.
+    """
+    before_attention = _WITHIN_LATENT_ATTENTION if is_latent else _BEFORE_ATTENTION
+    return before_attention | ({} if has_experts else _BEFORE_MLP)

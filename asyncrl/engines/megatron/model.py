@@ -16,9 +16,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
+from asyncrl.config.areas import TransformerImpl
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.attention import PackedAttention
-from asyncrl.engines.megatron.implementation import Implementation
+from asyncrl.engines.megatron.implementation import norm_keys
 from asyncrl.engines.megatron.layers import AddNormed, GroupedExperts, LatentAttention, RMSNorm
 from asyncrl.engines.megatron.rope import Rope, YarnRope
 from asyncrl.engines.megatron.shape import ExpertShape, LatentShape, ModelShape
@@ -30,7 +31,7 @@ def build_model(
     device: torch.device,
     dtype: torch.dtype,
     parallel: ParallelConfig | None = None,
-    layers: Implementation = "local",
+    layers: TransformerImpl = "local",
 ) -> GPTModel:
     """This rank's part of an untrained model on ``device``; its weights are whatever was in memory.
 
@@ -56,7 +57,7 @@ def build_model(
 
 
 def transformer_config(
-    shape: ModelShape, device: torch.device, dtype: torch.dtype, parallel: ParallelConfig, layers: Implementation
+    shape: ModelShape, device: torch.device, dtype: torch.dtype, parallel: ParallelConfig, layers: TransformerImpl
 ) -> TransformerConfig:
     """Megatron's words for ``shape``."""
     make = MLATransformerConfig if shape.latent else TransformerConfig
@@ -121,24 +122,14 @@ def _local_block(shape: ModelShape, config: TransformerConfig) -> TransformerBlo
     for layer in block.layer_specs:
         parts, attention = layer.submodules, layer.submodules.self_attention
         parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-        parts.sharded_state_dict_keys_map = _norm_keys(parts.mlp.func is MoELayer, is_latent=shape.latent is not None)
+        parts.sharded_state_dict_keys_map = norm_keys(
+            has_experts=parts.mlp.func is MoELayer, is_latent=shape.latent is not None
+        )
         if shape.latent:
             attention.module = LatentAttention
         elif shape.has_qk_norms:
             attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
     return block
-
-
-def _norm_keys(has_experts: bool, *, is_latent: bool) -> dict[str, str]:
-    """Norms in checkpoints are named as TransformerEngine's layers have them, within the products that follow.
-
-    Megatron-LM's checkpoints, and slime's, are of such layers.  Megatron's own map has it otherwise before experts.
-    """
-    before_mlp = {} if has_experts else {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
-    if not is_latent:
-        return before_mlp | {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
-    latent = {name: f"self_attention.linear_{name}_up_proj.layer_norm_" for name in ("q", "kv")}
-    return before_mlp | {f"self_attention.{name}_layernorm.": key for name, key in latent.items()}
 
 
 def _fused_block(config: TransformerConfig) -> TransformerBlockSubmodules:

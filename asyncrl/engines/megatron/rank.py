@@ -73,13 +73,8 @@ class MegatronRank:
         cpu.install()
         torch.manual_seed(settings.model.seed)
         model_parallel_cuda_manual_seed(settings.model.seed)
-        self._model = build_model(
-            self._shape,
-            self._device,
-            getattr(torch, settings.dtype),
-            settings.parallel,
-            settings.model.transformer_impl,
-        )
+        dtype, layers = getattr(torch, settings.dtype), settings.model.transformer_impl
+        self._model = build_model(self._shape, self._device, dtype, settings.parallel, layers)
         load_hf(self._model, self._shape, settings.model.hf_checkpoint)
         self._learner = Learner(self._model, settings, name="policy")
         self._optimizer = self._learner.optimizer

@@ -16,13 +16,10 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
+from asyncrl.engines.megatron.implementation import unfused
+
 _LAYER = re.compile(r"(?<=decoder\.layers\.)\d+")
 _EXPERT = re.compile(r"(?<=local_experts\.)\d+")
-_FUSED = {
-    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
-    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
-}
-"""TransformerEngine's layers have the norm before them within."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +116,6 @@ def _global_name(name: str, model: GPTModel) -> str:
         per_rank = model.config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
         offset = per_rank * parallel_state.get_expert_model_parallel_rank()
         name = _EXPERT.sub(str(offset + int(found[0])), name)
-    return name
-
-
-def unfused(name: str) -> str:
-    """TransformerEngine's name of a weight as Megatron's own layers call it."""
-    for fused, plain in _FUSED.items():
-        name = name.replace(fused, plain)
     return name
 
 

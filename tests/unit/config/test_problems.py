@@ -23,6 +23,11 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
             "x n-samples-per-prompt 4 = 32 samples, which is not a multiple of global-batch-size 5",
         ),
         ("--micro-batch-size 4 --use-dynamic-batch-size", "micro-batch-size 4 with use-dynamic-batch-size"),
+        ("--transformer-impl transformer_engine --device cpu", "transformer-impl transformer_engine: it needs GPUs"),
+        (
+            "--transformer-impl transformer_engine --recompute-granularity selective --recompute-modules layernorm",
+            "recompute-modules layernorm with transformer-impl transformer_engine",
+        ),
         ("--global-batch-size 8 --num-steps-per-rollout 2", "but global-batch-size 8 x num-steps-per-rollout 2 = 16"),
         (
             "--num-steps-per-rollout 3",
