@@ -4,9 +4,9 @@
     uv run benchmarks/lost_engine.py --device cpu --model tiny --groups 4 --group-size 4 --longest 32 --use-router
 
 Starts train_async.py as a user would, on random weights and prompts; kills one of SGLang's processes (SIGKILL) after
-some steps; waits until its engine is back, and for some more steps; asks every engine for the version that it serves;
-ends the run (SIGTERM).  Prints a table and writes it to --out, beside the run's log and metrics.  Exit codes: 0, 1
-something does not hold, 2 the options are wrong.
+some steps, anywhere or within a weight update; waits until its engine is back, and for some more steps; asks every
+engine for the version that it serves; ends the run (SIGTERM).  Prints a table and writes it to --out, beside the run's
+log and metrics.  Exit codes: 0, 1 something does not hold, 2 the options are wrong.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import orjson
 import psutil
 from rich.console import Console
 
+from benchmarks import _dies_in_update
 from benchmarks._circumstances import circumstances
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_options import ON_GPUS
@@ -43,6 +44,8 @@ GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial",
 """Those that settle a group, and where it is before."""
 VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
 """What the command line of a process to kill has in it: SGLang's front, or what has the GPU."""
+UPDATE = "update"
+"""To be killed: what has the GPU, by its own hand, when it is to receive weights."""
 
 
 class Run:
@@ -53,9 +56,12 @@ class Run:
         self._deadline = time.monotonic() + asked.deadline_s
         self._mark = uuid.uuid4().hex
         self._output = asked.out / "output.txt"
+        self._armed = asked.out / "armed"
         command = [sys.executable, "train_async.py", "--run-dir", str(self.folder), "--progress", "lines", *arguments]
         with self._output.open("w") as output:
             environment = {**psutil.Process().environ(), MARK: self._mark}
+            if asked.kill == UPDATE:
+                environment |= self._with_plugin(asked.out / "plugin", environment)
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -83,6 +89,14 @@ class Run:
                 raise SystemExit(f"error: not {what}: {self._output.read_text()[-3000:]}")
             time.sleep(LOOK_EVERY_S)
 
+    def kill(self, what: str) -> None:
+        """Return when the process is dead."""
+        if what != UPDATE:
+            self.processes(VICTIMS[what])[0].kill()
+            return
+        self._armed.touch()
+        self.wait("killed", lambda: not self._armed.exists())
+
     def processes(self, text: str) -> list[psutil.Process]:
         """Of this run, with ``text`` in their command lines."""
         return [each for each in psutil.process_iter() if text in _command(each) and self._is_ours(each)]
@@ -97,6 +111,12 @@ class Run:
             for process in self.processes(""):
                 process.kill()
             return self._process.wait()
+
+    def _with_plugin(self, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+        _dies_in_update.install(folder)
+        self._armed.unlink(missing_ok=True)
+        paths = str(folder), str(ROOT), environment.get("PYTHONPATH", "")
+        return {_dies_in_update.ARMED: str(self._armed), "PYTHONPATH": ":".join(filter(None, paths))}
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
@@ -118,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
         killed_after = len(run.rows())
         killed_at = _now()
-        run.processes(VICTIMS[asked.kill])[0].kill()
+        run.kill(asked.kill)
         run.wait("back", lambda: any("is back" in line for line in run.log()))
         back_at, back_after = _now(), len(run.rows())
         run.wait(f"{asked.steps} steps more", lambda: len(run.rows()) >= back_after + asked.steps)
@@ -252,7 +272,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--max-tokens-per-gpu", type=int, default=16_384)
     parser.add_argument("--steps", type=int, default=5, help="before the kill, and after the return")
-    parser.add_argument("--kill", choices=sorted(VICTIMS), default="server")
+    parser.add_argument("--kill", choices=(*VICTIMS, UPDATE), default="server")
     parser.add_argument("--use-router", action="store_true")
     parser.add_argument("--deadline-s", type=float, default=900.0)
     parser.add_argument("--commit", help="where there is no git")

@@ -1,11 +1,28 @@
 """What a run that lost an engine is judged by; the run itself takes GPUs, or minutes."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import _dies_in_update
 from benchmarks.lost_engine import GROUP_FATES, TOKEN_FATES, found
 
+ROOT = Path(__file__).parents[2]
+BROADCAST_TWICE = """
+from importlib.metadata import entry_points
+import torch.distributed as dist
+dist.broadcast = lambda number: print("received", number, flush=True)
+entry_points(group="sglang.srt.plugins")["asyncrl_dies_in_update"].load()()
+dist.broadcast(1)
+input()
+dist.broadcast(2)
+"""
+"""As a server of SGLang does, after it has loaded its plug-ins; it waits between the two."""
 URLS = {"http://a": "9", "http://b": "9"}
 
 
@@ -45,3 +62,22 @@ def test_a_run_that_lost_something_does_not(last: dict[str, Any]) -> None:
 def test_an_engine_with_old_weights_does_not_hold() -> None:
     assert not found(rows(), 3, 6, {"http://a": "9", "http://b": "4"})["holds"]
     assert not found(rows(version=10), 3, 6, URLS)["holds"]
+
+
+def test_a_server_dies_once_it_is_told_to_and_is_to_receive(tmp_path: Path) -> None:
+    _dies_in_update.install(tmp_path / "plugin")
+    armed = tmp_path / "armed"
+    paths = {"PYTHONPATH": f"{tmp_path / 'plugin'}:{ROOT}", _dies_in_update.ARMED: str(armed)}
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", BROADCAST_TWICE],
+        env=os.environ | paths,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdin and server.stdout
+        first = server.stdout.readline()
+        armed.touch()
+        rest, _ = server.communicate("go on\n", timeout=30.0)
+    assert (first, rest, server.returncode) == ("received 1\n", "", -signal.SIGKILL)
+    assert not armed.exists()
