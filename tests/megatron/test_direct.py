@@ -98,18 +98,22 @@ def test_weights_that_were_moved_are_loaded_again(both, tmp_path):
 
 def test_a_trainer_without_room_for_copies_sends_while_it_waits(both, tmp_path):
     rank, engine, names = both
-    rank.train(random_batch())
-    rank.write_weights(tmp_path / "sent")
-    engine.ask(DIRECT_CHECKED, names, target=tmp_path / "received")
-    rank.send(is_checked=True)
-    assert engine.answer()[:2] == [True, KEPT]
-    assert same(tmp_path / "sent", tmp_path / "received")
+    rank._outbox._goes_beside = False  # noqa: SLF001
+    assert len(names) > 3  # buffers are two
+    for step in range(2):
+        rank.train(random_batch(step=step))
+        rank.write_weights(tmp_path / "sent")
+        assert not rank.take(is_checked=True)
+        engine.ask(DIRECT_CHECKED, names, target=tmp_path / "received")
+        rank.send(is_checked=True)
+        assert engine.answer()[:2] == [True, KEPT]
+        assert same(tmp_path / "sent", tmp_path / "received")
 
 
-def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both):
+def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both, monkeypatch):
     rank, engine, names = both
-    outbox, answers = rank._outbox, []  # noqa: SLF001
-    outbox._plan = outbox._plan[::-1]  # noqa: SLF001 (the engine takes one bucket's bytes for another's)
+    answers = []
+    monkeypatch.setattr("asyncrl.engines.megatron.outbox.checksum", lambda flat: checksum(flat) + 1)
 
     def end_with_the_answer():
         answers.append(engine.answer())

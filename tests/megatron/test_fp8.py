@@ -115,12 +115,12 @@ def test_what_is_taken_is_what_is_written_byte_by_byte(tmp_path):
         rank.train(random_batch())
         rank.write_weights(tmp_path / "written")
         outbox = rank._outbox  # noqa: SLF001
-        copies = outbox._new_copies()  # noqa: SLF001
-        copies.take(rank._model)  # noqa: SLF001
+        in_turns = outbox._new_copies(2).each(rank._model)  # noqa: SLF001
+        copies = [flat.clone() for flat in in_turns]
         gathered = [outbox._gathered(weights) for weights in outbox._plan]  # noqa: SLF001
         buckets = rank.weight_buckets()
     written = tensors_of(tmp_path / "written")
-    for bucket, copied, sent in zip(buckets, copies.flats, gathered, strict=True):
+    for bucket, copied, sent in zip(buckets, copies, gathered, strict=True):
         assert torch.equal(copied, sent)
         assert torch.equal(copied, flatten(written[name] for name in bucket.names))
         assert copied.numel() == bucket.num_bytes

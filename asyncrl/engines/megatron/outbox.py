@@ -1,12 +1,12 @@
 """The trainer's end of a weight update: the weights as buckets of bytes, on their way to the engines.
 
     beside training   all buckets are copied at once ──▶ training goes on ║ a thread broadcasts the copies
-    in between        bucket i is broadcast while i+1 is gathered; training waits for the last one
+    in between        bucket i is broadcast while i+1 is copied; training waits for the last one
     shared            engines on the same device map one bucket at a time; training waits for the last one
     to a disk         tensor after tensor is written to files; training waits for the last one
 
 The copy takes as many bytes on rank 0's device as the engines have weights; where that is too much, updates go in
-between.
+between, with room for two buckets, which is made before the engines stand still.
 What engines have in fp8 is quantised as it is gathered.
 """
 
@@ -62,21 +62,22 @@ class Outbox:
 
     @torch.no_grad()
     def take(self, group: dist.ProcessGroup | None, *, is_checked: bool) -> bool:
-        """Copy the present weights and begin to broadcast them; False, and nothing done, where updates go in between.
+        """Copy the present weights and begin to broadcast them; False, and all prepared, where updates go in between.
 
         Raises WeightUpdateFailed if the broadcast before failed.
         """
         self.finish()
         if not self._goes_beside:
+            self._copies = None if group is None else self._new_copies(2)
             return False
         if group is None:
             self._follow()
             return True
         if self._copies is None or not self._copies.are_current():
-            self._copies = self._new_copies()
-        self._copies.take(self._model)
+            self._copies = self._new_copies(len(self.buckets))
+        flats = list(self._copies.each(self._model))
         _synchronize(self._device)
-        self._sending = _Sending(self._copies.flats, group, is_checked=is_checked)
+        self._sending = _Sending(flats, group, is_checked=is_checked)
         return True
 
     @torch.no_grad()
@@ -85,8 +86,9 @@ class Outbox:
         if group is None:
             self._follow()
             return
+        copies, self._copies = self._copies or self._new_copies(2), None
         try:
-            _broadcast((self._gathered(weights) for weights in self._plan), group, is_checked=is_checked)
+            _broadcast(copies.each(self._model), group, is_checked=is_checked)
         except RuntimeError as error:
             raise WeightUpdateFailed(f"the weights were not delivered: {error}") from error
 
@@ -140,8 +142,8 @@ class Outbox:
                 logger.warning("an abandoned weight update still holds %d buckets", len(self.buckets))
                 self._copies = None
 
-    def _new_copies(self) -> "_Copies":
-        return _Copies(self._model, self._shape, self.buckets, self._plan, self._fp8)
+    def _new_copies(self, num_buffers: int) -> "_Copies":
+        return _Copies(self._model, self._shape, self.buckets, self._plan, self._fp8, num_buffers)
 
     def _follow(self) -> None:
         """Give rank 0 this rank's parts."""
@@ -182,7 +184,7 @@ class _Sending:
 
 
 class _Copies:
-    """All buckets of a model, one after the other, and where their tensors are."""
+    """Buffers for the buckets of a model, taken in turns, and what is copied where."""
 
     def __init__(
         self,
@@ -191,50 +193,61 @@ class _Copies:
         buckets: Sequence[WeightBucket],
         plan: Sequence[Sequence[Weight]],
         fp8: BlockFp8 | None,
+        num_buffers: int,
     ) -> None:
+        """``num_buffers``: with as many as there are buckets, all of them last."""
+        sizes = [max(bucket.num_bytes for bucket in buckets[first::num_buffers]) for first in range(num_buffers)]
         device = next(model.parameters()).device
-        self.flats = [torch.empty(bucket.num_bytes, dtype=torch.uint8, device=device) for bucket in buckets]
+        buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+        self._flats = [buffers[number % num_buffers][: each.num_bytes] for number, each in enumerate(buckets)]
         self._weights = local_weights(model)
         self._addresses = self._places()
         self._plan = plan
         self._shape = shape
         self._fp8 = fp8
         self._targets = [
-            views(flat, bucket.dtypes, bucket.shapes) for flat, bucket in zip(self.flats, buckets, strict=True)
+            views(flat, bucket.dtypes, bucket.shapes) for flat, bucket in zip(self._flats, buckets, strict=True)
         ]
         self._is_exported = is_split() or fp8 is not None
         """Whether more than copies is needed."""
-        self._pairs = {} if self._is_exported else self._sorted()
+        self._pairs = [] if self._is_exported else list(map(self._sorted, self._targets, plan))
 
     def are_current(self) -> bool:
         """Whether the model's weights still lie where they lay."""
         return self._places() == self._addresses
 
-    def take(self, model: GPTModel) -> None:
-        """What the weights are now.  Collective."""
-        if self._is_exported:
-            for targets, weights in zip(self._targets, self._plan, strict=True):
-                exported = export_bucket(model, self._shape, weights, self._fp8)
-                for target, (_, tensor) in zip(targets, exported, strict=True):
+    def each(self, model: GPTModel) -> Iterator[Tensor]:
+        """Bucket after bucket with what the weights are now.  Collective.
+
+        A bucket lasts until the one ``num_buffers`` later is asked for.
+        """
+        for number, flat in enumerate(self._flats):
+            if self._is_exported:
+                exported = export_bucket(model, self._shape, self._plan[number], self._fp8)
+                for target, (_, tensor) in zip(self._targets[number], exported, strict=True):
                     target.copy_(tensor)
-        for targets, sources in self._pairs.values():
-            torch._foreach_copy_(targets, sources)
+            else:
+                for targets, sources in self._pairs[number]:
+                    torch._foreach_copy_(targets, sources)
+            yield flat
 
     def _places(self) -> list[int]:
         return [weight.data_ptr() for weight in self._weights.values()]
 
-    def _sorted(self) -> dict[Any, tuple[list[Tensor], list[Tensor]]]:
-        """Targets and sources; one call copies many where dtypes and strides are alike."""
+    def _sorted(
+        self, all_targets: Sequence[Tensor], weights: Sequence[Weight]
+    ) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """Targets and sources of a bucket; one call copies many where dtypes and strides are alike."""
         pairs: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-        names = (weight.name for weight in chain.from_iterable(self._plan))
-        sources = chain.from_iterable(parts_of(name, self._weights[name], self._shape) for name in names)
-        for target, source in zip(chain.from_iterable(self._targets), sources, strict=True):
+        named = ((weight.name, self._weights[weight.name]) for weight in weights)
+        all_sources = chain.from_iterable(parts_of(name, whole, self._shape) for name, whole in named)
+        for target, source in zip(all_targets, all_sources, strict=True):
             target = target.view(source.shape)
             key = source.dtype, target.stride() == source.stride()
-            targets, alike = pairs.setdefault(key, ([], []))
+            targets, sources = pairs.setdefault(key, ([], []))
             targets.append(target)
-            alike.append(source)
-        return pairs
+            sources.append(source)
+        return list(pairs.values())
 
 
 def _broadcast(flats: Iterator[Tensor], group: dist.ProcessGroup, *, is_checked: bool) -> None:
