@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=4, help="the first of which is left out")
     parser.add_argument("--deadline-s", type=float, default=900.0, help="for all of it")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--transformer-impl", choices=get_args(TransformerImpl), default="local")
+    parser.add_argument("--transformer-impl", choices=get_args(TransformerImpl), default="auto")
     add_parallel(parser)
     return parser
 

@@ -13,7 +13,7 @@ from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import above, at_least, must, refuse
 from asyncrl.config.shape import ShapeConfig
 
-TransformerImpl = Literal["local", "transformer_engine"]
+TransformerImpl = Literal["auto", "local", "transformer_engine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class ModelConfig:
     the trainer begins with the numbers that it stands for, unless --load or --ref-load has others."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of weights and activations; auto is bfloat16 on GPUs and float32 on a CPU, where bfloat16 is 4-6 times slower."""
-    transformer_impl: TransformerImpl = "local"
+    transformer_impl: TransformerImpl = "auto"
     """The trainer's layers: Megatron's own, or TransformerEngine's, which must be installed, need GPUs, and fuse norms
-    and activations with what is beside them."""
+    and activations with what is beside them.  auto takes those where they can be had, in bfloat16."""
     seed: int = 1234
     """Of the trainer and of the draws of the rollout engines."""
 

@@ -78,11 +78,9 @@ def _cluster(cluster: ClusterConfig) -> list[str]:
 
 def _layers(run: RunConfig) -> list[str]:
     """What TransformerEngine's layers cannot do."""
-    if run.model.transformer_impl == "local":
+    if run.model.transformer_impl != "transformer_engine":
         return []
-    return must(
-        run.cluster.device != "cpu", "transformer-impl transformer_engine: it needs GPUs; leave it out, or say local"
-    ) + must(
+    return must(run.cluster.device != "cpu", "transformer-impl transformer_engine: it needs GPUs; leave it out") + must(
         "layernorm" not in run.parallel.recompute_modules,
         "recompute-modules layernorm with transformer-impl transformer_engine, whose layers have their norms within; "
         "leave it out",

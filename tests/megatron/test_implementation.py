@@ -1,13 +1,18 @@
 """Whose layers the trainer has.  Those of TransformerEngine need a GPU: without one only their names are tested."""
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
 import pytest
 import torch
 from families import TINY, write_tiny
 from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.config.areas import ModelConfig
+from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.checkpoints import Origin, folder_of, latest
-from asyncrl.engines.megatron.implementation import HAVE_TE, check_installed, unfused
+from asyncrl.engines.megatron.implementation import HAVE_TE, settled, unfused
 from asyncrl.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
@@ -19,7 +24,18 @@ needs_gpu = pytest.mark.skipif(
 needs_both = pytest.mark.skipif(not (torch.cuda.is_available() and HAVE_TE), reason="needs a GPU and TransformerEngine")
 WITHOUT_LATENT = [name for name in TINY if name not in ("deepseek-v3", "moonlight")]
 """Models with latent attention have local layers either way."""
-LOCAL, FUSED = "local", "transformer_engine"
+AUTO, LOCAL, FUSED = "auto", "local", "transformer_engine"
+
+
+def asked(layers: str, device: str, dtype: str = "bfloat16", **parallel):
+    """Settings; nobody opens the folder."""
+    return trainer_settings(
+        "nowhere",
+        model=ModelConfig(hf_checkpoint="nowhere", transformer_impl=layers),
+        device=device,
+        dtype=dtype,
+        parallel=ParallelConfig(**parallel),
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,19 +43,31 @@ LOCAL, FUSED = "local", "transformer_engine"
     [
         (False, FUSED, "cuda", "transformer-impl transformer_engine: it cannot be imported"),
         (True, LOCAL, "cpu", "device cpu: TransformerEngine or Apex is installed"),
+        (True, AUTO, "cpu", "device cpu: TransformerEngine or Apex is installed"),
     ],
 )
 def test_what_cannot_be_is_said(is_installed, layers, device, line):
     with pytest.raises(ConfigError, match=line):
-        check_installed(layers, device, has_layers=is_installed, has_adam=is_installed)
+        settled(asked(layers, device), has_layers=is_installed, has_adam=is_installed)
 
 
 @pytest.mark.parametrize(
-    ("is_installed", "layers", "device"),
-    [(False, LOCAL, "cpu"), (False, LOCAL, "cuda"), (True, LOCAL, "cuda"), (True, FUSED, "cuda")],
+    ("is_installed", "settings", "layers"),
+    [
+        (False, asked(LOCAL, "cpu"), LOCAL),
+        (False, asked(LOCAL, "cuda"), LOCAL),
+        (True, asked(LOCAL, "cuda"), LOCAL),
+        (True, asked(FUSED, "cuda"), FUSED),
+        (False, asked(AUTO, "cpu"), LOCAL),
+        (False, asked(AUTO, "cuda"), LOCAL),
+        (True, asked(AUTO, "cuda"), FUSED),
+        (True, asked(AUTO, "cuda", "float32"), LOCAL),
+        (True, asked(AUTO, "cuda", recompute_granularity="selective", recompute_modules=("layernorm",)), LOCAL),
+    ],
 )
-def test_what_can_be_is_let_through(is_installed, layers, device):
-    check_installed(layers, device, has_layers=is_installed, has_adam=is_installed)
+def test_auto_takes_what_is_there_and_does_what_is_asked(is_installed, settings, layers):
+    found = settled(settings, has_layers=is_installed, has_adam=is_installed)
+    assert found == replace(settings, model=replace(settings.model, transformer_impl=layers))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +106,26 @@ def difference(one, other) -> float:
     return sum(abs(a - b) for a, b in pairs) / len(pairs)
 
 
+def trained_once(checkpoint):
+    with one_rank(trainer_settings(checkpoint)) as rank:
+        return rank.train(random_batch())
+
+
+def without_gpus(function, *args):
+    """In a process of its own, as in the product: Megatron takes a GPU where it sees one."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return pool.submit(function, *args).result(timeout=120.0)
+
+
 @needs_gpu
 @pytest.mark.parametrize("family", TINY)
 def test_a_gpu_says_what_a_cpu_says(tmp_path, family):
     checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
-    with one_rank(trainer_settings(checkpoint)) as rank:
-        expected = rank.train(random_batch())
+    expected = without_gpus(trained_once, checkpoint)
     with one_rank(on_gpu(checkpoint, LOCAL)) as rank:
         found = rank.train(random_batch())
     assert difference(found.logprobs, expected.logprobs) < 0.03

@@ -5,10 +5,12 @@ whichever they are of (``unfused``); checkpoints are written as with Transformer
 Megatron-LM and slime run.
 """
 
+from dataclasses import replace
+
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.optimizer import USING_PYTORCH_OPTIMIZER
 
-from asyncrl.config.areas import TransformerImpl
+from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.errors import ConfigError
 
 _BEFORE_ATTENTION = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
@@ -20,16 +22,26 @@ _WITHIN_LATENT_ATTENTION = {
 """Of models with latent attention, whose layers are always Megatron's own here."""
 
 
-def check_installed(
-    layers: TransformerImpl, device: str, *, has_layers: bool = HAVE_TE, has_adam: bool = not USING_PYTORCH_OPTIMIZER
-) -> None:
-    """Raise ConfigError unless this machine has what it takes."""
-    if device == "cpu" and has_adam:
+def settled(
+    settings: TrainerSettings, *, has_layers: bool = HAVE_TE, has_adam: bool = not USING_PYTORCH_OPTIMIZER
+) -> TrainerSettings:
+    """``settings`` without auto for the layers.  Raises ConfigError unless this machine has what it takes."""
+    if settings.device == "cpu" and has_adam:
         raise ConfigError(
             "device cpu: TransformerEngine or Apex is installed: Megatron takes its Adam wherever it is; it needs a GPU"
         )
+    layers = settings.model.transformer_impl
     if layers == "transformer_engine" and not has_layers:
         raise ConfigError("transformer-impl transformer_engine: it cannot be imported on the trainer's machine")
+    if layers == "auto":
+        layers = "transformer_engine" if has_layers and _suits(settings) else "local"
+    return replace(settings, model=replace(settings.model, transformer_impl=layers))
+
+
+def _suits(settings: TrainerSettings) -> bool:
+    """Whether TransformerEngine's layers do what is asked; products in float32 may be rounded to TF32 in them."""
+    can_recompute = "layernorm" not in settings.parallel.recompute_modules
+    return settings.device == "cuda" and settings.dtype == "bfloat16" and can_recompute
 
 
 def unfused(name: str) -> str:

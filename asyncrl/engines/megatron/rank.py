@@ -29,7 +29,7 @@ from asyncrl.engines.megatron.custom import custom_advantages, custom_of
 from asyncrl.engines.megatron.estimation import needs_proximal, outcomes_of, with_advantages
 from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.fp8 import fp8_of
-from asyncrl.engines.megatron.implementation import check_installed
+from asyncrl.engines.megatron.implementation import settled
 from asyncrl.engines.megatron.learner import Gradients, Learner
 from asyncrl.engines.megatron.memory import goes_beside
 from asyncrl.engines.megatron.model import build_model
@@ -61,13 +61,12 @@ class MegatronRank:
     def __init__(
         self, settings: TrainerSettings, rank: int, world_size: int, master_address: str, master_port: int
     ) -> None:
-        self._settings = settings
+        self._settings = settings = settled(settings)
         self._rank = rank
         self._custom = custom_of(settings.custom)
         self._shape = overridden(read_shape(settings.model.hf_checkpoint), settings.shape)
         check_layout(self._shape, settings.parallel, settings.device)
         _check_beside(settings, self._shape)
-        check_installed(settings.model.transformer_impl, settings.device)
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         cpu.install()
