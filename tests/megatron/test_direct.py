@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from fp8_checkpoints import in_fp8
 from safetensors.torch import load_file
 from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
+from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.flat import checksum, views
+from asyncrl.engines.megatron.outbox import _wait_for
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
 from asyncrl.errors import WeightUpdateFailed
 
@@ -128,6 +132,27 @@ def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both, monkeypatch):
     ((worked, said, _),) = answers
     assert not worked
     assert f"the bucket of {names[0]} has checksum" in said
+
+
+def test_an_update_that_the_trainer_gives_up_is_left_at_once(both):
+    rank, engine, names = both
+    engine.ask(DIRECT, names)
+    abandon(rank._engines)  # noqa: SLF001 (the group itself stays, as a broadcast does on a GPU)
+    began = time.monotonic()
+    worked, said, num_loaded = engine.answer()
+    assert (worked, num_loaded) == (False, 0)
+    assert "the trainer has given this update up" in said
+    assert time.monotonic() - began < 10.0
+
+
+def test_a_trainer_that_has_to_wait_gives_up_and_tells_the_engines(both):
+    rank, engine, names = both
+    engine.ask(DIRECT, names)
+    never = SimpleNamespace(query=lambda: False)
+    with pytest.raises(RuntimeError, match="nobody took a bucket"):
+        _wait_for(never, rank._engines, 0.05)  # noqa: SLF001
+    worked, _, num_loaded = engine.answer()
+    assert (worked, num_loaded) == (False, 0)
 
 
 def test_a_bucket_that_never_came_before_is_refused(both):

@@ -11,6 +11,7 @@ What engines have in fp8 is quantised as it is gathered.
 """
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
+from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.flat import checksum, views
 from asyncrl.engines.megatron.fp8 import BlockFp8
@@ -36,6 +38,10 @@ from asyncrl.errors import WeightUpdateFailed
 
 logger = logging.getLogger(__name__)
 
+ARRIVAL_S = 60.0
+"""For all engines, which wait for it, to have a bucket, where training waits for that; one that has died never has."""
+LOOK_EVERY_S = 0.0005
+"""Whether they have."""
 FINISH_S = 5.0
 """For what all engines have received to be over on this side as well; an engine that is gone never receives it."""
 
@@ -88,7 +94,7 @@ class Outbox:
             return
         copies, self._copies = self._copies or self._new_copies(2), None
         try:
-            _broadcast(copies.each(self._model), group, is_checked=is_checked)
+            _broadcast(copies.each(self._model), group, is_checked=is_checked, within_s=ARRIVAL_S)
         except RuntimeError as error:
             raise WeightUpdateFailed(f"the weights were not delivered: {error}") from error
 
@@ -137,6 +143,7 @@ class Outbox:
         """Stop sending: the group is of no use any more."""
         sending, self._sending = self._sending, None
         if sending is not None and not sending.has_ended(0.0):
+            abandon(sending.group)
             sending.group.abort()
             if not sending.has_ended(FINISH_S):  # gloo knows no abort; it ends with the group's own deadline
                 logger.warning("an abandoned weight update still holds %d buckets", len(self.buckets))
@@ -250,13 +257,20 @@ class _Copies:
         return list(pairs.values())
 
 
-def _broadcast(flats: Iterator[Tensor], group: dist.ProcessGroup, *, is_checked: bool) -> None:
-    """One after the other; the next one is asked for while one is under way.  Raises RuntimeError."""
+def _broadcast(
+    flats: Iterator[Tensor], group: dist.ProcessGroup, *, is_checked: bool, within_s: float | None = None
+) -> None:
+    """One after the other; the next one is asked for while one is under way.
+
+    Raises RuntimeError, also where a bucket has not arrived ``within_s``: the group is of no use any more then.
+    """
     under_way: list[tuple[Any, Tensor]] = []
-    flat = None
+    arrived = flat = None
     for flat in flats:
+        _wait_for(arrived, group, within_s)
         for work, _ in under_way:
             work.wait()
+        arrived = _mark(flat.device)
         under_way = [(dist.broadcast(flat, src=0, group=group, async_op=True), flat)]
         if is_checked:
             told = checksum(flat)
@@ -264,7 +278,30 @@ def _broadcast(flats: Iterator[Tensor], group: dist.ProcessGroup, *, is_checked:
     for work, _ in under_way:
         work.wait()
     if flat is not None:
+        _wait_for(_mark(flat.device), group, within_s)
         _synchronize(flat.device)
+
+
+def _mark(device: torch.device) -> Any:
+    """What is done once this thread's GPU has come here; a CPU is here already."""
+    if device.type == "cpu":
+        return None
+    mark: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    mark.record()
+    return mark
+
+
+def _wait_for(mark: Any, group: dist.ProcessGroup, within_s: float | None) -> None:
+    """Raises RuntimeError, having left the group; without ``within_s`` somebody else looks after that."""
+    if mark is None or within_s is None:
+        return
+    deadline = time.monotonic() + within_s
+    while not mark.query():
+        if time.monotonic() > deadline:
+            abandon(group)
+            group.abort()
+            raise RuntimeError(f"nobody took a bucket for {within_s:g} s")
+        time.sleep(LOOK_EVERY_S)
 
 
 @contextmanager

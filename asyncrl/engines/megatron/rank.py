@@ -20,6 +20,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from asyncrl.config.areas import CheckpointConfig
 from asyncrl.config.derived import critic_load, ref_load, uses_reference
+from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.checkpoints import Origin, as_written, check_model, find_origin, notes_of
 from asyncrl.engines.megatron import cpu
@@ -231,6 +232,7 @@ class MegatronRank:
     def _leave_engines(self) -> None:
         self._outbox.abandon()
         if self._engines is not None:
+            abandon(self._engines)
             with suppress(RuntimeError):  # of a group whose member died
                 self._engines.abort()
             dist.destroy_process_group(self._engines)

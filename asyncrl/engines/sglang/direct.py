@@ -18,7 +18,6 @@ import pkgutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from math import prod
 from typing import Any
 
@@ -31,7 +30,9 @@ ARRIVAL_S = 60.0
 """For an update to arrive, from a trainer that has it ready: 100 GB take a second.  Then the group is given up, so that
 this server can answer, and join another."""
 LOOK_EVERY_S = 0.0002
-"""Whether a GPU has finished; an update takes some milliseconds at least."""
+"""Whether what was asked for is done; an update takes some milliseconds at least."""
+ASK_EVERY_S = 0.25
+"""Whether the trainer has given the update up, because another engine died: it is asked over the network."""
 
 _ALIGNMENT = 64
 """Of the buffers' sizes: a multiple of every element's."""
@@ -119,7 +120,7 @@ class DirectUpdates:
             num_bytes=num_bytes(dtypes, shapes),
         )
         flat = self._make_room(updater, bucket.num_bytes)[0][: bucket.num_bytes]
-        _wait(_broadcast(flat, group), flat)
+        _wait(_broadcast(flat, group), flat, group)
         _watch(bucket, flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
         _finish(flat, group)
         self._kept[bucket.names[0]] = bucket
@@ -132,7 +133,7 @@ class DirectUpdates:
         flats = [buffers[number % 2][: bucket.num_bytes] for number, bucket in enumerate(buckets)]
         coming = _broadcast(flats[0], group)
         for number, (bucket, flat) in enumerate(zip(buckets, flats, strict=True)):
-            _wait(coming, flat)
+            _wait(coming, flat, group)
             if is_checked:
                 _check_arrival(flat, group, bucket)
             if number + 1 < len(buckets):  # asked for before the copies, so that it comes while they are made
@@ -196,25 +197,37 @@ def _broadcast(flat: Any, group: Any) -> Any:
     return dist.broadcast(flat, src=0, group=group, async_op=True)
 
 
-def _wait(coming: Any, flat: Any) -> None:
+def _wait(coming: Any, flat: Any, group: Any) -> None:
     """What is done with ``flat`` from now on sees what came; on a GPU, this process goes on at once."""
     if flat.device.type == "cpu":
-        coming.wait(timedelta(seconds=ARRIVAL_S))
-    else:
-        coming.wait()
+        _until(coming.is_completed, group)
+    coming.wait()
 
 
 def _finish(flat: Any, group: Any) -> None:
-    """Return when everything has come and was copied.  Raises TimeoutError, having left the group."""
+    """Return when everything has come and was copied.  Raises TimeoutError and ConnectionError."""
     if flat.device.type == "cpu":
         return
     import torch
 
     done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
-    deadline = time.monotonic() + ARRIVAL_S
-    while not done.query():
-        if time.monotonic() > deadline:
+    _until(done.query, group)
+
+
+def _until(is_done: Callable[[], bool], group: Any) -> None:
+    """Raises TimeoutError, or ConnectionError once the trainer has given the update up; the group is left then."""
+    from asyncrl.engines.abandoned import is_abandoned
+
+    began = asked = time.monotonic()
+    while not is_done():
+        now = time.monotonic()
+        if now - asked > ASK_EVERY_S:
+            asked = now
+            if is_abandoned(group):
+                group.abort()
+                raise ConnectionError("the trainer has given this update up")
+        if now - began > ARRIVAL_S:
             group.abort()
             raise TimeoutError(f"nothing came for {ARRIVAL_S:g} s")
         time.sleep(LOOK_EVERY_S)
@@ -227,7 +240,8 @@ def _check_arrival(flat: Any, group: Any, bucket: _Kept) -> None:
     from asyncrl.engines.flat import checksum
 
     told = torch.empty((), dtype=torch.int64, device=flat.device)
-    _wait(_broadcast(told, group), told)
+    _wait(_broadcast(told, group), told, group)
+    _finish(told, group)
     if (found := checksum(flat).item()) != told.item():
         raise ValueError(f"the bucket of {bucket.names[0]} has checksum {found}, the trainer's {told.item()}")
 
