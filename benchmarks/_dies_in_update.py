@@ -9,18 +9,22 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from benchmarks._run_beside import ROOT
+
 ARMED = "ASYNCRL_LOST_ENGINE_ARMED"
 """Environment variable: the file."""
 _METADATA = "Metadata-Version: 2.1\nName: asyncrl-dies-in-update\nVersion: 0\n"
 _ENTRY_POINTS = f"[sglang.srt.plugins]\nasyncrl_dies_in_update = {__name__}:activate\n"
 
 
-def install(folder: Path) -> None:
-    """Make SGLang find the plug-in in processes that have ``folder`` on their path."""
+def environment(folder: Path, armed: Path) -> dict[str, str]:
+    """With it SGLang finds the plug-in, which is described in ``folder``; ``armed`` is the file."""
     described = folder / "asyncrl_dies_in_update-0.dist-info"
     described.mkdir(parents=True, exist_ok=True)
     (described / "METADATA").write_text(_METADATA)
     (described / "entry_points.txt").write_text(_ENTRY_POINTS)
+    paths = str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")
+    return {ARMED: str(armed), "PYTHONPATH": ":".join(filter(None, paths))}
 
 
 def activate() -> None:

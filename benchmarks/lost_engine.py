@@ -13,31 +13,23 @@ import argparse
 import math
 import random
 import signal
-import subprocess
 import sys
-import time
 import urllib.request
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
-import psutil
 from rich.console import Console
 
 from benchmarks import _dies_in_update
 from benchmarks._circumstances import circumstances
+from benchmarks._run_beside import Run
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_options import ON_GPUS
 from benchmarks._sync_vs_async_workload import write_checkpoint
 
-ROOT = Path(__file__).parents[1]
-MARK = "ASYNCRL_LOST_ENGINE"
-"""Environment variable that all processes of the run inherit."""
-LOOK_EVERY_S = 0.1
-"""At files that the run writes."""
 PROMPT_WORDS = 60
 TOKEN_FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
 GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial", "buffered", "training")
@@ -46,83 +38,6 @@ VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
 """What the command line of a process to kill has in it: SGLang's front, or what has the GPU."""
 UPDATE = "update"
 """To be killed: what has the GPU, by its own hand, when it is to receive weights."""
-
-
-class Run:
-    """train_async.py beside us, until the end of a ``with``."""
-
-    def __init__(self, asked: argparse.Namespace, arguments: Sequence[str]) -> None:
-        self.folder: Path = asked.out / "run"
-        self._deadline = time.monotonic() + asked.deadline_s
-        self._mark = uuid.uuid4().hex
-        self._output = asked.out / "output.txt"
-        self._armed = asked.out / "armed"
-        command = [sys.executable, "train_async.py", "--run-dir", str(self.folder), "--progress", "lines", *arguments]
-        with self._output.open("w") as output:
-            environment = {**psutil.Process().environ(), MARK: self._mark}
-            if asked.kill == UPDATE:
-                environment |= self._with_plugin(asked.out / "plugin", environment)
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Of metrics.jsonl, so far."""
-        file = self.folder / "metrics.jsonl"
-        return [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
-
-    def log(self) -> list[str]:
-        """Lines of run.log, so far."""
-        file = self.folder / "run.log"
-        return file.read_text().splitlines() if file.exists() else []
-
-    def wait(self, what: str, is_so: Callable[[], bool]) -> None:
-        """Raises SystemExit if the run ends before, or time is up."""
-        while not is_so():
-            if self._process.poll() is not None or time.monotonic() > self._deadline:
-                raise SystemExit(f"error: not {what}: {self._output.read_text()[-3000:]}")
-            time.sleep(LOOK_EVERY_S)
-
-    def kill(self, what: str) -> None:
-        """Return when the process is dead."""
-        if what != UPDATE:
-            self.processes(VICTIMS[what])[0].kill()
-            return
-        self._armed.touch()
-        self.wait("killed", lambda: not self._armed.exists())
-
-    def processes(self, text: str) -> list[psutil.Process]:
-        """Of this run, with ``text`` in their command lines."""
-        return [each for each in psutil.process_iter() if text in _command(each) and self._is_ours(each)]
-
-    def end(self) -> int:
-        """Send SIGTERM if it runs; the exit code."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            return self._process.wait(timeout=60.0)
-        except subprocess.TimeoutExpired:
-            for process in self.processes(""):
-                process.kill()
-            return self._process.wait()
-
-    def _with_plugin(self, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-        _dies_in_update.install(folder)
-        self._armed.unlink(missing_ok=True)
-        paths = str(folder), str(ROOT), environment.get("PYTHONPATH", "")
-        return {_dies_in_update.ARMED: str(self._armed), "PYTHONPATH": ":".join(filter(None, paths))}
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get(MARK) == self._mark
-        except psutil.Error:
-            return False
 
 
 def main(argv: Sequence[str]) -> int:
@@ -134,11 +49,19 @@ def main(argv: Sequence[str]) -> int:
         write_checkpoint(checkpoint, asked.model, asked.device)
     prompts = asked.out / "prompts.jsonl"
     _write_prompts(prompts)
-    with Run(asked, _arguments(asked, checkpoint, prompts)) as run:
+    armed = asked.out / "armed"
+    armed.unlink(missing_ok=True)
+    plugin = _dies_in_update.environment(asked.out / "plugin", armed) if asked.kill == UPDATE else {}
+    command = [sys.executable, "train_async.py", *_arguments(asked, checkpoint, prompts)]
+    with Run(command, asked.out, asked.deadline_s, plugin) as run:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
         killed_after = len(run.rows())
         killed_at = _now()
-        run.kill(asked.kill)
+        if asked.kill == UPDATE:
+            armed.touch()
+            run.wait("killed", lambda: not armed.exists())
+        else:
+            run.processes(VICTIMS[asked.kill])[0].kill()
         run.wait("back", lambda: any("is back" in line for line in run.log()))
         back_at, back_after = _now(), len(run.rows())
         run.wait(f"{asked.steps} steps more", lambda: len(run.rows()) >= back_after + asked.steps)
@@ -246,13 +169,6 @@ def _urls(run: Run) -> list[str]:
 def _version(url: str) -> str:
     with urllib.request.urlopen(f"{url}/model_info", timeout=10.0) as answer:
         return str(orjson.loads(answer.read())["weight_version"])
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def _now() -> datetime:

@@ -12,7 +12,6 @@ import pytest
 from benchmarks import _dies_in_update
 from benchmarks.lost_engine import GROUP_FATES, TOKEN_FATES, found
 
-ROOT = Path(__file__).parents[2]
 BROADCAST_TWICE = """
 from importlib.metadata import entry_points
 import torch.distributed as dist
@@ -65,12 +64,11 @@ def test_an_engine_with_old_weights_does_not_hold() -> None:
 
 
 def test_a_server_dies_once_it_is_told_to_and_is_to_receive(tmp_path: Path) -> None:
-    _dies_in_update.install(tmp_path / "plugin")
     armed = tmp_path / "armed"
-    paths = {"PYTHONPATH": f"{tmp_path / 'plugin'}:{ROOT}", _dies_in_update.ARMED: str(armed)}
+    environment = _dies_in_update.environment(tmp_path / "plugin", armed)
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", BROADCAST_TWICE],
-        env=os.environ | paths,
+        env=os.environ | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
