@@ -1,6 +1,8 @@
 """A run of the product beside a benchmark: started as a user would, watched through the files that it writes."""
 
+import random
 import signal
+import string
 import subprocess
 import time
 import uuid
@@ -18,6 +20,17 @@ LOOK_EVERY_S = 0.1
 """At files that the run writes."""
 LEAVE_S = 60.0
 """To end after SIGTERM."""
+PROMPT_WORDS = 60
+
+
+def write_prompts(file: Path, *, as_chat: bool = False) -> None:
+    """Random words, and a label; ``as_chat``: as a list of messages."""
+    draw = random.Random(0)
+    with file.open("wb") as lines:
+        for _ in range(4096):
+            words = " ".join("".join(draw.choices(string.ascii_lowercase, k=4)) for _ in range(PROMPT_WORDS))
+            prompt = [{"role": "user", "content": words}] if as_chat else words
+            lines.write(orjson.dumps({"prompt": prompt, "label": "1"}) + b"\n")
 
 
 class Run:

@@ -9,6 +9,7 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tokenizers  # type: ignore[import-untyped]
 
@@ -30,11 +31,32 @@ _REWARD = 1
 def write_checkpoint(folder: Path, name: str, device: str) -> None:
     """Random weights of the shape ``name``, a tokenizer of as many words, and no token that ends an answer."""
     write_random(folder, name, device=device)
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) | {"eos_token_id": None}
-    file.write_text(json.dumps(config))
+    _write_endless(folder, json.loads((folder / "config.json").read_text()))
+
+
+def write_shape(folder: Path, config: Path, device: str) -> None:
+    """The same for the shape of any config.json, by transformers, which gives GLM its own last tokens back."""
+    import torch
+    import transformers
+
+    of_family = transformers.AutoConfig.from_pretrained(config.parent, pad_token_id=None)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.device(device):
+        transformers.AutoModelForCausalLM.from_config(of_family, dtype=dtype).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    _write_endless(folder, json.loads(config.read_text()))
+
+
+def _write_endless(folder: Path, config: dict[str, Any]) -> None:
+    """Beside the weights: a shape without a last token, and a tokenizer, whose description is written last."""
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
     made_up_words(config["vocab_size"]).save(str(folder / "tokenizer.json"))
-    about = {"backend": "tokenizers", "tokenizer_class": "TokenizersBackend", "clean_up_tokenization_spaces": False}
+    about = {
+        "backend": "tokenizers",
+        "tokenizer_class": "TokenizersBackend",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
 
 

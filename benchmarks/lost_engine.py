@@ -11,7 +11,6 @@ log and metrics.  Exit codes: 0, 1 something does not hold, 2 the options are wr
 
 import argparse
 import math
-import random
 import signal
 import sys
 import urllib.request
@@ -25,12 +24,11 @@ from rich.console import Console
 
 from benchmarks import _dies_in_update
 from benchmarks._circumstances import circumstances
-from benchmarks._run_beside import Run
+from benchmarks._run_beside import Run, write_prompts
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_options import ON_GPUS
 from benchmarks._sync_vs_async_workload import write_checkpoint
 
-PROMPT_WORDS = 60
 TOKEN_FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
 GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial", "buffered", "training")
 """Those that settle a group, and where it is before."""
@@ -48,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if not (checkpoint / "config.json").is_file():
         write_checkpoint(checkpoint, asked.model, asked.device)
     prompts = asked.out / "prompts.jsonl"
-    _write_prompts(prompts)
+    write_prompts(prompts)
     armed = asked.out / "armed"
     armed.unlink(missing_ok=True)
     plugin = _dies_in_update.environment(asked.out / "plugin", armed) if asked.kill == UPDATE else {}
@@ -146,15 +144,6 @@ def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> li
     if asked.device == "cuda":
         arguments += [f"--sglang-{name}" for name, value in ON_GPUS.items() if value is True]
     return arguments if asked.use_router else [*arguments, "--no-use-router"]
-
-
-def _write_prompts(file: Path) -> None:
-    draw = random.Random(0)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    with file.open("wb") as lines:
-        for _ in range(4096):
-            words = ("".join(draw.choices(letters, k=4)) for _ in range(PROMPT_WORDS))
-            lines.write(orjson.dumps({"prompt": " ".join(words), "label": "1"}) + b"\n")
 
 
 def _urls(run: Run) -> list[str]:

@@ -103,6 +103,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/value_clip_fraction", "share", "trained tokens whose value moved beyond --value-clip, 0 to 1 (ppo)"),
     Metric("train/critic_grad_norm", "", "gradient norm of the critic before clipping (ppo)"),
     Metric("train/lr", "", "learning rate"),
+    Metric("train/peak_memory_gb", "GB", "most memory that tensors took on the first trainer GPU in the step"),
     Metric("train/logprob_diff", "nat", "mean difference of engine and trainer log-probs under the same weights"),
 )
 

@@ -101,6 +101,8 @@ class MegatronRank:
         were before the step.
         """
         started = time.perf_counter()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         learning_rate = self._set_learning_rate(batch.step)
         updates, before, told = self._prepared(batch)
         learners = [self._learner] if self._critic is None else [self._learner, self._critic.learner]
@@ -113,7 +115,7 @@ class MegatronRank:
                 restore_point.restore()
             raise
         logprobs = self._gathered(found[0].rows | before, sum(len(group.samples) for group in batch.groups))
-        told |= _critic_metrics([each for each in of_critic if each is not None])
+        told |= _critic_metrics([each for each in of_critic if each is not None]) | _memory_metrics(self._device)
         return _report(found, told, learning_rate, time.perf_counter() - started, logprobs)
 
     def save(self, path: Path) -> None:
@@ -353,6 +355,12 @@ def _critic_metrics(updates: Sequence[Gradients]) -> dict[str, float]:
     if not updates:
         return {}
     return _means(updates) | {"train/critic_grad_norm": fmean(update.norm for update in updates)}
+
+
+def _memory_metrics(device: torch.device) -> dict[str, float]:
+    if device.type == "cpu":
+        return {}
+    return {"train/peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9}
 
 
 def _means(updates: Sequence[Gradients]) -> dict[str, float]:

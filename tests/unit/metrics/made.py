@@ -149,6 +149,7 @@ ALGORITHM = {
     "train/value_loss": 0.2,
     "train/value_clip_fraction": 0.05,
     "train/critic_grad_norm": 1.25,
+    "train/peak_memory_gb": 105.5,
 }
 """What only some algorithms have to say."""
 UPDATE = UpdateReport(pause_s=0.02, total_s=0.25, num_bytes=4096)

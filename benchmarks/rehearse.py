@@ -1,0 +1,174 @@
+"""A launch script of configs/, on this machine's GPUs, with random weights: does it run, how fast, in how much memory?
+
+    uv run benchmarks/rehearse.py configs/qwen3-4b.sh --config tests/launch/models/qwen3-4b/config.json
+    uv run benchmarks/rehearse.py configs/qwen3-30b-a3b.sh --config config.json --longest 4096 -- --lr 1e-5
+    uv run benchmarks/rehearse.py configs/glm-z1-9b.sh --config small/config.json --device cpu --longest 16 -- FLAGS
+
+Writes random weights of the shape of --config, a tokenizer of made-up words and prompts of such words; starts the
+script as it is, but for: answers of --longest tokens, since no token ends one; rewards by chance; no evaluation but
+that of four prompts; no checkpoint; and what stands behind ``--``.  After --steps it looks at the GPUs' memory and ends
+the run (SIGTERM).  Prints a table beside the script's own dry run.  Exit codes: 0, 1 it did not run, 2 the options are
+wrong.
+"""
+
+import argparse
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks._circumstances import circumstances
+from benchmarks._run_beside import ROOT, Run, write_prompts
+from benchmarks._sync_vs_async_options import ON_GPUS
+from benchmarks._sync_vs_async_workload import write_shape
+
+NUM_EVAL_PROMPTS = 4
+COLUMNS = {
+    "step": ("step", "d"),
+    "time/step_s": ("s", ".1f"),
+    "time/train_s": ("of that training", ".1f"),
+    "time/trainer_waited_s": ("waiting", ".1f"),
+    "tokens/trained": ("tokens trained so far", ",d"),
+    "groups/trained": ("groups trained", "d"),
+    "groups/filtered": ("filtered", "d"),
+    "lag/max": ("lag, most", "d"),
+    "time/update_pause_s": ("pause, s", ".3f"),
+    "train/logprob_diff": ("log-probs apart", ".1e"),
+    "train/peak_memory_gb": ("trainer's peak, GB", ".1f"),
+}
+"""Of metrics.jsonl: what the table calls a metric, and how it shows it."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it all."""
+    asked = _parse(argv)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    checkpoint = asked.checkpoint or asked.out / "model"
+    if not (checkpoint / "tokenizer_config.json").is_file():  # written last
+        _write_checkpoint(checkpoint, asked)
+    write_prompts(asked.out / "prompts.jsonl", as_chat=True)
+    prompts = (asked.out / "prompts.jsonl").read_bytes().splitlines(keepends=True)
+    (asked.out / "eval.jsonl").write_bytes(b"".join(prompts[:NUM_EVAL_PROMPTS]))
+    environment = {
+        "MODEL": str(checkpoint),
+        "TRAIN_DATA": str(asked.out / "prompts.jsonl"),
+        "EVAL_DATA": str(asked.out / "eval.jsonl"),
+        "RUNS": str(asked.out / "runs"),
+        "PYTHON": sys.executable,
+        "PYTHONPATH": ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),
+    }
+    command = ["bash", asked.script, *_changes(asked), *asked.flags]
+    dry_run = _dry_run(command, environment)
+    began = datetime.now(UTC)
+    with Run(command, asked.out, asked.deadline_s, environment) as run:
+        run.wait("a first step", lambda: len(run.rows()) >= 1)
+        first_s = (datetime.now(UTC) - began).total_seconds()
+        run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
+        rows, used, code = run.rows(), _gpu_memory(), run.end()
+    about = circumstances("rehearse.py", argv, asked.commit)
+    text = [
+        *report(rows, dry_run, used),
+        "",
+        f"- until the first step was over: {first_s:.0f} s",
+        f"- exit code after SIGTERM: {code}",
+        *(f"- {name}: {value}" for name, value in about.items()),
+    ]
+    (asked.out / "table.md").write_text("\n".join(text) + "\n")
+    Console(width=200).print("\n".join(text), highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) -> list[str]:
+    """Lines of Markdown.  A cell is empty where a step has no such number."""
+    names = [name for name, _ in COLUMNS.values()]
+    lines = ["| " + " | ".join(names) + " |", "|--:" * len(names) + "|"]
+    for row in rows:
+        cells = (format(row[key], kind) if key in row else "" for key, (_, kind) in COLUMNS.items())
+        lines.append("| " + " | ".join(cells) + " |")
+    memory = [f"- memory of the GPUs at the end: {', '.join(used)}"] if used else []
+    return [*lines, "", *memory, "", "```", dry_run.rstrip(), "```"]
+
+
+def _changes(asked: argparse.Namespace) -> list[str]:
+    """Of the script's own flags."""
+    flags: dict[str, object] = {
+        "device": asked.device,
+        "rollout-max-response-len": asked.longest,
+        "custom-rm-path": "benchmarks._random_reward.reward",
+        "num-rollout": 100_000,
+        "save-interval": 100_000,
+        "n-samples-per-eval-prompt": 1,
+    }
+    if asked.device == "cuda":
+        flags |= {f"sglang-{name}": value for name, value in ON_GPUS.items() if value is not True}
+    texts = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    if asked.device == "cuda":
+        texts += [f"--sglang-{name}" for name, value in ON_GPUS.items() if value is True]
+    return texts if asked.use_router else [*texts, "--no-use-router"]
+
+
+def _dry_run(command: Sequence[str | Path], environment: dict[str, str]) -> str:
+    """What it says; the program ends if that is no."""
+    found = subprocess.run(
+        [*command, "--dry-run"],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120.0,
+        check=False,
+    )
+    if found.returncode != 0:
+        raise SystemExit(f"error: the dry run says no:\n{found.stdout}{found.stderr}")
+    return found.stdout
+
+
+def _gpu_memory() -> list[str]:
+    """Used of each GPU that this machine has, by whatever uses it."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=30.0, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []
+
+
+def _write_checkpoint(folder: Path, asked: argparse.Namespace) -> None:
+    """In a process of its own: this one must hold no GPU."""
+    writer = multiprocessing.get_context("spawn").Process(target=write_shape, args=(folder, asked.config, asked.device))
+    writer.start()
+    writer.join(asked.deadline_s)
+    if writer.exitcode != 0:
+        writer.kill()
+        raise SystemExit(f"error: --config {asked.config} --device {asked.device}: no checkpoint")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("script", type=Path)
+    parser.add_argument("--config", type=Path, required=True, help="config.json of the model, in Hugging Face format")
+    parser.add_argument("--checkpoint", type=Path, help="a folder to write the model to, or that has it")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--longest", type=int, default=2048, help="tokens of every answer, since no token ends one")
+    parser.add_argument("--use-router", action="store_true")
+    parser.add_argument("--deadline-s", type=float, default=1800.0)
+    parser.add_argument("--commit", help="where there is no git")
+    parser.add_argument("--out", type=Path, default=Path("rehearsal"))
+    at = argv.index("--") if "--" in argv else len(argv)
+    asked = parser.parse_args(argv[:at])
+    for path in (asked.script, asked.config):
+        if not path.is_file():
+            parser.error(f"{path}: no such file")
+    asked.flags, asked.out = list(argv[at + 1 :]), asked.out.absolute()
+    asked.checkpoint = asked.checkpoint.absolute() if asked.checkpoint else None
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
