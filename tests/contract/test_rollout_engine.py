@@ -234,6 +234,16 @@ def test_a_server_says_how_full_it_is_and_a_dead_one_is_left_out(servers: Server
     asyncio.run(run())
 
 
+def test_a_server_whose_collectors_are_calmed_answers_as_before(servers: Servers) -> None:
+    async def run() -> None:
+        async with open_sglang(servers) as place, Wire() as wire:
+            before = await answer(place.engine, ask(place, 1, 20))
+            await EngineControl(wire, servers.engine_url, timeout_s=30.0).calm_collectors()
+            assert (await answer(place.engine, ask(place, 1, 20))).token_ids == before.token_ids
+
+    asyncio.run(run())
+
+
 def test_requests_in_flight_live_through_an_update(open_place: OpenPlace) -> None:
     async def run() -> None:
         async with open_place() as place, asyncio.TaskGroup() as tasks:

@@ -3,6 +3,7 @@
 An actor runs its methods on one thread, the process's main thread, in order of calling.
 """
 
+import gc
 import os
 import random
 import socket
@@ -76,6 +77,8 @@ class RankActor(NetworkPlace):
         from asyncrl.engines.megatron.rank import MegatronRank
 
         self._rank = MegatronRank(settings, rank, world_size, address, port)
+        gc.collect()
+        gc.freeze()  # a full collection takes 0.3 s, perhaps within a weight update; a step leaves nothing to collect
 
     def load(self, origin: Origin) -> None:
         """Take the weights of a checkpoint, and what else there is."""

@@ -272,10 +272,14 @@ class _Builder:
 
         async def start() -> None:
             await self._start(server, server_command(launch))
-            await self._ready(server, wait_for_server(self._wire, url, deployment.start_timeout_s))
+            await self._ready(server, self._usable(url))
 
         await start()
         return StartedEngine(url=url, server=server, start=start)
+
+    async def _usable(self, url: str) -> None:
+        await wait_for_server(self._wire, url, self._deployment.start_timeout_s)
+        await self._control(url).calm_collectors()
 
     async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
         deployment = self._deployment

@@ -98,6 +98,13 @@ class EngineControl:
         body = {"serialized_named_tensors": list(handles), "load_format": "flattened_bucket", "flush_cache": False}
         await self._post("update_weights_from_tensor", body if label is None else {**body, "weight_version": label})
 
+    async def calm_collectors(self) -> None:
+        """Have Python's garbage collectors in the server pass over what it has loaded.
+
+        Else each full collection stops it for half a second or more, and finds nothing (``asyncrl.collector``).
+        """
+        await self._wire.tell(f"{self.url}/freeze_gc", self._timeout_s)
+
     async def empty(self) -> None:
         """Return once the server has no request, and no cache of one."""
         patience_s = max(self._timeout_s - _GRACE_S, self._timeout_s / 2)
