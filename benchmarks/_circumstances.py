@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("megatron-core", "ray", "sglang", "torch", "transformers")
+PACKAGES = ("megatron-core", "ray", "sglang", "torch", "transformer-engine", "transformers")
 """Whose versions decide how fast a run is."""
 
 

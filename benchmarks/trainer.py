@@ -49,6 +49,7 @@ class Measured:
     step_s: tuple[float, ...]
     memory_gib: float
     matrix_rate: float
+    layers: str
     kernels: str
 
 
@@ -138,7 +139,15 @@ def _rank(asked: argparse.Namespace, settings: TrainerSettings, rank: int, port:
     kernels = _kernels(trainer, _batch(asked, asked.steps), asked.device) if asked.profile else ""
     if rank == 0:
         memory = torch.cuda.max_memory_allocated() / 2**30 if asked.device == "cuda" else 0.0
-        answers.put(Measured(step_s=tuple(seconds[1:]), memory_gib=memory, matrix_rate=rate, kernels=kernels))
+        answers.put(
+            Measured(
+                step_s=tuple(seconds[1:]),
+                memory_gib=memory,
+                matrix_rate=rate,
+                layers=trainer.layers,
+                kernels=kernels,
+            )
+        )
     trainer.close()
 
 
@@ -228,6 +237,7 @@ def _show(asked: argparse.Namespace, found: Measured) -> None:
     split = [f"{name} {value}" for name, value in sizes.items() if value not in (None, 1, ()) and value is not True]
     table.add_row("model", f"{asked.model}, {num_weights(asked.model, active=False) / 1e9:.2f} billion weights")
     table.add_row("ranks", f"{asked.ranks}; {', '.join(split) or 'as it comes'}")
+    table.add_row("layers", found.layers)
     table.add_row("tokens per step", f"{tokens:,}; {asked.tokens:,} per microbatch, {asked.sample_tokens:,} per sample")
     table.add_row("step", f"{step_s:.3f} s, best of {', '.join(f'{each:.3f}' for each in found.step_s)}")
     table.add_row("tokens/s", f"{tokens / step_s:,.0f}")

@@ -17,6 +17,7 @@ from tiny import free_port, one_rank, random_batch, trainer_settings, write_chec
 
 from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.flat import checksum, views
+from asyncrl.engines.megatron import outbox
 from asyncrl.engines.megatron.outbox import _wait_for
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
 from asyncrl.errors import WeightUpdateFailed
@@ -114,6 +115,36 @@ def test_a_trainer_without_room_for_copies_sends_while_it_waits(both, tmp_path):
         assert same(tmp_path / "sent", tmp_path / "received")
 
 
+def test_an_update_that_fails_is_gathered_to_its_end(both, monkeypatch):
+    """Other ranks give their parts of all buckets; what rank 0 left would meet the next update."""
+    rank, _, names = both
+    gathered, each = [], outbox._Copies.each  # noqa: SLF001
+
+    def counted(copies, model):
+        for flat in each(copies, model):
+            gathered.append(flat)
+            yield flat
+
+    def fails(flats, group, **_):
+        next(flats)
+        raise RuntimeError("an engine died")
+
+    monkeypatch.setattr(outbox._Copies, "each", counted)  # noqa: SLF001
+    monkeypatch.setattr(outbox, "_broadcast", fails)
+    rank._outbox._goes_beside = False  # noqa: SLF001
+    assert not rank.take(is_checked=False)
+    with pytest.raises(WeightUpdateFailed, match="an engine died"):
+        rank.send(is_checked=False)
+    assert len(gathered) == len(names)
+
+
+def test_one_bucket_needs_one_buffer(tmp_path):
+    with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
+        (bucket,) = rank.weight_buckets()
+        (flat,) = rank._outbox._new_copies(2).each(rank._model)  # noqa: SLF001
+    assert flat.numel() == bucket.num_bytes
+
+
 def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both, monkeypatch):
     rank, engine, names = both
     answers = []
@@ -149,7 +180,7 @@ def test_a_trainer_that_has_to_wait_gives_up_and_tells_the_engines(both):
     rank, engine, names = both
     engine.ask(DIRECT, names)
     never = SimpleNamespace(query=lambda: False)
-    with pytest.raises(RuntimeError, match="nobody took a bucket"):
+    with pytest.raises(RuntimeError, match="not every engine took a bucket"):
         _wait_for(never, rank._engines, 0.05)  # noqa: SLF001
     worked, _, num_loaded = engine.answer()
     assert (worked, num_loaded) == (False, 0)

@@ -12,7 +12,7 @@ from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 from asyncrl.config.areas import ModelConfig
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.checkpoints import Origin, folder_of, latest
-from asyncrl.engines.megatron.implementation import HAVE_TE, settled, unfused
+from asyncrl.engines.megatron.implementation import HAVE_TE, check_alike, settled, unfused
 from asyncrl.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
@@ -68,6 +68,15 @@ def test_what_cannot_be_is_said(is_installed, layers, device, line):
 def test_auto_takes_what_is_there_and_does_what_is_asked(is_installed, settings, layers):
     found = settled(settings, has_layers=is_installed, has_adam=is_installed)
     assert found == replace(settings, model=replace(settings.model, transformer_impl=layers))
+
+
+def test_ranks_must_have_the_same_layers(monkeypatch):
+    settings = asked(LOCAL, "cuda")
+    monkeypatch.setattr("asyncrl.engines.megatron.implementation.of_every_rank", lambda mine: [mine, FUSED, mine])
+    with pytest.raises(ConfigError, match="cannot be imported on ranks 0, 2, but on others"):
+        check_alike(settings)
+    monkeypatch.setattr("asyncrl.engines.megatron.implementation.of_every_rank", lambda mine: [mine, mine])
+    check_alike(settings)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ class RankActor(NetworkPlace):
 
         return tuple(map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"]))
 
-    def start(self, settings: TrainerSettings, rank: int, world_size: int, address: str, port: int) -> None:
-        """Load the model and join the other ranks."""
+    def start(self, settings: TrainerSettings, rank: int, world_size: int, address: str, port: int) -> str:
+        """Load the model and join the other ranks; say whose layers it has."""
         # SGLang sets this to 0 in its own processes; unless both sides agree, the first broadcast fails.
         os.environ["NCCL_CUMEM_ENABLE"] = "0"
         if settings.device == "cpu":  # Ray hides no GPU from an actor that asked for none
@@ -79,6 +79,7 @@ class RankActor(NetworkPlace):
         self._rank = MegatronRank(settings, rank, world_size, address, port)
         gc.collect()
         gc.freeze()  # a full collection takes 0.3 s, perhaps within a weight update; a step leaves nothing to collect
+        return self._rank.layers
 
     def load(self, origin: Origin) -> None:
         """Take the weights of a checkpoint, and what else there is."""

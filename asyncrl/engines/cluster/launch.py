@@ -35,7 +35,7 @@ from asyncrl.engines.sglang.loads import EngineLoads
 from asyncrl.engines.tensors import TensorUpdater
 from asyncrl.engines.turns import SharedGpus, give_back
 from asyncrl.engines.weights import BroadcastUpdater
-from asyncrl.errors import EngineTimeout, ServerFailed, TurnFailed, UpdateInterrupted, plainly
+from asyncrl.errors import EngineError, EngineTimeout, ServerFailed, TurnFailed, UpdateInterrupted, plainly
 from asyncrl.protocols import Turns, WeightUpdater
 from asyncrl.types import Weights
 
@@ -279,7 +279,10 @@ class _Builder:
 
     async def _usable(self, url: str) -> None:
         await wait_for_server(self._wire, url, self._deployment.start_timeout_s)
-        await self._control(url).calm_collectors()
+        try:
+            await self._control(url).calm_collectors()
+        except EngineError as error:  # who watches the server says why, if it has ended
+            logger.warning("%s: its garbage collectors are as they were: %s", url, error)
 
     async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
         deployment = self._deployment
@@ -322,7 +325,10 @@ class _Builder:
     async def _load(self, ranks: tuple[Any, ...]) -> None:
         settings, size, origin = self._deployment.trainer, self._deployment.num_ranks, self._deployment.origin
         address, (port,) = await self._place(ranks[0], 1)
-        await self._every(ranks, "start", lambda actor, rank: actor.start.remote(settings, rank, size, address, port))
+        layers = await self._every(
+            ranks, "start", lambda actor, rank: actor.start.remote(settings, rank, size, address, port)
+        )
+        logger.info("the trainer's layers: %s (--transformer-impl)", layers[0])
         if origin is not None:
             await self._every(ranks, "load", lambda actor, _: actor.load.remote(origin))
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from asyncrl.algorithms.custom import LossFn
+from asyncrl.engines.megatron.ranks import of_every_rank
 from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
 
 CLIP_FRACTION = "clip_fraction"
@@ -68,8 +69,7 @@ class CheckedLoss:
         dist.all_reduce(has_failed, op=dist.ReduceOp.MAX)
         if not has_failed:
             return
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, failure)
+        found: list[Any] = of_every_rank(failure)
         first = next(rank for rank, each in enumerate(found) if each is not None)
         raise type(found[first])(f"rank {first}: {found[first]}") from failure
 

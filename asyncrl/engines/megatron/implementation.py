@@ -10,6 +10,7 @@ from dataclasses import replace
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.optimizer import USING_PYTORCH_OPTIMIZER
 
+from asyncrl.engines.megatron.ranks import of_every_rank
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.errors import ConfigError
 
@@ -36,6 +37,17 @@ def settled(
     if layers == "auto":
         layers = "transformer_engine" if has_layers and _suits(settings) else "local"
     return replace(settings, model=replace(settings.model, transformer_impl=layers))
+
+
+def check_alike(settings: TrainerSettings) -> None:
+    """Raise ConfigError if other ranks have other layers.  Collective."""
+    layers = of_every_rank(settings.model.transformer_impl)
+    if len(set(layers)) > 1:
+        without = ", ".join(str(rank) for rank, each in enumerate(layers) if each == "local")
+        raise ConfigError(
+            f"transformer-impl auto: TransformerEngine cannot be imported on ranks {without}, but on others; "
+            "install it on all, or say local"
+        )
 
 
 def _suits(settings: TrainerSettings) -> bool:

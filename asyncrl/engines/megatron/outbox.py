@@ -74,12 +74,15 @@ class Outbox:
         """
         self.finish()
         if not self._goes_beside:
-            self._copies = None if group is None else self._new_copies(2)
+            self._copies = None  # of an update that was interrupted
+            if group is not None:
+                self._copies = self._new_copies(2)
             return False
         if group is None:
             self._follow()
             return True
         if self._copies is None or not self._copies.are_current():
+            self._copies = None
             self._copies = self._new_copies(len(self.buckets))
         flats = list(self._copies.each(self._model))
         _synchronize(self._device)
@@ -93,9 +96,12 @@ class Outbox:
             self._follow()
             return
         copies, self._copies = self._copies or self._new_copies(2), None
+        flats = copies.each(self._model)
         try:
-            _broadcast(copies.each(self._model), group, is_checked=is_checked, within_s=ARRIVAL_S)
+            _broadcast(flats, group, is_checked=is_checked, within_s=ARRIVAL_S)
         except RuntimeError as error:
+            for _ in flats:  # the other ranks give their parts of all buckets, whatever becomes of them
+                pass
             raise WeightUpdateFailed(f"the weights were not delivered: {error}") from error
 
     @torch.no_grad()
@@ -203,6 +209,7 @@ class _Copies:
         num_buffers: int,
     ) -> None:
         """``num_buffers``: with as many as there are buckets, all of them last."""
+        num_buffers = min(num_buffers, len(buckets))
         sizes = [max(bucket.num_bytes for bucket in buckets[first::num_buffers]) for first in range(num_buffers)]
         device = next(model.parameters()).device
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
@@ -300,7 +307,7 @@ def _wait_for(mark: Any, group: dist.ProcessGroup, within_s: float | None) -> No
         if time.monotonic() > deadline:
             abandon(group)
             group.abort()
-            raise RuntimeError(f"nobody took a bucket for {within_s:g} s")
+            raise RuntimeError(f"not every engine took a bucket within {within_s:g} s")
         time.sleep(LOOK_EVERY_S)
 
 

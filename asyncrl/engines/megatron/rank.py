@@ -30,7 +30,7 @@ from asyncrl.engines.megatron.custom import custom_advantages, custom_of
 from asyncrl.engines.megatron.estimation import needs_proximal, outcomes_of, with_advantages
 from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.fp8 import fp8_of
-from asyncrl.engines.megatron.implementation import settled
+from asyncrl.engines.megatron.implementation import check_alike, settled
 from asyncrl.engines.megatron.learner import Gradients, Learner
 from asyncrl.engines.megatron.memory import goes_beside
 from asyncrl.engines.megatron.model import build_model
@@ -70,6 +70,7 @@ class MegatronRank:
         _check_beside(settings, self._shape)
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
+        check_alike(settings)
         cpu.install()
         torch.manual_seed(settings.model.seed)
         model_parallel_cuda_manual_seed(settings.model.seed)
@@ -92,6 +93,11 @@ class MegatronRank:
         self._memory = TrainerMemory([self._learner, *critics])
         self._engines: dist.ProcessGroup | None = None
         self._saver: Saver | None = None
+
+    @property
+    def layers(self) -> str:
+        """Whose they are: local or transformer_engine."""
+        return self._settings.model.transformer_impl
 
     def train(self, batch: Batch) -> TrainReport:
         """Run one training step.  The report has log-probs on rank 0 only.

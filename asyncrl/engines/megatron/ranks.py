@@ -6,6 +6,13 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 
+def of_every_rank[T](mine: T) -> list[T]:
+    """On every rank, what each has."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
+
+
 def from_last_stage[T](found: T) -> T:
     """What the last stage of this pipeline found."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:

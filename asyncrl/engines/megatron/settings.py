@@ -18,7 +18,7 @@ in keeps plug-ins out of the engines."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """Everything a rank needs to know, with no ``auto`` left in it."""
+    """Everything a rank needs to know, with no ``auto`` left in it but for ``transformer_impl``: see ``settled``."""
 
     model: ModelConfig
     shape: ShapeConfig = field(default_factory=ShapeConfig)

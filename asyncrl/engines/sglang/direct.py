@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from threading import Event, Thread
 from typing import Any
 
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
@@ -217,20 +218,39 @@ def _finish(flat: Any, group: Any) -> None:
 
 def _until(is_done: Callable[[], bool], group: Any) -> None:
     """Raises TimeoutError, or ConnectionError once the trainer has given the update up; the group is left then."""
-    from asyncrl.engines.abandoned import is_abandoned
-
-    began = asked = time.monotonic()
-    while not is_done():
-        now = time.monotonic()
-        if now - asked > ASK_EVERY_S:
-            asked = now
-            if is_abandoned(group):
+    began = time.monotonic()
+    asking = None
+    try:
+        while not is_done():
+            waited_s = time.monotonic() - began
+            if asking is None and waited_s > ASK_EVERY_S:
+                asking = _Asking(group)
+            if asking is not None and asking.is_abandoned:
                 group.abort()
                 raise ConnectionError("the trainer has given this update up")
-        if now - began > ARRIVAL_S:
-            group.abort()
-            raise TimeoutError(f"nothing came for {ARRIVAL_S:g} s")
-        time.sleep(LOOK_EVERY_S)
+            if waited_s > ARRIVAL_S:
+                group.abort()
+                raise TimeoutError(f"nothing came for {ARRIVAL_S:g} s")
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        if asking is not None:
+            asking.is_over.set()
+
+
+class _Asking:
+    """A thread that asks whether the trainer has given an update up: a host that is gone may not answer for long."""
+
+    def __init__(self, group: Any) -> None:
+        self.is_over = Event()
+        self.is_abandoned = False
+        self._group = group
+        Thread(target=self._run, name="asyncrl-abandoned", daemon=True).start()
+
+    def _run(self) -> None:
+        from asyncrl.engines.abandoned import is_abandoned
+
+        while not self.is_abandoned and not self.is_over.wait(ASK_EVERY_S):
+            self.is_abandoned = is_abandoned(self._group)
 
 
 def _check_arrival(flat: Any, group: Any, bucket: _Kept) -> None:
