@@ -1,7 +1,7 @@
 """A plug-in of SGLang, for ``lost_engine.py --kill update``: a server dies in the middle of a weight update.
 
-As soon as a file is there that the environment names, the first server that is to receive a bucket takes the file
-away and kills itself, while trainer and other servers are within the broadcast.
+As soon as a file is there that the environment names, the first server of one GPU that is to receive a bucket takes the
+file away and kills itself, while trainer and other servers are within the broadcast.
 """
 
 import os

@@ -4,6 +4,7 @@ import random
 import signal
 import string
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +40,13 @@ class Run:
     def __init__(
         self, command: Sequence[str | Path], out: Path, deadline_s: float, environment: Mapping[str, str]
     ) -> None:
-        """``command`` gets a --run-dir in ``out``.  ``environment`` is added to this process's."""
+        """``command`` gets a --run-dir in ``out``.  ``environment`` is added to this process's.
+
+        Raises SystemExit if there was a run in ``out`` already.
+        """
         self.folder = out / "run"
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise SystemExit(f"error: {self.folder} is of another run; give another --out")
         self._output = out / "output.txt"
         self._deadline = time.monotonic() + deadline_s
         self._mark = uuid.uuid4().hex
@@ -97,6 +103,11 @@ class Run:
             return process.environ().get(MARK) == self._mark
         except psutil.Error:
             return False
+
+
+def leave_in_order() -> None:
+    """From now on SIGTERM ends what a ``with`` began."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 
 def _command(process: psutil.Process) -> str:

@@ -39,7 +39,7 @@ def write_shape(folder: Path, config: Path, device: str) -> None:
     import torch
     import transformers
 
-    of_family = transformers.AutoConfig.from_pretrained(config.parent, pad_token_id=None)
+    of_family = transformers.AutoConfig.from_pretrained(config, pad_token_id=None)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with torch.device(device):
         transformers.AutoModelForCausalLM.from_config(of_family, dtype=dtype).save_pretrained(folder)

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks import _dies_in_update
 from benchmarks._circumstances import circumstances
-from benchmarks._run_beside import Run, write_prompts
+from benchmarks._run_beside import Run, leave_in_order, write_prompts
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_options import ON_GPUS
 from benchmarks._sync_vs_async_workload import write_checkpoint
@@ -53,13 +53,12 @@ def main(argv: Sequence[str]) -> int:
     command = [sys.executable, "train_async.py", *_arguments(asked, checkpoint, prompts)]
     with Run(command, asked.out, asked.deadline_s, plugin) as run:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
-        killed_after = len(run.rows())
-        killed_at = _now()
         if asked.kill == UPDATE:
             armed.touch()
             run.wait("killed", lambda: not armed.exists())
         else:
             run.processes(VICTIMS[asked.kill])[0].kill()
+        killed_after, killed_at = len(run.rows()), _now()
         run.wait("back", lambda: any("is back" in line for line in run.log()))
         back_at, back_after = _now(), len(run.rows())
         run.wait(f"{asked.steps} steps more", lambda: len(run.rows()) >= back_after + asked.steps)
@@ -187,11 +186,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return asked
 
 
-def _leave(number: int, _frame: object) -> None:
-    """What a ``with`` began is ended."""
-    sys.exit(128 + number)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _leave)
+    leave_in_order()
     sys.exit(main(sys.argv[1:]))

@@ -12,8 +12,10 @@ wrong.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,11 +26,12 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks._circumstances import circumstances
-from benchmarks._run_beside import ROOT, Run, write_prompts
+from benchmarks._run_beside import ROOT, Run, leave_in_order, write_prompts
 from benchmarks._sync_vs_async_options import ON_GPUS
 from benchmarks._sync_vs_async_workload import write_shape
 
 NUM_EVAL_PROMPTS = 4
+DRY_RUN_S = 120
 COLUMNS = {
     "step": ("step", "d"),
     "time/step_s": ("s", ".1f"),
@@ -50,8 +53,7 @@ def main(argv: Sequence[str]) -> int:
     asked = _parse(argv)
     asked.out.mkdir(parents=True, exist_ok=True)
     checkpoint = asked.checkpoint or asked.out / "model"
-    if not (checkpoint / "tokenizer_config.json").is_file():  # written last
-        _write_checkpoint(checkpoint, asked)
+    _write_checkpoint(checkpoint, asked)
     write_prompts(asked.out / "prompts.jsonl", as_chat=True)
     prompts = (asked.out / "prompts.jsonl").read_bytes().splitlines(keepends=True)
     (asked.out / "eval.jsonl").write_bytes(b"".join(prompts[:NUM_EVAL_PROMPTS]))
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     ]
     (asked.out / "table.md").write_text("\n".join(text) + "\n")
     Console(width=200).print("\n".join(text), highlight=False, markup=False, soft_wrap=True)
-    return 0
+    return 0 if code == 128 + signal.SIGTERM else 1
 
 
 def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) -> list[str]:
@@ -89,7 +91,7 @@ def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) ->
     names = [name for name, _ in COLUMNS.values()]
     lines = ["| " + " | ".join(names) + " |", "|--:" * len(names) + "|"]
     for row in rows:
-        cells = (format(row[key], kind) if key in row else "" for key, (_, kind) in COLUMNS.items())
+        cells = ("" if row.get(key) is None else format(row[key], kind) for key, (_, kind) in COLUMNS.items())
         lines.append("| " + " | ".join(cells) + " |")
     memory = [f"- memory of the GPUs at the end: {', '.join(used)}"] if used else []
     return [*lines, "", *memory, "", "```", dry_run.rstrip(), "```"]
@@ -116,12 +118,11 @@ def _changes(asked: argparse.Namespace) -> list[str]:
 def _dry_run(command: Sequence[str | Path], environment: dict[str, str]) -> str:
     """What it says; the program ends if that is no."""
     found = subprocess.run(
-        [*command, "--dry-run"],
+        ["timeout", str(DRY_RUN_S), *command, "--dry-run"],
         cwd=ROOT,
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=120.0,
         check=False,
     )
     if found.returncode != 0:
@@ -139,7 +140,13 @@ def _gpu_memory() -> list[str]:
 
 
 def _write_checkpoint(folder: Path, asked: argparse.Namespace) -> None:
-    """In a process of its own: this one must hold no GPU."""
+    """Unless it is there.  In a process of its own: this one must hold no GPU."""
+    if (folder / "config.json").is_file():
+        wanted, there = (json.loads(file.read_text()) for file in (asked.config, folder / "config.json"))
+        is_whole = (folder / "tokenizer_config.json").is_file()  # written last
+        if not is_whole or there | {"eos_token_id": None} != wanted | {"eos_token_id": None}:
+            raise SystemExit(f"error: {folder} has something else than a whole model of {asked.config}; remove it")
+        return
     writer = multiprocessing.get_context("spawn").Process(target=write_shape, args=(folder, asked.config, asked.device))
     writer.start()
     writer.join(asked.deadline_s)
@@ -165,10 +172,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     for path in (asked.script, asked.config):
         if not path.is_file():
             parser.error(f"{path}: no such file")
-    asked.flags, asked.out = list(argv[at + 1 :]), asked.out.absolute()
+    asked.flags, asked.out, asked.script = list(argv[at + 1 :]), asked.out.absolute(), asked.script.absolute()
     asked.checkpoint = asked.checkpoint.absolute() if asked.checkpoint else None
     return asked
 
 
 if __name__ == "__main__":
+    leave_in_order()
     sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,7 @@ import transformers
 from asyncrl.data.tokenizer import load_tokenizer
 from asyncrl.metrics.names import is_declared
 from benchmarks import _random_reward
+from benchmarks._run_beside import Run
 from benchmarks._sync_vs_async_workload import write_shape
 from benchmarks.rehearse import COLUMNS, main, report
 from tests.unit.metrics.made import group, scored
@@ -33,6 +34,21 @@ def test_a_script_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit):
         main([str(tmp_path / "none.sh"), "--config", str(MODELS / "qwen3-4b" / "config.json")])
     assert "none.sh: no such file" in capsys.readouterr().err
+
+
+def test_a_folder_with_another_model_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").touch()
+    given = ["configs/qwen3-4b.sh", "--config", str(MODELS / "qwen3-4b" / "config.json")]
+    with pytest.raises(SystemExit, match="something else than a whole model"):
+        main([*given, "--checkpoint", str(tmp_path), "--out", str(tmp_path / "out")])
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(SystemExit, match="is of another run"):
+        Run(["true"], tmp_path, 1.0, {})
 
 
 @pytest.mark.parametrize("name", ["qwen3-4b", "glm-z1-9b", "qwen3-30b-a3b"])
