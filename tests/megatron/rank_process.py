@@ -42,22 +42,25 @@ def case(
     resume: Path | None = None,
     saves: bool = False,
     poisons: bool = False,
+    layers: str | None = None,
     **parallel: Any,
 ) -> dict[str, Any]:
     """What ``run`` is to do on so many ``ranks``; ``parallel`` are fields of ParallelConfig.
 
-    With ``resume``, the ``target`` of another case, only the last step is done, from the checkpoint before it.
+    With ``resume``, the ``target`` of another case, only the last step is done, from the checkpoint before it.  With
+    ``layers``, whose they are, ranks are on GPUs, in bfloat16.
     """
     places = {"checkpoint": str(checkpoint), "target": str(target), "resume": resume and str(resume)}
-    return {**places, "port": free_port(), "ranks": ranks, "saves": saves, "poisons": poisons, "parallel": parallel}
+    asked = {"saves": saves, "poisons": poisons, "layers": layers, "parallel": parallel}
+    return {**places, "port": free_port(), "ranks": ranks, **asked}
 
 
 def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     """What each good step reported, in order, and whether the poisoned step was refused; None if there was none.
 
-    ``target`` gets the weights after the last step in Hugging Face format; unless each rank has the sum of a part of
-    the gradients only, ``gradients.pt`` with those of the first step's last update; and if the case ``saves``, a
-    checkpoint from before the last step.
+    ``target`` gets the weights after the last step in Hugging Face format; on a CPU, unless each rank has the sum of a
+    part of the gradients only, ``gradients.pt`` with those of the first step's last update; and if the case ``saves``,
+    a checkpoint from before the last step.
     """
     target = Path(case["target"])
     trainer = MegatronRank(_settings(case), rank, case["ranks"], "127.0.0.1", case["port"])
@@ -65,7 +68,7 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     reports, refused, gradients = [], None, {}
     if case["resume"] is None:
         reports = [trainer.train(batch)]
-        gradients = _gradients(trainer)
+        gradients = _gradients(trainer) if case["layers"] is None else {}
     else:
         trainer.load(Origin(folder=folder_of(Path(case["resume"]), 1), kind="resume", optimizer=True))
     if case["poisons"]:
@@ -94,7 +97,11 @@ def _settings(case: dict[str, Any]) -> TrainerSettings:
     # a critic, a reference model, and the mean advantage over all ranks' tokens
     changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
     settings = trainer_settings(Path(case["checkpoint"]), **changes)
-    return replace(settings, parallel=ParallelConfig(**case["parallel"]))
+    settings = replace(settings, parallel=ParallelConfig(**case["parallel"]))
+    if case["layers"] is None:
+        return settings
+    model = replace(settings.model, transformer_impl=case["layers"])
+    return replace(settings, model=model, device="cuda", dtype="bfloat16")
 
 
 def _refuses(trainer: MegatronRank, batch: Batch) -> bool:

@@ -1,0 +1,71 @@
+"""Training steps on two GPUs, over NCCL: every layout, with either kind of layers, trains as one GPU does."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import rank_process
+import torch
+from families import TINY, write_tiny
+from rank_process import case
+from tiny import write_checkpoint
+
+from asyncrl.engines.megatron.implementation import HAVE_TE
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:::torch"),  # what it warns about when Megatron calls it
+]
+
+DEADLINE_S = 300
+LAYERS = ("local", "transformer_engine") if HAVE_TE else ("local",)
+LAYOUTS = {
+    "data": ("dense", {}),
+    "tensor": ("dense", {"tensor_model_parallel_size": 2}),
+    "pipeline": ("dense", {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 1}),
+    "context": ("dense", {"context_parallel_size": 2}),
+    "experts": ("mixture", {"expert_model_parallel_size": 2}),
+    "tensor, mixture": ("mixture", {"tensor_model_parallel_size": 2}),
+    "tensor, latent attention": ("latent", {"tensor_model_parallel_size": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What rank 0 reported: of one GPU by model, and of two by layout and kind of layers."""
+    folder = tmp_path_factory.mktemp("ran")
+    bfloat16 = {"dtype": "bfloat16"}
+    checkpoints = {
+        "dense": write_checkpoint(folder / "dense", tied=True, num_hidden_layers=3, **bfloat16),
+        "mixture": write_checkpoint(folder / "mixture", moe=True, **bfloat16),
+        "latent": write_tiny(folder / "latent", TINY["deepseek-v3"], **bfloat16),
+    }
+    alone = [case(path, folder / f"alone {name}", layers="local") for name, path in checkpoints.items()]
+    together = {
+        (name, layers): case(checkpoints[model], folder / f"{name} {layers}", ranks=2, layers=layers, **parallel)
+        for layers in LAYERS
+        for name, (model, parallel) in LAYOUTS.items()
+    }
+    command = [sys.executable, rank_process.__file__, "1", json.dumps(list(together.values()))]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as other:
+        try:
+            found = [rank_process.run(0, each) for each in (*alone, *together.values())]
+            assert other.wait(timeout=DEADLINE_S) == 0
+        finally:
+            other.kill()
+    return dict(zip((*checkpoints, *together), found, strict=True))
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_two_gpus_train_as_one_does(seen, name, layers):
+    expected, found = seen[LAYOUTS[name][0]], seen[name, layers]
+    assert found["norms"] == pytest.approx(expected["norms"], rel=0.05)
+    pairs = [
+        (one, other)
+        for ones, others in zip(expected["logprobs"], found["logprobs"], strict=True)
+        for one, other in zip(ones, others, strict=True)
+    ]
+    assert sum(abs(one - other) for one, other in pairs) / len(pairs) < 0.03
