@@ -15,6 +15,7 @@ from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.labels import PACKED
 from asyncrl.engines.sglang.loads import EngineLoads
 from asyncrl.engines.sglang.payload import read_event
+from asyncrl.errors import EngineError
 from asyncrl.protocols import LoadProbe, RolloutEngine
 from asyncrl.types import Chunk, EngineLoad, FinishReason, Request, SamplingParams, Weights
 from tests.contract.conftest import OpenPlace, Place, Servers, free_ports, open_sglang
@@ -230,6 +231,21 @@ def test_a_server_says_how_full_it_is_and_a_dead_one_is_left_out(servers: Server
             assert (busy.running, busy.waiting) == (4, 0)
             assert 0 < busy.kv_used < 4 * 5000 / 65536  # of --max-total-tokens
             assert (idle.running, idle.waiting, idle.kv_used) == (0, 0, 0.0)
+
+    asyncio.run(run())
+
+
+def test_a_server_is_empty_once_nothing_runs_and_not_before(servers: Servers) -> None:
+    async def run() -> None:
+        async with open_sglang(servers) as place, Wire() as wire, asyncio.TaskGroup() as tasks:
+            first = asyncio.Event()
+            busy = tasks.create_task(place.engine.generate(ask(place, 1, 5000), lambda _: first.set()))
+            await first.wait()
+            with pytest.raises(EngineError, match="flush_cache"):
+                await EngineControl(wire, servers.engine_url, timeout_s=2.0).empty()
+            await place.engine.interrupt()
+            await busy
+            await EngineControl(wire, servers.engine_url, timeout_s=30.0).empty()
 
     asyncio.run(run())
 
