@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import orjson
 import pytest
 from aiohttp import web
 
 from asyncrl.engines.sglang.client import SGLangEngine
+from asyncrl.engines.sglang.control import EngineControl
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
@@ -80,9 +81,16 @@ async def server(answer: Answering, aborted: list[str]) -> AsyncIterator[str]:
         aborted.append((await request.json())["rid"])
         return web.Response()
 
+    async with serving({"/generate": answer, "/abort_request": abort}) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def serving(answers: Mapping[str, Answering]) -> AsyncIterator[str]:
+    """By path; the server's address."""
     app = web.Application()
-    app.router.add_post("/generate", answer)
-    app.router.add_post("/abort_request", abort)
+    for path, answer in answers.items():
+        app.router.add_route("*", path, answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     port = free_ports(1)[0]
@@ -343,3 +351,21 @@ def test_a_request_that_cannot_be_aborted_is_lost_and_the_interruption_ends() ->
 
     asyncio.run(run())
     assert len(aborted) >= 2  # tried again
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_a_server_is_ready_with_calm_collectors_or_a_warning(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        is_healthy = request.path == "/health" and len(asked) > 1
+        return web.json_response({}, status=status if request.path == "/freeze_gc" else 200 if is_healthy else 503)
+
+    async def run() -> None:
+        async with serving({"/health": answer, "/freeze_gc": answer}) as url, Wire() as wire:
+            await EngineControl(wire, url, timeout_s=5.0).get_ready(5.0)
+
+    asyncio.run(run())
+    assert asked == ["/health", "/health", "/freeze_gc"]
+    assert ("garbage collectors are as they were" in caplog.text) == (status == 404)

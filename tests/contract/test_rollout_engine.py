@@ -250,14 +250,15 @@ def test_a_server_is_empty_once_nothing_runs_and_not_before(servers: Servers) ->
     asyncio.run(run())
 
 
-def test_a_server_whose_collectors_are_calmed_answers_as_before(servers: Servers) -> None:
+def test_a_server_that_got_ready_answers_as_before(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with open_sglang(servers) as place, Wire() as wire:
             before = await answer(place.engine, ask(place, 1, 20))
-            await EngineControl(wire, servers.engine_url, timeout_s=30.0).calm_collectors()
+            await EngineControl(wire, servers.engine_url, timeout_s=30.0).get_ready(30.0)
             assert (await answer(place.engine, ask(place, 1, 20))).token_ids == before.token_ids
 
     asyncio.run(run())
+    assert "garbage" not in caplog.text
 
 
 def test_requests_in_flight_live_through_an_update(open_place: OpenPlace) -> None:

@@ -28,14 +28,14 @@ from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.roster import Roster
 from asyncrl.engines.sglang.client import SGLangEngine
-from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
+from asyncrl.engines.sglang.control import EngineControl, wait_for_router
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.sglang.loads import EngineLoads
 from asyncrl.engines.tensors import TensorUpdater
 from asyncrl.engines.turns import SharedGpus, give_back
 from asyncrl.engines.weights import BroadcastUpdater
-from asyncrl.errors import EngineError, EngineTimeout, ServerFailed, TurnFailed, UpdateInterrupted, plainly
+from asyncrl.errors import EngineTimeout, ServerFailed, TurnFailed, UpdateInterrupted, plainly
 from asyncrl.protocols import Turns, WeightUpdater
 from asyncrl.types import Weights
 
@@ -272,17 +272,10 @@ class _Builder:
 
         async def start() -> None:
             await self._start(server, server_command(launch))
-            await self._ready(server, self._usable(url))
+            await self._ready(server, self._control(url).get_ready(deployment.start_timeout_s))
 
         await start()
         return StartedEngine(url=url, server=server, start=start)
-
-    async def _usable(self, url: str) -> None:
-        await wait_for_server(self._wire, url, self._deployment.start_timeout_s)
-        try:
-            await self._control(url).calm_collectors()
-        except EngineError as error:  # who watches the server says why, if it has ended
-            logger.warning("%s: its garbage collectors are as they were: %s", url, error)
 
     async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
         deployment = self._deployment

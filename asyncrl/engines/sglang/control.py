@@ -1,6 +1,7 @@
 """Control of one SGLang server: pausing, its weight-update group, and getting ready."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
+
+logger = logging.getLogger(__name__)
 
 _PROBE_S = 5.0
 """For one look at a server that may not be there yet."""
@@ -21,7 +24,7 @@ _PERIOD_S = 0.25
 class EngineControl:
     """Commands to the server at ``url``, each with a deadline of ``timeout_s``.
 
-    Every method raises EngineTimeout, EngineLost or EngineRejected.
+    Every method raises EngineTimeout, EngineLost or EngineRejected, but for ``get_ready``.
     """
 
     def __init__(self, wire: Wire, url: str, *, timeout_s: float, num_ranks: int = 1) -> None:
@@ -30,6 +33,18 @@ class EngineControl:
         """Ranks of this server in a weight-update group: its tensor parallel size."""
         self._wire = wire
         self._timeout_s = timeout_s
+
+    async def get_ready(self, timeout_s: float) -> None:
+        """Return once the server generates, and its garbage collectors pass over what it has loaded.
+
+        Else each full collection stops it for half a second or more, and finds nothing (``asyncrl.collector``).  A
+        server that cannot do that is ready all the same.  Raises EngineTimeout after ``timeout_s``.
+        """
+        await wait_for_server(self._wire, self.url, timeout_s)
+        try:
+            await self._wire.tell(f"{self.url}/freeze_gc", self._timeout_s)
+        except EngineError as error:  # who watches the server says why, if it has ended
+            logger.warning("%s: its garbage collectors are as they were: %s", self.url, error)
 
     async def pause(self, mode: PauseMode) -> None:
         """Hold every request where it is.  (SGLang's default would abort them all.)"""
@@ -97,13 +112,6 @@ class EngineControl:
         """Load the tensors that the handles stand for, one for each rank; ``label`` becomes the weight version."""
         body = {"serialized_named_tensors": list(handles), "load_format": "flattened_bucket", "flush_cache": False}
         await self._post("update_weights_from_tensor", body if label is None else {**body, "weight_version": label})
-
-    async def calm_collectors(self) -> None:
-        """Have Python's garbage collectors in the server pass over what it has loaded.
-
-        Else each full collection stops it for half a second or more, and finds nothing (``asyncrl.collector``).
-        """
-        await self._wire.tell(f"{self.url}/freeze_gc", self._timeout_s)
 
     async def empty(self) -> None:
         """Return once the server has no request, and no cache of one."""
