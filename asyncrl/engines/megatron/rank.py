@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -41,6 +40,7 @@ from asyncrl.engines.megatron.packing import Floats
 from asyncrl.engines.megatron.passes import logprob_step, loss_step
 from asyncrl.engines.megatron.ranks import on_first_rank
 from asyncrl.engines.megatron.reference import ReferenceWeights
+from asyncrl.engines.megatron.reports import critic_metrics, forget_peak, memory_metrics, report
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.shape import ModelShape, read_shape
 from asyncrl.engines.megatron.sharding import is_split
@@ -107,8 +107,7 @@ class MegatronRank:
         were before the step.
         """
         started = time.perf_counter()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        forget_peak(self._device)
         learning_rate = self._set_learning_rate(batch.step)
         updates, before, told = self._prepared(batch)
         learners = [self._learner] if self._critic is None else [self._learner, self._critic.learner]
@@ -121,8 +120,8 @@ class MegatronRank:
                 restore_point.restore()
             raise
         logprobs = self._gathered(found[0].rows | before, sum(len(group.samples) for group in batch.groups))
-        told |= _critic_metrics([each for each in of_critic if each is not None]) | _memory_metrics(self._device)
-        return _report(found, told, learning_rate, time.perf_counter() - started, logprobs)
+        told |= critic_metrics([each for each in of_critic if each is not None]) | memory_metrics(self._device)
+        return report(found, told, learning_rate, time.perf_counter() - started, logprobs)
 
     def save(self, path: Path) -> None:
         """Write the present weights in Hugging Face format, from rank 0; see ``weights.save_hf``."""
@@ -334,45 +333,6 @@ class MegatronRank:
             return ()
         found = {index: row for share in shares for index, row in share.items()}
         return tuple(tuple(found[index].tolist()) if index in found else () for index in range(num_samples))
-
-
-def _report(
-    updates: Sequence[Gradients],
-    told: dict[str, float],
-    learning_rate: float,
-    seconds: float,
-    logprobs: tuple[tuple[float, ...], ...],
-) -> TrainReport:
-    """Losses and norms are means over the updates, the others means over their tokens."""
-    means = _means(updates)
-    return TrainReport(
-        loss=fmean(update.loss for update in updates),
-        grad_norm=fmean(update.norm for update in updates),
-        clip_fraction=means.pop("train/clip_fraction"),
-        entropy=means.pop("train/entropy"),
-        learning_rate=learning_rate,
-        seconds=seconds,
-        logprobs=logprobs,
-        metrics=told | means,
-    )
-
-
-def _critic_metrics(updates: Sequence[Gradients]) -> dict[str, float]:
-    if not updates:
-        return {}
-    return _means(updates) | {"train/critic_grad_norm": fmean(update.norm for update in updates)}
-
-
-def _memory_metrics(device: torch.device) -> dict[str, float]:
-    if device.type == "cpu":
-        return {}
-    return {"train/peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9}
-
-
-def _means(updates: Sequence[Gradients]) -> dict[str, float]:
-    """Over the trained tokens of all updates."""
-    num_tokens = max(1, sum(update.num_tokens for update in updates))
-    return {name: sum(update.sums[name] for update in updates) / num_tokens for name in updates[0].sums}
 
 
 def _check_beside(settings: TrainerSettings, shape: ModelShape) -> None:
