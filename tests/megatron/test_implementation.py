@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from families import TINY, write_tiny
-from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
+from layouts import layout, processes
+from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.config.areas import ModelConfig
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.checkpoints import Origin, folder_of, latest
 from asyncrl.engines.megatron.implementation import HAVE_TE, check_alike, settled, unfused
+from asyncrl.engines.megatron.model import transformer_config
+from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
@@ -68,6 +71,13 @@ def test_what_cannot_be_is_said(is_installed, layers, device, line):
 def test_auto_takes_what_is_there_and_does_what_is_asked(is_installed, settings, layers):
     found = settled(settings, has_layers=is_installed, has_adam=is_installed)
     assert found == replace(settings, model=replace(settings.model, transformer_impl=layers))
+
+
+def test_latent_attention_is_local_and_says_so(tmp_path):
+    shape = read_shape(write_tiny(tmp_path / "hf", TINY["deepseek-v3"]))
+    with processes(0, 1, free_port()), layout():
+        config = transformer_config(shape, torch.device("cuda"), torch.bfloat16, ParallelConfig(), FUSED)
+    assert config.transformer_impl == LOCAL
 
 
 def test_ranks_must_have_the_same_layers(monkeypatch):
@@ -148,6 +158,7 @@ def test_both_train_alike(tmp_path, family):
     reports, names = {}, {}
     for impl in (LOCAL, FUSED):
         with one_rank(on_gpu(checkpoint, impl)) as rank:
+            assert rank.layers == impl
             names[impl] = {name for bucket in rank.weight_buckets() for name in bucket.names}
             reports[impl] = [rank.train(random_batch(seed=step, step=step)) for step in range(3)]
     assert names[LOCAL] == names[FUSED]

@@ -96,8 +96,8 @@ class MegatronRank:
 
     @property
     def layers(self) -> str:
-        """Whose they are: local or transformer_engine."""
-        return self._settings.model.transformer_impl
+        """Whose they are, local or transformer_engine: of latent attention local, whatever was asked for."""
+        return str(self._model.config.transformer_impl)
 
     def train(self, batch: Batch) -> TrainReport:
         """Run one training step.  The report has log-probs on rank 0 only.
