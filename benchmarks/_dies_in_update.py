@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from benchmarks._run_beside import ROOT
+from benchmarks._circumstances import ROOT
 
 ARMED = "ASYNCRL_LOST_ENGINE_ARMED"
 """Environment variable: the file."""

@@ -13,8 +13,11 @@ from typing import Any
 
 import orjson
 import psutil
+from rich.console import Console
 
-ROOT = Path(__file__).parents[1]
+from benchmarks._circumstances import ROOT
+from benchmarks._sync_vs_async_options import ON_GPUS
+
 MARK = "ASYNCRL_BENCHMARK"
 """Environment variable that all processes of the run inherit."""
 LOOK_EVERY_S = 0.1
@@ -32,6 +35,22 @@ def write_prompts(file: Path, *, as_chat: bool = False) -> None:
             words = " ".join("".join(draw.choices(string.ascii_lowercase, k=4)) for _ in range(PROMPT_WORDS))
             prompt = [{"role": "user", "content": words}] if as_chat else words
             lines.write(orjson.dumps({"prompt": prompt, "label": "1"}) + b"\n")
+
+
+def command_line(flags: Mapping[str, object], *, device: str, use_router: bool) -> list[str]:
+    """``flags`` by name, and those that SGLang needs to do without its optional kernels on a GPU."""
+    own = {f"sglang-{name}": value for name, value in ON_GPUS.items()} if device == "cuda" else {}
+    words = ["--device", device, *([] if use_router else ["--no-use-router"])]
+    for name, value in (flags | own).items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
+
+
+def show(out: Path, lines: Sequence[str]) -> None:
+    """Print what was found, and write it to ``table.md``."""
+    text = "\n".join(lines)
+    (out / "table.md").write_text(text + "\n")
+    Console(width=200).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Run:

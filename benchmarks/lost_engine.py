@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from rich.console import Console
 
 from benchmarks import _dies_in_update
 from benchmarks._circumstances import circumstances
-from benchmarks._run_beside import Run, leave_in_order, write_prompts
+from benchmarks._run_beside import Run, command_line, leave_in_order, show, write_prompts
 from benchmarks._shapes import SHAPES
-from benchmarks._sync_vs_async_options import ON_GPUS
 from benchmarks._sync_vs_async_workload import write_checkpoint
 
 TOKEN_FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
@@ -34,6 +32,7 @@ GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial",
 """Those that settle a group, and where it is before."""
 VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
 """What the command line of a process to kill has in it: SGLang's front, or what has the GPU."""
+EXIT_CODE = "exit code after SIGTERM"
 UPDATE = "update"
 """To be killed: what has the GPU, by its own hand, when it is to receive weights."""
 
@@ -47,17 +46,21 @@ def main(argv: Sequence[str]) -> int:
         write_checkpoint(checkpoint, asked.model, asked.device)
     prompts = asked.out / "prompts.jsonl"
     write_prompts(prompts)
+    told, log = _lost(asked, [sys.executable, "train_async.py", *_arguments(asked, checkpoint, prompts)])
+    about = circumstances("lost_engine.py", argv, asked.commit)
+    table = ["| what | figure |", "|---|--:|", *(f"| {name} | {value} |" for name, value in told.items())]
+    show(asked.out, [*table, "", *(f"- {name}: {value}" for name, value in about.items()), "", *log])
+    return 0 if told["holds"] and told[EXIT_CODE] == 128 + signal.SIGTERM else 1
+
+
+def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Of a run that loses an engine: what ``found`` says, and the lines of its log that matter."""
     armed = asked.out / "armed"
     armed.unlink(missing_ok=True)
     plugin = _dies_in_update.environment(asked.out / "plugin", armed) if asked.kill == UPDATE else {}
-    command = [sys.executable, "train_async.py", *_arguments(asked, checkpoint, prompts)]
     with Run(command, asked.out, asked.deadline_s, plugin) as run:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
-        if asked.kill == UPDATE:
-            armed.touch()
-            run.wait("killed", lambda: not armed.exists())
-        else:
-            run.processes(VICTIMS[asked.kill])[0].kill()
+        _kill(run, asked.kill, armed)
         killed_after, killed_at = len(run.rows()), _now()
         run.wait("back", lambda: any("is back" in line for line in run.log()))
         back_at, back_after = _now(), len(run.rows())
@@ -66,15 +69,17 @@ def main(argv: Sequence[str]) -> int:
         served = {url: _version(url) for url in _urls(run)}
         code = run.end()
     told = found(rows, killed_after, back_after, served)
-    told["engine away, s"] = round((back_at - killed_at).total_seconds(), 1)
-    told["exit code after SIGTERM"] = code
-    about = circumstances("lost_engine.py", argv, asked.commit)
-    lines = ["| what | figure |", "|---|--:|", *(f"| {name} | {value} |" for name, value in told.items())]
-    log = [line for line in run.log() if "WARNING" in line or "is back" in line]
-    text = "\n".join([*lines, "", *(f"- {name}: {value}" for name, value in about.items()), "", *log])
-    (asked.out / "table.md").write_text(text + "\n")
-    Console(width=200).print(text, highlight=False, markup=False, soft_wrap=True)
-    return 0 if told["holds"] and code == 128 + signal.SIGTERM else 1
+    told |= {"engine away, s": round((back_at - killed_at).total_seconds(), 1), EXIT_CODE: code}
+    return told, [line for line in run.log() if "WARNING" in line or "is back" in line]
+
+
+def _kill(run: Run, what: str, armed: Path) -> None:
+    """Return when a process is dead; ``armed`` is the file that the plug-in looks for."""
+    if what == UPDATE:
+        armed.touch()
+        run.wait("killed", lambda: not armed.exists())
+    else:
+        run.processes(VICTIMS[what])[0].kill()
 
 
 def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, str]) -> dict[str, Any]:
@@ -121,7 +126,6 @@ def _last_difference(rows: Sequence[Mapping[str, Any]]) -> float:
 
 def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> list[str]:
     flags: dict[str, object] = {
-        "device": asked.device,
         "hf-checkpoint": checkpoint,
         "prompt-data": prompts,
         "input-key": "prompt",
@@ -137,12 +141,7 @@ def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> li
         "max-tokens-per-gpu": asked.max_tokens_per_gpu,
         "lr": 1e-6,
     }
-    if asked.device == "cuda":
-        flags |= {f"sglang-{name}": value for name, value in ON_GPUS.items() if value is not True}
-    arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    if asked.device == "cuda":
-        arguments += [f"--sglang-{name}" for name, value in ON_GPUS.items() if value is True]
-    return arguments if asked.use_router else [*arguments, "--no-use-router"]
+    return command_line(flags, device=asked.device, use_router=asked.use_router)
 
 
 def _urls(run: Run) -> list[str]:

@@ -18,16 +18,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks._circumstances import circumstances
-from benchmarks._run_beside import ROOT, Run, leave_in_order, write_prompts
-from benchmarks._sync_vs_async_options import ON_GPUS
+from benchmarks._circumstances import ROOT, circumstances
+from benchmarks._run_beside import Run, command_line, leave_in_order, show, write_prompts
 from benchmarks._sync_vs_async_workload import write_shape
 
 NUM_EVAL_PROMPTS = 4
@@ -54,36 +51,34 @@ def main(argv: Sequence[str]) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     checkpoint = asked.checkpoint or asked.out / "model"
     _write_checkpoint(checkpoint, asked)
-    write_prompts(asked.out / "prompts.jsonl", as_chat=True)
-    prompts = (asked.out / "prompts.jsonl").read_bytes().splitlines(keepends=True)
-    (asked.out / "eval.jsonl").write_bytes(b"".join(prompts[:NUM_EVAL_PROMPTS]))
-    environment = {
+    environment = _environment(asked.out, checkpoint)
+    command = ["bash", asked.script, *_changes(asked), *asked.flags]
+    dry_run = _dry_run(command, environment)
+    began = time.monotonic()
+    with Run(command, asked.out, asked.deadline_s, environment) as run:
+        run.wait("a first step", lambda: len(run.rows()) >= 1)
+        first_s = time.monotonic() - began
+        run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
+        rows, used, code = run.rows(), _gpu_memory(), run.end()
+    about = {"until the first step was over, s": round(first_s), "exit code after SIGTERM": code}
+    about |= circumstances("rehearse.py", argv, asked.commit)
+    show(asked.out, [*report(rows, dry_run, used), "", *(f"- {name}: {value}" for name, value in about.items())])
+    return 0 if code == 128 + signal.SIGTERM else 1
+
+
+def _environment(out: Path, checkpoint: Path) -> dict[str, str]:
+    """What a script asks for, with data that is written to ``out``."""
+    train, held_out = out / "prompts.jsonl", out / "eval.jsonl"
+    write_prompts(train, as_chat=True)
+    held_out.write_bytes(b"".join(train.read_bytes().splitlines(keepends=True)[:NUM_EVAL_PROMPTS]))
+    return {
         "MODEL": str(checkpoint),
-        "TRAIN_DATA": str(asked.out / "prompts.jsonl"),
-        "EVAL_DATA": str(asked.out / "eval.jsonl"),
-        "RUNS": str(asked.out / "runs"),
+        "TRAIN_DATA": str(train),
+        "EVAL_DATA": str(held_out),
+        "RUNS": str(out / "runs"),
         "PYTHON": sys.executable,
         "PYTHONPATH": ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),
     }
-    command = ["bash", asked.script, *_changes(asked), *asked.flags]
-    dry_run = _dry_run(command, environment)
-    began = datetime.now(UTC)
-    with Run(command, asked.out, asked.deadline_s, environment) as run:
-        run.wait("a first step", lambda: len(run.rows()) >= 1)
-        first_s = (datetime.now(UTC) - began).total_seconds()
-        run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
-        rows, used, code = run.rows(), _gpu_memory(), run.end()
-    about = circumstances("rehearse.py", argv, asked.commit)
-    text = [
-        *report(rows, dry_run, used),
-        "",
-        f"- until the first step was over: {first_s:.0f} s",
-        f"- exit code after SIGTERM: {code}",
-        *(f"- {name}: {value}" for name, value in about.items()),
-    ]
-    (asked.out / "table.md").write_text("\n".join(text) + "\n")
-    Console(width=200).print("\n".join(text), highlight=False, markup=False, soft_wrap=True)
-    return 0 if code == 128 + signal.SIGTERM else 1
 
 
 def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) -> list[str]:
@@ -100,19 +95,13 @@ def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) ->
 def _changes(asked: argparse.Namespace) -> list[str]:
     """Of the script's own flags."""
     flags: dict[str, object] = {
-        "device": asked.device,
         "rollout-max-response-len": asked.longest,
         "custom-rm-path": "benchmarks._random_reward.reward",
         "num-rollout": 100_000,
         "save-interval": 100_000,
         "n-samples-per-eval-prompt": 1,
     }
-    if asked.device == "cuda":
-        flags |= {f"sglang-{name}": value for name, value in ON_GPUS.items() if value is not True}
-    texts = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    if asked.device == "cuda":
-        texts += [f"--sglang-{name}" for name, value in ON_GPUS.items() if value is True]
-    return texts if asked.use_router else [*texts, "--no-use-router"]
+    return command_line(flags, device=asked.device, use_router=asked.use_router)
 
 
 def _dry_run(command: Sequence[str | Path], environment: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ import transformers
 from asyncrl.data.tokenizer import load_tokenizer
 from asyncrl.metrics.names import is_declared
 from benchmarks import _random_reward
-from benchmarks._run_beside import Run
+from benchmarks._run_beside import Run, command_line
 from benchmarks._sync_vs_async_workload import write_shape
 from benchmarks.rehearse import COLUMNS, main, report
 from tests.unit.metrics.made import group, scored
@@ -42,6 +42,16 @@ def test_a_folder_with_another_model_is_left_alone(tmp_path: Path) -> None:
     given = ["configs/qwen3-4b.sh", "--config", str(MODELS / "qwen3-4b" / "config.json")]
     with pytest.raises(SystemExit, match="something else than a whole model"):
         main([*given, "--checkpoint", str(tmp_path), "--out", str(tmp_path / "out")])
+
+
+def test_flags_without_a_value_stand_alone() -> None:
+    on_cpu = command_line({"lr": 1e-6}, device="cpu", use_router=True)
+    assert on_cpu == ["--device", "cpu", "--lr", "1e-06"]
+    on_gpus = command_line({"lr": 1e-6}, device="cuda", use_router=False)
+    assert on_gpus[:5] == ["--device", "cuda", "--no-use-router", "--lr", "1e-06"]
+    at = on_gpus.index("--sglang-disable-prefill-cuda-graph")
+    assert on_gpus[at + 1].startswith("--sglang-")
+    assert on_gpus[on_gpus.index("--sglang-attention-backend") + 1] == "triton"
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
