@@ -182,8 +182,9 @@ def test_a_trainer_that_has_to_wait_gives_up_and_tells_the_engines(both):
     never = SimpleNamespace(query=lambda: False)
     with pytest.raises(RuntimeError, match="not every engine took a bucket"):
         _wait_for(never, rank._engines, 0.05)  # noqa: SLF001
-    worked, _, num_loaded = engine.answer()
+    worked, said, num_loaded = engine.answer()
     assert (worked, num_loaded) == (False, 0)
+    assert "the trainer has given this update up" in said
 
 
 def test_a_bucket_that_never_came_before_is_refused(both):
