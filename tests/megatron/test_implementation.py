@@ -130,19 +130,22 @@ def trained_once(checkpoint):
         return rank.train(random_batch())
 
 
-def without_gpus(function, *args):
-    """In a process of its own, as in the product: Megatron takes a GPU where it sees one."""
+@pytest.fixture(scope="module")
+def without_gpus():
+    """Calls a function in a process that sees none: Megatron takes a GPU where it sees one."""
     with (
         pytest.MonkeyPatch.context() as patch,
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
     ):
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        return pool.submit(function, *args).result(timeout=120.0)
+        pool.submit(torch.cuda.device_count).result(timeout=120.0)
+        patch.undo()
+        yield lambda function, *args: pool.submit(function, *args).result(timeout=120.0)
 
 
 @needs_gpu
 @pytest.mark.parametrize("family", TINY)
-def test_a_gpu_says_what_a_cpu_says(tmp_path, family):
+def test_a_gpu_says_what_a_cpu_says(tmp_path, without_gpus, family):
     checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
     expected = without_gpus(trained_once, checkpoint)
     with one_rank(on_gpu(checkpoint, LOCAL)) as rank:
