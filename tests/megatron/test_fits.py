@@ -28,7 +28,7 @@ MIXTURE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "num_experts": 6,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
+    "moe_intermediate_size": 64,
     "norm_topk_prob": True,
 }
 
@@ -50,9 +50,15 @@ MIXTURE = {
         (MIXTURE, {"expert_model_parallel_size": 4}, "cuda", "4 does not divide the model's 6 experts"),
         (
             MIXTURE,
-            {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 8},
+            {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 5},
             "cuda",
-            "8 does not divide the 20 numbers in an expert",
+            r"^expert-tensor-parallel-size 5 does not divide the 64 numbers in an expert$",
+        ),
+        (
+            MIXTURE,
+            {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 16},
+            "cuda",
+            "16: the 64 numbers in an expert are not a multiple of 8 on each rank, which a GPU needs",
         ),
         (
             MIXTURE,
@@ -85,6 +91,10 @@ def test_a_model_that_cannot_be_split_so_is_refused(config, parallel, device, wo
 )
 def test_a_model_that_can_be_split_so_is_not(config, parallel):
     check_layout(shape_of(config), ParallelConfig(**parallel), "cuda")
+
+
+def test_a_cpu_takes_experts_of_any_size():
+    check_layout(shape_of({**MIXTURE, "moe_intermediate_size": 20}), ParallelConfig(), "cpu")
 
 
 @pytest.mark.parametrize(

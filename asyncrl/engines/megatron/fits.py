@@ -4,6 +4,8 @@ from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import must, refuse
 from asyncrl.engines.megatron.shape import ExpertShape, ModelShape
 
+MULTIPLE_ON_GPU = 8
+
 
 def check_layout(shape: ModelShape, parallel: ParallelConfig, device: str) -> None:
     """Raise ConfigError, with one line for each reason, unless ``shape`` can be split so on ``device``."""
@@ -55,6 +57,11 @@ def _experts(experts: ExpertShape | None, parallel: ParallelConfig, device: str)
     lines += must(
         experts.ffn_hidden_size % each == 0,
         f"expert-tensor-parallel-size {each} does not divide the {experts.ffn_hidden_size} numbers in an expert",
+    )
+    lines += must(  # torch's grouped product wants rows of whole 16 bytes there
+        device == "cpu" or experts.ffn_hidden_size % each > 0 or experts.ffn_hidden_size // each % MULTIPLE_ON_GPU == 0,
+        f"expert-tensor-parallel-size {each}: the {experts.ffn_hidden_size} numbers in an expert are not a multiple of "
+        f"{MULTIPLE_ON_GPU} on each rank, which a GPU needs",
     )
     lines += must(  # seen in megatron-core 0.19: their gradients stay apart
         size > 1 or each == tensor,
