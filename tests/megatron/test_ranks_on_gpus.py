@@ -39,7 +39,7 @@ def seen(tmp_path_factory):
     bfloat16 = {"dtype": "bfloat16"}
     checkpoints = {
         "dense": write_checkpoint(folder / "dense", tied=True, num_hidden_layers=3, **bfloat16),
-        "mixture": write_checkpoint(folder / "mixture", moe=True, **bfloat16),
+        "mixture": write_checkpoint(folder / "mixture", moe=True, moe_intermediate_size=32, **bfloat16),
         "latent": write_tiny(folder / "latent", TINY["deepseek-v3"], **bfloat16),
     }
     alone = [case(path, folder / f"alone {name}", layers="local") for name, path in checkpoints.items()]
