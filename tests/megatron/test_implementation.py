@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from families import TINY, write_tiny
+from hidden import hide_te
 from layouts import layout, processes
 from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
@@ -27,6 +28,7 @@ needs_gpu = pytest.mark.skipif(
 needs_both = pytest.mark.skipif(not (torch.cuda.is_available() and HAVE_TE), reason="needs a GPU and TransformerEngine")
 WITHOUT_LATENT = [name for name in TINY if name not in ("deepseek-v3", "moonlight")]
 """Models with latent attention have local layers either way."""
+SPAWN = multiprocessing.get_context("spawn")
 AUTO, LOCAL, FUSED = "auto", "local", "transformer_engine"
 
 
@@ -135,7 +137,7 @@ def without_gpus():
     """Calls a function in a process that sees none: Megatron takes a GPU where it sees one."""
     with (
         pytest.MonkeyPatch.context() as patch,
-        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
+        ProcessPoolExecutor(1, mp_context=SPAWN) as pool,
     ):
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         pool.submit(torch.cuda.device_count).result(timeout=120.0)
@@ -175,14 +177,8 @@ def test_both_train_alike(tmp_path, family):
 @pytest.mark.parametrize(("first", "second"), [(LOCAL, FUSED), (FUSED, LOCAL), (FUSED, FUSED)])
 def test_a_checkpoint_of_one_goes_on_in_the_other(tmp_path, first, second, moe):
     checkpoint = write_checkpoint(tmp_path / "hf", moe=moe, dtype="bfloat16")
-    with one_rank(on_gpu(checkpoint, first)) as rank:
-        for step in range(2):
-            rank.train(random_batch(seed=step, step=step))
-        save(rank, tmp_path / "saved", 2)
-        straight = [rank.train(random_batch(seed=step, step=step)) for step in range(2, 5)]
-    with one_rank(on_gpu(checkpoint, second)) as rank:
-        load(rank, tmp_path / "saved")
-        after = [rank.train(random_batch(seed=step, step=step)) for step in range(2, 5)]
+    _, straight = trained_until_the_fifth(on_gpu(checkpoint, first), tmp_path / "saved", True)
+    _, after = trained_until_the_fifth(on_gpu(checkpoint, second), tmp_path / "saved", False)
     for one, other in zip(straight, after, strict=True):
         assert difference(one.logprobs, other.logprobs) < 0.03
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=0.05)
@@ -201,6 +197,36 @@ def test_a_policy_that_has_not_begun_is_saved_with_its_critic(tmp_path):
         after = [rank.train(random_batch(seed=step, step=step)) for step in range(1, 5)]
     for one, other in zip(straight, after, strict=True):
         assert difference(one.logprobs, other.logprobs) < 0.03
+
+
+@needs_both
+@pytest.mark.parametrize("had_te", [False, True])
+def test_a_run_goes_on_where_transformer_engine_has_come_or_gone(tmp_path, had_te):
+    settings = on_gpu(write_checkpoint(tmp_path / "hf", dtype="bfloat16"), AUTO)
+    with ProcessPoolExecutor(1, mp_context=SPAWN, initializer=hide_te) as without_te:
+        here, there = (
+            trained_until_the_fifth,
+            lambda *args: without_te.submit(trained_until_the_fifth, *args).result(120.0),
+        )
+        begins, goes_on = (here, there) if had_te else (there, here)
+        layers, straight = begins(settings, tmp_path / "saved", True)
+        other_layers, after = goes_on(settings, tmp_path / "saved", False)
+    assert (layers, other_layers) == ((FUSED, LOCAL) if had_te else (LOCAL, FUSED))
+    for one, other in zip(straight, after, strict=True):
+        assert difference(one.logprobs, other.logprobs) < 0.03
+        assert other.grad_norm == pytest.approx(one.grad_norm, rel=0.05)
+
+
+def trained_until_the_fifth(settings, folder, begins: bool):
+    """Whose layers, and what the last three steps reported; the first two are taken, or loaded."""
+    with one_rank(settings) as rank:
+        if begins:
+            for step in range(2):
+                rank.train(random_batch(seed=step, step=step))
+            save(rank, folder, 2)
+        else:
+            load(rank, folder)
+        return rank.layers, [rank.train(random_batch(seed=step, step=step)) for step in range(2, 5)]
 
 
 def save(rank, root, step: int) -> None:
