@@ -236,8 +236,8 @@ class _Run:
         try:
             async with self._updates.trainer:
                 await self._parts.checkpointer.begin(state.step, state.as_json())
-            if not self._plan.save_beside:
-                await self._parts.checkpointer.finish()
+                if not self._plan.save_beside:
+                    await self._parts.checkpointer.finish()
         except CheckpointFailed:
             if state.step == self._plan.num_steps:  # nothing else would be left of the whole run
                 await self._parts.trainer.save(self._plan.save_to)
