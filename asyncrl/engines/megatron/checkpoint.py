@@ -94,8 +94,8 @@ class Saver:
         if request.async_fn is not None:  # this rank has something to write
             _, buckets, _ = request.async_fn_args
             plan.buckets = [_copied(bucket) for bucket in buckets]
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if torch.cuda.is_available():  # not the whole device: weights may be on their way to engines beside this
+            torch.cuda.current_stream().synchronize()
         return plan
 
     def _write(self, plan: "_Plan", folder: Path, notes: bytes) -> None:
