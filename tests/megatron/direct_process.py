@@ -64,8 +64,23 @@ class Updater:
     device = "cpu"
 
     def __init__(self, group, model) -> None:
-        self._model_update_group = {"weights": group}
+        self._model_update_group = {"before": alone(), "weights": group}
         self.get_model = lambda: model
+
+
+def alone():
+    """A group that nobody else is in, as one is whose members have died."""
+    group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
+        1,
+        0,
+        [],
+        "gloo",
+        dist.PrefixStore("before", dist.HashStore()),
+        group_name="before",
+        timeout=timedelta(seconds=9),
+    )
+    distributed_c10d._world.pg_group_ranks[group] = {0: 0}  # noqa: SLF001
+    return group
 
 
 def main(port: str) -> None:
@@ -88,6 +103,7 @@ def main(port: str) -> None:
         answer = hook.around_update(
             None, updater, asked["names"], asked["dtypes"], asked["shapes"], "weights", asked["load_format"]
         )
+        assert list(updater._model_update_group) == ["weights"]  # noqa: SLF001
         if asked["target"]:
             save_file(model.parts(buckets), asked["target"])
         sys.stdout.write(json.dumps([*answer, model.num_loaded - before]) + "\n")

@@ -17,6 +17,7 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from threading import Event, Thread
@@ -100,9 +101,12 @@ class DirectUpdates:
         load_format: str | None = None,
     ) -> tuple[bool, str]:
         """Take one bucket and watch where it goes, or all buckets that were taken before."""
-        group = updater._model_update_group.get(group_name)  # noqa: SLF001 (SGLang has no public way)
+        groups = updater._model_update_group  # noqa: SLF001 (SGLang has no public way)
+        group = groups.get(group_name)
         if group is None or load_format not in ("flattened_bucket", DIRECT, DIRECT_CHECKED):
             return original(updater, names, dtypes, shapes, group_name, load_format)
+        _leave_others(groups, group_name)
+        failure = None
         try:
             if load_format == "flattened_bucket":
                 self._take_first(updater, group, names, dtypes, shapes)
@@ -110,8 +114,9 @@ class DirectUpdates:
                 self._take_all(updater, group, names, is_checked=load_format == DIRECT_CHECKED)
         except Exception as error:
             logger.exception("asyncrl: a weight update failed")
-            return False, f"weights may be partly updated: {type(error).__name__}: {error}"
-        return True, KEPT
+            failure = f"{type(error).__name__}: {error}"
+        failure = first_failure(failure, _ranks_of_this_engine())
+        return (True, KEPT) if failure is None else (False, f"weights may be partly updated: {failure}")
 
     def _take_first(self, updater: Any, group: Any, names: Any, dtypes: Any, shapes: Any) -> None:
         bucket = _Kept(
@@ -187,6 +192,46 @@ def num_bytes(dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> int:
 def _places(model: Any) -> list[int]:
     """Addresses of the model's weights."""
     return [parameter.data_ptr() for parameter in model.parameters()]
+
+
+# ---- groups
+
+
+def first_failure(failure: str | None, ranks: Any) -> str | None:
+    """This rank's failure, or that another one has failed: SGLang passes on the answer of an engine's first rank alone.
+
+    Collective over ``ranks``, which a rank that has failed reaches first; the others come ``ARRIVAL_S`` later at most.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if ranks is None:
+        return failure
+    all_is_well = torch.tensor(int(failure is None))
+    dist.all_reduce(all_is_well, op=dist.ReduceOp.MIN, group=ranks)
+    return failure or (None if all_is_well else "another rank of this engine failed; the server's log says why")
+
+
+def _ranks_of_this_engine() -> Any:
+    """SGLang's group of them on CPUs; None for a single one."""
+    import torch.distributed as dist
+
+    if dist.get_world_size() == 1:
+        return None
+    from sglang.srt.distributed.parallel_state import get_world_group
+
+    return get_world_group().cpu_group
+
+
+def _leave_others(groups: dict[str, Any], present: str) -> None:
+    """Of groups from before an engine was lost or came back nobody has use, and each holds memory on the GPU."""
+    import torch.distributed as dist
+
+    for name in [each for each in groups if each != present]:
+        group = groups.pop(name)
+        with suppress(RuntimeError):  # its other members may be gone
+            group.abort()
+        dist.destroy_process_group(group)
 
 
 # ---- arriving
