@@ -14,16 +14,18 @@ _KEY = "asyncrl-abandoned"
 
 
 def abandon(group: dist.ProcessGroup) -> None:
-    """Nobody shall wait any more."""
-    with suppress(RuntimeError):  # nobody can be told
+    """Nobody shall wait any more, neither the engines nor any thread here: the group is of no use after this."""
+    with suppress(RuntimeError, KeyError):  # nobody can be told
         _store(group).set(_KEY, "")
+    with suppress(RuntimeError):  # of a group whose member died
+        group.abort()
 
 
 def is_abandoned(group: dist.ProcessGroup) -> bool:
     """Also when the trainer is gone, and its store with it."""
     try:
         return bool(_store(group).check([_KEY]))
-    except RuntimeError:
+    except (RuntimeError, KeyError):
         return True
 
 

@@ -9,6 +9,7 @@ The first push sends bucket by bucket, by name; engines that say so take all lat
 Knows neither HTTP nor torch: engines and trainer are Protocols.
 """
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -17,7 +18,7 @@ from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.everyone import everyone
 from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import WeightUpdateFailed
+from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 
 
@@ -38,10 +39,16 @@ class WeightSender(Protocol):
         False, and nothing done, when ``send`` is to do it instead.
         """
 
-    async def send(self, *, is_checked: bool) -> None:
+    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
         """Broadcast the present weights to the group, all buckets in order.  Training has to wait for it.
 
         ``is_checked``: a checksum behind each bucket, for engines that ask for it.
+        """
+
+    async def abandon(self, group_name: str) -> None:
+        """Give that group up at once, also while training: nobody in it waits for its members any more.
+
+        Nothing, if the trainer is in another group by now.
         """
 
 
@@ -163,11 +170,20 @@ class BroadcastUpdater:
             return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
         move = partial(self._move, str(weights.version))
-        return await self._round.run(self._engines, self._formed_for, move, num_bytes)
+        try:
+            return await self._round.run(self._engines, self._formed_for, move, num_bytes)
+        except UpdateInterrupted:
+            await self._abandon()
+            raise
 
     async def newcomers(self) -> None:
         """See ``WeightUpdater.newcomers``."""
         await self._roster.newcomers()
+
+    async def _abandon(self) -> None:
+        """Before anybody waits for the trainer, which itself may wait for the engine that has died."""
+        with contextlib.suppress(AsyncRLError):  # whoever it is that has failed, it will be asked again
+            await self._sender.abandon(self.group_name)
 
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._sender.weight_buckets()
@@ -177,21 +193,20 @@ class BroadcastUpdater:
 
     async def _move(self, label: str) -> None:
         """All buckets, from the trainer to all engines."""
-        moving = {} if self._is_taken else {"trainer": self._sender.send(is_checked=self._checks)}
-        self._is_taken = False
-        if self.is_direct:
-            moving |= {engine.url: self._receive_all(engine, label) for engine in self._engines}
-            await everyone("sending the weights", moving, self._timeout_s)
-            return
         kept: list[bool] = []
-        moving |= {engine.url: self._receive_each(engine, label, kept) for engine in self._engines}
-        await everyone("sending the weights", moving, self._timeout_s * len(self._buckets))
-        self.is_direct = all(kept)
+        receive = self._receive_all if self.is_direct else partial(self._receive_each, kept)
+        timeout_s = self._timeout_s * (1 if self.is_direct else len(self._buckets))
+        moving = {engine.url: receive(engine, label) for engine in self._engines}
+        if not self._is_taken:
+            moving["trainer"] = self._sender.send(is_checked=self._checks, timeout_s=timeout_s)
+        self._is_taken = False
+        await everyone("sending the weights", moving, timeout_s)
+        self.is_direct = self.is_direct or all(kept)
 
     async def _receive_all(self, engine: WeightReceiver, label: str) -> None:
         await engine.receive_all(self._buckets, group_name=self.group_name, label=label, is_checked=self._is_checked)
 
-    async def _receive_each(self, engine: WeightReceiver, label: str, kept: list[bool]) -> None:
+    async def _receive_each(self, kept: list[bool], engine: WeightReceiver, label: str) -> None:
         """Bucket by bucket.  The last one brings the label: then all weights are new."""
         last = len(self._buckets) - 1
         for number, bucket in enumerate(self._buckets):

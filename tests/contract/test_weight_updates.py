@@ -55,6 +55,7 @@ class Trainer:
 
     def __init__(self, step: Step = nothing, *, takes: bool = False) -> None:
         self.told: list[str] = []
+        self.within_s: list[float] = []
         self._step = step
         self._takes = takes
 
@@ -72,8 +73,12 @@ class Trainer:
         await self._do("take checked" if is_checked else "take")
         return self._takes
 
-    async def send(self, *, is_checked: bool) -> None:
+    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
+        self.within_s.append(timeout_s)
         await self._do("send checked" if is_checked else "send")
+
+    async def abandon(self, group_name: str) -> None:
+        await self._do(f"abandon {group_name}")
 
     async def _do(self, what: str) -> None:
         self.told.append(what)
@@ -213,6 +218,7 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
     trainer = Trainer()
     with pytest.raises(UpdateInterrupted, match="b: gone"):
         push(trainer=trainer, roster=roster)
+    assert trainer.told == ["join", "take", "send", "abandon asyncrl-0"]
     assert "go on" not in [*a.told, *c.told]
     push(trainer=trainer, roster=roster)
     assert a.told[-5:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
@@ -282,6 +288,25 @@ def test_without_any_engine_training_goes_on_and_the_one_that_comes_back_gets_it
 
 
 def test_a_failure_of_engines_that_all_live_is_final() -> None:
+    trainer = Trainer()
     with pytest.raises(WeightUpdateFailed) as error:
-        push(Engine("a", step=failing("two 3", EngineLost("gone"))), trainer=Trainer())
+        push(Engine("a", step=failing("two 3", EngineLost("gone"))), trainer=trainer)
     assert not isinstance(error.value, UpdateInterrupted)
+    assert "abandon asyncrl-0" not in trainer.told
+
+
+def test_a_trainer_that_cannot_give_up_an_update_does_not_hide_that_it_begins_anew() -> None:
+    async def dies(step: str) -> None:
+        if step == "two 3":
+            roster.lose("a")
+            raise EngineLost("gone")
+
+    roster: Roster[WeightReceiver] = Roster((Engine("a", step=dies),))
+    with pytest.raises(UpdateInterrupted, match="a: gone"):
+        push(trainer=Trainer(failing("abandon asyncrl-0", TrainerFailed("busy"))), roster=roster)
+
+
+def test_a_trainer_has_as_long_to_send_as_the_engines_to_receive() -> None:
+    trainer = Trainer()
+    push(Engine("a", keeps=True), trainer=trainer, times=2, timeout_s=5.0)
+    assert trainer.within_s == [10.0, 5.0]

@@ -66,8 +66,11 @@ class SendsWeights:
     async def take(self, *, is_checked: bool) -> bool:
         return False
 
-    async def send(self, *, is_checked: bool) -> None:
+    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
         await asyncio.to_thread(self._send, is_checked)
+
+    async def abandon(self, group_name: str) -> None:
+        raise AssertionError("no engine dies here")
 
     def _send(self, is_checked: bool) -> None:
         import torch.distributed as dist

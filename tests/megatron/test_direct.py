@@ -168,12 +168,51 @@ def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both, monkeypatch):
 def test_an_update_that_the_trainer_gives_up_is_left_at_once(both):
     rank, engine, names = both
     engine.ask(DIRECT, names)
-    abandon(rank._engines)  # noqa: SLF001 (the group itself stays, as a broadcast does on a GPU)
     began = time.monotonic()
+    rank.abandon("weights")
     worked, said, num_loaded = engine.answer()
     assert (worked, num_loaded) == (False, 0)
     assert "the trainer has given this update up" in said
     assert time.monotonic() - began < 10.0
+
+
+def test_giving_up_an_older_group_changes_nothing(both, tmp_path):
+    rank, engine, names = both
+    rank.abandon("an older one")
+    rank.write_weights(tmp_path / "taken")
+    assert rank.take(is_checked=False)
+    engine.ask(DIRECT, names, target=tmp_path / "received")
+    assert engine.answer()[0]
+    assert same(tmp_path / "taken", tmp_path / "received")
+
+
+def test_what_was_sent_into_a_group_that_was_given_up_did_not_arrive(both):
+    rank, _, _ = both
+    abandon(rank._engines)  # noqa: SLF001
+    with pytest.raises(RuntimeError, match="given up"):
+        outbox._broadcast(iter(()), rank._engines, is_checked=False)  # noqa: SLF001
+
+
+AGREES = """
+import sys, torch.distributed as dist
+from asyncrl.engines.sglang.direct import first_failure
+rank, port = map(int, sys.argv[1:3])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+print(first_failure(None, None), first_failure(None, dist.group.WORLD),
+      first_failure("broken" if rank == 1 else None, dist.group.WORLD), sep="; ")
+"""
+
+
+def test_an_engine_fails_when_any_of_its_ranks_does():
+    """SGLang answers with what its rank 0 says."""
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", AGREES, str(rank), port], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    first, second = (rank.communicate(timeout=DEADLINE_S)[0].strip() for rank in ranks)
+    assert first == "None; None; another rank of this engine failed; the server's log says why"
+    assert second == "None; None; broken"
 
 
 def test_a_trainer_that_has_to_wait_gives_up_and_tells_the_engines(both):

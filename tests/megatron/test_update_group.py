@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -51,3 +52,12 @@ def test_engines_that_do_not_come_are_a_named_error(tmp_path):
             rank.send(is_checked=False)
         with pytest.raises(WeightUpdateFailed, match="no update group weights of 2"):
             rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")
+
+
+def test_an_engine_that_died_on_the_way_does_not_hold_up_the_trainer_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncrl.engines.megatron.update_group.JOIN_S", 1.0)
+    with one_rank(replace(trainer_settings(write_checkpoint(tmp_path / "hf")), timeout_s=60.0)) as rank:
+        began = time.monotonic()
+        with pytest.raises(WeightUpdateFailed, match="no update group weights of 2"):
+            rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")
+        assert time.monotonic() - began < 20.0

@@ -1,6 +1,6 @@
-"""What runs inside Ray's worker processes.  Plain classes; ``launch.py`` makes actors of them.
+"""What runs inside Ray's worker processes.  Plain classes; ``placement.py`` makes actors of them.
 
-An actor runs its methods on one thread, the process's main thread, in order of calling.
+An actor runs its methods on one thread, in order of calling; ``BESIDE`` is another thread of a trainer rank.
 """
 
 import gc
@@ -18,6 +18,9 @@ from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.servers import ServerProcess
 from asyncrl.types import Batch, TrainReport
 
+BESIDE = "beside"
+"""Ray's concurrency group for what cannot wait until a rank has trained.  Where an actor has such a group, its other
+methods have a thread of their own, too, always the same, instead of the main thread."""
 PORTS = range(15_000, 30_000)
 """Below the range that the kernel gives to outgoing connections (from 32,768 on): a port chosen now is listened on only
 when its server has loaded, and must still be free then."""
@@ -109,6 +112,10 @@ class RankActor(NetworkPlace):
     def join_engines(self, address: str, port: int, world_size: int, group_name: str, backend: str) -> None:
         """Join the weight-update group as its rank 0."""
         self._rank.join_engines(address, port, world_size, group_name, backend)
+
+    def abandon(self, group_name: str) -> None:
+        """Give a weight-update group up; in the group ``BESIDE``."""
+        self._rank.abandon(group_name)
 
     def take(self, is_checked: bool) -> bool:
         """Copy the weights and begin to broadcast them, if that can go on beside training."""

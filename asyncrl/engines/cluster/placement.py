@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
+from asyncrl.engines.cluster.actors import BESIDE
 from asyncrl.engines.cluster.calls import answered
 from asyncrl.errors import ConfigError, ServerFailed
 
@@ -50,14 +51,15 @@ class Placement:
     def rank(self, kind: type, rank: int) -> Any:
         """An actor of ``kind`` for a trainer rank, with its GPU."""
         layout = self._layout
-        return self._actor(kind, rank // layout.gpus_per_engine if layout.is_shared else rank, gpus=1)
+        bundle = rank // layout.gpus_per_engine if layout.is_shared else rank
+        return self._actor(self._ray.remote(concurrency_groups={BESIDE: 1})(kind), bundle, gpus=1)
 
     def engine(self, kind: type, number: int) -> Any:
         """An actor for an engine, with its GPUs, or beside the ranks that have them."""
         layout = self._layout
         if layout.is_shared:
-            return self._actor(kind, number, gpus=0)
-        return self._actor(kind, layout.num_ranks + number, gpus=layout.gpus_per_engine)
+            return self._actor(self._ray.remote(kind), number, gpus=0)
+        return self._actor(self._ray.remote(kind), layout.num_ranks + number, gpus=layout.gpus_per_engine)
 
     def anywhere(self, kind: type) -> Any:
         """An actor that needs nothing."""
@@ -67,7 +69,7 @@ class Placement:
         """End trainer ranks and engines, and free their room; the router is outside of it."""
         self._ray.util.remove_placement_group(self._group)
 
-    def _actor(self, kind: type, bundle: int, gpus: int) -> Any:
+    def _actor(self, remote: Any, bundle: int, gpus: int) -> Any:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=bundle
         )
@@ -76,7 +78,7 @@ class Placement:
             "num_gpus": gpus if self._layout.device == "cuda" else 0,
             "scheduling_strategy": strategy,
         }
-        return self._ray.remote(kind).options(**options).remote()
+        return remote.options(**options).remote()
 
 
 async def reserve(ray: ModuleType, layout: Layout, timeout_s: float) -> Placement:

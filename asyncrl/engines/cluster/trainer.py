@@ -7,6 +7,7 @@ from typing import Any
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.checkpoints import folder_of
+from asyncrl.engines.cluster.actors import BESIDE
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.errors import TrainerFailed
 from asyncrl.types import Batch, TrainReport
@@ -67,9 +68,14 @@ class RayTrainer:
         is_taken: list[bool] = await self._all("take", is_checked, timeout_s=self._control_timeout_s)
         return is_taken[0]
 
-    async def send(self, *, is_checked: bool) -> None:
+    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
         """See ``WeightSender.send``."""
-        await self._all("send", is_checked, timeout_s=self._control_timeout_s)
+        await self._all("send", is_checked, timeout_s=timeout_s)
+
+    async def abandon(self, group_name: str) -> None:
+        """See ``WeightSender.abandon``."""
+        call = self._ranks[0].abandon.options(concurrency_group=BESIDE).remote(group_name)
+        await answered(call, "trainer rank 0, abandon", self._control_timeout_s)
 
     async def share(self, bucket: int) -> list[str]:
         """See ``TensorSharer.share``."""

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from asyncrl.engines.abandoned import abandon
+from asyncrl.engines.abandoned import abandon, is_abandoned
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.flat import checksum, views
 from asyncrl.engines.megatron.fp8 import BlockFp8
@@ -150,7 +150,6 @@ class Outbox:
         sending, self._sending = self._sending, None
         if sending is not None and not sending.has_ended(0.0):
             abandon(sending.group)
-            sending.group.abort()
             if not sending.has_ended(FINISH_S):  # gloo knows no abort; it ends with the group's own deadline
                 logger.warning("an abandoned weight update still holds %d buckets", len(self.buckets))
                 self._copies = None
@@ -287,6 +286,8 @@ def _broadcast(
     if flat is not None:
         _wait_for(_mark(flat.device), group, within_s)
         _synchronize(flat.device)
+    if is_abandoned(group):  # then nothing waits for what has not come
+        raise RuntimeError("the update was given up")
 
 
 def _mark(device: torch.device) -> Any:
@@ -306,7 +307,6 @@ def _wait_for(mark: Any, group: dist.ProcessGroup, within_s: float | None) -> No
     while not mark.query():
         if time.monotonic() > deadline:
             abandon(group)
-            group.abort()
             raise RuntimeError(f"not every engine took a bucket within {within_s:g} s")
         time.sleep(LOOK_EVERY_S)
 

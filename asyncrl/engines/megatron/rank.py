@@ -6,7 +6,6 @@ A plain class without Ray.  Every rank of a trainer gets the same calls with the
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -147,6 +146,15 @@ class MegatronRank:
         except RuntimeError as error:
             raise WeightUpdateFailed(f"no update group {group_name} of {world_size}: {error}") from error
 
+    def abandon(self, group_name: str) -> None:
+        """Give that update group up, if it is the present one, whatever this rank is doing: for another thread.
+
+        What waits for engines through it ends, here and in engines.
+        """
+        engines = self._engines
+        if engines is not None and engines.group_name == group_name:
+            abandon(engines)
+
     def take(self, is_checked: bool) -> bool:
         """Copy the present weights and begin to broadcast them from rank 0 to the engines.
 
@@ -240,8 +248,6 @@ class MegatronRank:
         self._outbox.abandon()
         if self._engines is not None:
             abandon(self._engines)
-            with suppress(RuntimeError):  # of a group whose member died
-                self._engines.abort()
             dist.destroy_process_group(self._engines)
             self._engines = None
 

@@ -13,18 +13,22 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
+JOIN_S = 60.0
+"""For all members to come: they are asked at the same time, and an engine comes between two forward passes.  One that
+has died meanwhile holds up the trainer for so long."""
+
 
 def join_update_group(
     master_address: str, master_port: int, world_size: int, group_name: str, backend: str, timeout_s: float
 ) -> dist.ProcessGroup:
-    """Wait until all have joined and return the group.
+    """Wait until all have joined, for ``JOIN_S`` at most, and return the group; ``timeout_s`` is for its collectives.
 
     torch's public ``new_group`` only makes subgroups of the default group, to which the engines do not belong; the two
     private names below are those that SGLang uses on its side.
     """
     timeout = timedelta(seconds=timeout_s)
     address = f"tcp://{master_address}:{master_port}"
-    store, rank, world_size = next(rendezvous(address, 0, world_size, timeout=timeout))
+    store, rank, world_size = next(rendezvous(address, 0, world_size, timeout=min(timeout, timedelta(seconds=JOIN_S))))
     store.set_timeout(timeout)
     group: dist.ProcessGroup
     group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001

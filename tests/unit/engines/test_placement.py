@@ -22,7 +22,9 @@ class Ray:
     def nodes(self) -> list[dict[str, bool]]:
         return [{"Alive": True}]
 
-    def remote(self, kind: type) -> Any:
+    def remote(self, kind: type | None = None, **about: Any) -> Any:
+        if kind is None:
+            return lambda kind: self.remote(kind)
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: options))
 
 
