@@ -52,7 +52,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_checkpoints(run.checkpoint),
         *_evaluation(run.evaluation),
         *_deadlines(run.failures),
-        *_output(run.output),
+        *_output(run.output, run.checkpoint),
     ]
 
 
@@ -349,13 +349,18 @@ def _deadlines(failures: FailureConfig) -> list[str]:
     )
 
 
-def _output(output: OutputConfig) -> list[str]:
+def _output(output: OutputConfig, checkpoint: CheckpointConfig) -> list[str]:
+    """What a run left is taken where this one may go on with it, or where it reported no step."""
     path = output.run_dir
     if path is None or not path.exists():
         return []
     if not path.is_dir():
         return [f"run-dir {path} is not a folder"]
-    return must(not any(path.iterdir()), f"run-dir {path} exists and is not empty")
+    if not (path / "versions.json").is_file():
+        return must(not any(path.iterdir()), f"run-dir {path} exists and is not empty")
+    rows = path / "metrics.jsonl"
+    may_go_on = checkpoint.load is not None or not rows.is_file() or rows.stat().st_size == 0
+    return must(may_go_on, f"run-dir {path} has the steps of another run; this one can go on there with load alone")
 
 
 def _file(setting: str, path: Path) -> list[str]:

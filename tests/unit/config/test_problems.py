@@ -170,6 +170,19 @@ def test_an_empty_run_dir_is_taken(tmp_path: Path) -> None:
     assert load(tmp_path, "--run-dir", str(tmp_path / "out")).output.run_dir == tmp_path / "out"
 
 
+def test_the_run_dir_of_a_run_is_taken_where_nothing_gets_mixed_up(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "versions.json").write_text("{}")
+    (out / "metrics.jsonl").touch()
+    words = ["--run-dir", str(out)]
+    assert load(tmp_path, *words).output.run_dir == out
+    (out / "metrics.jsonl").write_text("{}")
+    (line,) = complaints(*complete(tmp_path), *words)
+    assert "has the steps of another run; this one can go on there with load alone" in line
+    assert load(tmp_path, *words, "--load", str(tmp_path / "saved")).output.run_dir == out
+
+
 @pytest.mark.parametrize(
     ("size", "updates", "expected"),
     [(None, None, (32, 1)), (8, None, (8, 4)), (None, 2, (16, 2)), (16, 2, (16, 2))],
