@@ -31,6 +31,7 @@ from asyncrl.checks import Checked, check
 from asyncrl.config import RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.dry_run import dry_run
+from asyncrl.engines.checkpoints import latest
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.metrics.closing import closing_table
@@ -95,18 +96,41 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         view.note(f"run directory: {run_dir}")
         history = History(steps_before=checked.start.step)
         before = checked.start.before
-        if before is not None and checked.start.origin is not None:
-            view.note(f"going on from {checked.start.origin.folder}: {before.step} of {plan.num_steps} steps are done")
+        view.note(_beginning(checked, plan))
         reporter = Reporter(_sinks(run, run_dir, history), before.tokens if before else None)
         stack.callback(reporter.close)
         view.phase("starting Ray")
-        with (
-            ray_session(checked.num_processes + 1, hold_signals=signals.hold) as ray,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            runner.run(_conducted(ray, checked, run_dir, view, reporter, signals))
-        view.close()
+        try:
+            with (
+                ray_session(checked.num_processes + 1, hold_signals=signals.hold) as ray,
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
+                runner.run(_conducted(ray, checked, run_dir, view, reporter, signals))
+        finally:
+            view.close()
+            done = history.steps_before + history.steps
+            if signals.received is not None and done < plan.num_steps:
+                console.print(Text(_interruption(run, done, signals.received.name)), soft_wrap=True)
         console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
+
+
+def _beginning(checked: Checked, plan: Plan) -> str:
+    """What is known of the run so far."""
+    before, origin, asked = checked.start.before, checked.start.origin, checked.run.checkpoint.load
+    if before is not None and origin is not None:
+        return f"going on from {origin.folder}: {before.step} of {plan.num_steps} steps are done"
+    start = f"starting from {checked.run.model.hf_checkpoint if origin is None else origin.folder}"
+    return start if asked is None else f"no checkpoint in {asked}: {start}"
+
+
+def _interruption(run: RunConfig, done: int, signal: str) -> str:
+    """How far the run came, and how it goes on."""
+    said = f"{signal}: ended after {done} of {run.rollout.num_rollout} steps"
+    folder = run.checkpoint.save
+    newest = None if folder is None else latest(folder)
+    if newest is None:
+        return f"{said}; there is no checkpoint of it"
+    return f"{said}; the newest checkpoint is {newest}, and the same command with --load {folder} goes on from it"
 
 
 async def _conducted(

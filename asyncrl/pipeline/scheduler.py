@@ -303,6 +303,7 @@ class Scheduler:
     def _fail(self, flight: Flight, error: AsyncRLError) -> None:
         self._leave(flight, Outcome.FAILED)
         logger.warning("group %d failed: %s", flight.group_id, error)
+        logger.debug("where group %d failed", flight.group_id, exc_info=error)
         self._streaks.failed(error)
 
     def _leave(self, flight: Flight, outcome: Outcome) -> None:

@@ -82,11 +82,13 @@ def test_the_final_model_loads_in_transformers(short: Outcome) -> None:
 
 @pytest.mark.parametrize(("phase", "then_s"), [("starting Ray", 0.5), ("loading the model", 2.0)])
 def test_sigterm_during_the_start_ends_everything_in_time(tmp_path: Path, phase: str, then_s: float) -> None:
-    launched = Launched(tmp_path / "run", QUICKSTART)
+    launched = Launched(tmp_path / "run", (*QUICKSTART, "--load", str(tmp_path / "saved")))
     launched.wait_for_output(phase, START_S)
     time.sleep(then_s)
     launched.send(signal.SIGTERM)
-    launched.end_in_time(143)
+    outcome = launched.end_in_time(143)
+    assert f"no checkpoint in {tmp_path / 'saved'}: starting from " in outcome.output
+    assert "SIGTERM: ended after 0 of 60 steps; there is no checkpoint of it" in outcome.output
 
 
 def test_a_wrong_checkpoint_is_one_line_before_anything_starts(tmp_path: Path) -> None:

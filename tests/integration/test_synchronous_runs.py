@@ -71,6 +71,12 @@ def members(launched: Launched, name: str) -> list[psutil.Process]:
 # ---- two runs with the same flags but for their transport
 
 
+def test_an_interrupted_run_says_how_it_goes_on(after_ctrl_c: Outcome) -> None:
+    folder = after_ctrl_c.run_dir.parent / "saved"
+    assert "SIGINT: ended after " in after_ctrl_c.output
+    assert f"is {folder}/iter_0000003, and the same command with --load {folder} goes on from it" in after_ctrl_c.output
+
+
 def test_ctrl_c_in_mid_run_ends_everything_in_time(after_ctrl_c: Outcome) -> None:
     assert len(after_ctrl_c.rows) < QUICKSTART_STEPS
 
