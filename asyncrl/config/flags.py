@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from asyncrl.config.knobs import ALIASES, AREAS, PASSED_THROUGH, Knob, knobs, nearest
 from asyncrl.config.passthrough import passed_through
+from asyncrl.config.slime import INSTEAD
 from asyncrl.config.values import WrongValue, from_flag, shown
 from asyncrl.errors import ConfigError
 
@@ -127,7 +128,9 @@ def _is_flag(word: str) -> bool:
 
 
 def unknown(what: str, written: str, name: str, dashes: str = "") -> str:
-    """``unknown flag --batchsize; did you mean --batch-size?``"""
+    """``unknown flag --batchsize; did you mean --batch-size?``, or what there is instead of slime's."""
+    if (instead := INSTEAD.get(name.removeprefix("no-"))) is not None:
+        return f"unknown {what} {written}, one of slime's or Megatron's; {instead}"
     negated = {f"no-{knob.name}" for knob in knobs().values() if knob.type is bool} if dashes else set()
     guess = nearest(name, {*knobs(), *ALIASES, *negated})
     return f"unknown {what} {written}" + (f"; did you mean {dashes}{guess}?" if guess else "")

@@ -79,7 +79,8 @@ def _from_typed(knob: Knob, given: Any) -> Any:
 
 def _checked(knob: Knob, value: Any) -> Any:
     if knob.choices and value not in knob.choices:
-        raise WrongValue(f"must be one of {', '.join(knob.choices)}, got {shown(value)}")
+        others = "; another grader is a function of yours (--custom-rm-path)" if knob.name == "rm-type" else ""
+        raise WrongValue(f"must be one of {', '.join(knob.choices)}, got {shown(value)}{others}")
     if isinstance(value, float) and not math.isfinite(value):
         raise WrongValue(f"must be a finite number, got {value}")
     if knob.type is Path and not value:

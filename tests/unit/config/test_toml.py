@@ -48,6 +48,9 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert run.router == {}
 
 
+ANOTHER_GRADER = "; another grader is a function of yours (--custom-rm-path)"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -61,7 +64,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("rollout-stop = [1]", ": rollout-stop must be text, got 1"),
         ("prompt-data = 3", ": prompt-data must be a path, got 3"),
         ('prompt-data = ""', ": prompt-data must be a path, got an empty text"),
-        ('rm-type = "math"', ': rm-type must be one of number, exact, got "math"'),
+        ('rm-type = "math"', f': rm-type must be one of number, exact, got "math"{ANOTHER_GRADER}'),
         ("global-batch = 4", ": unknown key global-batch; did you mean global-batch-size?"),
         ("xyzzy = 4", ": unknown key xyzzy"),
         ("rollout-batchsize = 4", ": unknown key rollout-batchsize; did you mean rollout-batch-size?"),
