@@ -49,7 +49,9 @@ def find_start(run: RunConfig, prompts: EndlessPrompts) -> Start:
     """Where ``run`` begins; ``prompts`` are put to where it stood.  Raises ConfigError."""
     check_save(run.checkpoint)
     start = _found(run, prompts)
-    return start if run.checkpoint.save is None else replace(start, about=about(prompts))
+    if run.checkpoint.save is None:
+        return start
+    return replace(start, about={**about(prompts), "critic": _has_critic(run)})
 
 
 def _found(run: RunConfig, prompts: EndlessPrompts) -> Start:
@@ -64,6 +66,10 @@ def _found(run: RunConfig, prompts: EndlessPrompts) -> Start:
         raise ConfigError(
             f"load {origin.folder} has no run.json, so nobody knows where its run stood; --ref-load takes its weights"
         )
+    if _has_critic(run) and notes["run"].get("critic") is False:
+        raise ConfigError(
+            f"advantage-estimator ppo: {origin.folder} has no critic; --ref-load takes its weights alone, for a new run"
+        )
     start = _resumed(origin, notes["run"], prompts)
     if start.step >= run.rollout.num_rollout:
         raise ConfigError(
@@ -72,6 +78,10 @@ def _found(run: RunConfig, prompts: EndlessPrompts) -> Start:
         )
     logger.info("going on from %s, step %d", origin.folder, start.step)
     return start
+
+
+def _has_critic(run: RunConfig) -> bool:
+    return run.train.advantage_estimator == "ppo"
 
 
 def about(prompts: EndlessPrompts) -> dict[str, Any]:

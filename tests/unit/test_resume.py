@@ -54,6 +54,19 @@ def saved(folder: Path, changes: dict[str, Any] | None = None, source: EndlessPr
     return written(folder / "saved", 2, notes_of(read_shape(MODEL), run))
 
 
+def test_a_critic_cannot_go_on_where_there_was_none(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
+    folder = saved(tmp_path, {"critic": False})
+    with pytest.raises(ConfigError, match=f"^advantage-estimator ppo: {folder} has no critic; --ref-load takes"):
+        find_start(configured("--advantage-estimator", "ppo"), prompts())
+    assert find_start(configured(), prompts()).step == 2
+
+
+@pytest.mark.parametrize("noted", [{}, {"critic": True}])
+def test_a_critic_goes_on(configured: Callable[..., RunConfig], tmp_path: Path, noted: dict[str, bool]) -> None:
+    saved(tmp_path, noted)
+    assert find_start(configured("--advantage-estimator", "ppo"), prompts()).step == 2
+
+
 def test_a_new_run_starts_at_its_beginning(configured: Callable[..., RunConfig]) -> None:
     source = prompts()
     assert find_start(configured(), source) == Start()
@@ -64,7 +77,8 @@ def test_a_new_run_starts_at_its_beginning(configured: Callable[..., RunConfig])
 
 def test_a_run_that_saves_knows_its_prompts(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     assert find_start(configured(), prompts()).about == {}
-    assert find_start(configured("--save", str(tmp_path / "new")), prompts()).about == about(prompts())
+    noted = find_start(configured("--save", str(tmp_path / "new")), prompts()).about
+    assert noted == {**about(prompts()), "critic": False}
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
