@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Literal, NoReturn
 from uuid import uuid4
 
 from asyncrl.checks import Checked, check_served, custom_functions, server_flags
@@ -28,7 +28,7 @@ from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_d
 from asyncrl.engines.cluster.trainer import RayCheckpointer
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.errors import AsyncRLError, TurnFailed, WeightUpdateFailed, plainly
-from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.facts import SchedulerStats, StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.admission import Limits
@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_AT_KV_EVERY_S = 2.0
 """An engine fills by some per cent of its KV cache in that time; one look costs it a millisecond."""
+SHOW_EVERY_S = 5.0
+"""What the scheduler holds; to add it up costs a millisecond per thousand groups in flight."""
 LAST_CHECKPOINT_S = 30.0
 """For the checkpoint that is being written when the run fails: at 1 GB/s that is a model of 2 billion parameters."""
 LOGS_FOLDER = "logs"
@@ -62,10 +64,12 @@ async def conduct(
     timeline: Timeline,
     phase: Callable[[str], None],
     report: Callable[[StepFacts], None],
+    gauges: Callable[[SchedulerStats], None],
 ) -> None:
     """Start everything, train to the end, save, and stop everything.
 
-    ``phase`` is told what is being waited for, ``report`` gets each step's facts.  Raises the error that ended the run.
+    ``phase`` is told what is being waited for, ``report`` gets each step's facts, and ``gauges`` what the scheduler
+    holds, every few seconds.  Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, device)
@@ -84,11 +88,18 @@ async def conduct(
                     phase("pushing the first weights")
                     await running.serve(parts.served.now)
                     phase("generating the first batch")
+                    watching.append(beside.create_task(_show(parts.scheduler, gauges), name="gauges"))
                     calm_the_collector()
                     await train(parts, _plan(checked, run_dir), report)
                     for task in watching:
                         task.cancel()
         phase("stopping")
+
+
+async def _show(scheduler: Scheduler, gauges: Callable[[SchedulerStats], None]) -> NoReturn:
+    while True:
+        await asyncio.sleep(SHOW_EVERY_S)
+        gauges(scheduler.stats())
 
 
 @asynccontextmanager

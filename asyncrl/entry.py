@@ -140,7 +140,15 @@ async def _conducted(
         view.step(reporter.step(facts), facts)
 
     with signals.cancelling(), _timeline(checked.run, run_dir) as timeline:
-        await conduct(ray, checked, run_dir=run_dir, timeline=timeline, phase=view.phase, report=report)
+        await conduct(
+            ray,
+            checked,
+            run_dir=run_dir,
+            timeline=timeline,
+            phase=view.phase,
+            report=report,
+            gauges=view.gauges,
+        )
 
 
 @contextmanager

@@ -23,6 +23,8 @@ _REDRAWS_PER_S = 2
 """Enough for a clock; calm to look at."""
 _PANEL_WIDTH = 100
 """At most, in columns: wider lines are harder to read."""
+_LONGEST_SILENCE_S = 60.0
+"""Then LineView says what there is, also in the middle of a step."""
 _LINES_PER_HEADER = 20
 """So that one header is on the screen of 24 lines."""
 
@@ -44,6 +46,9 @@ class View(Protocol):
 
     def step(self, row: Row, facts: StepFacts) -> None:
         """A step is done; so is the phase, if one was shown."""
+
+    def gauges(self, stats: SchedulerStats) -> None:
+        """What the scheduler holds now; to be called every few seconds, for steps may take an hour."""
 
     def note(self, text: str) -> None:
         """Something worth a line that stays."""
@@ -89,9 +94,11 @@ class LiveView:
         self._live.refresh()
 
     def gauges(self, stats: SchedulerStats) -> None:
-        """Show what the scheduler holds now; to be called in the middle of long steps."""
+        """Redraw the panel with it; before the first step it is all that there is."""
         if self._history.steps:
             self._body = (_bar(self._plan, self._history), Text(), _board(self._plan, self._history, stats))
+        else:
+            self._body = (Text(_meanwhile(stats)),)
 
     def note(self, text: str) -> None:
         """A line that stays, above the panel."""
@@ -133,12 +140,17 @@ class LineView:
         self._console = console
         self._plan = plan
         self._clock = clock
-        self._started_s = clock()
+        self._started_s = self._said_s = clock()
         self._history = History()
 
     def phase(self, text: str) -> None:
         """Say that it begins."""
         self._say(f"[{duration(self._clock() - self._started_s)}] {text}")
+
+    def gauges(self, stats: SchedulerStats) -> None:
+        """Say it, unless something was said within the last minute."""
+        if self._clock() - self._said_s >= _LONGEST_SILENCE_S:
+            self.phase(_meanwhile(stats))
 
     def step(self, row: Row, facts: StepFacts) -> None:
         """Say how it went; a held-out accuracy gets a line of its own."""
@@ -157,6 +169,7 @@ class LineView:
         """Do nothing."""
 
     def _say(self, text: str) -> None:
+        self._said_s = self._clock()
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -223,6 +236,25 @@ def _accuracies(history: History, arrow: str = "->") -> str:
 
 def _in_flight(stats: SchedulerStats) -> str:
     return f"{stats.samples_in_flight:,} of {stats.slots:,} samples; groups buffered: {stats.groups.buffered:,}"
+
+
+def _meanwhile(stats: SchedulerStats) -> str:
+    """What became of all that was started, in a line: who sees no step end wants to know why."""
+    groups = stats.groups
+    fates = {
+        "in flight": groups.in_flight + groups.partial,
+        "ready": groups.buffered,
+        "trained": groups.trained + groups.training,
+        f"filtered ({_main_reason(stats)})": groups.filtered,
+        "stale": groups.stale,
+        "failed": groups.failed,
+    }
+    told = ", ".join(f"{count:,} {fate}" for fate, count in fates.items() if count)
+    return f"{stats.tokens.generated:,} tokens; {stats.samples_in_flight:,} samples in flight; groups: {told or 'none'}"
+
+
+def _main_reason(stats: SchedulerStats) -> str:
+    return max(stats.filter_reasons, key=lambda reason: stats.filter_reasons[reason], default="")
 
 
 def _lag(plan: Plan, row: Row) -> Text:

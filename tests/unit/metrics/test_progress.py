@@ -1,11 +1,12 @@
 import io
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from asyncrl.metrics.facts import StepFacts, TokenCounts
+from asyncrl.metrics.facts import GroupCounts, StepFacts, TokenCounts
 from asyncrl.metrics.progress import LineView, LiveView, Plan, View, open_view
 from asyncrl.metrics.reporter import row
 from tests.unit.metrics.made import UPDATE, evaluation, facts, scheduler
@@ -89,7 +90,8 @@ def test_start_up_phases_stay_with_their_times_and_later_ones_do_not() -> None:
 
 def test_gauges_change_the_panel_in_the_middle_of_a_step() -> None:
     view = LiveView(screen(terminal=True), Plan(name="tiny", num_steps=10, max_staleness=1), clock=ticking())
-    view.gauges(scheduler())  # nothing to show before the first step
+    view.gauges(scheduler())
+    assert "13 samples in flight; groups: " in "\n".join(last_panel(view))  # all that there is before the first step
     take(view, facts(0))
     view.gauges(scheduler(TokenCounts()))
     view.close()
@@ -109,7 +111,7 @@ def test_lines_are_plain_aligned_and_fit_80_columns() -> None:
     run_through(LineView(console, PLAN, clock=ticking()))
     assert shown(console) == [
         "[0:01] starting Ray",
-        "[0:02] SGLang loading",
+        "[0:03] SGLang loading",
         "   step  reward    tok/s  in flight  ready     lag  pause     left  who waits",
         "   1/10   0.625      250      13/16      3  1/0.42  0.02s     0:36  both 62/12%",
         "held-out accuracy 0.100",
@@ -118,8 +120,23 @@ def test_lines_are_plain_aligned_and_fit_80_columns() -> None:
         "held-out accuracy 0.100 -> 0.300",
         "   4/10   0.625      250      13/16      3  1/0.42      -     0:24  both 62/12%",
         "saved step 3",
-        "[0:03] evaluating",
+        "[0:13] evaluating",
     ]
+
+
+def test_lines_say_what_there_is_after_a_minute_of_silence() -> None:
+    console, now = screen(terminal=False), [0.0]
+    view = LineView(console, PLAN, clock=lambda: now[0])
+    view.phase("generating the first batch")
+    held = replace(
+        scheduler(TokenCounts(generated=1_234, filtered=1_234)),
+        groups=GroupCounts(admitted=9, filtered=5, in_flight=4),
+        filter_reasons={"too easy": 2, "too hard": 3},
+    )
+    for now[0] in (30.0, 60.0, 61.0, 119.0, 120.0):
+        view.gauges(held)
+    line = "1,234 tokens; 13 samples in flight; groups: 4 in flight, 5 filtered (too hard)"
+    assert shown(console) == ["[0:00] generating the first batch", f"[1:00] {line}", f"[2:00] {line}"]
 
 
 def test_the_header_comes_again_after_twenty_steps() -> None:
