@@ -23,6 +23,7 @@ import orjson
 
 from benchmarks import _dies_in_update
 from benchmarks._circumstances import circumstances
+from benchmarks._devices import need
 from benchmarks._run_beside import Run, command_line, leave_in_order, show, write_prompts
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_workload import write_checkpoint
@@ -40,6 +41,7 @@ UPDATE = "update"
 def main(argv: Sequence[str]) -> int:
     """Run it all."""
     asked = _parse(argv)
+    need(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)
     checkpoint = asked.checkpoint or asked.out / "model"
     if not (checkpoint / "config.json").is_file():
@@ -179,7 +181,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--use-router", action="store_true")
     parser.add_argument("--deadline-s", type=float, default=900.0)
     parser.add_argument("--commit", help="where there is no git")
-    parser.add_argument("--out", type=Path, default=Path("lost_engine"))
+    parser.add_argument("--out", type=Path, default=Path("runs/lost_engine"))
     asked = parser.parse_args(argv)
     asked.out = asked.out.absolute()
     return asked

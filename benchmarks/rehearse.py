@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._circumstances import ROOT, circumstances
+from benchmarks._devices import need
 from benchmarks._run_beside import Run, command_line, leave_in_order, show, write_prompts
 from benchmarks._sync_vs_async_workload import write_shape
 
@@ -48,6 +49,7 @@ COLUMNS = {
 def main(argv: Sequence[str]) -> int:
     """Run it all."""
     asked = _parse(argv)
+    need(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)
     checkpoint = asked.checkpoint or asked.out / "model"
     _write_checkpoint(checkpoint, asked)
@@ -155,7 +157,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--use-router", action="store_true")
     parser.add_argument("--deadline-s", type=float, default=1800.0)
     parser.add_argument("--commit", help="where there is no git")
-    parser.add_argument("--out", type=Path, default=Path("rehearsal"))
+    parser.add_argument("--out", type=Path, default=Path("runs/rehearsal"))
     at = argv.index("--") if "--" in argv else len(argv)
     asked = parser.parse_args(argv[:at])
     for path in (asked.script, asked.config):

@@ -60,6 +60,7 @@ from asyncrl.metrics.loop_lag import watch_loop
 from asyncrl.metrics.timeline import TimelineFile
 from asyncrl.signals import Signals
 from benchmarks._circumstances import circumstances
+from benchmarks._devices import need
 from benchmarks._parallel_options import parallel_of
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_arrangements import Arrangement, Length, arrangement
@@ -133,6 +134,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if asked.show:
             return _show(asked, console)
+        need(asked.device)
         asked.out.mkdir(parents=True, exist_ok=True)
         session = Session(
             asked=asked,

@@ -33,6 +33,7 @@ from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.types import Batch, FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
+from benchmarks._devices import need
 from benchmarks._parallel_options import add_parallel, parallel_of
 from benchmarks._shapes import SHAPES, num_weights, write_random
 
@@ -56,6 +57,7 @@ class Measured:
 def main(argv: Sequence[str]) -> int:
     """Measure and show what ``argv`` asks for; the exit code."""
     asked = _parser().parse_args(argv)
+    need(asked.device)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_random(Path(folder) / "hf", asked.model, device=asked.device)
         found = _measured(asked, checkpoint)

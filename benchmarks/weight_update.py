@@ -47,6 +47,7 @@ from asyncrl.errors import AsyncRLError, ConfigError, plainly
 from asyncrl.signals import Signals
 from asyncrl.types import UpdateReport, Weights
 from benchmarks._circumstances import circumstances
+from benchmarks._devices import need
 from benchmarks._parallel_options import add_parallel, parallel_of
 from benchmarks._shapes import SHAPES
 from benchmarks._sync_vs_async_full import full_rate
@@ -105,6 +106,7 @@ def main(argv: Sequence[str]) -> int:
         if asked.show:
             found = [Found(**orjson.loads(path.read_bytes())) for path in asked.show]
         else:
+            need(asked.device)
             refuse(parallel_problems(parallel_of(asked), asked.trainer_gpus))
             found = [_measured(asked, argv, console)]
     except AsyncRLError as error:

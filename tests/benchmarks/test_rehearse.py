@@ -41,7 +41,7 @@ def test_a_folder_with_another_model_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").touch()
     given = ["configs/qwen3-4b.sh", "--config", str(MODELS / "qwen3-4b" / "config.json")]
     with pytest.raises(SystemExit, match="something else than a whole model"):
-        main([*given, "--checkpoint", str(tmp_path), "--out", str(tmp_path / "out")])
+        main([*given, "--device", "cpu", "--checkpoint", str(tmp_path), "--out", str(tmp_path / "out")])
 
 
 def test_flags_without_a_value_stand_alone() -> None:

@@ -1,0 +1,12 @@
+"""What a benchmark needs of the machine."""
+
+import sys
+
+
+def need(device: str) -> None:
+    """End the program with one line if it was asked for GPUs where there are none."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.stderr.write("error: no GPU here: give --device cpu and a small model\n")
+        raise SystemExit(2)

@@ -1,0 +1,20 @@
+"""What the simulator's command line refuses."""
+
+import pytest
+
+from asyncrl.sim.options import parser
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--gpus 1", "argument --gpus: must be at least 2, got 1"),
+        ("--rollout-batch-size -3", "argument --rollout-batch-size: must be at least 1, got -3"),
+        ("--slots 8 0", "argument --slots: must be at least 1, got 0"),
+        ("--seeds some", "argument --seeds: must be at least 1, got some"),
+    ],
+)
+def test_a_number_of_nothing_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(words.split())
+    assert line in capsys.readouterr().err
