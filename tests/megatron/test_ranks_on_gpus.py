@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import rank_process
@@ -20,6 +21,8 @@ pytestmark = [
 ]
 
 DEADLINE_S = 300
+EVERY_EXPERT = {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
+"""For every token: by rounding alone some get others, of which each is random here."""
 LAYERS = ("local", "transformer_engine") if HAVE_TE else ("local",)
 LAYOUTS = {
     "data": ("dense", {}),
@@ -36,11 +39,11 @@ LAYOUTS = {
 def seen(tmp_path_factory):
     """What rank 0 reported: of one GPU by model, and of two by layout and kind of layers."""
     folder = tmp_path_factory.mktemp("ran")
-    bfloat16 = {"dtype": "bfloat16"}
+    bfloat16, latent = {"dtype": "bfloat16"}, TINY["deepseek-v3"]
     checkpoints = {
         "dense": write_checkpoint(folder / "dense", tied=True, num_hidden_layers=3, **bfloat16),
         "mixture": write_checkpoint(folder / "mixture", moe=True, moe_intermediate_size=32, **bfloat16),
-        "latent": write_tiny(folder / "latent", TINY["deepseek-v3"], **bfloat16),
+        "latent": write_tiny(folder / "latent", replace(latent, config={**latent.config, **EVERY_EXPERT}), **bfloat16),
     }
     alone = [case(path, folder / f"alone {name}", layers="local") for name, path in checkpoints.items()]
     together = {
@@ -62,7 +65,7 @@ def seen(tmp_path_factory):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_gpus_train_as_one_does(seen, name, layers):
     expected, found = seen[LAYOUTS[name][0]], seen[name, layers]
-    if LAYOUTS[name][0] == "latent":  # on a CPU, too, its norms in bfloat16 and in float32 are 2 and 39 % apart
+    if LAYOUTS[name][0] == "latent":  # on a CPU, too, its second norms in bfloat16 and in float32 are 28 % apart
         assert found["norms"][0] == pytest.approx(expected["norms"][0], rel=0.1)
     else:
         assert found["norms"] == pytest.approx(expected["norms"], rel=0.05)
