@@ -96,11 +96,14 @@ def check_model(run: RunConfig) -> ModelShape:
 
 def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
     """SGLang refuses every request for more tokens than there are positions."""
-    prompt, (response, held_out) = run.data.rollout_max_prompt_len or 0, longest_responses(run)
+    limit, (response, held_out) = run.data.rollout_max_prompt_len, longest_responses(run)
+    prompt = limit or 0
     there = f"tokens, the model has {shape.max_positions} positions (max-position-embeddings)"
 
     def line(name: str, length: int) -> str:
-        return f"rollout-max-prompt-len {prompt} + {name} {length} = {prompt + length} {there}"
+        if limit is None:
+            return f"{name} {length} {there}, and a prompt must have room as well"
+        return f"rollout-max-prompt-len {limit} + {name} {length} = {limit + length} {there}"
 
     return must(prompt + response <= shape.max_positions, line("rollout-max-response-len", response)) + must(
         held_out <= response or prompt + held_out <= shape.max_positions, line("eval-max-response-len", held_out)

@@ -364,4 +364,10 @@ def _output(output: OutputConfig, checkpoint: CheckpointConfig) -> list[str]:
 
 
 def _file(setting: str, path: Path) -> list[str]:
+    if (at := path.name.find("@[")) > 0 and not path.is_file():
+        return [
+            f"{setting} {path}: parts of a file cannot be asked for; write {path.name[:at]} as short as it shall be"
+        ]
+    if path.suffix == ".parquet":
+        return [f"{setting} {path}: only JSONL is read, one object per line; pandas and others write it"]
     return must(path.is_file(), f"{setting} {path}: {'is a folder' if path.is_dir() else 'no such file'}")

@@ -57,7 +57,7 @@ def test_without_the_flag_what_is_not_there_is_a_mistake() -> None:
 
 
 def test_a_folder_without_config_json_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hf-checkpoint: cannot read"):
+    with pytest.raises(ConfigError, match="hf-checkpoint: no"):
         said(*model("qwen3-4b", "--hf-checkpoint", str(tmp_path)))
 
 

@@ -38,8 +38,8 @@ def test_engines_hear_of_shape_flags_that_win() -> None:
         ),
         (
             ["--eval-max-response-len", "30000"],
-            "rollout-max-prompt-len 0 + eval-max-response-len 30000 = 30000 tokens, "
-            "the model has 256 positions (max-position-embeddings)",
+            "eval-max-response-len 30000 tokens, the model has 256 positions (max-position-embeddings), "
+            "and a prompt must have room as well",
         ),
     ],
 )

@@ -105,8 +105,10 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / "config.json"
     try:
         config = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"hf-checkpoint: no {path}; give a local folder in Hugging Face format") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"hf-checkpoint: cannot read {path}: {error}") from error
+        raise ConfigError(f"hf-checkpoint: cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"hf-checkpoint: {path} is not a JSON object")
     return config
@@ -114,7 +116,9 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a parsed ``config.json`` describes.  Raises ConfigError."""
-    name = (config.get("architectures") or ["none"])[0]
+    name = (config.get("architectures") or [None])[0]
+    if name is None:
+        raise ConfigError(f"hf-checkpoint: config.json names no architectures; supported: {', '.join(FAMILIES)}")
     if name not in FAMILIES:
         raise ConfigError(f"hf-checkpoint: cannot train {name}; supported: {', '.join(FAMILIES)}")
     family = FAMILIES[name]

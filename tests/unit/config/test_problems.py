@@ -77,6 +77,14 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ("--eval-prompt-data held nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--prompt-data nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--prompt-data /", "prompt-data /: is a folder"),
+        (
+            "--prompt-data all.parquet",
+            "all.parquet: only JSONL is read, one object per line; pandas and others write it",
+        ),
+        (
+            "--prompt-data all.jsonl@[0:9]",
+            "parts of a file cannot be asked for; write all.jsonl as short as it shall be",
+        ),
         ("--hf-checkpoint Qwen/Qwen3-0.6B", "no such folder; give a local folder in Hugging Face format"),
         ("--hf-checkpoint /usr", "hf-checkpoint /usr has no config.json, no tokenizer.json, no *.safetensors"),
         ("--advantage-estimator reinforce_plus_plus --no-normalize-advantages", "needs normalize-advantages"),
