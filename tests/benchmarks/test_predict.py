@@ -19,7 +19,9 @@ from benchmarks._predict_costs import calibrate_on
 from benchmarks._sync_vs_async_arrangements import Seen, arrangement
 from benchmarks._sync_vs_async_figures import Run, Setup
 
-H200S = Path(__file__).parents[2] / "benchmarks" / "results" / "sync_vs_async_h200_2026-11-21"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+H200S = RESULTS / "sync_vs_async_h200_2026-11-21"
+LATER = "sync_vs_async_2_4xh200_2026-11-22"
 SETUP = Setup(
     model="tiny",
     device="cuda",
@@ -145,10 +147,23 @@ def test_a_modelled_machine_is_predicted_from_one_arrangement(tmp_path: Path, mo
         assert ratio(each, seen["sync"]).error == pytest.approx(0.0, abs=0.05), each
 
 
-@pytest.mark.parametrize("name", ["dense_2", "dense_2_b", "dense_4", "moe_2", "moe_4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{H200S.name}/{name}" for name in ("dense_2", "dense_2_b", "dense_4", "moe_2", "moe_4")),
+        "sync_vs_async_4xh200_2026-11-22/dense_4",
+        *(f"{LATER}/{name}" for name in ("dense_2", "moe_2", "moe_4")),
+    ],
+)
 def test_ratios_measured_on_gpus_are_predicted_from_one_arrangement(tmp_path: Path, name: str) -> None:
-    file, out = H200S / name / "results.json.xz", tmp_path / "costs.toml"
+    file, out = RESULTS / name / "results.json.xz", tmp_path / "costs.toml"
     assert command.main(["--predict", str(file), "--check", "--out", str(out)]) == 0
+
+
+@pytest.mark.parametrize(("name", "run"), [("moe_2", "sync"), ("moe_4", "S=2")])
+def test_a_run_that_the_model_does_not_describe_is_not_calibrated_on(name: str, run: str) -> None:
+    file = RESULTS / LATER / name / "results.json.xz"
+    assert f"Fitted to {run} of" in calibrate_on(file, *results_of(file)).about
 
 
 def test_machines_predict_each_other(tmp_path: Path) -> None:
