@@ -28,7 +28,7 @@ from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_d
 from asyncrl.engines.cluster.trainer import RayCheckpointer
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.errors import AsyncRLError, TurnFailed, WeightUpdateFailed, plainly
-from asyncrl.metrics.facts import SchedulerStats, StepFacts
+from asyncrl.metrics.facts import Gauges, StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.admission import Limits
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 LOOK_AT_KV_EVERY_S = 2.0
 """An engine fills by some per cent of its KV cache in that time; one look costs it a millisecond."""
 SHOW_EVERY_S = 5.0
-"""What the scheduler holds; to add it up costs a millisecond per thousand groups in flight."""
+"""What the scheduler holds: often enough for somebody who watches."""
 LAST_CHECKPOINT_S = 30.0
 """For the checkpoint that is being written when the run fails: at 1 GB/s that is a model of 2 billion parameters."""
 LOGS_FOLDER = "logs"
@@ -64,7 +64,7 @@ async def conduct(
     timeline: Timeline,
     phase: Callable[[str], None],
     report: Callable[[StepFacts], None],
-    gauges: Callable[[SchedulerStats], None],
+    gauges: Callable[[Gauges], None],
 ) -> None:
     """Start everything, train to the end, save, and stop everything.
 
@@ -96,10 +96,10 @@ async def conduct(
         phase("stopping")
 
 
-async def _show(scheduler: Scheduler, gauges: Callable[[SchedulerStats], None]) -> NoReturn:
+async def _show(scheduler: Scheduler, gauges: Callable[[Gauges], None]) -> NoReturn:
     while True:
         await asyncio.sleep(SHOW_EVERY_S)
-        gauges(scheduler.stats())
+        gauges(scheduler.gauges())
 
 
 @asynccontextmanager

@@ -45,13 +45,23 @@ class GroupCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
-    """What the scheduler holds now."""
+class Gauges:
+    """What the scheduler holds now; to look changes nothing."""
 
     tokens: TokenCounts
     groups: GroupCounts
     filter_reasons: Mapping[str, int]
     """Groups dropped by the filter, by its reason, over the whole run."""
+    samples_in_flight: int
+    """Slots in use."""
+    slots: int
+    """Slots in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats(Gauges):
+    """What it holds after a step, and what it has learnt."""
+
     acceptance: float
     """Share of groups that the filter kept, over its last verdicts; 1 before the first."""
     returned: int
@@ -60,10 +70,6 @@ class SchedulerStats:
     """Attempts after a failure, over the whole run."""
     aborts: int
     """Attempts that a weight update ended, over the whole run."""
-    samples_in_flight: int
-    """Slots in use."""
-    slots: int
-    """Slots in all."""
     slot_limit: int
     """Slots that may be used now."""
     weights: Weights

@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.metrics.facts import SchedulerStats, StepFacts
+from asyncrl.metrics.facts import Gauges, StepFacts
 from asyncrl.metrics.history import History
 from asyncrl.metrics.sinks import Row
 from asyncrl.metrics.words import bottleneck, duration, share, short_s, sparkline, who_waits
@@ -47,7 +47,7 @@ class View(Protocol):
     def step(self, row: Row, facts: StepFacts) -> None:
         """A step is done; so is the phase, if one was shown."""
 
-    def gauges(self, stats: SchedulerStats) -> None:
+    def gauges(self, stats: Gauges) -> None:
         """What the scheduler holds now; to be called every few seconds, for steps may take an hour."""
 
     def note(self, text: str) -> None:
@@ -93,7 +93,7 @@ class LiveView:
         self.gauges(facts.scheduler)
         self._live.refresh()
 
-    def gauges(self, stats: SchedulerStats) -> None:
+    def gauges(self, stats: Gauges) -> None:
         """Redraw the panel with it; before the first step it is all that there is."""
         if self._history.steps:
             self._body = (_bar(self._plan, self._history), Text(), _board(self._plan, self._history, stats))
@@ -147,7 +147,7 @@ class LineView:
         """Say that it begins."""
         self._say(f"[{duration(self._clock() - self._started_s)}] {text}")
 
-    def gauges(self, stats: SchedulerStats) -> None:
+    def gauges(self, stats: Gauges) -> None:
         """Say it, unless something was said within the last minute."""
         if self._clock() - self._said_s >= _LONGEST_SILENCE_S:
             self.phase(_meanwhile(stats))
@@ -196,7 +196,7 @@ def _bar(plan: Plan, history: History) -> RenderableType:
     return grid
 
 
-def _board(plan: Plan, history: History, stats: SchedulerStats) -> RenderableType:
+def _board(plan: Plan, history: History, stats: Gauges) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column()
@@ -206,6 +206,7 @@ def _board(plan: Plan, history: History, stats: SchedulerStats) -> RenderableTyp
         "held-out": _held_out(history),
         "generated": f"{row.get('throughput/tokens_generated_per_s', 0):,.0f} tokens/s",
         "in flight": _in_flight(stats),
+        "groups": _fates(stats),
         "lag": _lag(plan, row),
         "weights": _pause(row),
         "waiting": f"{who_waits(*_waits(row))} of the step",
@@ -234,26 +235,33 @@ def _accuracies(history: History, arrow: str = "->") -> str:
     return f"{last:.3f}" if history.first_accuracy is history.last_accuracy else f"{first:.3f} {arrow} {last:.3f}"
 
 
-def _in_flight(stats: SchedulerStats) -> str:
+def _in_flight(stats: Gauges) -> str:
     return f"{stats.samples_in_flight:,} of {stats.slots:,} samples; groups buffered: {stats.groups.buffered:,}"
 
 
-def _meanwhile(stats: SchedulerStats) -> str:
+def _meanwhile(stats: Gauges) -> str:
     """What became of all that was started, in a line: who sees no step end wants to know why."""
+    return (
+        f"{stats.tokens.generated:,} tokens; {stats.samples_in_flight:,} samples in flight; "
+        f"groups: {_fates(stats) or 'none'}"
+    )
+
+
+def _fates(stats: Gauges) -> str:
     groups = stats.groups
     fates = {
         "in flight": groups.in_flight + groups.partial,
         "ready": groups.buffered,
-        "trained": groups.trained + groups.training,
+        "in training": groups.training,
+        "trained": groups.trained,
         f"filtered ({_main_reason(stats)})": groups.filtered,
         "stale": groups.stale,
         "failed": groups.failed,
     }
-    told = ", ".join(f"{count:,} {fate}" for fate, count in fates.items() if count)
-    return f"{stats.tokens.generated:,} tokens; {stats.samples_in_flight:,} samples in flight; groups: {told or 'none'}"
+    return ", ".join(f"{count:,} {fate}" for fate, count in fates.items() if count)
 
 
-def _main_reason(stats: SchedulerStats) -> str:
+def _main_reason(stats: Gauges) -> str:
     return max(stats.filter_reasons, key=lambda reason: stats.filter_reasons[reason], default="")
 
 

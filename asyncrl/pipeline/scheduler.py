@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from asyncrl.buffer import Due, NotYet, Outstanding, masked_before, oldest_trained
 from asyncrl.errors import (
@@ -24,7 +24,7 @@ from asyncrl.errors import (
     SampleFailed,
     plainly,
 )
-from asyncrl.metrics.facts import SchedulerStats
+from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.acceptance import Acceptance
 from asyncrl.pipeline.accounts import Accounts
@@ -163,27 +163,37 @@ class Scheduler:
         """Something that admission depends on changed: newer weights are served, or a slot is free."""
         self._moved.set()
 
-    def stats(self) -> SchedulerStats:
+    def gauges(self) -> Gauges:
         """What is held now.  Raises AssertionError when an account does not balance."""
-        scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
-        held = sum(flight.num_tokens for flight in (*self._flights, *self._parked))
-        tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
+        return Gauges(**self._held())
+
+    def stats(self) -> SchedulerStats:
+        """What is held after a step; once in each, for the lengths of what is in flight are looked at."""
         return SchedulerStats(
-            tokens=tokens,
-            groups=groups,
-            filter_reasons=self._accounts.reasons,
+            **self._held(),
             acceptance=self._acceptance.rate,
             returned=len(self._returned),
             retries=self._sampler.retries,
             aborts=self._sampler.aborts,
-            samples_in_flight=self._slots.in_use,
-            slots=self._slots.size,
             slot_limit=self._slots.limit,
             weights=self._served.now,
             lengths=self._accounts.lengths(
                 length for flight in (*self._flights, *self._parked) for length in flight.cut_lengths()
             ),
         )
+
+    def _held(self) -> dict[str, Any]:
+        """The fields of ``Gauges``."""
+        scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
+        held = sum(flight.num_tokens for flight in (*self._flights, *self._parked))
+        tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
+        return {
+            "tokens": tokens,
+            "groups": groups,
+            "filter_reasons": self._accounts.reasons,
+            "samples_in_flight": self._slots.in_use,
+            "slots": self._slots.size,
+        }
 
     def state(self) -> RunState:
         """Where the run stands; between ``settle`` and ``next_batch``.  Prompts of groups that are held come again."""

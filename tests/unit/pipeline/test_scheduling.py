@@ -325,3 +325,13 @@ def test_a_comparison_that_fails_is_left_out() -> None:
 def test_waiting_for_the_first_evaluation_is_not_waiting_for_data() -> None:
     world = World(steps=1, held_out=100, slots=8, groups_per_step=1, group_size=1, lengths=lambda request: 50).run()
     assert world.facts[0].trainer_waited_s == pytest.approx(0.5)
+
+
+def test_to_look_at_what_is_held_changes_nothing() -> None:
+    def look(group: ScoredGroup) -> None:
+        assert looked.scheduler.gauges().tokens.generated > 0
+
+    looked = World(steps=6, lengths=uneven, keep=look)
+    looked.run()
+    plain = World(steps=6, lengths=uneven).run()
+    assert [facts.scheduler for facts in looked.facts] == [facts.scheduler for facts in plain.facts]
