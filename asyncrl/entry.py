@@ -40,7 +40,7 @@ from asyncrl.metrics.history import History
 from asyncrl.metrics.logs import LOG_FILE, open_logging
 from asyncrl.metrics.progress import Plan, View, open_view
 from asyncrl.metrics.reporter import Reporter
-from asyncrl.metrics.sinks import JsonlSink, Sink, TensorBoardSink
+from asyncrl.metrics.sinks import METRICS_FILE, JsonlSink, Sink, TensorBoardSink
 from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
 from asyncrl.signals import Signals
 
@@ -96,7 +96,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         view.note(f"run directory: {run_dir}")
         history = History(steps_before=checked.start.step)
         before = checked.start.before
-        view.note(_beginning(checked, plan))
+        view.note(_beginning(checked, plan, has_rows=(run_dir / METRICS_FILE).exists()))
         reporter = Reporter(_sinks(run, run_dir, history), before.tokens if before else None)
         stack.callback(reporter.close)
         view.phase("starting Ray")
@@ -114,13 +114,16 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
 
 
-def _beginning(checked: Checked, plan: Plan) -> str:
+def _beginning(checked: Checked, plan: Plan, *, has_rows: bool) -> str:
     """What is known of the run so far."""
     before, origin, asked = checked.start.before, checked.start.origin, checked.run.checkpoint.load
     if before is not None and origin is not None:
         return f"going on from {origin.folder}: {before.step} of {plan.num_steps} steps are done"
     start = f"starting from {checked.run.model.hf_checkpoint if origin is None else origin.folder}"
-    return start if asked is None else f"no checkpoint in {asked}: {start}"
+    if asked is None:
+        return start
+    again = f"; {METRICS_FILE} has steps already, whose later row counts" if has_rows else ""
+    return f"no checkpoint in {asked}: {start}{again}"
 
 
 def _interruption(run: RunConfig, done: int, signal: str) -> str:

@@ -28,7 +28,7 @@ class Start:
     again: tuple[Prompt, ...] = ()
     """Prompts that it had taken and not settled."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What this run's checkpoints say of its prompts; empty if it writes none."""
+    """What this run's checkpoints say of its prompts and of a critic; empty if it writes none."""
 
     @property
     def step(self) -> int:

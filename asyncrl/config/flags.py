@@ -129,7 +129,7 @@ def _is_flag(word: str) -> bool:
 
 def unknown(what: str, written: str, name: str, dashes: str = "") -> str:
     """``unknown flag --batchsize; did you mean --batch-size?``, or what there is instead of slime's."""
-    if (instead := INSTEAD.get(name.removeprefix("no-"))) is not None:
+    if (instead := INSTEAD.get(name)) is not None:
         return f"unknown {what} {written}, one of slime's or Megatron's; {instead}"
     negated = {f"no-{knob.name}" for knob in knobs().values() if knob.type is bool} if dashes else set()
     guess = nearest(name, {*knobs(), *ALIASES, *negated})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 _CONFIG = "not needed: the model's config.json says it"
-_ALWAYS = "not needed: it is always so"
+_NO_MTP = "not there: layers that predict further tokens are left out, also of what is saved"
 _NO_GENERATE = "not there yet: every prompt gets answers of one turn"
 _NO_GROUP = "not there: a reward judges one answer; --custom-advantage-function-path sees groups"
 _NO_DEBUG = "not there: --dry-run checks a run, benchmarks/trainer.py trains alone"
@@ -51,36 +51,48 @@ INSTEAD: Mapping[str, str] = {
         _CONFIG,
     ),
     # how it trains
+    **dict.fromkeys(("attention-dropout", "hidden-dropout"), "not needed: there is no dropout"),
+    **dict.fromkeys(
+        ("attention-softmax-in-fp32", "attention-backend"), "not needed: torch's kernel for packed answers"
+    ),
+    "accumulate-allreduce-grads-in-fp32": "not needed: gradients are added up in float32",
+    "lr-decay-style": "not needed: the rate is constant after --lr-warmup-iters",
+    "optimizer": "not needed: it is AdamW (--weight-decay, --adam-beta1, ...)",
+    "train-backend": "not needed: it is Megatron",
+    "log-probs-chunk-size": "not needed: log-probs are always computed in chunks",
+    **dict.fromkeys(("qkv-format", "variable-seq-lengths"), "not needed: answers are always packed"),
+    "moe-grouped-gemm": "not needed: a layer's experts are one product",
+    "moe-token-dispatcher-type": "not needed: it is alltoall",
+    "moe-router-dtype": "not needed: it is float32",
+    **dict.fromkeys(
+        ("moe-router-load-balancing-type", "moe-aux-loss-coeff", "moe-token-drop-policy"),
+        "not needed: there is no balancing loss, and no token is dropped",
+    ),
     **dict.fromkeys(
         (
-            "attention-dropout",
-            "hidden-dropout",
-            "attention-softmax-in-fp32",
-            "accumulate-allreduce-grads-in-fp32",
-            "lr-decay-style",
-            "optimizer",
-            "attention-backend",
-            "moe-grouped-gemm",
-            "moe-token-dispatcher-type",
             "moe-permute-fusion",
-            "variable-seq-lengths",
-            "log-probs-chunk-size",
-            "qkv-format",
-            "train-backend",
-            "use-fault-tolerance",
+            "rope-fusion",
+            "bias-swiglu-fusion",
+            "gradient-accumulation-fusion",
+            "masked-softmax-fusion",
         ),
-        _ALWAYS,
+        "not there: these fusions; --transformer-impl has others",
     ),
+    **dict.fromkeys(("mtp-num-layers", "enable-mtp-training", "mtp-loss-scaling-factor"), _NO_MTP),
+    **dict.fromkeys(("apply-layernorm-1p", "attention-output-gate", "spec"), "not there: a model that needs it"),
+    **dict.fromkeys(("finetune", "load-rng"), "--load goes on, --ref-load begins anew (--no-load-optim)"),
+    "megatron-to-hf-mode": "not needed: there is one mapping for loading, saving and updates",
     "bf16": "--dtype bfloat16, which auto is on GPUs",
     "seq-length": "not needed: answers are packed to --max-tokens-per-gpu",
     "loss-type": "--custom-loss-function-path takes a loss of yours",
     "custom-tis-function-path": "--tis-mode and --tis-level, or --custom-loss-function-path",
-    "get-mismatch-metrics": "not needed: train/logprob_diff is in every step",
+    "get-mismatch-metrics": "not needed: train/logprob_diff, wherever engines serve the trainer's weights",
     "keep-old-actor": "not needed: the ratio's log-probs are the engine's, or the trainer's from before the step",
     **dict.fromkeys(("use-opd", "opd-type", "opd-kl-coef", "opd-teacher-load", "opd-teacher-ckpt-step"), _NO_OPD),
     # where
     **dict.fromkeys(("offload", "offload-train", "offload-rollout"), _COLOCATE),
     "num-gpus-per-node": "not needed: Ray knows",
+    "use-fault-tolerance": "not needed: engines are started again unless --max-engine-restarts is 0",
     "rollout-external-engine-addrs": "not there: engines are started by the run",
     "custom-config-path": "--config FILE.toml",
     # weight updates

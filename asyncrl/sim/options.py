@@ -89,8 +89,8 @@ def _length_options(group: Any) -> None:
 
 
 def _search_options(group: Any) -> None:
-    group.add_argument("--staleness", type=int, nargs="*", default=[1, 2, 4, 8], help="S, policy wait")
-    group.add_argument("--mask-staleness", type=int, nargs="*", default=[2], help="S, policy mask")
+    group.add_argument("--staleness", type=partial(_count, 0), nargs="*", default=[1, 2, 4, 8], help="S, policy wait")
+    group.add_argument("--mask-staleness", type=partial(_count, 0), nargs="*", default=[2], help="S, policy mask")
     group.add_argument("--intervals", type=partial(_count, 1), nargs="+", default=[1, 2], help="k")
     group.add_argument(
         "--slots", type=partial(_count, 1), nargs="+", default=[8, 12, 16, 20], help="N, samples per engine"

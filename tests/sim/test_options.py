@@ -11,6 +11,7 @@ from asyncrl.sim.options import parser
         ("--gpus 1", "argument --gpus: must be at least 2, got 1"),
         ("--rollout-batch-size -3", "argument --rollout-batch-size: must be at least 1, got -3"),
         ("--slots 8 0", "argument --slots: must be at least 1, got 0"),
+        ("--staleness 1 -3", "argument --staleness: must be at least 0, got -3"),
         ("--seeds some", "argument --seeds: must be at least 1, got some"),
     ],
 )
