@@ -9,7 +9,7 @@ The first push sends bucket by bucket, by name; engines that say so take all lat
 Knows neither HTTP nor torch: engines and trainer are Protocols.
 """
 
-import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -20,6 +20,8 @@ from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode
 from asyncrl.engines.roster import Roster
 from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
+
+logger = logging.getLogger(__name__)
 
 
 class WeightSender(Protocol):
@@ -182,8 +184,10 @@ class BroadcastUpdater:
 
     async def _abandon(self) -> None:
         """Before anybody waits for the trainer, which itself may wait for the engine that has died."""
-        with contextlib.suppress(AsyncRLError):  # whoever it is that has failed, it will be asked again
+        try:
             await self._sender.abandon(self.group_name)
+        except AsyncRLError as error:  # the trainer will be asked again
+            logger.warning("%s was not given up: %s", self.group_name, error)
 
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._sender.weight_buckets()

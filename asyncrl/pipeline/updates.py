@@ -53,7 +53,8 @@ class WeightUpdates:
         self.trained = trained
         """Steps that the trainer's weights have seen; who trains, counts."""
         self.trainer = asyncio.Lock()
-        """Held while it trains, and while its weights are taken or a checkpoint copied: all its ranks together."""
+        """Held while it trains, and while its weights are taken or a checkpoint is copied, or is waited for: all its
+        ranks together."""
         self._one_at_a_time = asyncio.Lock()
         self._pushing: asyncio.Task[UpdateReport] | None = None
 

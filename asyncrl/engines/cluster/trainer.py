@@ -16,7 +16,7 @@ from asyncrl.types import Batch, TrainReport
 class RayTrainer:
     """``Trainer``, and the trainer's side of every way to send weights, over actors of ``RankActor``, rank 0 first.
 
-    One call at a time.
+    One call at a time, but for ``abandon``.
     """
 
     def __init__(self, ranks: Sequence[Any], *, train_timeout_s: float, control_timeout_s: float) -> None:

@@ -5,6 +5,7 @@ from asyncrl.config.ranges import must, refuse
 from asyncrl.engines.megatron.shape import ExpertShape, ModelShape
 
 MULTIPLE_ON_GPU = 8
+"""Numbers in bfloat16: torch's grouped product wants rows of whole 16 bytes."""
 
 
 def check_layout(shape: ModelShape, parallel: ParallelConfig, device: str) -> None:
@@ -58,7 +59,7 @@ def _experts(experts: ExpertShape | None, parallel: ParallelConfig, device: str)
         experts.ffn_hidden_size % each == 0,
         f"expert-tensor-parallel-size {each} does not divide the {experts.ffn_hidden_size} numbers in an expert",
     )
-    lines += must(  # torch's grouped product wants rows of whole 16 bytes there
+    lines += must(
         device == "cpu" or experts.ffn_hidden_size % each > 0 or experts.ffn_hidden_size // each % MULTIPLE_ON_GPU == 0,
         f"expert-tensor-parallel-size {each}: the {experts.ffn_hidden_size} numbers in an expert are not a multiple of "
         f"{MULTIPLE_ON_GPU} on each rank, which a GPU needs",

@@ -1,7 +1,7 @@
 """One rank of the trainer: a Megatron model, its optimizer, and its end of the weight update.
 
 A plain class without Ray.  Every rank of a trainer gets the same calls with the same arguments, except for
-``join_engines``, which is for rank 0.
+``join_engines`` and ``abandon``, which are for rank 0.
 """
 
 import time

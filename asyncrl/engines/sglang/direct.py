@@ -105,9 +105,9 @@ class DirectUpdates:
         group = groups.get(group_name)
         if group is None or load_format not in ("flattened_bucket", DIRECT, DIRECT_CHECKED):
             return original(updater, names, dtypes, shapes, group_name, load_format)
-        _leave_others(groups, group_name)
         failure = None
         try:
+            _leave_others(groups, group_name)
             if load_format == "flattened_bucket":
                 self._take_first(updater, group, names, dtypes, shapes)
             else:

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from asyncrl.engines.cluster.actors import BESIDE
 from asyncrl.engines.cluster.placement import Layout, Placement
 from asyncrl.engines.sglang.launch import SERVER_ENVIRONMENT, ServerLaunch, server_command
 
@@ -24,8 +25,8 @@ class Ray:
 
     def remote(self, kind: type | None = None, **about: Any) -> Any:
         if kind is None:
-            return lambda kind: self.remote(kind)
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: options))
+            return lambda kind: self.remote(kind, **about)
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: options | about))
 
 
 def placed(layout: Layout) -> list[tuple[int, float]]:
@@ -33,6 +34,12 @@ def placed(layout: Layout) -> list[tuple[int, float]]:
     place: Any = Placement(Ray(), layout, "group")  # type: ignore[arg-type]
     actors = [place.rank(object, rank) for rank in range(4)] + [place.engine(object, number) for number in range(2)]
     return [(each["scheduling_strategy"]["placement_group_bundle_index"], each["num_gpus"]) for each in actors]
+
+
+def test_ranks_have_a_second_thread() -> None:
+    place: Any = Placement(Ray(), layout(is_shared=False), "group")  # type: ignore[arg-type]
+    assert place.rank(object, 0)["concurrency_groups"] == {BESIDE: 1}
+    assert "concurrency_groups" not in place.engine(object, 0)
 
 
 def test_apart_everyone_has_gpus_of_its_own() -> None:

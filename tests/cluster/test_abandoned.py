@@ -1,0 +1,43 @@
+"""A trainer that is busy can be told, in a real Ray."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import asyncio, threading
+import ray
+from asyncrl.engines.cluster.placement import Layout, reserve
+from asyncrl.engines.cluster.trainer import RayTrainer
+
+class Rank:
+    def __init__(self):
+        self.given_up = threading.Event()
+        self.told = []
+    def send(self, is_checked):
+        self.told.append(threading.get_ident())
+        assert self.given_up.wait(30.0)
+    def abandon(self, group_name):
+        self.told.append(group_name)
+        self.given_up.set()
+    def take(self, is_checked):
+        return [*self.told, threading.get_ident()]
+
+async def main():
+    layout = Layout(device="cpu", num_ranks=1, num_engines=1, gpus_per_engine=1, is_shared=False)
+    place = await reserve(ray, layout, 30.0)
+    trainer = RayTrainer([place.rank(Rank, 0)], train_timeout_s=30.0, control_timeout_s=30.0)
+    sending = asyncio.create_task(trainer.send(is_checked=False, timeout_s=30.0))
+    await trainer.abandon("asyncrl-3")
+    await sending
+    first, second, name = sorted(await trainer.take(is_checked=False), key=str)
+    print(first == second, name)
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+asyncio.run(main())
+ray.shutdown()
+"""
+
+
+def test_a_busy_rank_gives_an_update_up_at_once_and_has_one_thread_for_all_else() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split()[-2:] == ["True", "asyncrl-3"], done.stderr
