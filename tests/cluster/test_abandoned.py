@@ -27,6 +27,7 @@ async def main(ray):
     place = await reserve(ray, layout, 20.0)
     trainer = RayTrainer([place.rank(Rank, 0)], train_timeout_s=20.0, control_timeout_s=20.0)
     sending = asyncio.create_task(trainer.send(is_checked=False, timeout_s=20.0))
+    await asyncio.sleep(0)  # so that it is asked first
     await trainer.abandon("asyncrl-3")
     await sending
     first, second, name = sorted(await trainer.take(is_checked=False), key=str)
