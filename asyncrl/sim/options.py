@@ -65,14 +65,17 @@ def _count(least: int, text: str) -> int:
     return int(text)
 
 
+_AT_LEAST_ONE = partial(_count, 1)
+
+
 def _run_options(group: Any) -> None:
     group.add_argument("--gpus", type=partial(_count, 2), default=16, help="for trainer and rollout together")
-    group.add_argument("--rollout-gpus", type=partial(_count, 1), default=None, help="the split to start from; half")
-    group.add_argument("--gpus-per-engine", type=partial(_count, 1), default=1, help="of each rollout engine")
-    group.add_argument("--rollout-batch-size", type=partial(_count, 1), default=32, help="groups per step")
-    group.add_argument("--n-samples-per-prompt", type=partial(_count, 1), default=8, help="samples per group")
-    group.add_argument("--over-sampling-batch-size", type=partial(_count, 1), default=None, help="as the flag of a run")
-    group.add_argument("--async-buffer-size", type=partial(_count, 1), default=None, help="as the flag of a run")
+    group.add_argument("--rollout-gpus", type=_AT_LEAST_ONE, default=None, help="the split to start from; half")
+    group.add_argument("--gpus-per-engine", type=_AT_LEAST_ONE, default=1, help="of each rollout engine")
+    group.add_argument("--rollout-batch-size", type=_AT_LEAST_ONE, default=32, help="groups per step")
+    group.add_argument("--n-samples-per-prompt", type=_AT_LEAST_ONE, default=8, help="samples per group")
+    group.add_argument("--over-sampling-batch-size", type=_AT_LEAST_ONE, default=None, help="as the flag of a run")
+    group.add_argument("--async-buffer-size", type=_AT_LEAST_ONE, default=None, help="as the flag of a run")
 
 
 def _length_options(group: Any) -> None:
@@ -81,24 +84,22 @@ def _length_options(group: Any) -> None:
     group.add_argument("--p95-ratio", type=float, default=8, help="95th percentile over the median, of lognormal")
     group.add_argument("--pareto-exponent", type=float, default=1.2, help="of the tail, of pareto")
     group.add_argument("--cut-ratio", type=float, default=16, help="longest answer over the median")
-    group.add_argument("--prompt-tokens", type=partial(_count, 1), default=256, help="of each prompt")
+    group.add_argument("--prompt-tokens", type=_AT_LEAST_ONE, default=256, help="of each prompt")
     group.add_argument("--reject", type=float, default=0.0, help="share of the groups that the filter drops")
     group.add_argument(
-        "--grain", type=partial(_count, 1), default=None, help="real tokens per simulated one; a hundredth of the mean"
+        "--grain", type=_AT_LEAST_ONE, default=None, help="real tokens per simulated one; a hundredth of the mean"
     )
 
 
 def _search_options(group: Any) -> None:
     group.add_argument("--staleness", type=partial(_count, 0), nargs="*", default=[1, 2, 4, 8], help="S, policy wait")
     group.add_argument("--mask-staleness", type=partial(_count, 0), nargs="*", default=[2], help="S, policy mask")
-    group.add_argument("--intervals", type=partial(_count, 1), nargs="+", default=[1, 2], help="k")
-    group.add_argument(
-        "--slots", type=partial(_count, 1), nargs="+", default=[8, 12, 16, 20], help="N, samples per engine"
-    )
-    group.add_argument("--steps", type=partial(_count, 1), default=40, help="measured, of the final runs")
-    group.add_argument("--short-steps", type=partial(_count, 1), default=12, help="measured, of the runs that search")
-    group.add_argument("--seeds", type=partial(_count, 1), default=3, help="final runs of each policy")
-    group.add_argument("--processes", type=partial(_count, 1), default=None, help="as many as cores")
+    group.add_argument("--intervals", type=_AT_LEAST_ONE, nargs="+", default=[1, 2], help="k")
+    group.add_argument("--slots", type=_AT_LEAST_ONE, nargs="+", default=[8, 12, 16, 20], help="N, samples per engine")
+    group.add_argument("--steps", type=_AT_LEAST_ONE, default=40, help="measured, of the final runs")
+    group.add_argument("--short-steps", type=_AT_LEAST_ONE, default=12, help="measured, of the runs that search")
+    group.add_argument("--seeds", type=_AT_LEAST_ONE, default=3, help="final runs of each policy")
+    group.add_argument("--processes", type=_AT_LEAST_ONE, default=None, help="as many as cores")
     group.add_argument("--picture", type=Path, default=Path("simulate.svg"), help="where to draw it")
     group.add_argument("--check", action="store_true", help="fail unless the targets hold")
 
