@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import time
 import uuid
 import warnings
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.fake import FakeEngine, FakeUpdater
 from asyncrl.engines.roster import Roster
 from asyncrl.engines.servers import ServerProcess
@@ -52,6 +52,7 @@ class Servers:
 
     model: Path
     engine_url: str
+    nccl_port: int
     router_url: str
     ready_s: float
     version: int = 0
@@ -71,12 +72,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what transformers imports
         model = tiny_model(folder / "model")
-    engine_port, router_port, prometheus_port = free_ports(3)
+    engine_port, nccl_port, router_port, prometheus_port = free_ports(4)
     engine_url, router_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
     server = server_command(
         ServerLaunch(
             model_path=model,
             port=engine_port,
+            nccl_port=nccl_port,
             device="cpu",
             dtype="float32",
             seed=1,
@@ -91,7 +93,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
             process = ServerProcess(name, command.arguments, command.environment, folder / f"{name}.log")
             stack.callback(process.stop)
         asyncio.run(_until_ready(engine_url, router_url))
-        yield Servers(model=model, engine_url=engine_url, router_url=router_url, ready_s=time.monotonic() - began)
+        yield Servers(
+            model=model,
+            engine_url=engine_url,
+            nccl_port=nccl_port,
+            router_url=router_url,
+            ready_s=time.monotonic() - began,
+        )
 
 
 @pytest.fixture
@@ -170,11 +178,7 @@ async def a_free_port() -> int:
 
 def free_ports(count: int) -> list[int]:
     """TCP ports that nobody listens on now; all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]
+    return list(NetworkPlace().free_ports(count))
 
 
 async def _until_ready(engine_url: str, router_url: str) -> None:

@@ -1,6 +1,7 @@
 """Server processes leave nothing behind; their command lines and flags are those of the installed SGLang."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -100,9 +101,14 @@ def test_a_program_that_is_not_there_is_a_server_failure(tmp_path: Path) -> None
         ServerProcess("server", ["/no/such/program"], {}, tmp_path / "log")
 
 
+def test_ranks_meet_where_they_are_told(servers: Servers) -> None:
+    with socket.create_connection(("127.0.0.1", servers.nccl_port), timeout=10):
+        pass
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: str) -> None:
-    launch = ServerLaunch(model_path=Path("m"), port=1, device=device, dtype="float32", seed=1)
+    launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device=device, dtype="float32", seed=1)
     assert flags(server_command(launch).arguments) <= known_server_flags()
     router = RouterLaunch(worker_urls=("http://x",), port=1, prometheus_port=2)
     assert flags(router_command(router).arguments) <= known_router_flags()
@@ -110,7 +116,7 @@ def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: str) -> Non
 
 def test_the_users_flags_win() -> None:
     users = {"stream-interval": "4", "disable-overlap-schedule": False, "enable-metrics": True}
-    launch = ServerLaunch(model_path=Path("m"), port=1, device="cpu", dtype="float32", seed=1, flags=users)
+    launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device="cpu", dtype="float32", seed=1, flags=users)
     arguments = server_command(launch).arguments
     assert arguments[arguments.index("--stream-interval") + 1] == "4"
     assert "--disable-overlap-schedule" not in arguments

@@ -99,8 +99,10 @@ async def update_both_ways(server: ServerProcess, url: str, rank: MegatronRank, 
 def test_updates_in_fp8_are_copies_that_find_their_places_also_after_one_by_disk(tmp_path):
     path = write_checkpoint(tmp_path / "hf", moe=True, moe_intermediate_size=128, dtype="bfloat16", **WHOLE_BLOCKS)
     in_fp8(path, block=(128, 128), in_full=IN_FULL)
-    port = free_port()
-    launch = ServerLaunch(model_path=path, port=port, device="cpu", dtype="bfloat16", seed=1, flags=FLAGS)
+    port, nccl_port = free_port(), free_port()
+    launch = ServerLaunch(
+        model_path=path, port=port, nccl_port=nccl_port, device="cpu", dtype="bfloat16", seed=1, flags=FLAGS
+    )
     command = server_command(launch)
     server = ServerProcess("sglang", command.arguments, command.environment, tmp_path / "sglang.log")
     try:

@@ -35,9 +35,13 @@ class NetworkPlace:
 
         return str(ray.util.get_node_ip_address())
 
-    def free_ports(self, count: int) -> tuple[int, ...]:
-        """TCP ports that nobody listens on now; all different."""
-        candidates = random.sample(PORTS, len(PORTS))
+    def free_ports(self, count: int, share: int = 0, num_shares: int = 1) -> tuple[int, ...]:
+        """TCP ports that nobody listens on now; all different.
+
+        Actors of a run may share a node and ask at the same time: those with other ``share`` never get the same ports.
+        """
+        ours = PORTS[share::num_shares]
+        candidates = random.sample(ours, len(ours))
         return tuple(islice((port for port in candidates if _is_free(port)), count))
 
 

@@ -254,11 +254,12 @@ class _Builder:
         deployment = self._deployment
         each = deployment.gpus_per_engine
         server = self._server(f"sglang-{number}", place.engine(ServerActor, number))
-        host, (port,) = await self._place(server.actor, 1)
+        host, (port, nccl_port) = await self._place(server.actor, 2, number)
         launch = ServerLaunch(
             model_path=deployment.model_path,
             host=host,
             port=port,
+            nccl_port=nccl_port,
             device=deployment.device,
             dtype=deployment.dtype,
             seed=deployment.seed,
@@ -279,7 +280,7 @@ class _Builder:
 
     async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
         deployment = self._deployment
-        host, (port, prometheus_port) = await self._place(server.actor, 2)
+        host, (port, prometheus_port) = await self._place(server.actor, 2, deployment.num_engines)
         launch = RouterLaunch(
             worker_urls=urls, host=host, port=port, prometheus_port=prometheus_port, flags=deployment.router_flags
         )
@@ -305,10 +306,19 @@ class _Builder:
                 await waiting
                 watch.cancel()
 
-    async def _place(self, actor: Any, num_ports: int) -> tuple[str, tuple[int, ...]]:
-        """Where an actor can be reached: on one node, through the loopback interface alone."""
+    async def _rank_place(self, rank: Any) -> tuple[str, int]:
+        """Where a trainer rank can be reached, and a port."""
+        host, (port,) = await self._place(rank, 1, self._deployment.num_engines + 1)
+        return host, port
+
+    async def _place(self, actor: Any, num_ports: int, share: int) -> tuple[str, tuple[int, ...]]:
+        """Where an actor can be reached: on one node, through the loopback interface alone.
+
+        ``share`` is of the ports: each engine has its own, then the router, then the trainer.
+        """
         timeout_s = self._deployment.start_timeout_s
-        ports = await answered(actor.free_ports.remote(num_ports), "an actor's ports", timeout_s, ServerFailed)
+        call = actor.free_ports.remote(num_ports, share, self._deployment.num_engines + 2)
+        ports = await answered(call, "an actor's ports", timeout_s, ServerFailed)
         if self._is_single_node:
             return "127.0.0.1", ports
         return await answered(actor.address.remote(), "an actor's address", timeout_s, ServerFailed), ports
@@ -317,7 +327,7 @@ class _Builder:
 
     async def _load(self, ranks: tuple[Any, ...]) -> None:
         settings, size, origin = self._deployment.trainer, self._deployment.num_ranks, self._deployment.origin
-        address, (port,) = await self._place(ranks[0], 1)
+        address, port = await self._rank_place(ranks[0])
         layers = await self._every(
             ranks, "start", lambda actor, rank: actor.start.remote(settings, rank, size, address, port)
         )
@@ -362,10 +372,10 @@ class _Builder:
         self, roster: Roster[EngineControl], trainer: RayTrainer, first_rank: Any
     ) -> BroadcastUpdater:
         deployment = self._deployment
-        address, _ = await self._place(first_rank, 1)
+        address, _ = await self._rank_place(first_rank)
 
         async def find_port() -> int:
-            _, (port,) = await self._place(first_rank, 1)
+            _, port = await self._rank_place(first_rank)
             return port
 
         updater = BroadcastUpdater(

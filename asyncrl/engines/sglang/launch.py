@@ -74,6 +74,9 @@ class ServerLaunch:
 
     model_path: Path
     port: int
+    nccl_port: int
+    """Where its ranks meet.  SGLang would choose one in the kernel's range for outgoing connections, seconds before it
+    listens there: once, on a busy machine, something else had it by then."""
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     seed: int
@@ -105,6 +108,7 @@ def server_command(launch: ServerLaunch) -> Command:
         "model-path": str(launch.model_path),
         "host": launch.host,
         "port": str(launch.port),
+        "nccl-port": str(launch.nccl_port),
         "device": launch.device,
         "dtype": launch.dtype,
         "tp-size": str(launch.tensor_parallel),

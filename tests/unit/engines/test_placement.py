@@ -60,9 +60,10 @@ def test_on_a_cpu_they_are_placed_in_the_same_way() -> None:
 def test_a_server_on_shared_gpus_is_told_which_and_gives_memory_back() -> None:
     def command(device: Literal["cpu", "cuda"], gpus: tuple[str, ...] | None) -> Any:
         dtype: Literal["float32", "bfloat16"] = "bfloat16" if device == "cuda" else "float32"
-        return server_command(
-            ServerLaunch(model_path=Path("m"), port=1, device=device, dtype=dtype, seed=1, shared_gpus=gpus)
+        launch = ServerLaunch(
+            model_path=Path("m"), port=1, nccl_port=2, device=device, dtype=dtype, seed=1, shared_gpus=gpus
         )
+        return server_command(launch)
 
     shared = command("cuda", ("5", "2"))
     assert shared.environment["CUDA_VISIBLE_DEVICES"] == "5,2"

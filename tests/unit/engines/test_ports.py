@@ -1,0 +1,23 @@
+"""Ports for servers that listen seconds after they were told where."""
+
+import socket
+
+import pytest
+
+from asyncrl.engines.cluster import actors
+from asyncrl.engines.cluster.actors import NetworkPlace
+
+
+def test_none_that_somebody_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, free = NetworkPlace().free_ports(2)
+    monkeypatch.setattr(actors, "PORTS", [taken, free])
+    with socket.create_server(("", taken)):
+        assert NetworkPlace().free_ports(2) == (free,)
+    assert set(NetworkPlace().free_ports(2)) == {taken, free}
+
+
+def test_who_asks_at_the_same_time_gets_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = NetworkPlace().free_ports(12)
+    monkeypatch.setattr(actors, "PORTS", few)
+    found = [NetworkPlace().free_ports(4, share, 3) for share in range(3)]
+    assert sorted(port for ports in found for port in ports) == sorted(few)
