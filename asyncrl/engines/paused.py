@@ -29,7 +29,10 @@ class Pausable(Protocol):
         """Its name."""
 
     async def pause(self, mode: PauseMode) -> None:
-        """Hold every request where it is; ``mode`` says what becomes of its KV cache."""
+        """Hold every request where it is; ``mode`` says what becomes of its KV cache.
+
+        May return while a forward pass still runs; other commands wait for its end.
+        """
 
     async def go_on(self) -> None:
         """Let requests go on."""
@@ -47,10 +50,12 @@ class PausedRound:
         self._lost_s = lost_s
 
     async def run(
-        self, engines: Sequence[Pausable], since: int, move: Callable[[], Awaitable[None]], num_bytes: int
+        self, engines: Sequence[Pausable], since: int, move: Callable[[], Awaitable[float | None]], num_bytes: int
     ) -> UpdateReport:
         """Have ``engines``, which were the roster's at its change ``since``, take ``num_bytes`` by ``move``.
 
+        ``move`` returns when the first of them stood still, by the event loop's clock, if they say so; else that is
+        when the first of them had answered.
         After a failure to pause the engines go on; after that they stay paused, for their weights are neither the old
         nor the new ones.  Raises WeightUpdateFailed.
         """
@@ -58,10 +63,11 @@ class PausedRound:
         began = clock()
         async with self.blaming_the_lost(since):
             paused = await self._pause(engines)
-            await move()
+            stood_still = await move()
             await everyone("going on", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
         self._roster.settle(engines)
-        return UpdateReport(pause_s=clock() - paused, total_s=clock() - began, num_bytes=num_bytes)
+        pause_s = clock() - (paused if stood_still is None else stood_still)
+        return UpdateReport(pause_s=pause_s, total_s=clock() - began, num_bytes=num_bytes)
 
     @contextlib.asynccontextmanager
     async def blaming_the_lost(self, since: int) -> AsyncIterator[None]:
@@ -79,12 +85,12 @@ class PausedRound:
             raise
 
     async def _pause(self, engines: Sequence[Pausable]) -> float:
-        """When the first engine stood still: until then it finished a forward pass, which may be a long prefill."""
-        stood_still: list[float] = []
+        """When the first engine had answered."""
+        answered: list[float] = []
 
         async def pause(engine: Pausable) -> None:
             await engine.pause(self._pause_mode)
-            stood_still.append(asyncio.get_running_loop().time())
+            answered.append(asyncio.get_running_loop().time())
 
         try:
             await everyone("pausing", {engine.url: pause(engine) for engine in engines}, self._timeout_s)
@@ -93,4 +99,4 @@ class PausedRound:
                 with contextlib.suppress(AsyncRLError):  # the failure to report is the first one
                     await engine.go_on()
             raise
-        return min(stood_still)
+        return min(answered)

@@ -9,6 +9,7 @@ The first push sends bucket by bucket, by name; engines that say so take all lat
 Knows neither HTTP nor torch: engines and trainer are Protocols.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -72,8 +73,11 @@ class WeightReceiver(Pausable, Protocol):
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
-    ) -> None:
-        """Take and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's."""
+    ) -> float | None:
+        """Take and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's.
+
+        Seconds since the engine stood still, if it knows.
+        """
 
 
 class BroadcastUpdater:
@@ -195,10 +199,11 @@ class BroadcastUpdater:
     async def _take(self) -> None:
         self._is_taken = await self._sender.take(is_checked=self._checks)
 
-    async def _move(self, label: str) -> None:
-        """All buckets, from the trainer to all engines."""
+    async def _move(self, label: str) -> float | None:
+        """All buckets, from the trainer to all engines; when the first of them stood still, if all say so."""
         kept: list[bool] = []
-        receive = self._receive_all if self.is_direct else partial(self._receive_each, kept)
+        still: list[float] = []
+        receive = partial(self._receive_all, still) if self.is_direct else partial(self._receive_each, kept)
         timeout_s = self._timeout_s * (1 if self.is_direct else len(self._buckets))
         moving = {engine.url: receive(engine, label) for engine in self._engines}
         if not self._is_taken:
@@ -206,9 +211,14 @@ class BroadcastUpdater:
         self._is_taken = False
         await everyone("sending the weights", moving, timeout_s)
         self.is_direct = self.is_direct or all(kept)
+        return min(still) if len(still) == len(self._engines) else None
 
-    async def _receive_all(self, engine: WeightReceiver, label: str) -> None:
-        await engine.receive_all(self._buckets, group_name=self.group_name, label=label, is_checked=self._is_checked)
+    async def _receive_all(self, still: list[float], engine: WeightReceiver, label: str) -> None:
+        since_s = await engine.receive_all(
+            self._buckets, group_name=self.group_name, label=label, is_checked=self._is_checked
+        )
+        if since_s is not None:
+            still.append(asyncio.get_running_loop().time() - since_s)
 
     async def _receive_each(self, kept: list[bool], engine: WeightReceiver, label: str) -> None:
         """Bucket by bucket.  The last one brings the label: then all weights are new."""

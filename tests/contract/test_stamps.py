@@ -3,12 +3,13 @@
 import logging
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from asyncrl.engines.sglang.labels import STAMPS, cache_key
+from asyncrl.engines.sglang.labels import STAMPS, STOOD_STILL, cache_key
 from asyncrl.engines.sglang.stamps import TokenStamps
 
 
@@ -59,10 +60,11 @@ def passed(stamps: TokenStamps, over: Any, batch_size: int = 2) -> Any:
     return result.logits_output.customized_info
 
 
-def updated(stamps: TokenStamps, over: Any, version: str | None, *, success: bool = True) -> None:
-    stamps.after_update(
-        SimpleNamespace(success=success), SimpleNamespace(scheduler=over), SimpleNamespace(weight_version=version)
-    )
+def updated(stamps: TokenStamps, over: Any, version: str | None, *, success: bool = True) -> str:
+    """What the server says of it."""
+    answer = SimpleNamespace(success=success, message="")
+    stamps.after_update(answer, SimpleNamespace(scheduler=over), SimpleNamespace(weight_version=version))
+    return str(answer.message)
 
 
 def test_every_token_of_a_pass_is_stamped_with_the_version_it_ran_under() -> None:
@@ -73,6 +75,18 @@ def test_every_token_of_a_pass_is_stamped_with_the_version_it_ran_under() -> Non
     assert passed(stamps, over) == {STAMPS: ["0", "0"]}
     updated(stamps, over, "7")
     assert passed(stamps, over, 1) == {STAMPS: ["7"]}
+
+
+def test_an_update_says_for_how_long_no_pass_has_run() -> None:
+    stamps, over = TokenStamps(), scheduler()
+    over.enable_overlap = True
+    over.result_queue = [(None, SimpleNamespace(copy_done=SimpleNamespace(synchronize=lambda: time.sleep(0.2))))]
+    stamps.after_pause(None, over, None)
+    time.sleep(0.05)
+    assert updated(stamps, over, None) == ""
+    said = updated(stamps, over, "1")
+    assert 0.05 <= float(said.removeprefix(f" {STOOD_STILL}")) < 0.2
+    assert updated(stamps, over, "2") == ""  # it was not paused again
 
 
 def test_what_waits_takes_the_cache_of_the_weights_that_will_serve_it() -> None:

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.disk import DiskUpdater
 from asyncrl.engines.roster import Roster
 from asyncrl.engines.sglang.client import SGLangEngine
@@ -77,13 +78,28 @@ class Outcome:
     """Answers still being written when the last update was done."""
 
 
+class Control(EngineControl):
+    """Keeps what the engine said of how long it had stood still."""
+
+    def __init__(self, wire: Wire, url: str) -> None:
+        super().__init__(wire, url, timeout_s=60.0)
+        self.still_s: list[float | None] = []
+
+    async def receive_all(
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+    ) -> float | None:
+        since_s = await super().receive_all(buckets, group_name=group_name, label=label, is_checked=is_checked)
+        self.still_s.append(since_s)
+        return since_s
+
+
 def live_through_updates(servers: Servers, mode: Mode, disk: Path | None = None) -> Outcome:
     """Push new weights again and again under answers in flight, the way a run does; by broadcast unless by ``disk``."""
     return asyncio.run(_live_through_updates(servers, mode, disk))
 
 
 @contextlib.asynccontextmanager
-async def _broadcasting(control: EngineControl, sender: WritesWeights, mode: Mode) -> AsyncIterator[Updater]:
+async def _broadcasting(control: Control, sender: WritesWeights, mode: Mode) -> AsyncIterator[Updater]:
     updater = BroadcastUpdater(
         Roster((control,)),
         sender,
@@ -98,6 +114,8 @@ async def _broadcasting(control: EngineControl, sender: WritesWeights, mode: Mod
     await updater.connect()
     yield updater
     assert updater.is_direct
+    assert control.still_s
+    assert all(since_s is not None and 0.0 < since_s < 60.0 for since_s in control.still_s)
     await control.leave_group(updater.group_name)
 
 
@@ -115,7 +133,7 @@ async def _through(disk: Path, control: EngineControl, sender: WritesWeights) ->
 
 async def _live_through_updates(servers: Servers, mode: Mode, disk: Path | None) -> Outcome:
     async with Wire() as wire, contextlib.AsyncExitStack() as stack:
-        control = EngineControl(wire, servers.engine_url, timeout_s=60.0)
+        control = Control(wire, servers.engine_url)
         sender = WritesWeights(servers.model, weight_set)
         way = _broadcasting(control, sender, mode) if disk is None else _through(disk, control, sender)
         updater = await stack.enter_async_context(way)

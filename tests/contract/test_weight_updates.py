@@ -12,13 +12,23 @@ from asyncrl.engines.weights import BroadcastUpdater, WeightReceiver
 from asyncrl.errors import AsyncRLError, EngineLost, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 from tests.steps import Step, failing, hanging, nothing
+from tests.virtual_time import run_virtually
 
 
 class Engine:
     """Writes down what it is told."""
 
-    def __init__(self, url: str, num_ranks: int = 1, step: Step = nothing, *, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        num_ranks: int = 1,
+        step: Step = nothing,
+        *,
+        keeps: bool = False,
+        still_s: float | None = None,
+    ) -> None:
         self.url = url
+        self._still_s = still_s
         self._keeps = keeps
         self.num_ranks = num_ranks
         self.told: list[str] = []
@@ -41,9 +51,10 @@ class Engine:
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
-    ) -> None:
+    ) -> float | None:
         names = " and ".join(bucket.names[0] for bucket in buckets)
         await self._do(f"{names} {label}{' checked' if is_checked else ''}")
+        return self._still_s
 
     async def _do(self, what: str) -> None:
         self.told.append(what)
@@ -118,7 +129,7 @@ def push(
             report = await updater.push(Weights(version=version, step=6))
         return report
 
-    return asyncio.run(run())
+    return run_virtually(run())[0]
 
 
 def failure(*engines: Engine, trainer: Trainer, timeout_s: float = 5.0) -> str:
@@ -170,6 +181,21 @@ def test_engines_that_keep_what_they_were_sent_take_everything_at_once_from_then
     push(a, b, trainer=Trainer(), times=2)
     assert a.told[1:] == b.told[1:]
     assert a.told[1:] == ["pause in_place", "one None", "two 3", "go on", "pause in_place", "one and two 4", "go on"]
+
+
+def test_a_pause_begins_when_the_first_engine_says_that_it_stood_still() -> None:
+    """After a second of an update, in which a forward pass ended."""
+
+    async def slow(step: str) -> None:
+        await asyncio.sleep(1.0 if step.startswith("one and two") else 0.25 if step == "go on" else 0.0)
+
+    def told(*still_s: float | None) -> UpdateReport:
+        engines = [Engine(str(each), step=slow, keeps=True, still_s=each) for each in still_s]
+        return push(*engines, trainer=Trainer(), times=2)
+
+    assert told(0.125, 0.5).pause_s == pytest.approx(0.75)
+    assert told(0.125, 0.5).total_s == pytest.approx(1.25)
+    assert told(0.125, None).pause_s == pytest.approx(1.25)
 
 
 def test_one_engine_that_does_not_keep_it_has_all_sent_bucket_by_bucket() -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.sglang.http import Wire
-from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, STOOD_STILL
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ _GRACE_S = 1.0
 """For a server to say by itself that it did not become empty in time."""
 _PERIOD_S = 0.25
 """Between two looks."""
+_SECONDS = re.compile(re.escape(STOOD_STILL) + r"([\d.]+\d)")
 
 
 class EngineControl:
@@ -95,8 +97,11 @@ class EngineControl:
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
-    ) -> None:
-        """Take and load all buckets, of which ``receive`` said that it can; ``label`` becomes the weight version."""
+    ) -> float | None:
+        """Take and load all buckets, of which ``receive`` said that it can; ``label`` becomes the weight version.
+
+        Seconds since the last forward pass had ended, if the server knows; ``pause`` returns before it has.
+        """
         body = {
             "names": [bucket.names[0] for bucket in buckets],
             "dtypes": [],
@@ -106,7 +111,9 @@ class EngineControl:
             "flush_cache": False,
             "weight_version": label,
         }
-        await self._post("update_weights_from_distributed", body)
+        answer = await self._post("update_weights_from_distributed", body)
+        found = _SECONDS.search(str(answer.get("message")))
+        return float(found[1]) if found else None
 
     async def load(self, handles: Sequence[str], *, label: str | None) -> None:
         """Load the tensors that the handles stand for, one for each rank; ``label`` becomes the weight version."""

@@ -12,6 +12,9 @@ DIRECT, DIRECT_CHECKED = "asyncrl_direct", "asyncrl_direct_checked"
 KEPT = "asyncrl: kept"
 """How the plug-in answers that it can take the same buckets in such an update from now on."""
 
+STOOD_STILL = "asyncrl: seconds without a forward pass: "
+"""Before the number with which the plug-in answers an update: since the engine had really paused (``stamps``)."""
+
 SAVES_GRAPHS = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
 """SGLang's environment variable: the memory of CUDA graphs can be given back, too."""
 

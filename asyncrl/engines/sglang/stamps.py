@@ -3,7 +3,7 @@
 It hooks, through SGLang's own registry, what the scheduler process does:
 
     run_batch ───────────▶ every token is stamped with the version that its forward pass ran under
-    a weight update ─────▶ the version changes; requests that wait get its cache key
+    a weight update ─────▶ the version changes; requests that wait get its cache key; it says how long nothing ran
     (re-)queueing ───────▶ a request gets the present cache key; a retracted one first sends the tokens it holds back
     pause ───────────────▶ returns when no forward pass is running any more
 
@@ -19,10 +19,11 @@ import functools
 import logging
 import multiprocessing
 import pkgutil
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from asyncrl.engines.sglang.labels import STAMPS, cache_key, is_cache_key
+from asyncrl.engines.sglang.labels import STAMPS, STOOD_STILL, cache_key, is_cache_key
 from asyncrl.engines.sglang.packed import pack
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -89,6 +90,7 @@ class TokenStamps:
         self.is_working = True
         """Whether stamps are made; once they are not, they never are again."""
         self._version: str | None = None
+        self._still_since: float | None = None
 
     @_careful
     def after_run_batch(self, result: Any, scheduler: Any, batch: Any, *rest: Any, **named: Any) -> None:
@@ -102,10 +104,14 @@ class TokenStamps:
     @_careful
     def after_update(self, result: Any, updater: Any, asked: Any) -> None:
         """Take the new version, and give it to the requests that hold no cache yet."""
-        if result.success and asked.weight_version is not None:
-            self._version = asked.weight_version
-            for request in updater.scheduler.waiting_queue:
-                self._renew_key(updater.scheduler, request)
+        if not result.success or asked.weight_version is None:
+            return
+        if self._still_since is not None:
+            result.message += f" {STOOD_STILL}{time.monotonic() - self._still_since:.6f}"
+            self._still_since = None  # it is of one pause
+        self._version = asked.weight_version
+        for request in updater.scheduler.waiting_queue:
+            self._renew_key(updater.scheduler, request)
 
     @_careful
     def before_queueing(self, scheduler: Any, request: Any, *rest: Any, **named: Any) -> None:
@@ -118,11 +124,13 @@ class TokenStamps:
     def after_pause(self, result: Any, scheduler: Any, asked: Any) -> None:
         """Wait for the pass that overlaps with the scheduler's work: an update must not change weights under it.
 
-        SGLang 0.5.16 itself waits, on GPUs, only until that pass has read what the scheduler shares with it.
+        SGLang 0.5.16 itself waits, on GPUs, only until that pass has read what the scheduler shares with it; whoever
+        asked for the pause has its answer before.
         """
         if scheduler.enable_overlap:
             for _, pending in scheduler.result_queue:
                 pending.copy_done.synchronize()
+        self._still_since = time.monotonic()
 
     def _serving(self, scheduler: Any) -> str:
         if self._version is None:
