@@ -59,6 +59,24 @@ def test_estimates_are_what_h200s_measured(
     assert rank(model, tokens, num_ranks, **layout).total / 2**30 == pytest.approx(measured_gib, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("model", "num_ranks", "tokens", "has_copy", "layout", "measured_gb"),
+    [
+        ("qwen3-4b", 1, 4 * 2_288, True, {}, 135.69),
+        ("glm-z1-9b", 2, 7 * 2_288, False, {"tensor_model_parallel_size": 2, "recompute_granularity": "full"}, 90.72),
+    ],
+)
+def test_estimates_are_what_rehearsed_scripts_measured(
+    model: str, num_ranks: int, tokens: int, has_copy: bool, layout: dict[str, Any], measured_gb: float
+) -> None:
+    """Peaks of benchmarks/results/rehearse_2xh200_2026-11-22.md, answers of 2,048 tokens behind prompts of 240."""
+    shape = read_shape(MODELS / model)
+    work = Work(num_ranks=num_ranks, num_tokens=tokens, weight_bytes=2)
+    memory = trainer_memory(shape, ParallelConfig(**layout), work)[0]
+    copy = 2 * model_size(shape).total if has_copy else 0.0
+    assert (memory.total + copy) / 1e9 == pytest.approx(measured_gb, rel=0.005)
+
+
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_weights_are_counted_one_by_one(name: str) -> None:
     assert model_size(shape_of(SHAPES[name])).total == num_weights(name, active=False)
