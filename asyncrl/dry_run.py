@@ -17,6 +17,7 @@ from asyncrl.config import RunConfig, missing_files
 from asyncrl.config.derived import (
     critic_load,
     filled_in,
+    has_critic,
     longest_responses,
     longest_sample,
     row_tokens,
@@ -129,7 +130,7 @@ def _without_new_folder(run: RunConfig) -> RunConfig:
 
 def _critic(run: RunConfig, policy: ModelShape) -> ModelShape | None:
     """Where its folder is not there yet: as large as the policy."""
-    if run.train.advantage_estimator != "ppo":
+    if not has_critic(run.train):
         return None
     folder = critic_load(run.train, run.model)
     return read_shape(folder) if (folder / "config.json").is_file() else policy

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from asyncrl.config import RunConfig
+from asyncrl.config.derived import has_critic
 from asyncrl.data.prompts import EndlessPrompts
 from asyncrl.engines.checkpoints import Origin, check_model, check_save, find_origin, read_notes
 from asyncrl.engines.megatron.overrides import overridden
@@ -51,7 +52,7 @@ def find_start(run: RunConfig, prompts: EndlessPrompts) -> Start:
     start = _found(run, prompts)
     if run.checkpoint.save is None:
         return start
-    return replace(start, about={**about(prompts), "critic": _has_critic(run)})
+    return replace(start, about={**about(prompts), "critic": has_critic(run.train)})
 
 
 def _found(run: RunConfig, prompts: EndlessPrompts) -> Start:
@@ -66,7 +67,7 @@ def _found(run: RunConfig, prompts: EndlessPrompts) -> Start:
         raise ConfigError(
             f"load {origin.folder} has no run.json, so nobody knows where its run stood; --ref-load takes its weights"
         )
-    if _has_critic(run) and notes["run"].get("critic") is False:
+    if has_critic(run.train) and notes["run"].get("critic") is False:
         raise ConfigError(
             f"advantage-estimator ppo: {origin.folder} has no critic; --ref-load takes its weights alone, for a new run"
         )
@@ -78,10 +79,6 @@ def _found(run: RunConfig, prompts: EndlessPrompts) -> Start:
         )
     logger.info("going on from %s, step %d", origin.folder, start.step)
     return start
-
-
-def _has_critic(run: RunConfig) -> bool:
-    return run.train.advantage_estimator == "ppo"
 
 
 def about(prompts: EndlessPrompts) -> dict[str, Any]:

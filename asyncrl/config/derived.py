@@ -75,6 +75,11 @@ def weight_bytes(model: ModelConfig) -> int:
     return 4 if model.dtype == "float32" else 2
 
 
+def has_critic(train: TrainConfig) -> bool:
+    """Whether a critic is trained beside the policy."""
+    return train.advantage_estimator == "ppo"
+
+
 def uses_reference(train: TrainConfig) -> bool:
     """Whether there is a reference model."""
     return train.use_kl_loss or train.kl_coef > 0

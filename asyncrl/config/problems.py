@@ -14,7 +14,7 @@ from asyncrl.config.areas import (
     RunConfig,
     TrainConfig,
 )
-from asyncrl.config.derived import normalize_advantages, num_steps_per_rollout
+from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout
 from asyncrl.config.parallel import parallel_problems
 from asyncrl.config.ranges import must
 
@@ -129,7 +129,7 @@ def _folders(train: TrainConfig) -> list[str]:
     """Of the critic's and the reference model's weights."""
     critic, reference = train.critic_load, train.ref_load
     lines = must(
-        critic is None or train.advantage_estimator != "ppo" or (critic / "config.json").is_file(),
+        critic is None or not has_critic(train) or (critic / "config.json").is_file(),
         f"critic-load {critic} is no folder with a config.json",
     )
     return lines + must(reference is None or reference.is_dir(), f"ref-load {reference}: no such folder")
@@ -218,7 +218,7 @@ def _estimator(train: TrainConfig) -> list[str]:
 
 def _custom(train: TrainConfig) -> list[str]:
     lines = must(
-        train.custom_advantage_function_path is None or train.advantage_estimator != "ppo",
+        train.custom_advantage_function_path is None or not has_critic(train),
         "custom-advantage-function-path with advantage-estimator ppo, whose critic learns returns of its own: give "
         "another estimator",
     )
@@ -236,7 +236,7 @@ def _custom(train: TrainConfig) -> list[str]:
 
 
 def _critic(train: TrainConfig) -> list[str]:
-    if train.advantage_estimator == "ppo":
+    if has_critic(train):
         return []
     given = {
         "lambd": train.lambd != 1.0,

@@ -17,7 +17,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from asyncrl.config.areas import CheckpointConfig
-from asyncrl.config.derived import critic_load, ref_load, uses_reference
+from asyncrl.config.derived import critic_load, has_critic, ref_load, uses_reference
 from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.checkpoints import Origin, as_written, check_model, find_origin, notes_of
@@ -78,7 +78,7 @@ class MegatronRank:
         load_hf(self._model, self._shape, settings.model.hf_checkpoint)
         self._learner = Learner(self._model, settings, name="policy")
         self._optimizer = self._learner.optimizer
-        self._critic = Critic(settings, self._device) if settings.train.advantage_estimator == "ppo" else None
+        self._critic = Critic(settings, self._device) if has_critic(settings.train) else None
         self._reference = self._load_reference() if uses_reference(settings.train) else None
         critic = None if self._critic is None else critic_shape(settings)
         self._outbox = Outbox(
@@ -348,7 +348,7 @@ def _check_beside(settings: TrainerSettings, shape: ModelShape) -> None:
     if is_hf and uses_reference(settings.train):
         check_model(path, as_written(overridden(read_shape(path), settings.shape)), shape)
     path = critic_load(settings.train, settings.model)
-    if settings.train.advantage_estimator == "ppo":
+    if has_critic(settings.train):
         critic = critic_shape(settings)
         check_layout(critic, settings.parallel, settings.device)
         if critic.vocab_size != shape.vocab_size:
