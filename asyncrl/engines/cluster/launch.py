@@ -86,6 +86,7 @@ class Deployment:
             num_engines=self.num_engines,
             gpus_per_engine=self.gpus_per_engine,
             is_shared=self.colocate,
+            tensor_parallel=self.trainer.parallel.tensor_model_parallel_size,
         )
 
 

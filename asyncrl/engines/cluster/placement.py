@@ -1,19 +1,25 @@
 """Which process gets which GPUs of the cluster: room for all of them is reserved before the first one starts.
 
-    apart     rank │ rank │ ... │ engine on its GPUs │ engine on its GPUs │ ...      a bundle each
-    shared    engine and its ranks │ engine and its ranks │ ...                      a bundle for each engine
+    apart     tensor-parallel ranks │ tensor-parallel ranks │ ... │ engine on its GPUs │ engine on its GPUs │ ...
+    shared    engine and its ranks │ engine and its ranks │ ...
 
-Ray gives a GPU to one actor alone.  Shared ones belong to the ranks; their engine is told which they are.
+Ray has a bundle on one machine, and gives a GPU to one actor alone.  Shared ones belong to the ranks; their engine is
+told which they are.
 """
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import lcm
 from types import ModuleType
 from typing import Any, Literal
 
 from asyncrl.engines.cluster.actors import BESIDE
 from asyncrl.engines.cluster.calls import answered
 from asyncrl.errors import ConfigError, ServerFailed
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +33,26 @@ class Layout:
     gpus_per_engine: int
     is_shared: bool
     """Engine i has the GPUs of as many ranks as it needs, in order."""
+    tensor_parallel: int = 1
+    """So many ranks in a row share every layer: the network between two machines would be in each of them."""
+
+    @property
+    def ranks_together(self) -> int:
+        """Those of one bundle."""
+        return lcm(self.tensor_parallel, self.gpus_per_engine if self.is_shared else 1)
+
+    @property
+    def num_rank_bundles(self) -> int:
+        """Of the bundles, those with ranks; they come first."""
+        return self.num_ranks // self.ranks_together
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """What Ray is asked for; ranks first."""
-        if self.is_shared:
-            return [self._bundle(self.gpus_per_engine, 1 + self.gpus_per_engine)] * self.num_engines
-        return [self._bundle(1, 1)] * self.num_ranks + [self._bundle(self.gpus_per_engine, 1)] * self.num_engines
+        """What Ray is asked for."""
+        together = self.ranks_together
+        beside = together // self.gpus_per_engine if self.is_shared else 0
+        ranks = [self._bundle(together, together + beside)] * self.num_rank_bundles
+        return ranks + ([] if self.is_shared else [self._bundle(self.gpus_per_engine, 1)] * self.num_engines)
 
     def _bundle(self, gpus: int, actors: int) -> dict[str, float]:
         return {"CPU": actors, "GPU": gpus} if self.device == "cuda" else {"CPU": actors}
@@ -46,20 +65,22 @@ class Placement:
         self._ray = ray
         self._layout = layout
         self._group = group
+        nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
+        self._rank_bundles = _by_machine([nodes[bundle] for bundle in range(layout.num_rank_bundles)])
         self.is_single_node = sum(node["Alive"] for node in ray.nodes()) == 1
 
     def rank(self, kind: type, rank: int) -> Any:
         """An actor of ``kind`` for a trainer rank, with its GPU."""
-        layout = self._layout
-        bundle = rank // layout.gpus_per_engine if layout.is_shared else rank
+        bundle = self._rank_bundles[rank // self._layout.ranks_together]
         return self._actor(self._ray.remote(concurrency_groups={BESIDE: 1})(kind), bundle, gpus=1)
 
     def engine(self, kind: type, number: int) -> Any:
         """An actor for an engine, with its GPUs, or beside the ranks that have them."""
         layout = self._layout
         if layout.is_shared:
-            return self._actor(self._ray.remote(kind), number, gpus=0)
-        return self._actor(self._ray.remote(kind), layout.num_ranks + number, gpus=layout.gpus_per_engine)
+            bundle = self._rank_bundles[number * layout.gpus_per_engine // layout.ranks_together]
+            return self._actor(self._ray.remote(kind), bundle, gpus=0)
+        return self._actor(self._ray.remote(kind), layout.num_rank_bundles + number, gpus=layout.gpus_per_engine)
 
     def anywhere(self, kind: type) -> Any:
         """An actor that needs nothing."""
@@ -87,6 +108,7 @@ async def reserve(ray: ModuleType, layout: Layout, timeout_s: float) -> Placemen
     if any(total.get(kind, 0) < count for kind, count in needed.items()):
         hint = "; --device cpu needs no GPU" if needed["GPU"] else ""
         raise ConfigError(f"the run needs {_shown(needed)}, the cluster has {_shown(total)}{hint}")
+    layout = _fitting(layout, ray.nodes())
     group = ray.util.placement_group(layout.bundles, strategy="PACK")
     try:
         await answered(group.ready(), "placement", timeout_s, ServerFailed)
@@ -94,6 +116,35 @@ async def reserve(ray: ModuleType, layout: Layout, timeout_s: float) -> Placemen
         free = _shown(ray.available_resources())
         raise ServerFailed(f"{error}: the run needs {_shown(needed)}, free are {free}") from error
     return Placement(ray, layout, group)
+
+
+def _fitting(layout: Layout, nodes: list[dict[str, Any]]) -> Layout:
+    """With bundles that some machine can hold.  Raises ConfigError where an engine is too large for any."""
+    kind = "GPU" if layout.device == "cuda" else "CPU"
+    largest = max(node["Resources"].get(kind, 0) for node in nodes if node["Alive"])
+    if kind == "GPU" and layout.gpus_per_engine > largest:
+        raise ConfigError(
+            f"rollout-num-gpus-per-engine {layout.gpus_per_engine}: the largest machine has {largest:g} GPUs, and an "
+            "engine does not span machines"
+        )
+    if max(bundle[kind] for bundle in layout.bundles) <= largest:
+        return layout
+    logger.warning(
+        "tensor-model-parallel-size %d: the largest machine has %g %ss, so ranks that share layers are on several",
+        layout.tensor_parallel,
+        largest,
+        kind,
+    )
+    return replace(layout, tensor_parallel=1)
+
+
+def _by_machine(machines: list[str]) -> tuple[int, ...]:
+    """Bundles, given the machine of each, so that neighbours share one; that with most of them first."""
+    found: dict[str, list[int]] = {}
+    for bundle, machine in enumerate(machines):
+        found.setdefault(machine, []).append(bundle)
+    groups = sorted(found.values(), key=len, reverse=True)
+    return tuple(chain.from_iterable(groups))
 
 
 def _sum(bundles: list[dict[str, float]]) -> dict[str, float]:

@@ -1,24 +1,32 @@
 """Who gets which GPUs, and what a server is told that shares its own."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import pytest
+
 from asyncrl.engines.cluster.actors import BESIDE
-from asyncrl.engines.cluster.placement import Layout, Placement
+from asyncrl.engines.cluster.placement import Layout, Placement, reserve
 from asyncrl.engines.sglang.launch import SERVER_ENVIRONMENT, ServerLaunch, server_command
+from asyncrl.errors import ConfigError
 
 
-def layout(*, is_shared: bool, device: Literal["cpu", "cuda"] = "cuda") -> Layout:
-    return Layout(device=device, num_ranks=4, num_engines=2, gpus_per_engine=2, is_shared=is_shared)
+def layout(*, is_shared: bool, device: Literal["cpu", "cuda"] = "cuda", **changes: int) -> Layout:
+    return Layout(
+        **{"num_ranks": 4, "num_engines": 2, "gpus_per_engine": 2, **changes}, device=device, is_shared=is_shared
+    )
 
 
 class Ray:
-    """Says what an actor would be made with."""
+    """Says what an actor would be made with; bundles are on ``machines``."""
 
-    def __init__(self) -> None:
-        strategies = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda **chosen: chosen)
-        self.util = SimpleNamespace(scheduling_strategies=strategies)
+    def __init__(self, machines: str = "aaaaaaaa") -> None:
+        self.util = SimpleNamespace(
+            scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=lambda **chosen: chosen),
+            placement_group_table=lambda group: {"bundles_to_node_id": dict(enumerate(machines))},
+        )
 
     def nodes(self) -> list[dict[str, bool]]:
         return [{"Alive": True}]
@@ -29,10 +37,11 @@ class Ray:
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: options | about))
 
 
-def placed(layout: Layout) -> list[tuple[int, float]]:
+def placed(layout: Layout, machines: str = "aaaaaaaa") -> list[tuple[int, float]]:
     """Bundle and GPUs of every rank, then of every engine."""
-    place: Any = Placement(Ray(), layout, "group")  # type: ignore[arg-type]
-    actors = [place.rank(object, rank) for rank in range(4)] + [place.engine(object, number) for number in range(2)]
+    place: Any = Placement(Ray(machines), layout, "group")  # type: ignore[arg-type]
+    actors = [place.rank(object, rank) for rank in range(layout.num_ranks)]
+    actors += [place.engine(object, number) for number in range(layout.num_engines)]
     return [(each["scheduling_strategy"]["placement_group_bundle_index"], each["num_gpus"]) for each in actors]
 
 
@@ -50,6 +59,37 @@ def test_apart_everyone_has_gpus_of_its_own() -> None:
 def test_shared_gpus_belong_to_the_ranks_and_the_engine_is_beside_them() -> None:
     assert layout(is_shared=True).bundles == [{"CPU": 3, "GPU": 2}] * 2
     assert placed(layout(is_shared=True)) == [(0, 1), (0, 1), (1, 1), (1, 1), (0, 0), (1, 0)]
+
+
+def test_tensor_parallel_ranks_are_in_one_bundle() -> None:
+    apart = layout(is_shared=False, tensor_parallel=2)
+    assert apart.bundles == [{"CPU": 2, "GPU": 2}] * 2 + [{"CPU": 1, "GPU": 2}] * 2
+    assert placed(apart) == [(0, 1), (0, 1), (1, 1), (1, 1), (2, 2), (3, 2)]
+
+
+def test_a_bundle_has_whole_engines_and_whole_tensor_parallel_groups() -> None:
+    small_engines = layout(is_shared=True, num_engines=4, gpus_per_engine=1, tensor_parallel=2)
+    assert small_engines.bundles == [{"CPU": 4, "GPU": 2}] * 2
+    assert placed(small_engines)[4:] == [(0, 0), (0, 0), (1, 0), (1, 0)]
+    large_engines = layout(is_shared=True, num_engines=1, gpus_per_engine=4, tensor_parallel=2)
+    assert large_engines.bundles == [{"CPU": 5, "GPU": 4}]
+
+
+def test_ranks_in_a_row_share_a_machine_wherever_their_bundles_are() -> None:
+    assert placed(layout(is_shared=False), "abab..") == [(0, 1), (2, 1), (1, 1), (3, 1), (4, 2), (5, 2)]
+    assert placed(layout(is_shared=False), "abba..")[:4] == [(0, 1), (3, 1), (1, 1), (2, 1)]
+    assert placed(layout(is_shared=False), "baaa..")[:4] == [(1, 1), (2, 1), (3, 1), (0, 1)]
+    shared = layout(is_shared=True, num_engines=4, gpus_per_engine=1)
+    assert placed(shared, "abab") == [*[(0, 1), (2, 1), (1, 1), (3, 1)], *[(0, 0), (2, 0), (1, 0), (3, 0)]]
+
+
+def test_an_engine_that_no_machine_can_hold_is_refused() -> None:
+    ray: Any = Ray()
+    ray.cluster_resources = lambda: {"CPU": 96, "GPU": 24}
+    machines = [{"Alive": True, "Resources": {"CPU": 32, "GPU": 8}}] * 3
+    ray.nodes = lambda: [*machines, {"Alive": False, "Resources": {"CPU": 32, "GPU": 16}}]
+    with pytest.raises(ConfigError, match="rollout-num-gpus-per-engine 16: the largest machine has 8 GPUs"):
+        asyncio.run(reserve(ray, layout(is_shared=False, num_engines=1, gpus_per_engine=16), 1.0))
 
 
 def test_on_a_cpu_they_are_placed_in_the_same_way() -> None:
