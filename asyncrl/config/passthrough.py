@@ -1,6 +1,6 @@
 """Flags that belong to the SGLang server (``--sglang-*``) and to its router (``--router-*``)."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from asyncrl.config.areas import RunConfig
@@ -10,6 +10,7 @@ from asyncrl.config.values import WrongValue, shown
 
 _LAUNCHER = "asyncrl chooses it when it starts the servers"
 _CLUSTER = "an engine runs on one node; use --rollout-num-gpus and --rollout-num-gpus-per-engine"
+_REPLICAS = ("dp-size", "data-parallel-size")
 _TENSOR_PARALLEL = "use --rollout-num-gpus-per-engine"
 
 OWNED = {
@@ -62,15 +63,16 @@ def as_flag_text(given: Any) -> str | bool:
     raise WrongValue(f"must be text, a number or true, got {shown(given)}")
 
 
-def owned(sglang: Iterable[str], router: Iterable[str]) -> list[str]:
+def owned(sglang: Collection[str], router: Collection[str]) -> list[str]:
     """One line for each flag that is ours to set."""
     given = {"sglang-": sglang, "router-": router}
+    replicas = [] if "enable-dp-attention" in sglang else [name for name in _REPLICAS if name in sglang]
     return [
         f"--{prefix}{name} cannot be given: {OWNED[prefix][name]}"
         for prefix, names in given.items()
         for name in names
         if name in OWNED[prefix]
-    ]
+    ] + [f"--sglang-{name} without --sglang-enable-dp-attention: {_CLUSTER}" for name in replicas]
 
 
 def check_passthrough(run: RunConfig, server_flags: Collection[str], router_flags: Collection[str]) -> None:

@@ -21,9 +21,9 @@ from asyncrl.types import Batch, TrainReport
 BESIDE = "beside"
 """Ray's concurrency group for what cannot wait until a rank has trained.  Where an actor has such a group, its other
 methods have a thread of their own, too, always the same, instead of the main thread."""
-PORTS = range(15_000, 30_000)
-"""Below the range that the kernel gives to outgoing connections (from 32,768 on): a port chosen now is listened on only
-when its server has loaded, and must still be free then."""
+PORTS = range(20_000, 32_000)
+"""Between the range that Ray gives to its workers (to 19,999) and the one that the kernel gives to outgoing connections
+(from 32,768 on): a port chosen now is listened on only when its server has loaded, and must still be free then."""
 
 
 class NetworkPlace:

@@ -74,6 +74,11 @@ def test_other_programs_flags_pass_through_except_our_own(tmp_path: Path) -> Non
         ("--rollout-stop-token-ids 1 x", '--rollout-stop-token-ids must be a whole number, got "x"'),
         ("--num-rollout", "--num-rollout: expected one argument"),
         ("--sglang-tp-size 2", "--sglang-tp-size cannot be given: use --rollout-num-gpus-per-engine"),
+        (
+            "--sglang-dp-size 2",
+            "--sglang-dp-size without --sglang-enable-dp-attention: an engine runs on one node; use --rollout-num-gpus "
+            "and --rollout-num-gpus-per-engine",
+        ),
         ("--sglang-model-path x", "--sglang-model-path cannot be given: use --hf-checkpoint"),
         ("--sglang-device cpu", "--sglang-device cannot be given: use --device"),
         ("--router-port 1", "--router-port cannot be given: asyncrl chooses it when it starts the servers"),

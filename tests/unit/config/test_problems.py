@@ -255,6 +255,11 @@ def test_the_run_dir_has_name_and_time(tmp_path: Path) -> None:
     assert derived.run_dir(load(tmp_path, "--run-dir", "/x"), now) == Path("/x")
 
 
+def test_an_engine_may_have_data_parallel_attention(tmp_path: Path) -> None:
+    run = load(tmp_path, "--sglang-dp-size", "2", "--sglang-enable-dp-attention")
+    assert run.sglang == {"dp-size": "2", "enable-dp-attention": True}
+
+
 def test_passed_flags_are_checked_against_the_installed_programs(tmp_path: Path) -> None:
     run = load(tmp_path, "--sglang-mem-fraction-statik", "1", "--sglang-server-concurency", "1", "--router-xyzzy")
     with pytest.raises(ConfigError) as error:

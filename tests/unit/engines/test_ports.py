@@ -16,6 +16,14 @@ def test_none_that_somebody_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(NetworkPlace().free_ports(2)) == {taken, free}
 
 
+def test_none_that_ray_gives_to_its_workers() -> None:
+    from ray.scripts.scripts import start
+
+    of_ray = {option.name: option.default for option in start.params}
+    assert actors.PORTS[0] > int(of_ray["max_worker_port"])
+    assert actors.PORTS[-1] < 32_768  # the kernel's first, for outgoing connections
+
+
 def test_who_asks_at_the_same_time_gets_others(monkeypatch: pytest.MonkeyPatch) -> None:
     few = NetworkPlace().free_ports(12)
     monkeypatch.setattr(actors, "PORTS", few)
