@@ -19,7 +19,7 @@ from typing import Protocol
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.everyone import everyone
-from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode
+from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.engines.roster import Roster
 from asyncrl.engines.threads import in_daemon_thread
 from asyncrl.errors import ConfigError, WeightUpdateFailed
@@ -44,8 +44,11 @@ class WeightWriter(Protocol):
 class WeightReader(Pausable, Protocol):
     """One engine's side.  Raises EngineTimeout, EngineLost or EngineRejected."""
 
-    async def read(self, folder: Path, *, label: str, timeout_s: float) -> None:
-        """Take the weights in ``folder``; ``label`` becomes the weight version."""
+    async def read(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
+        """Take the weights in ``folder``; ``label`` becomes the weight version.
+
+        Seconds since the engine stood still, if it knows.
+        """
 
 
 class DiskUpdater:
@@ -141,13 +144,18 @@ class DiskUpdater:
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._writer.weight_buckets()
 
-    async def _read(self, version: Path, label: str) -> None:
-        deadline_s = min(self._long_s, self._silence_s)
-        reading = {engine.url: engine.read(version, label=label, timeout_s=deadline_s) for engine in self._engines}
+    async def _read(self, version: Path, label: str) -> float | None:
+        deadline_s, still = min(self._long_s, self._silence_s), Stillness()
+
+        async def read(engine: WeightReader) -> None:
+            still.note(await engine.read(version, label=label, timeout_s=deadline_s))
+
+        reading = {engine.url: read(engine) for engine in self._engines}
         doing = "reading the weights"
         if deadline_s < self._long_s:
             doing += ", with requests that may be silent no longer (request-timeout-s)"
         await everyone(doing, reading, deadline_s)
+        return still.first()
 
     async def _on_disk(self, work: Callable[[], None]) -> None:
         """Off the event loop: a shared disk may take its time."""

@@ -38,6 +38,22 @@ class Pausable(Protocol):
         """Let requests go on."""
 
 
+class Stillness:
+    """When the engines of one update stood still, by their own word and the event loop's clock."""
+
+    def __init__(self) -> None:
+        self._since: list[float | None] = []
+
+    def note(self, seconds: float | None) -> None:
+        """An engine has just said for how long it stands still, or (None) does not know."""
+        self._since.append(None if seconds is None else asyncio.get_running_loop().time() - seconds)
+
+    def first(self) -> float | None:
+        """None unless all of them know."""
+        known = [since for since in self._since if since is not None]
+        return min(known) if known and len(known) == len(self._since) else None
+
+
 class PausedRound:
     """Updates of the roster's engines, one at a time."""
 

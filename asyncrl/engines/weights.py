@@ -9,15 +9,15 @@ The first push sends bucket by bucket, by name; engines that say so take all lat
 Knows neither HTTP nor torch: engines and trainer are Protocols.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.everyone import everyone
-from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode
+from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.engines.roster import Roster
 from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
@@ -55,6 +55,16 @@ class WeightSender(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What an engine says of a bucket that it has loaded."""
+
+    is_kept: bool
+    """It can take this bucket with others in ``receive_all`` from now on."""
+    still_s: float | None = None
+    """Seconds since it stood still, if it knows; of the last bucket."""
+
+
 class WeightReceiver(Pausable, Protocol):
     """One engine's side.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
 
@@ -65,11 +75,8 @@ class WeightReceiver(Pausable, Protocol):
     ) -> None:
         """Join the group with ``num_ranks`` ranks from ``rank_offset``."""
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> bool:
-        """Take and load one bucket; ``label`` becomes the weight version.
-
-        True: it can take this bucket with others in ``receive_all`` from now on.
-        """
+    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
+        """Take and load one bucket; ``label`` becomes the weight version."""
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
@@ -202,8 +209,8 @@ class BroadcastUpdater:
     async def _move(self, label: str) -> float | None:
         """All buckets, from the trainer to all engines; when the first of them stood still, if all say so."""
         kept: list[bool] = []
-        still: list[float] = []
-        receive = partial(self._receive_all, still) if self.is_direct else partial(self._receive_each, kept)
+        still = Stillness()
+        receive = partial(self._receive_all, still) if self.is_direct else partial(self._receive_each, still, kept)
         timeout_s = self._timeout_s * (1 if self.is_direct else len(self._buckets))
         moving = {engine.url: receive(engine, label) for engine in self._engines}
         if not self._is_taken:
@@ -211,21 +218,22 @@ class BroadcastUpdater:
         self._is_taken = False
         await everyone("sending the weights", moving, timeout_s)
         self.is_direct = self.is_direct or all(kept)
-        return min(still) if len(still) == len(self._engines) else None
+        return still.first()
 
-    async def _receive_all(self, still: list[float], engine: WeightReceiver, label: str) -> None:
-        since_s = await engine.receive_all(
+    async def _receive_all(self, still: Stillness, engine: WeightReceiver, label: str) -> None:
+        seconds = await engine.receive_all(
             self._buckets, group_name=self.group_name, label=label, is_checked=self._is_checked
         )
-        if since_s is not None:
-            still.append(asyncio.get_running_loop().time() - since_s)
+        still.note(seconds)
 
-    async def _receive_each(self, kept: list[bool], engine: WeightReceiver, label: str) -> None:
+    async def _receive_each(self, still: Stillness, kept: list[bool], engine: WeightReceiver, label: str) -> None:
         """Bucket by bucket.  The last one brings the label: then all weights are new."""
-        last = len(self._buckets) - 1
-        for number, bucket in enumerate(self._buckets):
-            told = label if number == last else None
-            kept.append(await engine.receive(bucket, group_name=self.group_name, label=told))
+        *others, last = self._buckets
+        for bucket in others:
+            kept.append((await engine.receive(bucket, group_name=self.group_name, label=None)).is_kept)
+        received = await engine.receive(last, group_name=self.group_name, label=label)
+        kept.append(received.is_kept)
+        still.note(received.still_s)
 
     @property
     def _checks(self) -> bool:

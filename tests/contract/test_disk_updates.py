@@ -19,10 +19,11 @@ from tests.steps import Step, failing, hanging, nothing
 class Engine:
     """Writes down what it is told, and what it finds in the folder."""
 
-    def __init__(self, url: str, step: Step = nothing) -> None:
+    def __init__(self, url: str, step: Step = nothing, still_s: float | None = None) -> None:
         self.url = url
         self.told: list[str] = []
         self._step = step
+        self._still_s = still_s
 
     async def pause(self, mode: PauseMode) -> None:
         await self._do(f"pause {mode}")
@@ -30,8 +31,9 @@ class Engine:
     async def go_on(self) -> None:
         await self._do("go on")
 
-    async def read(self, folder: Path, *, label: str, timeout_s: float) -> None:
+    async def read(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
         await self._do(f"{folder.name} {(folder / 'weights').read_text()} as {label}")
+        return self._still_s
 
     async def _do(self, what: str) -> None:
         self.told.append(what)
@@ -120,6 +122,20 @@ def test_engines_pause_read_what_was_taken_and_go_on(tmp_path: Path) -> None:
     assert a.told == list(chain.from_iterable(rounds))
     assert [report.num_bytes for report in reports] == [16, 16, 16]
     assert left(tmp_path) == ["version-4", "version-5"]
+
+
+def test_a_pause_begins_when_engines_say_that_they_stood_still(tmp_path: Path) -> None:
+    async def report(*engines: Engine) -> UpdateReport:
+        trainer = Trainer()
+        updater = updater_of(tmp_path / engines[-1].url, trainer, *engines)
+        await updater.connect()
+        return await update(updater, trainer, 3)
+
+    (tmp_path / "b").mkdir()
+    (tmp_path / "c").mkdir()
+    a, b, c = Engine("a", still_s=300.0), Engine("b", still_s=100.0), Engine("c")
+    assert asyncio.run(report(a, b)).pause_s >= 300.0
+    assert asyncio.run(report(a, c)).pause_s < 100.0  # one does not know
 
 
 def test_a_run_leaves_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import logging
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,16 +76,25 @@ def test_every_token_of_a_pass_is_stamped_with_the_version_it_ran_under() -> Non
     assert passed(stamps, over, 1) == {STAMPS: ["7"]}
 
 
-def test_an_update_says_for_how_long_no_pass_has_run() -> None:
+def test_an_update_says_for_how_long_no_pass_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("asyncrl.engines.sglang.stamps.time.monotonic", lambda: now[0])
+
+    def later(seconds: float) -> None:
+        now[0] += seconds
+
     stamps, over = TokenStamps(), scheduler()
     over.enable_overlap = True
-    over.result_queue = [(None, SimpleNamespace(copy_done=SimpleNamespace(synchronize=lambda: time.sleep(0.2))))]
-    stamps.after_pause(None, over, None)
-    time.sleep(0.05)
-    assert updated(stamps, over, None) == ""
-    said = updated(stamps, over, "1")
-    assert 0.05 <= float(said.removeprefix(f" {STOOD_STILL}")) < 0.2
-    assert updated(stamps, over, "2") == ""  # it was not paused again
+    over.result_queue = [(None, SimpleNamespace(copy_done=SimpleNamespace(synchronize=lambda: later(10.0))))]
+    stamps.before_pause(over, None)
+    later(0.5)
+    assert updated(stamps, over, None) == ""  # a bucket before the last
+    assert updated(stamps, over, "1", success=False) == ""
+    stamps.before_pause(over, None)  # once more, after that failure: it still stands still
+    later(0.25)
+    assert updated(stamps, over, "2") == f" {STOOD_STILL}10.750000"
+    stamps.before_going_on(over, None)
+    assert updated(stamps, over, "3") == ""
 
 
 def test_what_waits_takes_the_cache_of_the_weights_that_will_serve_it() -> None:

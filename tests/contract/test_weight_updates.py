@@ -8,7 +8,7 @@ import pytest
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.roster import Roster
-from asyncrl.engines.weights import BroadcastUpdater, WeightReceiver
+from asyncrl.engines.weights import BroadcastUpdater, Received, WeightReceiver
 from asyncrl.errors import AsyncRLError, EngineLost, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 from tests.steps import Step, failing, hanging, nothing
@@ -45,9 +45,9 @@ class Engine:
     ) -> None:
         await self._do(f"rank {rank_offset} of {world_size}")
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> bool:
+    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         await self._do(f"{bucket.names[0]} {label}")
-        return self._keeps
+        return Received(is_kept=self._keeps, still_s=None if label is None else self._still_s)
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
@@ -187,15 +187,16 @@ def test_a_pause_begins_when_the_first_engine_says_that_it_stood_still() -> None
     """After a second of an update, in which a forward pass ended."""
 
     async def slow(step: str) -> None:
-        await asyncio.sleep(1.0 if step.startswith("one and two") else 0.25 if step == "go on" else 0.0)
+        await asyncio.sleep({"two 3": 1.0, "one and two 4": 1.0, "go on": 0.25}.get(step, 0.0))
 
-    def told(*still_s: float | None) -> UpdateReport:
+    def told(*still_s: float | None, times: int) -> UpdateReport:
         engines = [Engine(str(each), step=slow, keeps=True, still_s=each) for each in still_s]
-        return push(*engines, trainer=Trainer(), times=2)
+        return push(*engines, trainer=Trainer(), times=times)
 
-    assert told(0.125, 0.5).pause_s == pytest.approx(0.75)
-    assert told(0.125, 0.5).total_s == pytest.approx(1.25)
-    assert told(0.125, None).pause_s == pytest.approx(1.25)
+    for times in (1, 2):  # bucket by bucket, and all at once
+        assert told(0.125, 0.5, times=times).pause_s == pytest.approx(0.75)
+        assert told(0.125, 0.5, times=times).total_s == pytest.approx(1.25)
+        assert told(0.125, None, times=times).pause_s == pytest.approx(1.25)
 
 
 def test_one_engine_that_does_not_keep_it_has_all_sent_bucket_by_bucket() -> None:

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, STOOD_STILL
+from asyncrl.engines.weights import Received
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
 
 logger = logging.getLogger(__name__)
@@ -76,10 +77,10 @@ class EngineControl:
         """Leave a weight-update group."""
         await self._post("destroy_weights_update_group", {"group_name": group_name})
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> bool:
+    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         """Take one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
 
-        True: the plug-in ``direct`` is there, and takes this bucket with others in ``receive_all`` from now on.
+        It is kept if the plug-in ``direct`` is there.
         The cache is left alone: flushing fails while requests are held, and in one mode kills the server.
         """
         body = {
@@ -93,7 +94,7 @@ class EngineControl:
         answer = await self._post(
             "update_weights_from_distributed", body if label is None else {**body, "weight_version": label}
         )
-        return KEPT in str(answer.get("message"))
+        return Received(is_kept=KEPT in str(answer.get("message")), still_s=_still_s(answer))
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
@@ -111,9 +112,7 @@ class EngineControl:
             "flush_cache": False,
             "weight_version": label,
         }
-        answer = await self._post("update_weights_from_distributed", body)
-        found = _SECONDS.search(str(answer.get("message")))
-        return float(found[1]) if found else None
+        return _still_s(await self._post("update_weights_from_distributed", body))
 
     async def load(self, handles: Sequence[str], *, label: str | None) -> None:
         """Load the tensors that the handles stand for, one for each rank; ``label`` becomes the weight version."""
@@ -133,13 +132,15 @@ class EngineControl:
         """Take memory again that was given back.  A server that has it ends of it."""
         await self._post("resume_memory_occupation", {"tags": list(parts)})
 
-    async def read(self, folder: Path, *, label: str, timeout_s: float) -> None:
+    async def read(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
         """Read all weights from the safetensors in ``folder``; ``label`` becomes the weight version.
+
+        Seconds as in ``receive_all``.
 
         ``load_format`` is said because the server may have begun with another one; ``flush_cache`` as in ``receive``.
         """
         body = {"model_path": str(folder), "load_format": "auto", "flush_cache": False, "weight_version": label}
-        await self._post("update_weights_from_disk", body, timeout_s)
+        return _still_s(await self._post("update_weights_from_disk", body, timeout_s))
 
     async def num_running(self) -> int:
         """Requests on the server, waiting ones included."""
@@ -151,6 +152,12 @@ class EngineControl:
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineRejected(f"{self.url}/{name}: {answer.get('message')}")
         return answer if isinstance(answer, dict) else {}
+
+
+def _still_s(answer: Mapping[str, object]) -> float | None:
+    """What the plug-in ``stamps`` said, if it is there."""
+    found = _SECONDS.search(str(answer.get("message")))
+    return float(found[1]) if found else None
 
 
 async def wait_for_server(wire: Wire, url: str, timeout_s: float) -> None:

@@ -5,7 +5,7 @@ It hooks, through SGLang's own registry, what the scheduler process does:
     run_batch ───────────▶ every token is stamped with the version that its forward pass ran under
     a weight update ─────▶ the version changes; requests that wait get its cache key; it says how long nothing ran
     (re-)queueing ───────▶ a request gets the present cache key; a retracted one first sends the tokens it holds back
-    pause ───────────────▶ returns when no forward pass is running any more
+    pause ───────────────▶ begins when no forward pass is running any more
 
 and, in the process that speaks HTTP,
 
@@ -43,12 +43,15 @@ def activate() -> None:
 
     stamps = TokenStamps()
     updates = {f"{_UPDATER}.update_weights_from_{source}": stamps.after_update for source in _UPDATES}
-    before: dict[str, Callable[..., Any]] = {f"{_SCHEDULER}._add_request_to_queue": stamps.before_queueing}
+    before: dict[str, Callable[..., Any]] = {
+        f"{_SCHEDULER}._add_request_to_queue": stamps.before_queueing,
+        f"{_SCHEDULER}.pause_generation": stamps.before_pause,
+        f"{_SCHEDULER}.continue_generation": stamps.before_going_on,
+    }
     if multiprocessing.parent_process() is None:  # the schedulers are children, and write no HTTP
         before[_WRITE_EVENT] = PackedEvents().before_writing
     after: dict[str, Callable[..., None]] = {
         f"{_SCHEDULER}.run_batch": stamps.after_run_batch,
-        f"{_SCHEDULER}.pause_generation": stamps.after_pause,
         **updates,
     }
     try:
@@ -108,7 +111,6 @@ class TokenStamps:
             return
         if self._still_since is not None:
             result.message += f" {STOOD_STILL}{time.monotonic() - self._still_since:.6f}"
-            self._still_since = None  # it is of one pause
         self._version = asked.weight_version
         for request in updater.scheduler.waiting_queue:
             self._renew_key(updater.scheduler, request)
@@ -121,7 +123,7 @@ class TokenStamps:
             _send_all(scheduler, request)
 
     @_careful
-    def after_pause(self, result: Any, scheduler: Any, asked: Any) -> None:
+    def before_pause(self, scheduler: Any, asked: Any) -> None:
         """Wait for the pass that overlaps with the scheduler's work: an update must not change weights under it.
 
         SGLang 0.5.16 itself waits, on GPUs, only until that pass has read what the scheduler shares with it; whoever
@@ -130,7 +132,13 @@ class TokenStamps:
         if scheduler.enable_overlap:
             for _, pending in scheduler.result_queue:
                 pending.copy_done.synchronize()
-        self._still_since = time.monotonic()
+        if self._still_since is None:  # an update that failed leaves the engine paused
+            self._still_since = time.monotonic()
+
+    @_careful
+    def before_going_on(self, scheduler: Any, asked: Any) -> None:
+        """The engine stands still no more."""
+        self._still_since = None
 
     def _serving(self, scheduler: Any) -> str:
         if self._version is None:
