@@ -199,7 +199,10 @@ class UpdateReport:
     pause_s: float
     """From the first engine standing still to the last one going on."""
     total_s: float
-    """From the first engine asked to pause, which finishes its forward pass first."""
+    """From the first engine asked to pause, which finishes its forward pass first.
+
+    After an update that failed both count from when engines stood still for that one.
+    """
     num_bytes: int
 
 

@@ -83,7 +83,7 @@ class PausedRound:
             await everyone("going on", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
         self._roster.settle(engines)
         pause_s = clock() - (paused if stood_still is None else stood_still)
-        return UpdateReport(pause_s=pause_s, total_s=clock() - began, num_bytes=num_bytes)
+        return UpdateReport(pause_s=pause_s, total_s=max(pause_s, clock() - began), num_bytes=num_bytes)
 
     @contextlib.asynccontextmanager
     async def blaming_the_lost(self, since: int) -> AsyncIterator[None]:

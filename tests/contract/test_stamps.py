@@ -76,16 +76,16 @@ def test_every_token_of_a_pass_is_stamped_with_the_version_it_ran_under() -> Non
     assert passed(stamps, over, 1) == {STAMPS: ["7"]}
 
 
-def test_an_update_says_for_how_long_no_pass_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_says_for_how_long_no_pass_has_run() -> None:
     now = [100.0]
-    monkeypatch.setattr("asyncrl.engines.sglang.stamps.time.monotonic", lambda: now[0])
 
     def later(seconds: float) -> None:
         now[0] += seconds
 
-    stamps, over = TokenStamps(), scheduler()
+    stamps, over = TokenStamps(lambda: now[0]), scheduler()
     over.enable_overlap = True
-    over.result_queue = [(None, SimpleNamespace(copy_done=SimpleNamespace(synchronize=lambda: later(10.0))))]
+    pending = [SimpleNamespace(synchronize=lambda: later(10.0)), None]
+    over.result_queue = [(None, SimpleNamespace(copy_done=each)) for each in pending]
     stamps.before_pause(over, None)
     later(0.5)
     assert updated(stamps, over, None) == ""  # a bucket before the last

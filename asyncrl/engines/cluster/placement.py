@@ -21,6 +21,9 @@ from asyncrl.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
 
+TOGETHER_S = 20.0
+"""For machines that have room for whole tensor-parallel groups; Ray answers in a second where it is free."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -102,40 +105,54 @@ class Placement:
         return remote.options(**options).remote()
 
 
-async def reserve(ray: ModuleType, layout: Layout, timeout_s: float) -> Placement:
-    """Wait for room.  Raises ConfigError if the cluster is too small, ServerFailed if it is taken."""
+async def reserve(ray: ModuleType, layout: Layout, timeout_s: float, together_s: float = TOGETHER_S) -> Placement:
+    """Wait for room.  Raises ConfigError if the cluster is too small, ServerFailed if it is taken.
+
+    Tensor-parallel ranks are placed one by one where machines with room for all of a group are not found in
+    ``together_s``: they work as well, and slower.
+    """
     needed, total = _sum(layout.bundles), ray.cluster_resources()
     if any(total.get(kind, 0) < count for kind, count in needed.items()):
         hint = "; --device cpu needs no GPU" if needed["GPU"] else ""
         raise ConfigError(f"the run needs {_shown(needed)}, the cluster has {_shown(total)}{hint}")
-    layout = _fitting(layout, ray.nodes())
-    group = ray.util.placement_group(layout.bundles, strategy="PACK")
+    _check_engines(layout, ray.nodes())
+    apart = replace(layout, tensor_parallel=1)
+    if layout.bundles != apart.bundles:
+        try:
+            return Placement(ray, layout, await _group(ray, layout, min(together_s, timeout_s)))
+        except ServerFailed:
+            logger.warning(
+                "no machines were found with room for %d trainer ranks each (tensor-model-parallel-size %d): "
+                "ranks that share layers may be on several",
+                layout.ranks_together,
+                layout.tensor_parallel,
+            )
     try:
-        await answered(group.ready(), "placement", timeout_s, ServerFailed)
+        return Placement(ray, apart, await _group(ray, apart, timeout_s))
     except ServerFailed as error:
         free = _shown(ray.available_resources())
         raise ServerFailed(f"{error}: the run needs {_shown(needed)}, free are {free}") from error
-    return Placement(ray, layout, group)
 
 
-def _fitting(layout: Layout, nodes: list[dict[str, Any]]) -> Layout:
-    """With bundles that some machine can hold.  Raises ConfigError where an engine is too large for any."""
-    kind = "GPU" if layout.device == "cuda" else "CPU"
-    largest = max(node["Resources"].get(kind, 0) for node in nodes if node["Alive"])
-    if kind == "GPU" and layout.gpus_per_engine > largest:
+async def _group(ray: ModuleType, layout: Layout, timeout_s: float) -> Any:
+    """Ray's group of reserved bundles.  Raises ServerFailed."""
+    group = ray.util.placement_group(layout.bundles, strategy="PACK")
+    try:
+        await answered(group.ready(), "placement", timeout_s, ServerFailed)
+    except BaseException:
+        ray.util.remove_placement_group(group)
+        raise
+    return group
+
+
+def _check_engines(layout: Layout, nodes: list[dict[str, Any]]) -> None:
+    """Raises ConfigError where an engine is too large for any machine."""
+    largest = max(node["Resources"].get("GPU", 0) for node in nodes if node["Alive"])
+    if layout.device == "cuda" and layout.gpus_per_engine > largest:
         raise ConfigError(
             f"rollout-num-gpus-per-engine {layout.gpus_per_engine}: the largest machine has {largest:g} GPUs, and an "
             "engine does not span machines"
         )
-    if max(bundle[kind] for bundle in layout.bundles) <= largest:
-        return layout
-    logger.warning(
-        "tensor-model-parallel-size %d: the largest machine has %g %ss, so ranks that share layers are on several",
-        layout.tensor_parallel,
-        largest,
-        kind,
-    )
-    return replace(layout, tensor_parallel=1)
 
 
 def _by_machine(machines: list[str]) -> tuple[int, ...]:

@@ -155,9 +155,8 @@ class EngineControl:
 
 
 def _still_s(answer: Mapping[str, object]) -> float | None:
-    """What the plug-in ``stamps`` said, if it is there."""
-    found = _SECONDS.search(str(answer.get("message")))
-    return float(found[1]) if found else None
+    """What the plug-in ``stamps`` said, if it is there; the most of what several schedulers said."""
+    return max(map(float, _SECONDS.findall(str(answer.get("message")))), default=None)
 
 
 async def wait_for_server(wire: Wire, url: str, timeout_s: float) -> None:

@@ -89,7 +89,8 @@ def _careful[**P](hook: Callable[P, None]) -> Callable[P, None]:
 class TokenStamps:
     """The hooks of one scheduler process.  Each takes what the hooked method takes, and returns nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.is_working = True
         """Whether stamps are made; once they are not, they never are again."""
         self._version: str | None = None
@@ -110,7 +111,7 @@ class TokenStamps:
         if not result.success or asked.weight_version is None:
             return
         if self._still_since is not None:
-            result.message += f" {STOOD_STILL}{time.monotonic() - self._still_since:.6f}"
+            result.message += f" {STOOD_STILL}{self._clock() - self._still_since:.6f}"
         self._version = asked.weight_version
         for request in updater.scheduler.waiting_queue:
             self._renew_key(updater.scheduler, request)
@@ -131,9 +132,10 @@ class TokenStamps:
         """
         if scheduler.enable_overlap:
             for _, pending in scheduler.result_queue:
-                pending.copy_done.synchronize()
+                if pending.copy_done is not None:
+                    pending.copy_done.synchronize()
         if self._still_since is None:  # an update that failed leaves the engine paused
-            self._still_since = time.monotonic()
+            self._still_since = self._clock()
 
     @_careful
     def before_going_on(self, scheduler: Any, asked: Any) -> None:

@@ -33,7 +33,7 @@ def control(message: str) -> EngineControl:
     [
         # SGLang adds a sentence of its own; with data-parallel attention it joins the answers of all ranks.
         (f"{KEPT} {STOOD_STILL}0.012345 Weight version updated to 4.", Received(is_kept=True, still_s=0.012345)),
-        (f"ok {STOOD_STILL}1.5 | ok {STOOD_STILL}1.6", Received(is_kept=False, still_s=1.5)),
+        (f"ok {STOOD_STILL}1.5 | ok {STOOD_STILL}1.6", Received(is_kept=False, still_s=1.6)),
         ("Succeeded to update. Weight version updated to 4.", Received(is_kept=False)),
     ],
 )
