@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from asyncrl.engines.checkpoints import Origin
 from asyncrl.engines.cluster.actors import RankActor, ServerActor
+from asyncrl.engines.cluster.addresses import Addresses
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.cluster.keeper import EngineKeeper, StartedEngine
 from asyncrl.engines.cluster.placement import Layout, Placement, reserve
@@ -162,33 +163,36 @@ async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str
     """
     async with contextlib.AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire())
-        builder = _Builder(ray, deployment, wire, phase)
+        phase("placing trainer and engines")
+        placement = await reserve(ray, deployment.layout, deployment.start_timeout_s)
+        builder = _Builder(placement, deployment, wire, phase)
         stack.push_async_callback(builder.stop)
         yield await builder.build()
 
 
 class _Builder:
-    """Starts one deployment; remembers what it started."""
+    """Starts one deployment in the room reserved for it; remembers what it started."""
 
-    def __init__(self, ray: ModuleType, deployment: Deployment, wire: Wire, phase: Callable[[str], None]) -> None:
-        self._ray = ray
+    def __init__(self, placement: Placement, deployment: Deployment, wire: Wire, phase: Callable[[str], None]) -> None:
+        self._placement = placement
+        self._addresses = Addresses(
+            deployment.num_engines,
+            is_single_node=placement.is_single_node,
+            timeout_s=deployment.start_timeout_s,
+        )
         self._deployment = deployment
         self._wire = wire
         self._phase = phase
         self._servers: list[Server] = []
-        self._is_single_node = True
         self._at_the_end = contextlib.AsyncExitStack()
 
     async def build(self) -> Running:
         """Start it all; engines and ranks load at the same time."""
         deployment = self._deployment
-        self._phase("placing trainer and engines")
-        placement = await reserve(self._ray, deployment.layout, deployment.start_timeout_s)
-        self._is_single_node = placement.is_single_node
         self._phase(f"loading the model: {deployment.num_engines} SGLang, {deployment.num_ranks} Megatron")
         try:
             async with asyncio.timeout(deployment.start_timeout_s):
-                engines, router_url, ranks = await self._loaded(placement)
+                engines, router_url, ranks = await self._loaded()
         except EngineTimeout as error:
             raise ServerFailed(f"{error} (start-timeout-s)") from error
         except TimeoutError as error:
@@ -208,20 +212,20 @@ class _Builder:
             load_probe=EngineLoads(self._wire, urls),
             servers=tuple(self._servers),
             keeper=EngineKeeper(engines, roster, engine, max_restarts=deployment.max_engine_restarts),
-            give_up=placement.give_up,
+            give_up=self._placement.give_up,
             turns=SharedGpus(controls, trainer, turn="trainer", timeout_s=deployment.control_timeout_s)
             if deployment.colocate
             else None,
         )
 
-    async def _loaded(self, place: Placement) -> tuple[tuple[StartedEngine, ...], str | None, tuple[Any, ...]]:
+    async def _loaded(self) -> tuple[tuple[StartedEngine, ...], str | None, tuple[Any, ...]]:
         """Engines, the router's URL, and ranks: all at the same time, or on shared GPUs one after the other."""
-        ranks = tuple(place.rank(RankActor, rank) for rank in range(self._deployment.num_ranks))
+        ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(self._deployment.num_ranks))
         if not self._deployment.colocate:
-            (engines, router_url), _ = await together([self._engines(place, []), self._load(ranks)])
+            (engines, router_url), _ = await together([self._engines([]), self._load(ranks)])
             return engines, router_url, ranks
         gpus = await self._every(ranks, "GPUs", lambda actor, _: actor.gpus.remote())
-        engines, router_url = await self._engines(place, gpus)
+        engines, router_url = await self._engines(gpus)
         try:
             await give_back([self._control(engine.url) for engine in engines], self._deployment.control_timeout_s)
         except TurnFailed:
@@ -237,25 +241,23 @@ class _Builder:
 
     # ---- engines and router
 
-    async def _engines(
-        self, place: Placement, gpus: Sequence[Sequence[str]]
-    ) -> tuple[tuple[StartedEngine, ...], str | None]:
+    async def _engines(self, gpus: Sequence[Sequence[str]]) -> tuple[tuple[StartedEngine, ...], str | None]:
         """The engines, and the URL of the router if there is one; all of them ready.
 
         ``gpus`` are those of each rank, where engines share them.
         """
         deployment = self._deployment
         # Now, for its process takes seconds to start; the router itself would ask in vain for engines that load.
-        router = self._server("router", place.anywhere(ServerActor)) if deployment.use_router else None
-        engines = await together([self._engine(place, number, gpus) for number in range(deployment.num_engines)])
+        router = self._server("router", self._placement.anywhere(ServerActor)) if deployment.use_router else None
+        engines = await together([self._engine(number, gpus) for number in range(deployment.num_engines)])
         urls = tuple(engine.url for engine in engines)
         return tuple(engines), await self._route(router, urls) if router else None
 
-    async def _engine(self, place: Placement, number: int, gpus: Sequence[Sequence[str]]) -> StartedEngine:
+    async def _engine(self, number: int, gpus: Sequence[Sequence[str]]) -> StartedEngine:
         deployment = self._deployment
         each = deployment.gpus_per_engine
-        server = self._server(f"sglang-{number}", place.engine(ServerActor, number))
-        host, (port, nccl_port) = await self._place(server.actor, 2, number)
+        server = self._server(f"sglang-{number}", self._placement.engine(ServerActor, number))
+        host, port, nccl_port = await self._addresses.engine(server.actor, number)
         launch = ServerLaunch(
             model_path=deployment.model_path,
             host=host,
@@ -281,7 +283,7 @@ class _Builder:
 
     async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
         deployment = self._deployment
-        host, (port, prometheus_port) = await self._place(server.actor, 2, deployment.num_engines)
+        host, port, prometheus_port = await self._addresses.router(server.actor)
         launch = RouterLaunch(
             worker_urls=urls, host=host, port=port, prometheus_port=prometheus_port, flags=deployment.router_flags
         )
@@ -307,28 +309,11 @@ class _Builder:
                 await waiting
                 watch.cancel()
 
-    async def _rank_place(self, rank: Any) -> tuple[str, int]:
-        """Where a trainer rank can be reached, and a port."""
-        host, (port,) = await self._place(rank, 1, self._deployment.num_engines + 1)
-        return host, port
-
-    async def _place(self, actor: Any, num_ports: int, share: int) -> tuple[str, tuple[int, ...]]:
-        """Where an actor can be reached: on one node, through the loopback interface alone.
-
-        ``share`` is of the ports: each engine has its own, then the router, then the trainer.
-        """
-        timeout_s = self._deployment.start_timeout_s
-        call = actor.free_ports.remote(num_ports, share, self._deployment.num_engines + 2)
-        ports = await answered(call, "an actor's ports", timeout_s, ServerFailed)
-        if self._is_single_node:
-            return "127.0.0.1", ports
-        return await answered(actor.address.remote(), "an actor's address", timeout_s, ServerFailed), ports
-
     # ---- trainer and weights
 
     async def _load(self, ranks: tuple[Any, ...]) -> None:
         settings, size, origin = self._deployment.trainer, self._deployment.num_ranks, self._deployment.origin
-        address, port = await self._rank_place(ranks[0])
+        address, port = await self._addresses.rank(ranks[0])
         layers = await self._every(
             ranks, "start", lambda actor, rank: actor.start.remote(settings, rank, size, address, port)
         )
@@ -373,10 +358,10 @@ class _Builder:
         self, roster: Roster[EngineControl], trainer: RayTrainer, first_rank: Any
     ) -> BroadcastUpdater:
         deployment = self._deployment
-        address, _ = await self._rank_place(first_rank)
+        address, _ = await self._addresses.rank(first_rank)
 
         async def find_port() -> int:
-            _, port = await self._rank_place(first_rank)
+            _, port = await self._addresses.rank(first_rank)
             return port
 
         updater = BroadcastUpdater(

@@ -1,0 +1,41 @@
+"""Where the servers and the trainer of a run listen: on one node, at the loopback interface alone."""
+
+from typing import Any
+
+from asyncrl.engines.cluster.calls import answered
+from asyncrl.errors import ServerFailed
+
+
+class Addresses:
+    """Asks actors for addresses.  Each engine has its own share of the ports, then the router, then the trainer: actors
+    of one node that ask at the same time never get the same.
+
+    Every method raises ServerFailed.
+    """
+
+    def __init__(self, num_engines: int, *, is_single_node: bool, timeout_s: float) -> None:
+        self._num_engines = num_engines
+        self._is_single_node = is_single_node
+        self._timeout_s = timeout_s
+
+    async def engine(self, actor: Any, number: int) -> tuple[str, int, int]:
+        """Host, port, and the port where its ranks meet."""
+        host, (port, nccl_port) = await self._of(actor, 2, number)
+        return host, port, nccl_port
+
+    async def router(self, actor: Any) -> tuple[str, int, int]:
+        """Host, port, and the port of its metrics."""
+        host, (port, prometheus_port) = await self._of(actor, 2, self._num_engines)
+        return host, port, prometheus_port
+
+    async def rank(self, actor: Any) -> tuple[str, int]:
+        """Host of a trainer rank, and a port."""
+        host, (port,) = await self._of(actor, 1, self._num_engines + 1)
+        return host, port
+
+    async def _of(self, actor: Any, num_ports: int, share: int) -> tuple[str, tuple[int, ...]]:
+        call = actor.free_ports.remote(num_ports, share, self._num_engines + 2)
+        ports = await answered(call, "an actor's ports", self._timeout_s, ServerFailed)
+        if self._is_single_node:
+            return "127.0.0.1", ports
+        return await answered(actor.address.remote(), "an actor's address", self._timeout_s, ServerFailed), ports
