@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from asyncrl.buffer import Due, NotYet, Outstanding, masked_before, oldest_trained
 from asyncrl.errors import (
@@ -36,6 +36,7 @@ from asyncrl.pipeline.run_state import RunState, settled
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.scoring import verdict
 from asyncrl.pipeline.slots import Slots
+from asyncrl.pipeline.supply import Supply
 from asyncrl.pipeline.watchdog import Watchdog
 from asyncrl.protocols import KeepFn, PickFn, PromptSource
 from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup
@@ -90,7 +91,7 @@ class Scheduler:
         ``before`` is where the run that this one goes on from stood, ``again`` are its outstanding prompts.
         """
         self._served = served
-        self._prompts = prompts
+        self._supply = Supply(prompts, again, before.prompts_taken if before else 0)
         self._sampler = sampler
         self._keep = keep
         self._limits = limits
@@ -103,12 +104,10 @@ class Scheduler:
         self._outstanding = Outstanding()
         self._flights = Flights()
         self._parked: deque[Flight] = deque()
-        self._returned: deque[Prompt] = deque(again)
         self._buffered: dict[GroupId, _Waiting] = {}
         self._training: Batch | None = None
         self._batches_taken = before.step if before else 0
         self._next_id = before.next_id if before else 0
-        self._prompts_taken = before.prompts_taken if before else 0
         self._next_order = 0
         self._streaks = Streaks(budgets)
         self._ready: tuple[GroupId, ...] = ()
@@ -165,14 +164,28 @@ class Scheduler:
 
     def gauges(self) -> Gauges:
         """What is held now.  Raises AssertionError when an account does not balance."""
-        return Gauges(**self._held())
+        scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
+        held = sum(flight.num_tokens for flight in (*self._flights, *self._parked))
+        tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
+        return Gauges(
+            tokens=tokens,
+            groups=groups,
+            filter_reasons=self._accounts.reasons,
+            samples_in_flight=self._slots.in_use,
+            slots=self._slots.size,
+        )
 
     def stats(self) -> SchedulerStats:
         """What is held after a step; once in each, for the lengths of what is in flight are looked at."""
+        held = self.gauges()
         return SchedulerStats(
-            **self._held(),
+            tokens=held.tokens,
+            groups=held.groups,
+            filter_reasons=held.filter_reasons,
+            samples_in_flight=held.samples_in_flight,
+            slots=held.slots,
             acceptance=self._acceptance.rate,
-            returned=len(self._returned),
+            returned=len(self._supply.returned),
             retries=self._sampler.retries,
             aborts=self._sampler.aborts,
             slot_limit=self._slots.limit,
@@ -182,31 +195,18 @@ class Scheduler:
             ),
         )
 
-    def _held(self) -> dict[str, Any]:
-        """The fields of ``Gauges``."""
-        scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
-        held = sum(flight.num_tokens for flight in (*self._flights, *self._parked))
-        tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
-        return {
-            "tokens": tokens,
-            "groups": groups,
-            "filter_reasons": self._accounts.reasons,
-            "samples_in_flight": self._slots.in_use,
-            "slots": self._slots.size,
-        }
-
     def state(self) -> RunState:
         """Where the run stands; between ``settle`` and ``next_batch``.  Prompts of groups that are held come again."""
         stats = self.stats()
         tokens, groups = settled(stats.tokens, stats.groups)
         held: dict[GroupId, Prompt] = {flight.group_id: flight.prompt for flight in (*self._flights, *self._parked)}
         held |= {group_id: waiting.group.prompt for group_id, waiting in self._buffered.items()}
-        prompts = (*(held[group_id] for group_id in sorted(held)), *self._returned)
+        prompts = (*(held[group_id] for group_id in sorted(held)), *self._supply.returned)
         return RunState(
             step=self._batches_taken,
             version=stats.weights.version,
             next_id=self._next_id,
-            prompts_taken=self._prompts_taken,
+            prompts_taken=self._supply.num_taken,
             outstanding=tuple((prompt.epoch, prompt.row) for prompt in prompts),
             tokens=tokens,
             groups=groups,
@@ -234,7 +234,7 @@ class Scheduler:
         )
 
     def _admit(self) -> Flight:
-        """Interrupted groups first, then prompts that came back, then fresh ones."""
+        """Interrupted groups first, then new ones."""
         now, weights = _now(), self._served.now
         if self._parked:
             parked = self._parked.popleft()
@@ -243,7 +243,7 @@ class Scheduler:
         else:
             flight = Flight(
                 due=self._due(GroupId(self._next_id)),
-                prompt=self._returned.popleft() if self._returned else self._fresh(),
+                prompt=self._supply.take(),
                 dispatched=weights,
                 drafts=[self._sampler.draft(index) for index in range(self._limits.group_size)],
                 since=now,
@@ -254,10 +254,6 @@ class Scheduler:
         self._flights.add(flight)
         self._outstanding.start(flight.due)
         return flight
-
-    def _fresh(self) -> Prompt:
-        self._prompts_taken += 1
-        return self._prompts.take()
 
     def _due(self, group_id: GroupId) -> Due:
         self._next_order += 1
@@ -401,13 +397,13 @@ class Scheduler:
         while is_over and self._parked:
             parked = self._parked.popleft()
             self._accounts.leave(parked, Outcome.STALE)
-            self._returned.append(parked.prompt)
+            self._supply.give_back(parked.prompt)
 
     def _give_up(self, group_id: GroupId) -> None:
         """A scored group is too old; its prompt comes again."""
         group = self._unbuffer(group_id)
         self._accounts.expire(group)
-        self._returned.append(group.prompt)
+        self._supply.give_back(group.prompt)
         self._moved.set()
 
     def _unbuffer(self, group_id: GroupId) -> ScoredGroup:
@@ -427,7 +423,7 @@ class Scheduler:
             self._parked.append(flight.resumed())  # a copy: what still arrives for this one is wasted
         else:
             self._leave(flight, Outcome.STALE)
-            self._returned.append(flight.prompt)
+            self._supply.give_back(flight.prompt)
 
     def _who_waits_for_whom(self) -> str:
         ready, size = len(self._buffered), self._limits.groups_per_step
