@@ -68,32 +68,51 @@ join_ray() {
         --temp-dir "$RAY_FOLDER"
 }
 
-# The first machine: starts Ray, waits for the others, runs, and ends Ray everywhere.
+# The first machine: starts Ray, waits for the others, runs, and ends Ray everywhere.  Whatever it started is ended
+# with it, at any moment; a program that runs gets the signal first, and Ray stays until it has ended.
 lead_ray() {
-    local nodes="$1" gpus="$2" code=0
+    local nodes="$1" gpus="$2" program_pid="" code=0
     shift 2
+    trap end_children EXIT
+    trap 'stop INT 130' INT
+    trap 'stop TERM 143' TERM
     "${RAY[@]}" start --head --node-ip-address "$MASTER_ADDR" --port "$RAY_PORT" --num-gpus "$gpus" --block \
         --disable-usage-stats --include-dashboard false --temp-dir "$RAY_FOLDER" &
     local ray_pid=$!
-    # shellcheck disable=SC2064  # the process of now, not of when it ends
-    trap "kill $ray_pid 2>/dev/null; wait $ray_pid 2>/dev/null || true" EXIT
     export RAY_ADDRESS="$MASTER_ADDR:$RAY_PORT"
-    wait_for_gpus $((nodes * gpus))
+    wait_for_gpus $((nodes * gpus)) &  # a command in front would keep the script from hearing a signal
+    wait -n || code=$?
+    if ! kill -0 "$ray_pid" 2>/dev/null; then
+        echo "error: Ray ended at its start (exit code $code); above is what it said" >&2
+        exit 1
+    fi
+    [[ "$code" -eq 0 ]] || exit "$code"
     "${PYTHON[@]}" "$PROGRAM" "$@" &
-    local program_pid=$!
-    # shellcheck disable=SC2064
-    trap "kill -INT $program_pid" INT
-    # shellcheck disable=SC2064
-    trap "kill -TERM $program_pid" TERM
+    program_pid=$!
     while kill -0 "$program_pid" 2>/dev/null; do  # a signal ends the wait, not the program
-        code=0
-        wait "$program_pid" || code=$?
+        wait "$program_pid" || true
     done
+    wait "$program_pid" || code=$?  # its own, also where a signal ended the last wait
     exit "$code"
 }
 
+# Set once: bash forgets a signal that comes while its trap is replaced.
+stop() {
+    [[ -n "$program_pid" ]] || exit "$2"
+    kill "-$1" "$program_pid" 2>/dev/null || true
+}
+
+end_children() {
+    local children
+    children=$(jobs -p)
+    # shellcheck disable=SC2086  # one word for each
+    [[ -z "$children" ]] || kill $children 2>/dev/null || true
+    wait
+}
+
+# In the background alone: the process that ends with the signal is Python itself.
 wait_for_gpus() {
-    "${PYTHON[@]}" - "$1" "$JOIN_TIMEOUT_S" <<'PROGRAM'
+    exec "${PYTHON[@]}" - "$1" "$JOIN_TIMEOUT_S" <<'PROGRAM'
 import sys
 import time
 

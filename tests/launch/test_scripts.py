@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,23 @@ def test_a_machine_that_finds_no_ray_gives_up() -> None:
 
 
 STAND_IN = """#!/usr/bin/env bash
-# Stands where Python would: writes down what it was asked for.
-echo "$*" >>"$CALLS"
+# Stands where Python would: writes down what it was asked for, once it can be ended.
 case "$*" in
-    *"start --head"*) trap 'echo "Ray was ended" >>"$CALLS"; exit 0' TERM; while true; do sleep 0.05; done ;;
-    *train_async.py*) trap 'exit 143' TERM; for _ in $(seq "$TICKS"); do sleep 0.05; done; exit 7 ;;
+    *"start --head"*)
+        trap 'echo "Ray was ended" >>"$CALLS"; exit 0' TERM
+        echo "$*" >>"$CALLS"
+        [[ -z "${RAY_FAILS:-}" ]] || exit "$RAY_FAILS"
+        while true; do sleep 0.05; done ;;
+    "- "*)
+        until grep -q "start --head" "$CALLS"; do sleep 0.02; done 2>/dev/null
+        echo "$*" >>"$CALLS"
+        exec sleep "$GPUS_AFTER_S" ;;
+    *train_async.py*)
+        [[ -z "${HASTE:-}" ]] || kill -TERM $PPID
+        echo "$*" >>"$CALLS"
+        for _ in $(seq "$TICKS"); do sleep 0.05; done
+        exit 7 ;;
+    *) echo "$*" >>"$CALLS" ;;
 esac
 """
 
@@ -97,7 +110,13 @@ def stand_in(tmp_path: Path) -> dict[str, str]:
     program = tmp_path / "python"
     program.write_text(STAND_IN)
     program.chmod(0o755)
-    return {"PYTHON": str(program), "CALLS": str(tmp_path / "calls"), "TICKS": "1", "RUNS": str(tmp_path)}
+    return {
+        "PYTHON": str(program),
+        "CALLS": str(tmp_path / "calls"),
+        "TICKS": "1",
+        "GPUS_AFTER_S": "0",
+        "RUNS": str(tmp_path),
+    }
 
 
 def calls(environment: dict[str, str]) -> list[str]:
@@ -129,12 +148,49 @@ def test_a_cluster_that_is_there_gets_a_job(stand_in: dict[str, str]) -> None:
     assert f"{stand_in['PYTHON']} {ROOT / 'train_async.py'} --hf-checkpoint" in job
 
 
+def test_a_ray_that_does_not_start_ends_the_waiting_for_gpus(stand_in: dict[str, str]) -> None:
+    done = launched("deepseek-r1", **{**stand_in, "GPUS_AFTER_S": "1000", "RAY_FAILS": "4"}, MASTER_ADDR="10.0.0.1")
+    assert done.returncode == 1
+    assert done.stderr == "error: Ray ended at its start (exit code 4); above is what it said\n"
+
+
+def wait_for_call(environment: dict[str, str], part: str, running: subprocess.Popen[bytes]) -> None:
+    while not (Path(environment["CALLS"]).exists() and any(part in call for call in calls(environment))):
+        assert running.poll() is None
+        time.sleep(0.01)
+
+
+def ended_by_sigterm(environment: dict[str, str], once: str | None = None) -> int:
+    """The script's exit code; SIGTERM is sent when a call with ``once`` in it is seen.  Nothing it started is left."""
+    script = ["bash", str(ROOT / "configs" / "deepseek-r1.sh")]
+    environment = {**os.environ, **environment, "TICKS": "1000", "MASTER_ADDR": "10.0.0.1"}
+    with subprocess.Popen(script, env=environment, start_new_session=True) as running:
+        if once:
+            wait_for_call(environment, once, running)
+            running.send_signal(signal.SIGTERM)
+        code = running.wait(timeout=60)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(running.pid, 0)
+        except ProcessLookupError:
+            return code
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    raise AssertionError("the script left processes behind")
+
+
 def test_sigterm_reaches_the_program_first(stand_in: dict[str, str]) -> None:
-    environment = {**os.environ, **stand_in, "TICKS": "1000", "MASTER_ADDR": "10.0.0.1"}
-    script = ROOT / "configs" / "deepseek-r1.sh"
-    with subprocess.Popen(["bash", str(script)], env=environment) as running:
-        while not (Path(stand_in["CALLS"]).exists() and any("train_async.py" in call for call in calls(stand_in))):
-            assert running.poll() is None
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=60) == 143
+    assert ended_by_sigterm(stand_in, once="train_async.py") == 143
     assert calls(stand_in)[-1] == "Ray was ended"
+
+
+def test_sigterm_ends_the_waiting_for_gpus(stand_in: dict[str, str]) -> None:
+    assert ended_by_sigterm({**stand_in, "GPUS_AFTER_S": "1000"}, once="- 128 1800") == 143
+    assert not any("train_async.py" in call for call in calls(stand_in))
+    assert calls(stand_in)[-1] == "Ray was ended"
+
+
+def test_sigterm_in_the_moment_when_the_program_starts(stand_in: dict[str, str]) -> None:
+    assert ended_by_sigterm({**stand_in, "HASTE": "the program sends it"}) == 143
+    assert "Ray was ended" in calls(stand_in)
