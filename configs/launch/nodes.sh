@@ -12,9 +12,12 @@ read -ra PYTHON <<<"${PYTHON:-uv run python}"
 RAY=("${PYTHON[@]}" -m ray.scripts.scripts)
 RAY_PORT="${RAY_PORT:-6379}"                 # Ray's own default
 JOIN_TIMEOUT_S="${JOIN_TIMEOUT_S:-1800}"     # until all machines must be there
+END_TIMEOUT_S="${END_TIMEOUT_S:-60}"         # for Ray, which itself takes 30 to end what still runs
 RAY_FOLDER="${RAY_FOLDER:-/tmp/asyncrl-ray}" # not /tmp/ray, where other programs would find our Ray and join it
 export RAY_worker_niceness="${RAY_worker_niceness:-0}"
-PROGRAM="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/train_async.py"
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+PROGRAM="$ROOT/train_async.py"
+WAIT_FOR_GPUS="$ROOT/configs/launch/wait_for_gpus.py"
 
 # Ray's own ways to decide this differ between starting a cluster and joining it.
 if [[ -z "${RAY_AUTH_MODE:-}" ]]; then
@@ -80,14 +83,15 @@ lead_ray() {
         --disable-usage-stats --include-dashboard false --temp-dir "$RAY_FOLDER" &
     local ray_pid=$!
     export RAY_ADDRESS="$MASTER_ADDR:$RAY_PORT"
-    wait_for_gpus $((nodes * gpus)) &  # a command in front would keep the script from hearing a signal
+    # Beside the script, which would not hear a signal before the end of a command in front.
+    "${PYTHON[@]}" "$WAIT_FOR_GPUS" "$((nodes * gpus))" "$JOIN_TIMEOUT_S" &
     wait -n || code=$?
     if ! kill -0 "$ray_pid" 2>/dev/null; then
         echo "error: Ray ended at its start (exit code $code); above is what it said" >&2
         exit 1
     fi
     [[ "$code" -eq 0 ]] || exit "$code"
-    "${PYTHON[@]}" "$PROGRAM" "$@" &
+    env --default-signal=INT "${PYTHON[@]}" "$PROGRAM" "$@" &  # bash has what runs beside it ignore SIGINT
     program_pid=$!
     while kill -0 "$program_pid" 2>/dev/null; do  # a signal ends the wait, not the program
         wait "$program_pid" || true
@@ -102,32 +106,23 @@ stop() {
     kill "-$1" "$program_pid" 2>/dev/null || true
 }
 
+# Another signal does not cut this short; whoever does not end in time is killed.
 end_children() {
-    local children
-    children=$(jobs -p)
-    # shellcheck disable=SC2086  # one word for each
-    [[ -z "$children" ]] || kill $children 2>/dev/null || true
-    wait
+    trap '' INT TERM
+    local deadline=$((SECONDS + END_TIMEOUT_S))
+    signal_children TERM
+    while [[ -n "$(jobs -pr)" ]]; do
+        if ((SECONDS >= deadline)); then
+            echo "error: Ray did not end within $END_TIMEOUT_S s and was killed; see what is left of it" >&2
+            signal_children KILL
+        fi
+        sleep 0.1
+    done
 }
 
-# In the background alone: the process that ends with the signal is Python itself.
-wait_for_gpus() {
-    exec "${PYTHON[@]}" - "$1" "$JOIN_TIMEOUT_S" <<'PROGRAM'
-import sys
-import time
-
-import ray
-
-wanted, deadline = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
-found = 0
-while found < wanted and time.monotonic() < deadline:
-    try:
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False, logging_level="ERROR")
-        found = int(ray.cluster_resources().get("GPU", 0))
-    except (ConnectionError, RuntimeError):
-        found = 0
-    time.sleep(2)
-sys.exit(f"error: Ray has {found} GPUs, the run needs {wanted} (JOIN_TIMEOUT_S)" if found < wanted else 0)
-PROGRAM
+signal_children() {
+    local children
+    children=$(jobs -pr)
+    # shellcheck disable=SC2086  # one word for each
+    [[ -z "$children" ]] || kill "-$1" $children 2>/dev/null || true
 }

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "configs").glob("*.sh"))
 MODELS = Path(__file__).parent / "models"
 """The released models' config.json, as far as it says what shape they have."""
 
+WAITING = f"{ROOT}/configs/launch/wait_for_gpus.py"
 GPUS = {"qwen3-4b": 8, "glm-z1-9b": 8, "qwen3-30b-a3b": 8, "glm4.5-355b-a32b": 64, "deepseek-r1": 128}
 
 
@@ -86,18 +89,18 @@ STAND_IN = """#!/usr/bin/env bash
 # Stands where Python would: writes down what it was asked for, once it can be ended.
 case "$*" in
     *"start --head"*)
-        trap 'echo "Ray was ended" >>"$CALLS"; exit 0' TERM
+        trap 'sleep "$RAY_ENDS_IN_S"; echo "Ray was ended" >>"$CALLS"; exit 0' TERM
         echo "$*" >>"$CALLS"
         [[ -z "${RAY_FAILS:-}" ]] || exit "$RAY_FAILS"
         while true; do sleep 0.05; done ;;
-    "- "*)
+    *wait_for_gpus.py*)
         until grep -q "start --head" "$CALLS"; do sleep 0.02; done 2>/dev/null
         echo "$*" >>"$CALLS"
-        exec sleep "$GPUS_AFTER_S" ;;
+        exec sleep "$GPUS_COME_IN_S" ;;
     *train_async.py*)
         [[ -z "${HASTE:-}" ]] || kill -TERM $PPID
         echo "$*" >>"$CALLS"
-        for _ in $(seq "$TICKS"); do sleep 0.05; done
+        [[ -z "${RUNS_ON:-}" ]] || exec sleep 1000
         exit 7 ;;
     *) echo "$*" >>"$CALLS" ;;
 esac
@@ -113,8 +116,8 @@ def stand_in(tmp_path: Path) -> dict[str, str]:
     return {
         "PYTHON": str(program),
         "CALLS": str(tmp_path / "calls"),
-        "TICKS": "1",
-        "GPUS_AFTER_S": "0",
+        "GPUS_COME_IN_S": "0",
+        "RAY_ENDS_IN_S": "0",
         "RUNS": str(tmp_path),
     }
 
@@ -129,7 +132,7 @@ def test_the_first_machine_leads(script: str, stand_in: dict[str, str]) -> None:
     assert done.returncode == 7, "the program's own exit code"
     told = calls(stand_in)
     assert any("start --head --node-ip-address 10.0.0.1 --port 6379 --num-gpus 8 --block" in call for call in told)
-    assert f"- {GPUS[script]} 1800" in told, "it waits for all GPUs"
+    assert f"{WAITING} {GPUS[script]} 1800" in told, "it waits for all GPUs"
     (run,) = [call for call in told if "train_async.py" in call]
     assert run.endswith(" --num-rollout 3")
     assert told[-1] == "Ray was ended"
@@ -149,48 +152,91 @@ def test_a_cluster_that_is_there_gets_a_job(stand_in: dict[str, str]) -> None:
 
 
 def test_a_ray_that_does_not_start_ends_the_waiting_for_gpus(stand_in: dict[str, str]) -> None:
-    done = launched("deepseek-r1", **{**stand_in, "GPUS_AFTER_S": "1000", "RAY_FAILS": "4"}, MASTER_ADDR="10.0.0.1")
+    done = launched("deepseek-r1", **{**stand_in, "GPUS_COME_IN_S": "1000", "RAY_FAILS": "4"}, MASTER_ADDR="10.0.0.1")
     assert done.returncode == 1
     assert done.stderr == "error: Ray ended at its start (exit code 4); above is what it said\n"
 
 
-def wait_for_call(environment: dict[str, str], part: str, running: subprocess.Popen[bytes]) -> None:
-    while not (Path(environment["CALLS"]).exists() and any(part in call for call in calls(environment))):
-        assert running.poll() is None
-        time.sleep(0.01)
-
-
-def ended_by_sigterm(environment: dict[str, str], once: str | None = None) -> int:
-    """The script's exit code; SIGTERM is sent when a call with ``once`` in it is seen.  Nothing it started is left."""
-    script = ["bash", str(ROOT / "configs" / "deepseek-r1.sh")]
-    environment = {**os.environ, **environment, "TICKS": "1000", "MASTER_ADDR": "10.0.0.1"}
-    with subprocess.Popen(script, env=environment, start_new_session=True) as running:
-        if once:
-            wait_for_call(environment, once, running)
-            running.send_signal(signal.SIGTERM)
-        code = running.wait(timeout=60)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+@contextmanager
+def led(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """The first machine's script, in a session of its own; in the end nothing that it started may be left."""
+    # Whoever runs the tests in the background ignores SIGINT, which bash could not catch then.
+    script = ["env", "--default-signal=INT", "bash", str(ROOT / "configs" / "deepseek-r1.sh")]
+    environment = {**os.environ, "RUNS_ON": "yes", **environment, "MASTER_ADDR": "10.0.0.1"}
+    with subprocess.Popen(
+        script, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True
+    ) as running:
         try:
-            os.killpg(running.pid, 0)
-        except ProcessLookupError:
-            return code
-        time.sleep(0.05)
-    os.killpg(running.pid, signal.SIGKILL)
-    raise AssertionError("the script left processes behind")
+            yield running
+            assert running.poll() is not None
+            assert ends(lambda: not is_there(running.pid)), "the script left processes behind"
+        finally:
+            if is_there(running.pid):
+                os.killpg(running.pid, signal.SIGKILL)
 
 
-def test_sigterm_reaches_the_program_first(stand_in: dict[str, str]) -> None:
-    assert ended_by_sigterm(stand_in, once="train_async.py") == 143
+def is_there(session: int) -> bool:
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def ends(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def was_called(environment: dict[str, str], part: str) -> Callable[[], bool]:
+    return lambda: Path(environment["CALLS"]).exists() and any(part in call for call in calls(environment))
+
+
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_reaches_the_program_first(number: signal.Signals, code: int, stand_in: dict[str, str]) -> None:
+    with led(stand_in) as running:
+        assert ends(was_called(stand_in, "train_async.py"))
+        running.send_signal(number)
+        assert running.wait(timeout=30) == code
     assert calls(stand_in)[-1] == "Ray was ended"
 
 
-def test_sigterm_ends_the_waiting_for_gpus(stand_in: dict[str, str]) -> None:
-    assert ended_by_sigterm({**stand_in, "GPUS_AFTER_S": "1000"}, once="- 128 1800") == 143
-    assert not any("train_async.py" in call for call in calls(stand_in))
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_ends_the_waiting_for_gpus(number: signal.Signals, code: int, stand_in: dict[str, str]) -> None:
+    with led({**stand_in, "GPUS_COME_IN_S": "1000"}) as running:
+        assert ends(was_called(stand_in, WAITING))
+        running.send_signal(number)
+        assert running.wait(timeout=30) == code
+    assert not was_called(stand_in, "train_async.py")()
     assert calls(stand_in)[-1] == "Ray was ended"
 
 
 def test_sigterm_in_the_moment_when_the_program_starts(stand_in: dict[str, str]) -> None:
-    assert ended_by_sigterm({**stand_in, "HASTE": "the program sends it"}) == 143
-    assert "Ray was ended" in calls(stand_in)
+    with led({**stand_in, "HASTE": "the program sends it"}) as running:
+        assert running.wait(timeout=30) == 143
+    assert was_called(stand_in, "Ray was ended")()
+
+
+def test_a_second_signal_does_not_leave_ray_behind(stand_in: dict[str, str]) -> None:
+    with led({**stand_in, "GPUS_COME_IN_S": "1000", "RAY_ENDS_IN_S": "2"}) as running:
+        assert ends(was_called(stand_in, WAITING))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            running.send_signal(number)
+            time.sleep(0.2)
+        assert running.wait(timeout=30) == 143
+    assert calls(stand_in)[-1] == "Ray was ended"
+
+
+def test_a_ray_that_does_not_end_is_killed(stand_in: dict[str, str]) -> None:
+    with led({**stand_in, "RAY_ENDS_IN_S": "1000", "END_TIMEOUT_S": "1"}) as running:
+        assert ends(was_called(stand_in, "train_async.py"))
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=30) == 143
+        os.killpg(running.pid, signal.SIGKILL)  # what Ray itself had started
+        assert running.stderr is not None
+        assert "error: Ray did not end within 1 s and was killed" in running.stderr.read()
