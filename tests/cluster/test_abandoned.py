@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import asyncio, threading
 from asyncrl.engines.cluster.placement import Layout, reserve
@@ -38,6 +40,7 @@ with ray_session(2, hold_signals=lambda: None) as ray:
 """
 
 
+@pytest.mark.timeout(180)
 def test_a_busy_rank_gives_an_update_up_at_once_and_has_one_thread_for_all_else() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=150, check=False)
     assert done.stdout.split()[-2:] == ["True", "asyncrl-3"], done.stderr

@@ -151,7 +151,7 @@ def test_stamps_that_do_not_fit_their_tokens_are_not_believed(stamps: list[str])
 
 
 def test_silence_is_a_timeout_and_the_request_is_aborted() -> None:
-    chunks, end, aborted = generate(stalling, idle_s=0.3)
+    chunks, end, aborted = generate(stalling, idle_s=1.0)
     assert tokens(chunks) == [7]
     assert isinstance(end, EngineTimeout)
     assert len(aborted) == 1
@@ -251,6 +251,9 @@ def test_cancelling_twice_still_aborts_the_request() -> None:
                 task.cancel()
                 await asyncio.sleep(0)
                 task.cancel()
+            async with asyncio.timeout(5.0):
+                while not aborted:  # noqa: ASYNC110 -- the list is filled by another handler
+                    await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)
 
     asyncio.run(run())

@@ -33,8 +33,8 @@ Updater = BroadcastUpdater | DiskUpdater
 PROMPT = tuple(range(2, 34))
 NUM_SAMPLES = 8
 NUM_UPDATES = 12
-NUM_TOKENS = 2000
-"""Per answer: about 10 s on two idle cores, twice what the updates take."""
+NUM_TOKENS = 3000
+"""Per answer: about 15 s on two idle cores, three times what the updates take."""
 BETWEEN_S = 0.1
 """From one update to the next: about 20 tokens of every answer."""
 CLOSE = 1e-4

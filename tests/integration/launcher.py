@@ -26,7 +26,7 @@ START_S = 300.0
 """For a run to come to its first steps on a busy machine."""
 RUN_S = 400.0
 """For a run of a few steps to come to its end there."""
-LEAVING_S = 3.0
+LEAVING_S = 10.0
 """Ray's own reaper needs it, when the program was ended in the millisecond in which Ray takes its handlers away."""
 NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 """That share this machine's processors with us."""

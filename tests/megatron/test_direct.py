@@ -24,6 +24,8 @@ from asyncrl.errors import WeightUpdateFailed
 
 DEADLINE_S = 60
 
+pytestmark = pytest.mark.timeout(180)
+
 
 class Engine:
     """The other process."""

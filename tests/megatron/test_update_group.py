@@ -45,9 +45,9 @@ def test_what_is_sent_is_what_sglang_receives(tmp_path):
     assert all((saved[name] == received[name]).all() for name in saved)
 
 
-def test_engines_that_do_not_come_are_a_named_error(tmp_path):
-    settings = replace(trainer_settings(write_checkpoint(tmp_path / "hf")), timeout_s=1.0)
-    with one_rank(settings) as rank:
+def test_engines_that_do_not_come_are_a_named_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncrl.engines.megatron.update_group.JOIN_S", 1.0)
+    with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
         with pytest.raises(ValueError, match="no engines have joined"):
             rank.send(is_checked=False)
         with pytest.raises(WeightUpdateFailed, match="no update group weights of 2"):
