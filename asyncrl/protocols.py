@@ -65,11 +65,17 @@ class WeightUpdater(Protocol):
         Raises WeightUpdateFailed.
         """
 
+    async def take_again(self) -> bool:
+        """Set aside for the next push what was taken last, while the trainer goes on.
+
+        False, and nothing done, if no copy of it is there.  Raises WeightUpdateFailed.
+        """
+
     async def push(self, weights: Weights) -> UpdateReport:
         """Return once every engine samples from the weights last taken, labelled ``weights``.
 
         Requests in flight are paused, not lost.  Cancelling in mid-update leaves the engines unusable.
-        Raises WeightUpdateFailed, as UpdateInterrupted when taking and pushing again may help.
+        Raises WeightUpdateFailed, as UpdateInterrupted when taking (again) and pushing may help.
         """
 
     async def newcomers(self) -> None:

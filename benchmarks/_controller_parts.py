@@ -125,6 +125,10 @@ class InstantUpdater:
         """See ``WeightUpdater.take``."""
         return True
 
+    async def take_again(self) -> bool:
+        """See ``WeightUpdater.take_again``."""
+        return True
+
     async def newcomers(self) -> None:
         """See ``WeightUpdater.newcomers``."""
         await asyncio.Event().wait()

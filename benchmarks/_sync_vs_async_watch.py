@@ -104,6 +104,10 @@ class WatchedUpdater:
         self.takes.add(start, _now())
         return goes_on
 
+    async def take_again(self) -> bool:
+        """See ``WeightUpdater.take_again``: the trainer does not wait."""
+        return await self._updater.take_again()
+
     async def newcomers(self) -> None:
         """See ``WeightUpdater.newcomers``."""
         await self._updater.newcomers()

@@ -1,6 +1,7 @@
 """Carries the trainer's weights to every engine through a disk that all of them share: where no network group reaches.
 
     take    the trainer writes its weights to FOLDER/taken, and may go on training once they are on the disk
+    again   what was written is there still, for the engines that there are now
     push    FOLDER/taken becomes FOLDER/version-N ──▶ pause all engines ──▶ each reads it ──▶ all go on
 
 A folder has its name when it is complete: it is written beside and renamed.  The version that all engines have stays
@@ -78,6 +79,8 @@ class DiskUpdater:
         self._writer = writer
         self._folder = folder
         self._is_made = False
+        self._written: Path | None = None
+        """What was taken last."""
         self._served: Path | None = None
         """What all engines have."""
         self._timeout_s = timeout_s
@@ -95,12 +98,19 @@ class DiskUpdater:
         """See ``WeightUpdater.take``: the weights are written."""
         if not self._buckets:
             raise WeightUpdateFailed("take came before connect, or the trainer has nothing to write")
-        self._engines, self._taken_at = self._roster.present, self._roster.changes
+        self._written = None
+        self._look_who_is_there()
         if self._engines:  # those that come back get an update of their own
             await self._on_disk(partial(_remove_versions, self._folder, self._served))
             writing = self._writer.write_weights(self._taken, timeout_s=self._long_s)
             await everyone("writing the weights", {"trainer": writing}, self._long_s)
+            self._written = self._taken
         return True
+
+    async def take_again(self) -> bool:
+        """See ``WeightUpdater.take_again``: they are on the disk."""
+        self._look_who_is_there()
+        return self._written is not None
 
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``: they are read."""
@@ -108,8 +118,11 @@ class DiskUpdater:
             raise WeightUpdateFailed("push came before connect, or the trainer has nothing to write")
         if not self._engines:
             return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
+        if self._written is None:
+            raise WeightUpdateFailed("push came before take")
         version = self._folder / f"version-{weights.version}"
-        await self._on_disk(partial(_rename, self._taken, version))
+        await self._on_disk(partial(_rename, self._written, version))
+        self._written = version
         move = partial(self._read, version, str(weights.version))
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
         report = await self._round.run(self._engines, self._taken_at, move, num_bytes)
@@ -131,6 +144,9 @@ class DiskUpdater:
             logger.warning("%s was not removed within %g s: it may stay", self._folder, self._timeout_s)
         except OSError as error:  # the trainer is writing to it still, or somebody has a file of it open
             logger.warning("%s stays: %s", self._folder, error)
+
+    def _look_who_is_there(self) -> None:
+        self._engines, self._taken_at = self._roster.present, self._roster.changes
 
     @property
     def _taken(self) -> Path:

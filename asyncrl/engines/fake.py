@@ -142,9 +142,12 @@ class FakeUpdater:
         """Set it for an engine that waits for a push."""
         self.interruptions = 0
         """Pushes from now on that fail as if an engine was lost."""
+        self.keeps_copies = True
+        """Whether what was taken can be taken again after that."""
         self._engines = engines
         self._seconds = seconds
         self._goes_beside = goes_beside
+        self._has_copy = False
 
     async def newcomers(self) -> None:
         """See ``WeightUpdater.newcomers``."""
@@ -155,7 +158,13 @@ class FakeUpdater:
         """See ``WeightUpdater.take``."""
         self.before_take()
         await asyncio.sleep(0)
+        self._has_copy = self._goes_beside
         return self._goes_beside
+
+    async def take_again(self) -> bool:
+        """See ``WeightUpdater.take_again``."""
+        await asyncio.sleep(0)
+        return self._has_copy
 
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
@@ -164,6 +173,7 @@ class FakeUpdater:
         await asyncio.sleep(self._seconds)
         if self.interruptions:
             self.interruptions -= 1
+            self._has_copy &= self.keeps_copies
             raise UpdateInterrupted("an engine was lost")
         for engine in self._engines:
             engine.go_on(weights)

@@ -74,6 +74,10 @@ class TensorUpdater:
         """See ``WeightUpdater.take``: nothing is copied, the trainer waits."""
         return False
 
+    async def take_again(self) -> bool:
+        """See ``WeightUpdater.take_again``: there is no copy."""
+        return False
+
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``.  The engines must have no requests."""
         if not self._buckets:

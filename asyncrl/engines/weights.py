@@ -1,6 +1,7 @@
 """Carries the trainer's weights to every engine, over a collective group of the trainer's rank 0 and all engine ranks.
 
     take    the trainer copies its weights, begins to send them, and may go on training
+    again   the trainer, which trains, begins to send that copy to the engines that there are now
     push    pause all engines ──▶ they receive ──▶ all go on
 
 The first push sends bucket by bucket, by name; engines that say so take all later ones in one request
@@ -34,12 +35,18 @@ class WeightSender(Protocol):
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
-        """Join the group as rank 0, which also serves its rendezvous at ``master_port``."""
+        """Join the group as rank 0, also while training, and serve its rendezvous at ``master_port``."""
 
     async def take(self, *, is_checked: bool) -> bool:
         """Copy the present weights and begin to broadcast them to the group, all buckets in order.
 
         False, and nothing done, when ``send`` is to do it instead.
+        """
+
+    async def send_again(self, *, is_checked: bool) -> bool:
+        """Begin to broadcast what ``take`` copied last once more, also while training.
+
+        False, and nothing done, if it has no copy of it any more.
         """
 
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
@@ -130,6 +137,8 @@ class BroadcastUpdater:
         """Whether all engines take all buckets at once, as the next push will have them do."""
         self._is_taken = False
         """Whether the trainer is sending already."""
+        self._is_copied = False
+        """Whether it can send the same once more."""
 
     async def connect(self) -> None:
         """Form the group of all engines that are there.  Raises WeightUpdateFailed."""
@@ -161,18 +170,29 @@ class BroadcastUpdater:
             )
             rank_offset += engine.num_ranks
         await everyone("forming the weight-update group", joining, self._timeout_s)
-        await everyone("asking what will be sent", {"trainer": self._ask_for_buckets()}, self._timeout_s)
+        if not self._buckets:
+            await everyone("asking what will be sent", {"trainer": self._ask_for_buckets()}, self._timeout_s)
 
     async def take(self) -> bool:
         """See ``WeightUpdater.take``."""
         if not self._buckets:
             raise WeightUpdateFailed("take came before connect, or the trainer has nothing to send")
-        if self._roster.changes != self._formed_for:
-            async with self._round.blaming_the_lost(self._roster.changes):
-                await self.connect()
+        self._is_copied = False
+        await self._reconnect()
         if not self._engines:
             return True
         await everyone("copying the weights", {"trainer": self._take()}, self._timeout_s)
+        self._is_copied = self._is_taken
+        return self._is_taken
+
+    async def take_again(self) -> bool:
+        """See ``WeightUpdater.take_again``."""
+        if not self._is_copied:
+            return False
+        await self._reconnect()
+        if not self._engines:
+            return True
+        await everyone("sending the copied weights again", {"trainer": self._send_again()}, self._timeout_s)
         return self._is_taken
 
     async def push(self, weights: Weights) -> UpdateReport:
@@ -193,6 +213,12 @@ class BroadcastUpdater:
         """See ``WeightUpdater.newcomers``."""
         await self._roster.newcomers()
 
+    async def _reconnect(self) -> None:
+        """Form the group anew, if engines have come or gone."""
+        if self._roster.changes != self._formed_for:
+            async with self._round.blaming_the_lost(self._roster.changes):
+                await self.connect()
+
     async def _abandon(self) -> None:
         """Before anybody waits for the trainer, which itself may wait for the engine that has died."""
         try:
@@ -205,6 +231,9 @@ class BroadcastUpdater:
 
     async def _take(self) -> None:
         self._is_taken = await self._sender.take(is_checked=self._checks)
+
+    async def _send_again(self) -> None:
+        self._is_taken = await self._sender.send_again(is_checked=self._checks)
 
     async def _move(self, label: str) -> float | None:
         """All buckets, from the trainer to all engines; when the first of them stood still, if all say so."""

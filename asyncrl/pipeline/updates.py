@@ -1,7 +1,8 @@
 """Has the engines serve the trainer's weights, beside training.
 
-    begin ──▶ take, the trainer waits ──▶ push, the trainer goes on ──▶ pushed
-              └──────── from the beginning, when an engine is lost ◀───────┘
+    begin ──▶ take, the trainer waits ────┬──▶ push, the trainer goes on ──▶ pushed
+    welcome ──▶ take again, it goes on ───┘      │
+                        ▲─── an engine is lost ◀─┘      without a copy to take again: take
 
 consumes      the trainer's weights; engines that come in between
 produces      weight versions that engines serve
@@ -50,6 +51,8 @@ class WeightUpdates:
         self._aborts = aborts
         self._look_again = look_again
         self._version = served.now.version
+        self._taken = trained
+        """Steps that the weights had seen which were taken last."""
         self.trained = trained
         """Steps that the trainer's weights have seen; who trains, counts."""
         self.trainer = asyncio.Lock()
@@ -78,34 +81,41 @@ class WeightUpdates:
         """Push for engines that come in between, until cancelled."""
         while True:
             await self._updater.newcomers()
-            await self._update(asyncio.Event())
+            await self._update(asyncio.Event(), again=True)
 
-    async def _update(self, is_free: asyncio.Event) -> UpdateReport:
+    async def _update(self, is_free: asyncio.Event, *, again: bool = False) -> UpdateReport:
         """Have all engines serve the trainer's weights; ``is_free`` is set once the trainer may go on with others.
 
-        From the beginning, when an engine is lost meanwhile: with the weights that the trainer has then.
+        ``again``, and when an engine is lost meanwhile: those that were taken last, without waiting for a trainer that
+        trains, if there is a copy of them.
         """
         async with self._one_at_a_time:
             while True:
                 try:
-                    return await self._update_once(is_free)
+                    if again and await self._updater.take_again():
+                        is_free.set()
+                        return await self._push(self._taken)
+                    return await self._take_and_push(is_free)
                 except UpdateInterrupted as error:
                     logger.warning("the weight update begins anew: %s", error)
+                    again = True
 
-    async def _update_once(self, is_free: asyncio.Event) -> UpdateReport:
+    async def _take_and_push(self, is_free: asyncio.Event) -> UpdateReport:
         async with self.trainer:
-            self._version += 1
-            weights = Weights(version=self._version, step=self.trained)
-            if not await self._updater.take():
-                report = await self._push(weights)
+            goes_beside = await self._updater.take()
+            self._taken = self.trained
+            if not goes_beside:
+                report = await self._push(self._taken)
                 is_free.set()
                 return report
             is_free.set()
-        return await self._push(weights)
+        return await self._push(self._taken)
 
-    async def _push(self, weights: Weights) -> UpdateReport:
-        """Push at once; samples in flight go on under the new weights."""
+    async def _push(self, step: int) -> UpdateReport:
+        """Push what was taken at once, as a new version; samples in flight go on under it."""
         start = _now()
+        self._version += 1
+        weights = Weights(version=self._version, step=step)
         if self._aborts:
             await self._engine.interrupt()
         if self._turns is not None:

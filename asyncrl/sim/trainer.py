@@ -87,6 +87,10 @@ class ModelledUpdater:
             await asyncio.sleep(self._costs.take_s)
         return not self._costs.holds_trainer
 
+    async def take_again(self) -> bool:
+        """See ``WeightUpdater.take_again``: no engine is lost in an update."""
+        return False
+
     async def newcomers(self) -> None:
         """See ``WeightUpdater.newcomers``: modelled engines come back with the present weights."""
         await asyncio.Event().wait()

@@ -20,7 +20,11 @@ class Rank:
         assert self.given_up.wait(20.0)
     def abandon(self, group_name):
         self.told.append(group_name)
+    def join_engines(self, *where):
+        self.told.append(where[-2])
+    def send_again(self, is_checked):
         self.given_up.set()
+        return True
     def take(self, is_checked):
         return [*self.told, threading.get_ident()]
 
@@ -31,9 +35,13 @@ async def main(ray):
     sending = asyncio.create_task(trainer.send(is_checked=False, timeout_s=20.0))
     await asyncio.sleep(0)  # so that it is asked first
     await trainer.abandon("asyncrl-3")
+    await trainer.join_engines(
+        master_address="here", master_port=1, world_size=2, group_name="asyncrl-4", backend="gloo"
+    )
+    assert await trainer.send_again(is_checked=False)
     await sending
-    first, second, name = sorted(await trainer.take(is_checked=False), key=str)
-    print(first == second, name)
+    first, second, before, after = sorted(await trainer.take(is_checked=False), key=str)
+    print(first == second, before, after)
 
 with ray_session(2, hold_signals=lambda: None) as ray:
     asyncio.run(main(ray))
@@ -41,6 +49,6 @@ with ray_session(2, hold_signals=lambda: None) as ray:
 
 
 @pytest.mark.timeout(180)
-def test_a_busy_rank_gives_an_update_up_at_once_and_has_one_thread_for_all_else() -> None:
+def test_a_busy_rank_gives_an_update_up_and_begins_it_anew_at_once_and_has_one_thread_for_all_else() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=150, check=False)
-    assert done.stdout.split()[-2:] == ["True", "asyncrl-3"], done.stderr
+    assert done.stdout.split()[-3:] == ["True", "asyncrl-3", "asyncrl-4"], done.stderr

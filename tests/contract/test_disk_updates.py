@@ -227,6 +227,38 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
     assert left(tmp_path) == ["version-2", "version-4"]
 
 
+def test_what_was_written_is_read_again_by_those_that_are_left_and_by_one_that_comes_back(tmp_path: Path) -> None:
+    a, trainer = Engine("a"), Trainer()
+
+    async def dies(step: str) -> None:
+        if step.startswith("version-3"):
+            roster.lose("b")
+            raise EngineLost("gone")
+
+    b = Engine("b", dies)
+    roster: Roster[WeightReader] = Roster((a, b))
+
+    async def run() -> None:
+        updater = updater_of(tmp_path, trainer, roster=roster)
+        await updater.connect()
+        assert not await updater.take_again()
+        await update(updater, trainer, 2)
+        with pytest.raises(UpdateInterrupted):
+            await update(updater, trainer, 3)
+        for version in (4, 5):
+            assert await updater.take_again()
+            await updater.push(Weights(version=version, step=3))
+            roster.come("b")
+        assert left(tmp_path) == ["version-2", "version-5"]
+        await update(updater, trainer, 6)
+
+    asyncio.run(run())
+    assert trainer.written == 3
+    assert a.told[-6:] == ["pause in_place", "version-5 3 as 5", "go on", "pause in_place", "version-6 6 as 6", "go on"]
+    assert b.told[-6:] == a.told[-6:]
+    assert left(tmp_path) == ["version-5", "version-6"]
+
+
 def test_a_failure_of_engines_that_have_all_lived_since_it_began_is_final(tmp_path: Path) -> None:
     a, trainer = Engine("a", failing("version-4 4 as 4", EngineLost("gone"))), Trainer()
     roster: Roster[WeightReader] = Roster((a, Engine("b")))

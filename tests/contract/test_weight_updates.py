@@ -84,6 +84,10 @@ class Trainer:
         await self._do("take checked" if is_checked else "take")
         return self._takes
 
+    async def send_again(self, *, is_checked: bool) -> bool:
+        await self._do("send again checked" if is_checked else "send again")
+        return self._takes
+
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
         self.within_s.append(timeout_s)
         await self._do("send checked" if is_checked else "send")
@@ -312,6 +316,62 @@ def test_without_any_engine_training_goes_on_and_the_one_that_comes_back_gets_it
     asyncio.run(run())
     assert a.told == ["rank 1 of 2", "rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
     assert trainer.told == ["join", "join", "take", "send"]
+
+
+def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one_that_comes_back() -> None:
+    dying = True
+
+    async def dies(step: str) -> None:
+        if dying and step.startswith("two"):
+            roster.lose("b")
+            raise EngineLost("gone")
+
+    a, b = Engine("a", keeps=True), Engine("b", step=dies, keeps=True)
+    roster: Roster[WeightReceiver] = Roster((a, b))
+    trainer = Trainer(takes=True)
+
+    async def run() -> None:
+        nonlocal dying
+        updater = BroadcastUpdater(
+            roster, trainer, master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0, lost_s=0.05
+        )
+        await updater.connect()
+        assert not await updater.take_again()
+        assert await updater.take()
+        with pytest.raises(UpdateInterrupted):
+            await updater.push(Weights(version=1, step=1))
+        assert await updater.take_again()
+        await updater.push(Weights(version=2, step=1))
+        dying = False
+        roster.come("b")
+        assert await updater.take_again()
+        await updater.push(Weights(version=3, step=1))
+        await roster.served("b")
+
+    asyncio.run(run())
+    assert trainer.told == ["join", "take", "abandon asyncrl-0", "join", "send again", "join", "send again"]
+    assert a.told[1:4] == ["pause in_place", "one None", "two 1"]
+    assert a.told[4:9] == ["rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
+    assert a.told[9:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
+    assert b.told[-5:] == ["rank 2 of 3", *a.told[-4:]]
+
+
+def test_a_trainer_without_a_copy_is_not_asked_to_send_it_again() -> None:
+    a = Engine("a")
+    roster: Roster[WeightReceiver] = Roster((a,))
+    trainer = Trainer()
+
+    async def run() -> None:
+        updater = BroadcastUpdater(
+            roster, trainer, master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0, lost_s=0.05
+        )
+        await updater.connect()
+        assert not await updater.take()
+        await updater.push(Weights(version=1, step=1))
+        assert not await updater.take_again()
+
+    asyncio.run(run())
+    assert trainer.told == ["join", "take", "send"]
 
 
 def test_a_failure_of_engines_that_all_live_is_final() -> None:

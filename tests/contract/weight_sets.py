@@ -66,6 +66,9 @@ class SendsWeights:
     async def take(self, *, is_checked: bool) -> bool:
         return False
 
+    async def send_again(self, *, is_checked: bool) -> bool:
+        raise AssertionError("no engine dies here")
+
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
         await asyncio.to_thread(self._send, is_checked)
 

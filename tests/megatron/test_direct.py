@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
@@ -90,6 +91,23 @@ def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both
         assert len(with_norms) < len(names)
 
 
+def test_another_thread_sends_what_was_taken_once_more_while_the_trainer_trains(both, tmp_path):
+    rank, engine, names = both
+    rank.train(random_batch())
+    rank.write_weights(tmp_path / "taken")
+    assert rank.take(is_checked=False)
+    engine.ask(DIRECT, names, target=tmp_path / "first")
+    with ThreadPoolExecutor(1) as threads:
+        training = threads.submit(rank.train, random_batch(step=1, seed=9))
+        assert engine.answer()[:2] == [True, KEPT]
+        assert rank.send_again(is_checked=True)
+        engine.ask(DIRECT_CHECKED, names, target=tmp_path / "again")
+        assert engine.answer()[:2] == [True, KEPT]
+        training.result()
+    assert same(tmp_path / "taken", tmp_path / "first")
+    assert same(tmp_path / "taken", tmp_path / "again")
+
+
 def test_weights_that_were_moved_are_loaded_again(both, tmp_path):
     rank, engine, names = both
     engine.ask("move", [])
@@ -111,6 +129,7 @@ def test_a_trainer_without_room_for_copies_sends_while_it_waits(both, tmp_path):
         rank.train(random_batch(step=step))
         rank.write_weights(tmp_path / "sent")
         assert not rank.take(is_checked=True)
+        assert not rank.send_again(is_checked=True)  # what is in the buffers is not whole
         engine.ask(DIRECT_CHECKED, names, target=tmp_path / "received")
         rank.send(is_checked=True)
         assert engine.answer()[:2] == [True, KEPT]

@@ -114,7 +114,7 @@ class RankActor(NetworkPlace):
         return self._rank.weight_buckets()
 
     def join_engines(self, address: str, port: int, world_size: int, group_name: str, backend: str) -> None:
-        """Join the weight-update group as its rank 0."""
+        """Join the weight-update group as its rank 0; in the group ``BESIDE``."""
         self._rank.join_engines(address, port, world_size, group_name, backend)
 
     def abandon(self, group_name: str) -> None:
@@ -124,6 +124,10 @@ class RankActor(NetworkPlace):
     def take(self, is_checked: bool) -> bool:
         """Copy the weights and begin to broadcast them, if that can go on beside training."""
         return self._rank.take(is_checked)
+
+    def send_again(self, is_checked: bool) -> bool:
+        """Begin to broadcast once more what was copied last, if it is there; in the group ``BESIDE``."""
+        return self._rank.send_again(is_checked)
 
     def send(self, is_checked: bool) -> None:
         """Broadcast the weights to the engines."""

@@ -16,7 +16,7 @@ from asyncrl.types import Batch, TrainReport
 class RayTrainer:
     """``Trainer``, and the trainer's side of every way to send weights, over actors of ``RankActor``, rank 0 first.
 
-    One call at a time, but for ``abandon``.
+    One call at a time, but for ``join_engines``, ``send_again`` and ``abandon``, of which there is one at a time, too.
     """
 
     def __init__(self, ranks: Sequence[Any], *, train_timeout_s: float, control_timeout_s: float) -> None:
@@ -61,12 +61,17 @@ class RayTrainer:
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
         """See ``WeightSender.join_engines``."""
-        await self._first("join_engines", master_address, master_port, world_size, group_name, backend)
+        await self._beside("join_engines", master_address, master_port, world_size, group_name, backend)
 
     async def take(self, *, is_checked: bool) -> bool:
         """See ``WeightSender.take``."""
         is_taken: list[bool] = await self._all("take", is_checked, timeout_s=self._control_timeout_s)
         return is_taken[0]
+
+    async def send_again(self, *, is_checked: bool) -> bool:
+        """See ``WeightSender.send_again``."""
+        is_sent: bool = await self._beside("send_again", is_checked)
+        return is_sent
 
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
         """See ``WeightSender.send``."""
@@ -74,8 +79,7 @@ class RayTrainer:
 
     async def abandon(self, group_name: str) -> None:
         """See ``WeightSender.abandon``."""
-        call = self._ranks[0].abandon.options(concurrency_group=BESIDE).remote(group_name)
-        await answered(call, "trainer rank 0, abandon", self._control_timeout_s)
+        await self._beside("abandon", group_name)
 
     async def share(self, bucket: int) -> list[str]:
         """See ``TensorSharer.share``."""
@@ -100,6 +104,11 @@ class RayTrainer:
     async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
         """See ``WeightWriter.write_weights``."""
         await self._all("write_weights", folder, timeout_s=timeout_s)
+
+    async def _beside(self, method: str, *args: object) -> Any:
+        """Of rank 0, whatever it is doing."""
+        call = getattr(self._ranks[0], method).options(concurrency_group=BESIDE).remote(*args)
+        return await answered(call, f"trainer rank 0, {method}", self._control_timeout_s)
 
     async def _first(self, method: str, *args: object) -> Any:
         return await answered(

@@ -1,6 +1,7 @@
 """The trainer's end of a weight update: the weights as buckets of bytes, on their way to the engines.
 
-    beside training   all buckets are copied at once ──▶ training goes on ║ a thread broadcasts the copies
+    beside training   all buckets are copied at once ──▶ training goes on ║ a thread broadcasts the copies,
+                                                                            again where an engine was lost or is back
     in between        bucket i is broadcast while i+1 is copied; training waits for the last one
     shared            engines on the same device map one bucket at a time; training waits for the last one
     to a disk         tensor after tensor is written to files; training waits for the last one
@@ -87,6 +88,17 @@ class Outbox:
         flats = list(self._copies.each(self._model))
         _synchronize(self._device)
         self._sending = _Sending(flats, group, is_checked=is_checked)
+        return True
+
+    def send_again(self, group: dist.ProcessGroup, *, is_checked: bool) -> bool:
+        """Begin to broadcast what ``take`` copied last, from rank 0, also while another thread trains.
+
+        False if there is no such copy.  Raises WeightUpdateFailed if the broadcast before failed.
+        """
+        self.finish()
+        if not self._goes_beside or self._copies is None:
+            return False
+        self._sending = _Sending(self._copies.flats, group, is_checked=is_checked)
         return True
 
     @torch.no_grad()
@@ -212,14 +224,14 @@ class _Copies:
         sizes = [max(bucket.num_bytes for bucket in buckets[first::num_buffers]) for first in range(num_buffers)]
         device = next(model.parameters()).device
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
-        self._flats = [buffers[number % num_buffers][: each.num_bytes] for number, each in enumerate(buckets)]
+        self.flats = [buffers[number % num_buffers][: each.num_bytes] for number, each in enumerate(buckets)]
         self._weights = local_weights(model)
         self._addresses = self._places()
         self._plan = plan
         self._shape = shape
         self._fp8 = fp8
         self._targets = [
-            views(flat, bucket.dtypes, bucket.shapes) for flat, bucket in zip(self._flats, buckets, strict=True)
+            views(flat, bucket.dtypes, bucket.shapes) for flat, bucket in zip(self.flats, buckets, strict=True)
         ]
         self._is_exported = is_split() or fp8 is not None
         """Whether more than copies is needed."""
@@ -234,7 +246,7 @@ class _Copies:
 
         A bucket lasts until the one ``num_buffers`` later is asked for.
         """
-        for number, flat in enumerate(self._flats):
+        for number, flat in enumerate(self.flats):
             if self._is_exported:
                 exported = export_bucket(model, self._shape, self._plan[number], self._fp8)
                 for target, (_, tensor) in zip(self._targets[number], exported, strict=True):

@@ -136,7 +136,7 @@ class MegatronRank:
     ) -> None:
         """Form the update group, as its rank 0, with engines that are joining at the same time.
 
-        Leaves an earlier group.  Raises WeightUpdateFailed.
+        Leaves an earlier group.  For another thread, too: this rank may train.  Raises WeightUpdateFailed.
         """
         self._leave_engines()
         try:
@@ -162,6 +162,15 @@ class MegatronRank:
         """
         self._check_joined()
         return self._outbox.take(self._engines, is_checked=is_checked)
+
+    def send_again(self, is_checked: bool) -> bool:
+        """Begin to broadcast from rank 0 to the engines what ``take`` copied last.
+
+        False, and nothing done, when there is no such copy.  For another thread, too: this rank may train.  Raises
+        WeightUpdateFailed.
+        """
+        engines = self._engines
+        return engines is not None and self._outbox.send_again(engines, is_checked=is_checked)
 
     def send(self, is_checked: bool) -> None:
         """Broadcast the present weights from rank 0 to the engines, which are receiving.  Raises WeightUpdateFailed."""

@@ -79,6 +79,7 @@ class World:
     push_seconds: float = 0.1
     trains_beside_pushes: bool = True
     interrupted_pushes: int = 0
+    keeps_copies: bool = True
     reward: Any = token_sum
     keep: Any = keep_all
     failures: dict[str, Exception] = field(default_factory=dict)
@@ -117,6 +118,7 @@ class World:
         self.updater = FakeUpdater(self.engine, seconds=self.push_seconds, goes_beside=self.trains_beside_pushes)
         self.turns = FakeTurns(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_pushes
+        self.updater.keeps_copies = self.keeps_copies
         self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0)
         plan = Plan(
             num_steps=self.steps,

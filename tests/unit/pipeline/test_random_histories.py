@@ -120,6 +120,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "push_seconds": (0.0, 0.05),
     "trains_beside_pushes": (False, True),
     "interrupted_pushes": (0, 0, 2),
+    "keeps_copies": (True, False),
     "newcomers": (0, 0, 3),
     "failures": (0, 0, 3),
     "retries": (0, 2),

@@ -35,9 +35,23 @@ def test_a_step_is_reported_with_its_update_and_the_version_that_it_brought() ->
     assert [fact.batch.step for fact in world.facts] == [0, 1, 2, 3]
 
 
-def test_an_interrupted_update_begins_anew_with_the_weights_that_the_trainer_has_then() -> None:
-    world = World(steps=4, staleness=3, slots=64, train_seconds=5.0, push_seconds=0.2, interrupted_pushes=1).run()
-    assert world.updater.pushed[0].step == 2  # the first one failed while the second step was being trained
+@pytest.mark.parametrize(
+    ("keeps_copies", "first"),
+    [(True, Weights(version=2, step=1)), (False, Weights(version=2, step=2))],
+    ids=["what was taken, while the trainer trains", "without a copy what the trainer has once it has trained"],
+)
+def test_an_interrupted_update_begins_anew(keeps_copies: bool, first: Weights) -> None:
+    world = World(
+        steps=4,
+        staleness=3,
+        slots=64,
+        train_seconds=5.0,
+        push_seconds=0.2,
+        interrupted_pushes=1,
+        keeps_copies=keeps_copies,
+    ).run()
+    assert world.updater.pushed[0] == first
+    assert world.facts[0].update is not None
     assert [weights.step for weights in world.updater.pushed][-1] == 4
     versions = [weights.version for weights in world.updater.pushed]
     assert versions == sorted(set(versions))
@@ -60,3 +74,21 @@ def test_a_newcomer_gets_the_weights_that_the_trainer_has() -> None:
     run_virtually(main())
     assert [weights.step for weights in world.updater.pushed] == [0, 1, 2, 3]
     assert max(world.lags) == 0
+
+
+def test_a_newcomer_does_not_wait_for_a_trainer_that_trains() -> None:
+    world = World(steps=2, staleness=1, slots=64, train_seconds=10.0, push_seconds=0.1)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as both:
+            running = both.create_task(world.main())
+            while not world.facts:  # noqa: ASYNC110 -- on a virtual clock
+                await asyncio.sleep(0.5)
+            world.updater.newcomer.set()
+            await asyncio.sleep(1.0)
+            assert world.updater.pushed == [Weights(version=1, step=1), Weights(version=2, step=1)]
+            assert len(world.facts) == 1
+            await running
+
+    run_virtually(main())
+    assert [weights.step for weights in world.updater.pushed] == [1, 1, 2]
