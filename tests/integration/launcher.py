@@ -101,7 +101,7 @@ class Launched:
         return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self._mark]
 
     def end_in_time(self, code: int) -> Outcome:
-        """The run, which was just sent a signal, ends with ``code``, leaves nothing behind, and takes 25 s at most if alone."""
+        """The run, which was just sent a signal, ends with ``code``, in 25 s if alone, and leaves nothing behind."""
         began = time.monotonic()
         outcome = self.finish(60.0)
         assert outcome.code == code, outcome.output
