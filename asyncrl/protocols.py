@@ -68,7 +68,7 @@ class WeightUpdater(Protocol):
     async def take_again(self) -> bool:
         """Set aside for the next push what was taken last, while the trainer goes on.
 
-        False, and nothing done, if no copy of it is there.  Raises WeightUpdateFailed.
+        False, and nothing set aside, if no copy of it is there.  Raises WeightUpdateFailed.
         """
 
     async def push(self, weights: Weights) -> UpdateReport:

@@ -1,7 +1,7 @@
 """Carries the trainer's weights to every engine through a disk that all of them share: where no network group reaches.
 
     take    the trainer writes its weights to FOLDER/taken, and may go on training once they are on the disk
-    again   what was written is there still, for the engines that there are now
+    again   what was written stays where it is, for the engines that there are now
     push    FOLDER/taken becomes FOLDER/version-N ──▶ pause all engines ──▶ each reads it ──▶ all go on
 
 A folder has its name when it is complete: it is written beside and renamed.  The version that all engines have stays
@@ -23,7 +23,7 @@ from asyncrl.engines.everyone import everyone
 from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.engines.roster import Roster
 from asyncrl.engines.threads import in_daemon_thread
-from asyncrl.errors import ConfigError, WeightUpdateFailed
+from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 
 logger = logging.getLogger(__name__)
@@ -120,13 +120,14 @@ class DiskUpdater:
             return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         if self._written is None:
             raise WeightUpdateFailed("push came before take")
-        version = self._folder / f"version-{weights.version}"
-        await self._on_disk(partial(_rename, self._written, version))
-        self._written = version
-        move = partial(self._read, version, str(weights.version))
+        if self._written == self._taken:
+            version = self._folder / f"version-{weights.version}"
+            await self._on_disk(partial(_rename, self._taken, version))
+            self._written = version
+        move = partial(self._read, self._written, str(weights.version))
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
         report = await self._round.run(self._engines, self._taken_at, move, num_bytes)
-        self._served = version
+        self._served = self._written
         return report
 
     async def newcomers(self) -> None:
@@ -163,14 +164,21 @@ class DiskUpdater:
     async def _read(self, version: Path, label: str) -> float | None:
         deadline_s, still = min(self._long_s, self._silence_s), Stillness()
 
+        failed: dict[str, AsyncRLError] = {}
+
         async def read(engine: WeightReader) -> None:
-            still.note(await engine.read(version, label=label, timeout_s=deadline_s))
+            try:
+                still.note(await engine.read(version, label=label, timeout_s=deadline_s))
+            except AsyncRLError as error:  # the others come to an end, which they would do unheard, too
+                failed[engine.url] = error
 
         reading = {engine.url: read(engine) for engine in self._engines}
         doing = "reading the weights"
         if deadline_s < self._long_s:
             doing += ", with requests that may be silent no longer (request-timeout-s)"
         await everyone(doing, reading, deadline_s)
+        for url, error in failed.items():
+            raise WeightUpdateFailed(f"{doing}: {url}: {error}") from error
         return still.first()
 
     async def _on_disk(self, work: Callable[[], None]) -> None:

@@ -4,9 +4,9 @@
     welcome ──▶ take again, it goes on ───┘      │
                         ▲─── an engine is lost ◀─┘      without a copy to take again: take
 
-consumes      the trainer's weights; engines that come in between
+consumes      the trainer's weights, or those taken last; engines that come in between
 produces      weight versions that engines serve
-waits for     the trainer, while it trains or is copied; the update before; engines
+waits for     the trainer, while it is copied, and while it trains where it keeps no copy; the update before; engines
 on cancel     an update that is under way leaves the engines unusable
 """
 
@@ -86,8 +86,8 @@ class WeightUpdates:
     async def _update(self, is_free: asyncio.Event, *, again: bool = False) -> UpdateReport:
         """Have all engines serve the trainer's weights; ``is_free`` is set once the trainer may go on with others.
 
-        ``again``, and when an engine is lost meanwhile: those that were taken last, without waiting for a trainer that
-        trains, if there is a copy of them.
+        ``again``, and when an engine is lost meanwhile: those that were taken last, while the trainer trains, if there
+        is a copy of them.
         """
         async with self._one_at_a_time:
             while True:

@@ -7,11 +7,13 @@ import pytest
 
 PROGRAM = """
 import asyncio, threading
+from asyncrl.engines.cluster.actors import NetworkPlace
+from asyncrl.engines.cluster.addresses import Addresses
 from asyncrl.engines.cluster.placement import Layout, reserve
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.cluster.trainer import RayTrainer
 
-class Rank:
+class Rank(NetworkPlace):
     def __init__(self):
         self.given_up = threading.Event()
         self.told = []
@@ -31,12 +33,14 @@ class Rank:
 async def main(ray):
     layout = Layout(device="cpu", num_ranks=1, num_engines=1, gpus_per_engine=1, is_shared=False)
     place = await reserve(ray, layout, 20.0)
-    trainer = RayTrainer([place.rank(Rank, 0)], train_timeout_s=20.0, control_timeout_s=20.0)
+    rank = place.rank(Rank, 0)
+    trainer = RayTrainer([rank], train_timeout_s=20.0, control_timeout_s=20.0)
     sending = asyncio.create_task(trainer.send(is_checked=False, timeout_s=20.0))
     await asyncio.sleep(0)  # so that it is asked first
     await trainer.abandon("asyncrl-3")
+    host, port = await Addresses(1, is_single_node=False, timeout_s=15.0).rank(rank)
     await trainer.join_engines(
-        master_address="here", master_port=1, world_size=2, group_name="asyncrl-4", backend="gloo"
+        master_address=host, master_port=port, world_size=2, group_name="asyncrl-4", backend="gloo"
     )
     assert await trainer.send_again(is_checked=False)
     await sending

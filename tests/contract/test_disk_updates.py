@@ -231,7 +231,7 @@ def test_what_was_written_is_read_again_by_those_that_are_left_and_by_one_that_c
     a, trainer = Engine("a"), Trainer()
 
     async def dies(step: str) -> None:
-        if step.startswith("version-3"):
+        if step == "version-3 3 as 3":
             roster.lose("b")
             raise EngineLost("gone")
 
@@ -249,14 +249,27 @@ def test_what_was_written_is_read_again_by_those_that_are_left_and_by_one_that_c
             assert await updater.take_again()
             await updater.push(Weights(version=version, step=3))
             roster.come("b")
-        assert left(tmp_path) == ["version-2", "version-5"]
+        assert left(tmp_path) == ["version-2", "version-3"]
         await update(updater, trainer, 6)
 
     asyncio.run(run())
     assert trainer.written == 3
-    assert a.told[-6:] == ["pause in_place", "version-5 3 as 5", "go on", "pause in_place", "version-6 6 as 6", "go on"]
+    assert a.told[-6:] == ["pause in_place", "version-3 3 as 5", "go on", "pause in_place", "version-6 6 as 6", "go on"]
     assert b.told[-6:] == a.told[-6:]
-    assert left(tmp_path) == ["version-5", "version-6"]
+    assert left(tmp_path) == ["version-3", "version-6"]
+
+
+def test_engines_that_are_left_read_to_their_end_before_they_read_again(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    async def slow(step: str) -> None:
+        if step.startswith("version"):
+            await asyncio.sleep(0.2)
+            ended.append(step)
+
+    a = Engine("a", slow)
+    failure(tmp_path, Trainer(), a, Engine("b", failing("version-3 3 as 3", EngineLost("gone"))))
+    assert ended == ["version-3 3 as 3"]
 
 
 def test_a_failure_of_engines_that_have_all_lived_since_it_began_is_final(tmp_path: Path) -> None:

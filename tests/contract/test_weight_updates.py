@@ -64,11 +64,12 @@ class Engine:
 class Trainer:
     """Two buckets."""
 
-    def __init__(self, step: Step = nothing, *, takes: bool = False) -> None:
+    def __init__(self, step: Step = nothing, *, takes: bool = False, keeps: bool = True) -> None:
         self.told: list[str] = []
         self.within_s: list[float] = []
         self._step = step
         self._takes = takes
+        self._keeps = keeps
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
         return tuple(
@@ -86,7 +87,7 @@ class Trainer:
 
     async def send_again(self, *, is_checked: bool) -> bool:
         await self._do("send again checked" if is_checked else "send again")
-        return self._takes
+        return self._keeps
 
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
         self.within_s.append(timeout_s)
@@ -354,6 +355,25 @@ def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one
     assert a.told[4:9] == ["rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
     assert a.told[9:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
     assert b.told[-5:] == ["rank 2 of 3", *a.told[-4:]]
+
+
+def test_a_copy_that_is_stuck_is_not_sent_again() -> None:
+    a = Engine("a")
+    roster: Roster[WeightReceiver] = Roster((a,))
+    trainer = Trainer(takes=True, keeps=False)
+
+    async def run() -> None:
+        updater = BroadcastUpdater(
+            roster, trainer, master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0, lost_s=0.05
+        )
+        await updater.connect()
+        for version in (1, 2):
+            assert await updater.take()
+            await updater.push(Weights(version=version, step=1))
+            assert not await updater.take_again()
+
+    asyncio.run(run())
+    assert trainer.told == ["join", *["take", "send again"] * 2]
 
 
 def test_a_trainer_without_a_copy_is_not_asked_to_send_it_again() -> None:

@@ -6,8 +6,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -97,12 +98,23 @@ def test_another_thread_sends_what_was_taken_once_more_while_the_trainer_trains(
     rank.write_weights(tmp_path / "taken")
     assert rank.take(is_checked=False)
     engine.ask(DIRECT, names, target=tmp_path / "first")
+    assert engine.answer()[:2] == [True, KEPT]
+    may_end = Event()
+
+    def train():
+        for step in count(1):
+            rank.train(random_batch(step=step, seed=9))
+            if may_end.is_set():
+                return
+
     with ThreadPoolExecutor(1) as threads:
-        training = threads.submit(rank.train, random_batch(step=1, seed=9))
-        assert engine.answer()[:2] == [True, KEPT]
-        assert rank.send_again(is_checked=True)
-        engine.ask(DIRECT_CHECKED, names, target=tmp_path / "again")
-        assert engine.answer()[:2] == [True, KEPT]
+        training = threads.submit(train)
+        try:
+            assert rank.send_again(is_checked=True)
+            engine.ask(DIRECT_CHECKED, names, target=tmp_path / "again")
+            assert engine.answer()[:2] == [True, KEPT]
+        finally:
+            may_end.set()
         training.result()
     assert same(tmp_path / "taken", tmp_path / "first")
     assert same(tmp_path / "taken", tmp_path / "again")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from asyncrl.engines.cluster.actors import BESIDE
 from asyncrl.engines.cluster.calls import answered
 from asyncrl.errors import ServerFailed
 
@@ -29,13 +30,14 @@ class Addresses:
         return host, port, prometheus_port
 
     async def rank(self, actor: Any) -> tuple[str, int]:
-        """Host of a trainer rank, and a port."""
-        host, (port,) = await self._of(actor, 1, self._num_engines + 1)
+        """Host of a trainer rank, which may train, and a port."""
+        host, (port,) = await self._of(actor, 1, self._num_engines + 1, concurrency_group=BESIDE)
         return host, port
 
-    async def _of(self, actor: Any, num_ports: int, share: int) -> tuple[str, tuple[int, ...]]:
-        call = actor.free_ports.remote(num_ports, share, self._num_engines + 2)
+    async def _of(self, actor: Any, num_ports: int, share: int, **options: str) -> tuple[str, tuple[int, ...]]:
+        call = actor.free_ports.options(**options).remote(num_ports, share, self._num_engines + 2)
         ports = await answered(call, "an actor's ports", self._timeout_s, ServerFailed)
         if self._is_single_node:
             return "127.0.0.1", ports
-        return await answered(actor.address.remote(), "an actor's address", self._timeout_s, ServerFailed), ports
+        call = actor.address.options(**options).remote()
+        return await answered(call, "an actor's address", self._timeout_s, ServerFailed), ports

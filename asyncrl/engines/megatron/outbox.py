@@ -188,7 +188,7 @@ class _Sending:
 
     def __init__(self, flats: Sequence[Tensor], group: dist.ProcessGroup, *, is_checked: bool) -> None:
         self.group = group
-        self.failure: RuntimeError | None = None
+        self.failure: Exception | None = None
         self._flats = flats
         self._is_checked = is_checked
         self._thread = Thread(target=self._run, name="weights", daemon=True)
@@ -203,7 +203,7 @@ class _Sending:
         try:
             with _stream_of_its_own(self._flats[0].device):
                 _broadcast(iter(self._flats), self.group, is_checked=self._is_checked)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # ValueError: of a group that was left meanwhile
             self.failure = error
 
 

@@ -1,7 +1,7 @@
 """One rank of the trainer: a Megatron model, its optimizer, and its end of the weight update.
 
 A plain class without Ray.  Every rank of a trainer gets the same calls with the same arguments, except for
-``join_engines`` and ``abandon``, which are for rank 0.
+``join_engines``, ``send_again`` and ``abandon``, which are for rank 0, and there for a second thread.
 """
 
 import time
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -91,6 +92,8 @@ class MegatronRank:
         critics = [] if self._critic is None else [self._critic.learner]
         self._memory = TrainerMemory([self._learner, *critics])
         self._engines: dist.ProcessGroup | None = None
+        self._is_sending = Lock()
+        """Held by this thread while it sends itself: the group is there until that has ended."""
         self._saver: Saver | None = None
 
     @property
@@ -175,7 +178,8 @@ class MegatronRank:
     def send(self, is_checked: bool) -> None:
         """Broadcast the present weights from rank 0 to the engines, which are receiving.  Raises WeightUpdateFailed."""
         self._check_joined()
-        self._outbox.send(self._engines, is_checked=is_checked)
+        with self._is_sending:
+            self._outbox.send(self._engines, is_checked=is_checked)
 
     def share(self, bucket: int) -> str:
         """A handle of the present weights of a bucket, for an engine on this rank's device."""
@@ -254,9 +258,11 @@ class MegatronRank:
             raise ValueError("no engines have joined")
 
     def _leave_engines(self) -> None:
-        self._outbox.abandon()
-        if self._engines is not None:
-            abandon(self._engines)
+        if self._engines is None:
+            return
+        abandon(self._engines)
+        with self._is_sending:
+            self._outbox.abandon()
             dist.destroy_process_group(self._engines)
             self._engines = None
 

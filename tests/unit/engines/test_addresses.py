@@ -17,7 +17,10 @@ def actor() -> Any:
     async def address() -> str:
         return "10.0.0.7"
 
-    return SimpleNamespace(free_ports=SimpleNamespace(remote=free_ports), address=SimpleNamespace(remote=address))
+    def method(remote: Any) -> Any:
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=remote))
+
+    return SimpleNamespace(free_ports=method(free_ports), address=method(address))
 
 
 def addresses(*, is_single_node: bool) -> Addresses:

@@ -76,6 +76,22 @@ def test_a_newcomer_gets_the_weights_that_the_trainer_has() -> None:
     assert max(world.lags) == 0
 
 
+def test_a_newcomer_gets_what_the_others_serve_between_two_updates() -> None:
+    world = World(steps=4, interval=2, staleness=3, slots=64, train_seconds=10.0, push_seconds=0.1)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as both:
+            running = both.create_task(world.main())
+            while len(world.facts) < 3:  # noqa: ASYNC110 -- on a virtual clock
+                await asyncio.sleep(0.5)
+            world.updater.newcomer.set()
+            await running
+
+    run_virtually(main())
+    assert [weights.step for weights in world.updater.pushed] == [2, 2, 4]
+    assert max(world.lags) <= 3
+
+
 def test_a_newcomer_does_not_wait_for_a_trainer_that_trains() -> None:
     world = World(steps=2, staleness=1, slots=64, train_seconds=10.0, push_seconds=0.1)
 
