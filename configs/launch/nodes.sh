@@ -111,13 +111,13 @@ end_children() {
     trap '' INT TERM
     local deadline=$((SECONDS + END_TIMEOUT_S))
     signal_children TERM
-    while [[ -n "$(jobs -pr)" ]]; do
-        if ((SECONDS >= deadline)); then
-            echo "error: Ray did not end within $END_TIMEOUT_S s and was killed; see what is left of it" >&2
-            signal_children KILL
-        fi
+    while [[ -n "$(jobs -pr)" ]] && ((SECONDS < deadline)); do
         sleep 0.1
     done
+    if [[ -n "$(jobs -pr)" ]]; then
+        echo "error: Ray did not end within $END_TIMEOUT_S s and was killed; see what is left of it" >&2
+        signal_children KILL
+    fi
 }
 
 signal_children() {

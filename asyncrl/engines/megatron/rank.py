@@ -92,7 +92,7 @@ class MegatronRank:
         critics = [] if self._critic is None else [self._critic.learner]
         self._memory = TrainerMemory([self._learner, *critics])
         self._engines: dist.ProcessGroup | None = None
-        self._is_sending = Lock()
+        self._send_lock = Lock()
         """Held by this thread while it sends itself: the group is there until that has ended."""
         self._saver: Saver | None = None
 
@@ -178,7 +178,7 @@ class MegatronRank:
     def send(self, is_checked: bool) -> None:
         """Broadcast the present weights from rank 0 to the engines, which are receiving.  Raises WeightUpdateFailed."""
         self._check_joined()
-        with self._is_sending:
+        with self._send_lock:
             self._outbox.send(self._engines, is_checked=is_checked)
 
     def share(self, bucket: int) -> str:
@@ -261,7 +261,7 @@ class MegatronRank:
         if self._engines is None:
             return
         abandon(self._engines)
-        with self._is_sending:
+        with self._send_lock:
             self._outbox.abandon()
             dist.destroy_process_group(self._engines)
             self._engines = None
