@@ -330,3 +330,20 @@ def test_a_folder_that_cannot_take_the_weights_is_refused_before_anything_starts
         check_disk(Path("/proc/x"), 1000)
     with pytest.raises(ConfigError, match=r"GB are free, 2 sets of weights take 2000000000\.0 GB$"):
         check_disk(tmp_path, 10**18)
+
+
+def test_what_was_written_before_the_last_update_is_not_read_again(tmp_path: Path) -> None:
+    a, trainer = Engine("a"), Trainer()
+    roster: Roster[WeightReader] = Roster((a,))
+
+    async def run() -> None:
+        updater = updater_of(tmp_path, trainer, roster=roster)
+        await updater.connect()
+        await update(updater, trainer, 1)
+        roster.lose("a")
+        await update(updater, trainer, 2)  # there is nobody to write for
+        roster.come("a")
+        assert not await updater.take_again()
+
+    asyncio.run(run())
+    assert trainer.written == 1

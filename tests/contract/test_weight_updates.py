@@ -105,6 +105,27 @@ async def a_port() -> int:
     return 1
 
 
+def updater_of(
+    roster: Roster[WeightReceiver],
+    trainer: Trainer,
+    *,
+    timeout_s: float = 5.0,
+    pause_mode: PauseMode = "in_place",
+    is_checked: bool = False,
+) -> BroadcastUpdater:
+    return BroadcastUpdater(
+        roster,
+        trainer,
+        master_address="here",
+        find_port=a_port,
+        backend="gloo",
+        timeout_s=timeout_s,
+        lost_s=0.05,
+        pause_mode=pause_mode,
+        is_checked=is_checked,
+    )
+
+
 def push(
     *engines: Engine,
     trainer: Trainer,
@@ -117,16 +138,8 @@ def push(
     """The report of the last one."""
 
     async def run() -> UpdateReport:
-        updater = BroadcastUpdater(
-            roster or Roster(engines),
-            trainer,
-            master_address="here",
-            find_port=a_port,
-            backend="gloo",
-            timeout_s=timeout_s,
-            lost_s=0.05,
-            pause_mode=pause_mode,
-            is_checked=is_checked,
+        updater = updater_of(
+            roster or Roster(engines), trainer, timeout_s=timeout_s, pause_mode=pause_mode, is_checked=is_checked
         )
         await updater.connect()
         for version in range(3, 3 + times):
@@ -265,9 +278,7 @@ def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() ->
     roster.come("b")
 
     async def run() -> list[str]:
-        updater = BroadcastUpdater(
-            roster, Trainer(), master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0
-        )
+        updater = updater_of(roster, Trainer())
         await updater.connect()
         async with asyncio.timeout(1.0):
             await updater.newcomers()
@@ -300,9 +311,7 @@ def test_without_any_engine_training_goes_on_and_the_one_that_comes_back_gets_it
     trainer = Trainer()
 
     async def run() -> None:
-        updater = BroadcastUpdater(
-            roster, trainer, master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0, lost_s=0.05
-        )
+        updater = updater_of(roster, trainer)
         await updater.connect()
         roster.lose("a")
         assert await updater.take()
@@ -333,9 +342,7 @@ def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one
 
     async def run() -> None:
         nonlocal dying
-        updater = BroadcastUpdater(
-            roster, trainer, master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0, lost_s=0.05
-        )
+        updater = updater_of(roster, trainer)
         await updater.connect()
         assert not await updater.take_again()
         assert await updater.take()
@@ -363,9 +370,7 @@ def test_a_copy_that_is_stuck_is_not_sent_again() -> None:
     trainer = Trainer(takes=True, keeps=False)
 
     async def run() -> None:
-        updater = BroadcastUpdater(
-            roster, trainer, master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0, lost_s=0.05
-        )
+        updater = updater_of(roster, trainer)
         await updater.connect()
         for version in (1, 2):
             assert await updater.take()
@@ -382,9 +387,7 @@ def test_a_trainer_without_a_copy_is_not_asked_to_send_it_again() -> None:
     trainer = Trainer()
 
     async def run() -> None:
-        updater = BroadcastUpdater(
-            roster, trainer, master_address="here", find_port=a_port, backend="gloo", timeout_s=5.0, lost_s=0.05
-        )
+        updater = updater_of(roster, trainer)
         await updater.connect()
         assert not await updater.take()
         await updater.push(Weights(version=1, step=1))
@@ -417,3 +420,22 @@ def test_a_trainer_has_as_long_to_send_as_the_engines_to_receive() -> None:
     trainer = Trainer()
     push(Engine("a", keeps=True), trainer=trainer, times=2, timeout_s=5.0)
     assert trainer.within_s == [10.0, 5.0]
+
+
+def test_a_copy_from_before_the_last_update_is_not_sent_again() -> None:
+    a = Engine("a")
+    roster: Roster[WeightReceiver] = Roster((a,))
+    trainer = Trainer(takes=True)
+
+    async def run() -> None:
+        updater = updater_of(roster, trainer)
+        await updater.connect()
+        assert await updater.take()
+        await updater.push(Weights(version=1, step=1))
+        roster.lose("a")
+        assert await updater.take()  # there is nobody to copy for
+        roster.come("a")
+        assert not await updater.take_again()
+
+    asyncio.run(run())
+    assert "send again" not in trainer.told

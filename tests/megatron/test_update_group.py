@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 from safetensors.torch import load_file
@@ -61,3 +63,33 @@ def test_an_engine_that_died_on_the_way_does_not_hold_up_the_trainer_for_long(tm
         with pytest.raises(WeightUpdateFailed, match="no update group weights of 2"):
             rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")
         assert time.monotonic() - began < 20.0
+
+
+def test_a_group_is_left_when_what_is_sent_through_it_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncrl.engines.megatron.update_group.JOIN_S", 0.1)
+    told, began, may_end = [], Event(), Event()
+
+    def send(group, *, is_checked):
+        began.set()
+        may_end.wait(20.0)
+        told.append("sent")
+
+    with (
+        one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank,
+        monkeypatch.context() as fakes,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        rank._engines = "a group"  # noqa: SLF001
+        fakes.setattr(rank._outbox, "send", send)  # noqa: SLF001
+        fakes.setattr("asyncrl.engines.megatron.rank.abandon", lambda group: told.append("given up"))
+        fakes.setattr("torch.distributed.destroy_process_group", lambda group: told.append("left"))
+        sending = threads.submit(rank.send, is_checked=False)
+        assert began.wait(20.0)
+        joining = threads.submit(rank.join_engines, "127.0.0.1", free_port(), 2, "weights", "gloo")
+        with pytest.raises(TimeoutError):
+            joining.result(0.5)
+        may_end.set()
+        sending.result()
+        with pytest.raises(WeightUpdateFailed, match="no update group"):
+            joining.result()
+    assert told == ["given up", "sent", "left"]
