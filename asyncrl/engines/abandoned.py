@@ -1,16 +1,47 @@
-"""How the trainer tells engines that it has given up a weight update.
+"""Groups that outlive the death of a member, until the trainer gives them up, and how it tells engines that it has.
 
 Who waits in a broadcast on a GPU does not see that another member has died.  The trainer serves the group's store, and
 says it there.
 """
 
-from contextlib import suppress
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 _KEY = "asyncrl-abandoned"
+_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""Environment variable that torch reads as it makes a group."""
+
+
+@contextmanager
+def without_watchdog() -> Iterator[None]:
+    """A group that is made within gets none of torch's watchdog threads.
+
+    One of those hears of a member's death where NCCL goes over a network, and ends its own process a minute later;
+    leaving the group takes that minute.
+    """
+    before = os.environ.get(_BLOCKING_WAIT, "0")
+    os.environ[_BLOCKING_WAIT] = "1"
+    try:
+        yield
+    finally:
+        os.environ[_BLOCKING_WAIT] = before  # not deleted: other threads may be reading what lies behind it
+
+
+def then(work: dist.Work, device: torch.device) -> None:
+    """What this thread has its GPU do from now on comes behind ``work``; on a CPU, return when it is over.
+
+    In a group without a watchdog ``work.wait()`` would hold up the thread on a GPU, too.
+    """
+    if device.type == "cpu":
+        work.wait()
+    else:
+        work.synchronize()
 
 
 def abandon(group: dist.ProcessGroup) -> None:

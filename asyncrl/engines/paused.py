@@ -17,8 +17,9 @@ from asyncrl.types import UpdateReport
 PauseMode = Literal["in_place", "retract"]
 """Requests held by an update keep their KV cache, or give it up and compute it anew under the new weights."""
 
-LOST_S = 5.0
-"""For an engine whose connection broke to be found dead, or not: they are looked at every half second."""
+LOST_S = 30.0
+"""For an engine to be found dead, or not, after an update has failed.  Others may have failed before it is: SGLang's
+front takes 5 s to see that what has the GPU has ended."""
 
 
 class Pausable(Protocol):

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from asyncrl.engines.abandoned import abandon, is_abandoned
+from asyncrl.engines.abandoned import abandon, is_abandoned, then
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.flat import checksum, views
 from asyncrl.engines.megatron.fp8 import BlockFp8
@@ -286,15 +286,15 @@ def _broadcast(
     arrived = flat = None
     for flat in flats:
         _wait_for(arrived, group, within_s)
-        for work, _ in under_way:
-            work.wait()
+        for work, sent in under_way:
+            then(work, sent.device)
         arrived = _mark(flat.device)
         under_way = [(dist.broadcast(flat, src=0, group=group, async_op=True), flat)]
         if is_checked:
             told = checksum(flat)
             under_way.append((dist.broadcast(told, src=0, group=group, async_op=True), told))
-    for work, _ in under_way:
-        work.wait()
+    for work, sent in under_way:
+        then(work, sent.device)
     if flat is not None:
         _wait_for(_mark(flat.device), group, within_s)
         _synchronize(flat.device)

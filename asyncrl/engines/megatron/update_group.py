@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
+from asyncrl.engines.abandoned import without_watchdog
+
 JOIN_S = 60.0
 """For all members to come: they are asked at the same time, and an engine comes between two forward passes.  One that
 has died meanwhile holds up the trainer for so long."""
@@ -31,15 +33,16 @@ def join_update_group(
     store, rank, world_size = next(rendezvous(address, 0, world_size, timeout=min(timeout, timedelta(seconds=JOIN_S))))
     store.set_timeout(timeout)
     group: dist.ProcessGroup
-    group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
-        world_size,
-        rank,
-        [],
-        distributed_c10d.Backend(backend),
-        distributed_c10d.PrefixStore(group_name, store),
-        group_name=distributed_c10d.GroupName(group_name),
-        timeout=timeout,
-    )
+    with without_watchdog():
+        group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
+            world_size,
+            rank,
+            [],
+            distributed_c10d.Backend(backend),
+            distributed_c10d.PrefixStore(group_name, store),
+            group_name=distributed_c10d.GroupName(group_name),
+            timeout=timeout,
+        )
     distributed_c10d._world.pg_group_ranks[group] = {  # noqa: SLF001
         member: member for member in range(world_size)
     }

@@ -25,9 +25,9 @@ from typing import Any
 
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
 
-_UPDATE = (
-    "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_distributed"
-)
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_UPDATE = f"{_UPDATER}.update_weights_from_distributed"
+_JOIN = f"{_UPDATER}.init_weights_update_group"
 ARRIVAL_S = 60.0
 """For an update to arrive, from a trainer that has it ready: 100 GB take a second.  Then the group is given up, so that
 this server can answer, and join another."""
@@ -43,15 +43,25 @@ logger = logging.getLogger(__name__)
 
 
 def activate() -> None:
-    """Register the hook, or warn that there is nothing to hook.  SGLang calls it."""
+    """Register the hooks, or warn that there is nothing to hook.  SGLang calls it."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     try:
-        pkgutil.resolve_name(_UPDATE)
+        for target in (_UPDATE, _JOIN):
+            pkgutil.resolve_name(target)
     except (AttributeError, ImportError) as error:
         logger.warning("asyncrl: this SGLang is unlike 0.5.16 inside (%s); weight updates take longer", error)
         return
     HookRegistry.register(_UPDATE, DirectUpdates().around_update, HookType.AROUND)
+    HookRegistry.register(_JOIN, around_join, HookType.AROUND)
+
+
+def around_join(original: Callable[..., tuple[bool, str]], *args: Any, **kwargs: Any) -> tuple[bool, str]:
+    """The server outlives the death of another member."""
+    from asyncrl.engines.abandoned import without_watchdog
+
+    with without_watchdog():
+        return original(*args, **kwargs)
 
 
 Pairs = tuple[list[Any], list[Any]]
@@ -245,9 +255,11 @@ def _broadcast(flat: Any, group: Any) -> Any:
 
 def _wait(coming: Any, flat: Any, group: Any) -> None:
     """What is done with ``flat`` from now on sees what came; on a GPU, this process goes on at once."""
+    from asyncrl.engines.abandoned import then
+
     if flat.device.type == "cpu":
         _until(coming.is_completed, group)
-    coming.wait()
+    then(coming, flat.device)
 
 
 def _finish(flat: Any, group: Any) -> None:

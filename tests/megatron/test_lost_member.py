@@ -1,0 +1,74 @@
+"""A member of an update group dies in mid-broadcast: the others outlive it, and form another group at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import free_port
+
+from asyncrl.engines.abandoned import without_watchdog
+from asyncrl.engines.sglang.direct import around_join
+from asyncrl.engines.sglang.labels import KEPT
+
+PROGRAM = Path(__file__).with_name("lost_member.py")
+DEADLINE_S = 180
+WATCHDOG = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
+"""A watchdog of torch ends its process four times as long after it heard of a failure; by default after a minute."""
+OVER_A_NETWORK = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0"}
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.timeout(DEADLINE_S + 30)
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=on_a_gpu)])
+def test_the_others_go_on_without_a_member_that_died(device, backend):
+    """On a GPU they share it: NCCL takes them for three machines, and goes over a network."""
+    ports = [str(free_port()), str(free_port())]
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", PROGRAM, str(rank), device, backend, *ports],
+            env=os.environ | WATCHDOG | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{rank}"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        trainer, dead, engine = [(*member.communicate(timeout=DEADLINE_S), member.returncode) for member in members]
+    finally:
+        for member in members:
+            member.kill()
+    assert dead[2] == -signal.SIGKILL
+    first, second, left_in_s, third = json.loads(trainer[0])
+    assert first == third == [True, "None"]
+    assert second[0]
+    assert second[1] != "None"
+    assert left_in_s < 20.0
+    (*first, second, third, values, joined_in_s) = json.loads(engine[0])
+    assert first == [[True, KEPT]]
+    assert second[0] is (device == "cpu")  # with gloo nothing went through the one that died
+    assert third == [True, KEPT]
+    assert values == [2]
+    assert joined_in_s < 30.0
+
+
+def test_groups_made_within_have_no_watchdog_and_later_ones_do(monkeypatch):
+    """Torch reads it as it makes one."""
+    monkeypatch.delenv(BLOCKING_WAIT, raising=False)
+    with without_watchdog():
+        assert os.environ[BLOCKING_WAIT] == "1"
+    assert os.environ[BLOCKING_WAIT] == "0"
+    monkeypatch.setenv(BLOCKING_WAIT, "true")
+    with pytest.raises(RuntimeError), without_watchdog():
+        raise RuntimeError
+    assert os.environ[BLOCKING_WAIT] == "true"
+
+
+def test_servers_make_theirs_without():
+    answer = around_join(lambda *args, **kwargs: (args, kwargs, os.environ[BLOCKING_WAIT]), 1, name="weights")
+    assert answer == ((1,), {"name": "weights"}, "1")
