@@ -201,8 +201,8 @@ class FailureConfig:
     max_sample_retries: int = 3
     """Attempts after the first for a sample whose engine failed; the tokens that are there are kept."""
     max_engine_restarts: int | None = None
-    """Engines that end are started again, so many times in all; the next one that ends, ends the run.  Default: 3, with
-    --colocate 0."""
+    """Engines that end are started again, so many times in all, and tried again if they do not start; the next one that
+    ends, ends the run.  Default: 3, with --colocate 0."""
     max_failed_groups: int = 16
     """Failed groups in a row that end the run."""
     max_filtered_groups: int = 1024

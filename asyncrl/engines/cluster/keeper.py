@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import ServerFailed, plainly
+from asyncrl.errors import AsyncRLError, EngineTimeout, ServerFailed, plainly
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class EngineKeeper:
     """Of all engines of a run."""
 
     def __init__(self, engines: Sequence[StartedEngine], roster: Roster[Any], pool: Pool, *, max_restarts: int) -> None:
-        """``max_restarts`` of all engines together; the next one that ends, ends the run."""
+        """``max_restarts`` of all engines together; the next one that ends, or does not start, ends the run."""
         self.engines = tuple(engines)
         self._roster = roster
         self._pool = pool
@@ -55,7 +55,7 @@ class EngineKeeper:
         self._restarts = 0
 
     async def keep(self) -> None:
-        """Until cancelled.  Raises ServerFailed, or EngineTimeout when one does not become ready again."""
+        """Until cancelled.  Raises ServerFailed, or EngineTimeout of one that does not become ready, at the end."""
         await together([self._keep(engine) for engine in self.engines])
 
     async def _keep(self, engine: StartedEngine) -> None:
@@ -79,15 +79,15 @@ class EngineKeeper:
                 await engine.server.watch()
 
     async def _bring_back(self, engine: StartedEngine) -> None:
-        """Return when it has the present weights; it may end once more before."""
+        """Return when it has the present weights; it may not start, or end once more, before."""
         while True:
             self._roster.lose(engine.url)
             await engine.server.stop()
-            await engine.start()
-            self._roster.come(engine.url)
             try:
+                await engine.start()
+                self._roster.come(engine.url)
                 await self._served(engine)
-            except ServerFailed as error:
+            except (ServerFailed, EngineTimeout) as error:
                 self._count(error)
             else:
                 return
@@ -99,7 +99,7 @@ class EngineKeeper:
                 await self._roster.served(engine.url)
                 watching.cancel()
 
-    def _count(self, error: ServerFailed) -> None:
+    def _count(self, error: AsyncRLError) -> None:
         if self._restarts == self._max_restarts:
             raise error
         self._restarts += 1

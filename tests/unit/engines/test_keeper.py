@@ -1,14 +1,14 @@
 """Engines that end are started again, and get requests when they have the present weights."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from asyncrl.engines.cluster.keeper import EngineKeeper, StartedEngine
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import ServerFailed
+from asyncrl.errors import EngineTimeout, ServerFailed
 from tests.virtual_time import run_virtually
 
 ROUTER_S = 15.0
@@ -21,6 +21,8 @@ class FakeServer:
     name: str
     lives: list[float]
     started: int = 0
+    refusals: list[Exception] = field(default_factory=list)
+    """What its next starts raise."""
 
     async def watch(self) -> None:
         await asyncio.sleep(self.lives[self.started])
@@ -31,6 +33,8 @@ class FakeServer:
 
     async def start(self) -> None:
         await asyncio.sleep(10.0)
+        if self.refusals:
+            raise self.refusals.pop(0)
         self.started += 1
 
 
@@ -64,10 +68,11 @@ def kept(
     max_restarts: int,
     seconds: float,
     then: Callable[[Roster[Member]], None] | None = None,
+    refusals: Sequence[Exception] = (),
 ) -> Log:
-    """An update every 20 seconds; ``then`` is called after ``seconds``."""
+    """An update every 20 seconds; ``then`` is called after ``seconds``.  ``refusals`` of each engine's next starts."""
     log, roster = Log(), Roster([Member(url) for url in lives])
-    servers = [FakeServer(url, each) for url, each in lives.items()]
+    servers = [FakeServer(url, each, refusals=list(refusals)) for url, each in lives.items()]
     engines = [StartedEngine(url=each.name, server=each, start=each.start) for each in servers]  # type: ignore[arg-type]
     keeper = EngineKeeper(engines, roster, log, max_restarts=max_restarts)
 
@@ -107,6 +112,20 @@ def test_an_engine_may_end_again_also_before_the_router_knows_that_it_was_back()
 def test_an_engine_may_end_while_it_waits_for_an_update() -> None:
     log = kept({"a": [21.0, 2.0, 1000.0]}, 3, 70.0)  # ready again at 31, ends at 33, ready at 43, served at 60
     assert log.said == [(21.0, "a leaves"), (60.0, "a joins")]
+
+
+REFUSALS = (ServerFailed("no memory is free yet"), EngineTimeout("not ready within 10 s"))
+
+
+def test_an_engine_that_does_not_start_is_started_again() -> None:
+    log = kept({"a": [5.0, 1000.0]}, 3, 60.0, refusals=REFUSALS)  # tried at 5, 15 and 25, ready at 35, served at 40
+    assert log.said == [(5.0, "a leaves"), (40.0, "a joins"), (55.0, "a is routed")]
+
+
+def test_a_start_that_fails_counts() -> None:
+    with pytest.raises(ExceptionGroup) as error:
+        kept({"a": [5.0, 1000.0], "b": [1000.0]}, 2, 60.0, refusals=REFUSALS)
+    assert error.group_contains(EngineTimeout, match="not ready within 10 s")
 
 
 def test_one_too_many_ends_the_run() -> None:
