@@ -15,6 +15,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LIBC = ctypes.CDLL(None)  # opened here: between fork and exec, loading a library may deadlock
 _KILL_S = 5.0
 """For the kernel to collect killed processes; more than this means one is stuck in a driver."""
+_TAIL_BYTES = 65_536
+_ENDS_ITSELF = "sigquit"
+"""SGLang's log has it when a child of it has failed: it then sends SIGKILL to all of its processes."""
+_MOST_SHOWN = 300
+"""Characters of a line of the log."""
 
 
 class ServerProcess:
@@ -30,6 +35,7 @@ class ServerProcess:
         self.log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
+            self._log_began = log.tell()
             try:
                 self._process = subprocess.Popen(
                     list(arguments),
@@ -53,11 +59,12 @@ class ServerProcess:
         return self._process.poll() is None
 
     def raise_if_dead(self) -> None:
-        """Raises ServerFailed with the line of the log that says why; of SIGKILL no log knows."""
+        """Raises ServerFailed with the line of the log that says why; of a SIGKILL from elsewhere it does not know."""
         code = self._process.poll()
         if code is not None:
             how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
-            why = "" if code == -signal.SIGKILL else f": {self.cause()}"
+            is_from_elsewhere = code == -signal.SIGKILL and _ENDS_ITSELF not in self._text().lower()
+            why = "" if is_from_elsewhere else f": {self.cause()}"
             raise ServerFailed(f"{self.name} {how}{why} (log: {self.log_path})")
 
     def stop(self) -> None:
@@ -75,18 +82,20 @@ class ServerProcess:
         self._process.poll()
 
     def tail(self, num_lines: int = 20) -> str:
-        """The last lines of the log."""
-        text = self.log_path.read_bytes()[-65536:].decode(errors="replace")
-        return "\n".join(text.splitlines()[-num_lines:])
+        """The last lines that it wrote."""
+        return "\n".join(self._text().splitlines()[-num_lines:])
 
     def cause(self) -> str:
         """The line of the log's end that most likely says what went wrong."""
         lines = [line.strip() for line in self.tail(200).splitlines() if line.strip()]
-        for line in reversed(lines):
-            first_word = line.split(maxsplit=1)[0]
-            if first_word.endswith(("Error:", "Error", "Exception:")) or "error:" in line.lower():
-                return line
-        return lines[-1] if lines else "nothing in the log"
+        told = list(filter(_is_an_end, lines)) or [line for line in lines if "error:" in line.lower()]
+        line = (told or lines or ["nothing in the log"])[-1]
+        return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
+
+    def _text(self) -> str:
+        """The end of what it wrote; what is before is of a server that was started earlier."""
+        written = self.log_path.read_bytes()[self._log_began :]
+        return written[-_TAIL_BYTES:].decode(errors="replace")
 
     def _family(self) -> list[psutil.Process]:
         """The session's processes.  By session, not by parent: a child whose parent died is not lost."""
@@ -98,6 +107,12 @@ class ServerProcess:
             except ProcessLookupError:
                 continue
         return family
+
+
+def _is_an_end(line: str) -> bool:
+    """An exception, or what SGLang says of a child that was killed."""
+    first_word = line.split(maxsplit=1)[0]
+    return first_word.endswith(("Error:", "Error", "Exception:")) or "crashed with exit code" in line
 
 
 def _die_with_parent() -> None:

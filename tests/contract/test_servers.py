@@ -96,6 +96,41 @@ def test_a_dead_server_says_why(tmp_path: Path) -> None:
         server.raise_if_dead()
 
 
+ENDS_ITSELF = "import os; print({!r}, flush=True); os.kill(os.getpid(), 9)"
+RAN_OUT = "torch.OutOfMemoryError: CUDA out of memory."
+SIGQUIT = "[10:00] Received sigquit from a child process. It usually means the child failed."
+DISABLED = "[09:00] OpenAI Responses API disabled (ModuleNotFoundError: No module named 'openai_harmony')"
+CRASHED = "[10:00] Subprocess scheduler_0 (pid=3420) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (f"{RAN_OUT}\n{SIGQUIT}", RAN_OUT),
+        (f"{DISABLED}\n{CRASHED}\nNo live scheduler", CRASHED),
+        (f"{DISABLED}\n{SIGQUIT}", DISABLED),
+        (f"Exception: {'x' * 1000}\n{SIGQUIT}", f"Exception: {'x' * 289}..."),
+    ],
+    ids=["an exception", "a child was killed", "no more than a mention", "a long line"],
+)
+def test_a_server_that_killed_itself_says_why(tmp_path: Path, written: str, said: str) -> None:
+    """As SGLang does, with SIGKILL, when a child of it has failed."""
+    server = start(ENDS_ITSELF.format(written), tmp_path)
+    until(lambda: not server.is_alive())
+    with pytest.raises(ServerFailed) as error:
+        server.raise_if_dead()
+    assert str(error.value).startswith(f"server was ended by signal 9, Killed: {said} (log: ")
+
+
+def test_what_an_earlier_server_wrote_is_no_cause(tmp_path: Path) -> None:
+    first = start(ENDS_ITSELF.format(f"{RAN_OUT}\n{SIGQUIT}"), tmp_path)
+    until(lambda: not first.is_alive())
+    second = start(ENDS_ITSELF.format("up"), tmp_path)
+    until(lambda: not second.is_alive())
+    with pytest.raises(ServerFailed, match=r"Killed \(log: "):
+        second.raise_if_dead()
+
+
 def test_a_program_that_is_not_there_is_a_server_failure(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="server did not start"):
         ServerProcess("server", ["/no/such/program"], {}, tmp_path / "log")
