@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 
@@ -34,8 +34,8 @@ GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial",
 VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
 """What the command line of a process to kill has in it: SGLang's front, or what has the GPU."""
 EXIT_CODE = "exit code after SIGTERM"
-UPDATE = "update"
-"""To be killed: what has the GPU, by its own hand, when it is to receive weights."""
+WITHIN_AN_UPDATE = get_args(_dies_in_update.Moment)
+"""When what has the GPU dies by its own hand: as it is to stand still, or to receive weights."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,7 +59,8 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
     """Of a run that loses an engine: what ``found`` says, and the lines of its log that matter."""
     armed = asked.out / "armed"
     armed.unlink(missing_ok=True)
-    plugin = _dies_in_update.environment(asked.out / "plugin", armed) if asked.kill == UPDATE else {}
+    is_within = asked.kill in WITHIN_AN_UPDATE
+    plugin = _dies_in_update.environment(asked.out / "plugin", armed, asked.kill) if is_within else {}
     with Run(command, asked.out, asked.deadline_s, plugin) as run:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
         _kill(run, asked.kill, armed)
@@ -77,7 +78,7 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
 
 def _kill(run: Run, what: str, armed: Path) -> None:
     """Return when a process is dead; ``armed`` is the file that the plug-in looks for."""
-    if what == UPDATE:
+    if what in WITHIN_AN_UPDATE:
         armed.touch()
         run.wait("killed", lambda: not armed.exists())
     else:
@@ -177,7 +178,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--max-tokens-per-gpu", type=int, default=16_384)
     parser.add_argument("--steps", type=int, default=5, help="before the kill, and after the return")
-    parser.add_argument("--kill", choices=(*VICTIMS, UPDATE), default="server")
+    parser.add_argument("--kill", choices=(*VICTIMS, *WITHIN_AN_UPDATE), default="server")
     parser.add_argument("--use-router", action="store_true")
     parser.add_argument("--deadline-s", type=float, default=900.0)
     parser.add_argument("--commit", help="where there is no git")

@@ -65,7 +65,7 @@ def test_an_engine_with_old_weights_does_not_hold() -> None:
 
 def test_a_server_dies_once_it_is_told_to_and_is_to_receive(tmp_path: Path) -> None:
     armed = tmp_path / "armed"
-    environment = _dies_in_update.environment(tmp_path / "plugin", armed)
+    environment = _dies_in_update.environment(tmp_path / "plugin", armed, "update")
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", BROADCAST_TWICE],
         env=os.environ | environment,
