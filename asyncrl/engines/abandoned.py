@@ -41,7 +41,7 @@ def then(work: dist.Work, device: torch.device) -> None:
     if device.type == "cpu":
         work.wait()
     else:
-        work.synchronize()
+        work.block_current_stream()
 
 
 def abandon(group: dist.ProcessGroup) -> None:

@@ -23,8 +23,10 @@ from asyncrl.engines.sglang.direct import DirectUpdates, around_join
 from asyncrl.engines.sglang.labels import DIRECT
 
 NUM_BYTES = 64_000_000
-UNTIL_GIVEN_UP_S = 4.0
-"""Longer than torch's watchdog, as the test has it, lets a process live."""
+DIES_AFTER_S = 2.0
+"""The others have the first update by then, part of which went through it, and are within the second."""
+UNTIL_GIVEN_UP_S = 6.0
+"""Longer than torch's watchdog, as the test has it, lets a process live after that."""
 ENDS_S = 60.0
 
 
@@ -88,6 +90,7 @@ def engine(rank: int, device: str, backend: str, ports: list[str]) -> list[objec
     around_join(updater.join, "group-0", ports[0], rank, 3, backend)
     told: list[object] = [update("group-0", "flattened_bucket")]
     if rank == 1:
+        time.sleep(DIES_AFTER_S)
         os.kill(os.getpid(), signal.SIGKILL)
     told.append(update("group-0", DIRECT))
     began = time.monotonic()
