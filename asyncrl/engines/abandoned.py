@@ -23,14 +23,14 @@ def without_watchdog() -> Iterator[None]:
     """A group that is made within gets none of torch's watchdog threads.
 
     One of those hears of a member's death where NCCL goes over a network, and ends its own process a minute later;
-    leaving the group takes that minute.
+    leaving the group takes that minute.  For one thread at a time; groups that others make meanwhile have none either.
     """
     before = os.environ.get(_BLOCKING_WAIT, "0")
     os.environ[_BLOCKING_WAIT] = "1"
     try:
         yield
     finally:
-        os.environ[_BLOCKING_WAIT] = before  # not deleted: other threads may be reading what lies behind it
+        os.environ[_BLOCKING_WAIT] = before  # not deleted: native threads may be reading what lies behind it
 
 
 def then(work: dist.Work, device: torch.device) -> None:

@@ -70,25 +70,26 @@ class Updater:
 
 def alone():
     """A group that nobody else is in, as one is whose members have died."""
+    return group_of(dist.HashStore(), 0, 1, "before", timeout_s=9.0)
+
+
+def group_of(store, rank, size, name, *, backend="gloo", timeout_s=60.0):
+    """As SGLang makes them."""
     group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
-        1,
-        0,
-        [],
-        "gloo",
-        dist.PrefixStore("before", dist.HashStore()),
-        group_name="before",
-        timeout=timedelta(seconds=9),
+        size, rank, [], backend, dist.PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=timeout_s)
     )
-    distributed_c10d._world.pg_group_ranks[group] = {0: 0}  # noqa: SLF001
+    distributed_c10d._world.pg_group_ranks[group] = {member: member for member in range(size)}  # noqa: SLF001
     return group
 
 
+def met(port, rank, size):
+    """The store of a group's members, who are there now."""
+    store, _, _ = next(rendezvous(f"tcp://127.0.0.1:{port}", rank, size, timeout=timedelta(seconds=60)))
+    return store
+
+
 def main(port: str) -> None:
-    store, rank, size = next(rendezvous(f"tcp://127.0.0.1:{port}", 1, 2, timeout=timedelta(seconds=60)))
-    group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
-        size, rank, [], "gloo", dist.PrefixStore("weights", store), group_name="weights", timeout=timedelta(seconds=60)
-    )
-    distributed_c10d._world.pg_group_ranks[group] = {0: 0, 1: 1}  # noqa: SLF001
+    group = group_of(met(port, 1, 2), 1, 2, "weights")
     model, hook, buckets = Model(), DirectUpdates(), []
     updater = Updater(group, model)
     for line in sys.stdin:

@@ -1,22 +1,45 @@
 """The receiving end of a weight update, with SGLang's own functions in the order of its weight updater.
 
+It joins as a server with our plug-in does: what hooks are for must be there.
+
 engine_process.py PORT TARGET    with the buckets as JSON on standard input, one line
 """
 
 import json
+import os
 import sys
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from sglang.srt.utils.common import init_custom_process_group
+from sglang.srt.model_executor.model_runner_components import weight_updater
+from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+from asyncrl.engines.sglang import direct
+
+
+def joined(port: str):
+    """The group, made without torch's watchdog."""
+    make, made_with = weight_updater.init_custom_process_group, []
+
+    def make_and_look(**about):
+        made_with.append(os.environ["TORCH_NCCL_BLOCKING_WAIT"])
+        return make(**about)
+
+    weight_updater.init_custom_process_group = make_and_look
+    direct.activate()
+    HookRegistry.apply_hooks()
+    updater = SimpleNamespace(tp_rank=0, _model_update_group={})
+    join = weight_updater.WeightUpdater.init_weights_update_group
+    assert join(updater, "127.0.0.1", int(port), 1, 2, "weights", "gloo")[0]
+    assert made_with == ["1"]
+    return updater._model_update_group["weights"]  # noqa: SLF001
 
 
 def main(port: str, target: str) -> None:
-    group = init_custom_process_group(
-        backend="gloo", init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=1, group_name="weights"
-    )
+    group = joined(port)
     received = {}
     for bucket in json.loads(sys.stdin.readline()):
         rows = zip(bucket["names"], bucket["dtypes"], bucket["shapes"], strict=True)

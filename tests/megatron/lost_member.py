@@ -9,12 +9,10 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
-from torch.distributed.rendezvous import rendezvous
+from direct_process import group_of, met
 
 from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.megatron.outbox import _Sending
@@ -53,12 +51,7 @@ class Updater:
 
     def join(self, name: str, port: str, rank: int, size: int, backend: str) -> tuple[bool, str]:
         """As SGLang does."""
-        store, _, _ = next(rendezvous(f"tcp://127.0.0.1:{port}", rank, size, timeout=timedelta(seconds=ENDS_S)))
-        group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
-            size, rank, [], backend, dist.PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=ENDS_S)
-        )
-        distributed_c10d._world.pg_group_ranks[group] = {member: member for member in range(size)}  # noqa: SLF001
-        self._model_update_group[name] = group
+        self._model_update_group[name] = group_of(met(port, rank, size), rank, size, name, backend=backend)
         return True, ""
 
 

@@ -1,6 +1,7 @@
 """Our end of the weight update against SGLang's."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,11 +11,14 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+import torch.distributed as dist
 from safetensors.torch import load_file
 from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
+from asyncrl.engines.megatron.update_group import join_update_group
 from asyncrl.errors import WeightUpdateFailed
 
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 DEADLINE_S = 150
 """Importing SGLang takes 15 to 60 s on two shared cores."""
 
@@ -45,6 +49,22 @@ def test_what_is_sent_is_what_sglang_receives(tmp_path):
     saved, received = load_file(tmp_path / "saved" / "model.safetensors"), load_file(tmp_path / "received.safetensors")
     assert saved.keys() == received.keys()
     assert all((saved[name] == received[name]).all() for name in saved)
+
+
+def test_a_group_has_no_watchdog(monkeypatch):
+    """Torch reads it as it makes the backend."""
+    monkeypatch.setenv(BLOCKING_WAIT, "0")
+    made_with = []
+
+    def make(store, rank, size, timeout):
+        made_with.append(os.environ[BLOCKING_WAIT])
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    dist.Backend.register_backend("looking", make, devices=["cpu"])
+    group = join_update_group("127.0.0.1", free_port(), 1, "weights", "looking", 30.0)
+    dist.destroy_process_group(group)
+    assert made_with == ["1"]
+    assert os.environ[BLOCKING_WAIT] == "0"
 
 
 def test_engines_that_do_not_come_are_a_named_error(tmp_path, monkeypatch):

@@ -79,6 +79,9 @@ class RankActor(NetworkPlace):
         """Load the model and join the other ranks; say whose layers it has."""
         # SGLang sets this to 0 in its own processes; unless both sides agree, the first broadcast fails.
         os.environ["NCCL_CUMEM_ENABLE"] = "0"
+        os.environ.setdefault(
+            "TORCH_NCCL_BLOCKING_WAIT", "0"
+        )  # now: a new variable may move others under native threads
         if settings.device == "cpu":  # Ray hides no GPU from an actor that asked for none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         from asyncrl.engines.megatron.rank import MegatronRank

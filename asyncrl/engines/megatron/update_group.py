@@ -23,8 +23,9 @@ has died meanwhile holds up the trainer for so long."""
 def join_update_group(
     master_address: str, master_port: int, world_size: int, group_name: str, backend: str, timeout_s: float
 ) -> dist.ProcessGroup:
-    """Wait until all have joined, for ``JOIN_S`` at most, and return the group; ``timeout_s`` is for its collectives.
+    """Wait until all have joined, for ``JOIN_S`` at most, and return the group.
 
+    ``timeout_s`` is for its collectives with gloo; with NCCL who waits for them has deadlines (``outbox``, ``direct``).
     torch's public ``new_group`` only makes subgroups of the default group, to which the engines do not belong; the two
     private names below are those that SGLang uses on its side.
     """

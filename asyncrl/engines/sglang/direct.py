@@ -50,7 +50,11 @@ def activate() -> None:
         for target in (_UPDATE, _JOIN):
             pkgutil.resolve_name(target)
     except (AttributeError, ImportError) as error:
-        logger.warning("asyncrl: this SGLang is unlike 0.5.16 inside (%s); weight updates take longer", error)
+        logger.warning(
+            "asyncrl: this SGLang is unlike 0.5.16 inside (%s); weight updates take longer, and end this server, too, "
+            "when another one dies in them",
+            error,
+        )
         return
     HookRegistry.register(_UPDATE, DirectUpdates().around_update, HookType.AROUND)
     HookRegistry.register(_JOIN, around_join, HookType.AROUND)
@@ -137,6 +141,7 @@ class DirectUpdates:
         )
         flat = self._make_room(updater, bucket.num_bytes)[0][: bucket.num_bytes]
         _wait(_broadcast(flat, group), flat, group)
+        _finish(flat, group)  # loaders may read a number, and would wait for it for good
         _watch(bucket, flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
         _finish(flat, group)
         self._kept[bucket.names[0]] = bucket
@@ -154,15 +159,16 @@ class DirectUpdates:
                 _check_arrival(flat, group, bucket)
             if number + 1 < len(buckets):  # asked for before the copies, so that it comes while they are made
                 coming = _broadcast(flats[number + 1], group)
-            self._load(updater, bucket, flat, number % 2)
+            self._load(updater, group, bucket, flat, number % 2)
             if is_checked:
                 _check_copies(bucket, number % 2)
         _finish(buffers[0], group)
 
-    def _load(self, updater: Any, bucket: _Kept, flat: Any, buffer: int) -> None:
+    def _load(self, updater: Any, group: Any, bucket: _Kept, flat: Any, buffer: int) -> None:
         import torch
 
         if not bucket.targets:
+            _finish(flat, group)
             updater.get_model().load_weights(bucket.tensors(flat))
             return
         if buffer not in bucket.copies:
