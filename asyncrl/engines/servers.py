@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,14 @@ _LIBC = ctypes.CDLL(None)  # opened here: between fork and exec, loading a libra
 _KILL_S = 5.0
 """For the kernel to collect killed processes; more than this means one is stuck in a driver."""
 _TAIL_BYTES = 65_536
-_ENDS_ITSELF = "sigquit"
-"""SGLang's log has it when a child of it has failed: it then sends SIGKILL to all of its processes."""
+_ENDS_ITSELF = ("sigquit received", "received sigquit", "triggering sigquit")
+"""SGLang's log has one of them when a child of it has failed: it then sends SIGKILL to all of its processes."""
+_REASONS = (
+    re.compile(r"^\S*(Error:?|Exception:|what\(\):)(\s|$)|crashed with exit code -9"),  # -9: nobody else knows of that
+    re.compile(r"crashed with exit code"),
+    re.compile(r"(^|\s)[\w.]*error:", re.IGNORECASE),
+)
+"""What says why, the best first: an exception or a child that was killed, another that ended, a mention."""
 _MOST_SHOWN = 300
 """Characters of a line of the log."""
 
@@ -63,7 +70,8 @@ class ServerProcess:
         code = self._process.poll()
         if code is not None:
             how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
-            is_from_elsewhere = code == -signal.SIGKILL and _ENDS_ITSELF not in self._text().lower()
+            log = self._text().lower()
+            is_from_elsewhere = code == -signal.SIGKILL and not any(words in log for words in _ENDS_ITSELF)
             why = "" if is_from_elsewhere else f": {self.cause()}"
             raise ServerFailed(f"{self.name} {how}{why} (log: {self.log_path})")
 
@@ -88,14 +96,18 @@ class ServerProcess:
     def cause(self) -> str:
         """The line of the log's end that most likely says what went wrong."""
         lines = [line.strip() for line in self.tail(200).splitlines() if line.strip()]
-        told = list(filter(_is_an_end, lines)) or [line for line in lines if "error:" in line.lower()]
-        line = (told or lines or ["nothing in the log"])[-1]
+        told = ([line for line in lines if reason.search(line)] for reason in _REASONS)
+        line = next(filter(None, told), lines or ["nothing in the log"])[-1]
         return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
 
     def _text(self) -> str:
         """The end of what it wrote; what is before is of a server that was started earlier."""
-        written = self.log_path.read_bytes()[self._log_began :]
-        return written[-_TAIL_BYTES:].decode(errors="replace")
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(self._log_began, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def _family(self) -> list[psutil.Process]:
         """The session's processes.  By session, not by parent: a child whose parent died is not lost."""
@@ -107,12 +119,6 @@ class ServerProcess:
             except ProcessLookupError:
                 continue
         return family
-
-
-def _is_an_end(line: str) -> bool:
-    """An exception, or what SGLang says of a child that was killed."""
-    first_word = line.split(maxsplit=1)[0]
-    return first_word.endswith(("Error:", "Error", "Exception:")) or "crashed with exit code" in line
 
 
 def _die_with_parent() -> None:

@@ -100,6 +100,8 @@ ENDS_ITSELF = "import os; print({!r}, flush=True); os.kill(os.getpid(), 9)"
 RAN_OUT = "torch.OutOfMemoryError: CUDA out of memory."
 SIGQUIT = "[10:00] Received sigquit from a child process. It usually means the child failed."
 DISABLED = "[09:00] OpenAI Responses API disabled (ModuleNotFoundError: No module named 'openai_harmony')"
+WHAT = "what():  NCCL error: remote process exited"
+ABORTED = "[10:00] Subprocess scheduler_0 (pid=3420) crashed with exit code -6. Triggering SIGQUIT for cleanup..."
 CRASHED = "[10:00] Subprocess scheduler_0 (pid=3420) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
 
 
@@ -108,10 +110,23 @@ CRASHED = "[10:00] Subprocess scheduler_0 (pid=3420) crashed with exit code -9. 
     [
         (f"{RAN_OUT}\n{SIGQUIT}", RAN_OUT),
         (f"{DISABLED}\n{CRASHED}\nNo live scheduler", CRASHED),
-        (f"{DISABLED}\n{SIGQUIT}", DISABLED),
+        (f"terminate called\n{WHAT}\nFatal Python error: Aborted\n{ABORTED}", WHAT),
+        (f"{DISABLED}\n{ABORTED}\nNo live scheduler", ABORTED),
+        (f"{RAN_OUT}\n{CRASHED}", CRASHED),
+        (f"{DISABLED}\n[10:00] error: --tp-size 3\n{SIGQUIT}", "[10:00] error: --tp-size 3"),
+        (f"{DISABLED}\n{SIGQUIT}", SIGQUIT),
         (f"Exception: {'x' * 1000}\n{SIGQUIT}", f"Exception: {'x' * 289}..."),
     ],
-    ids=["an exception", "a child was killed", "no more than a mention", "a long line"],
+    ids=[
+        "an exception",
+        "a child was killed",
+        "a child aborted",
+        "a child aborted without a word",
+        "a child was killed after an exception that it survived",
+        "an error",
+        "no more than a mention",
+        "a long line",
+    ],
 )
 def test_a_server_that_killed_itself_says_why(tmp_path: Path, written: str, said: str) -> None:
     """As SGLang does, with SIGKILL, when a child of it has failed."""
@@ -120,6 +135,21 @@ def test_a_server_that_killed_itself_says_why(tmp_path: Path, written: str, said
     with pytest.raises(ServerFailed) as error:
         server.raise_if_dead()
     assert str(error.value).startswith(f"server was ended by signal 9, Killed: {said} (log: ")
+
+
+def test_what_is_said_of_signals_else_is_no_cause(tmp_path: Path) -> None:
+    server = start(ENDS_ITSELF.format("server_args=ServerArgs(custom_sigquit_handler=None)"), tmp_path)
+    until(lambda: not server.is_alive())
+    with pytest.raises(ServerFailed, match=r"Killed \(log: "):
+        server.raise_if_dead()
+
+
+def test_a_log_that_is_gone_hides_no_signal(tmp_path: Path) -> None:
+    server = start(ENDS_ITSELF.format("up"), tmp_path)
+    until(lambda: not server.is_alive())
+    server.log_path.unlink()
+    with pytest.raises(ServerFailed, match=r"Killed \(log: "):
+        server.raise_if_dead()
 
 
 def test_what_an_earlier_server_wrote_is_no_cause(tmp_path: Path) -> None:
