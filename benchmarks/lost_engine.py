@@ -4,9 +4,9 @@
     uv run benchmarks/lost_engine.py --device cpu --model tiny --groups 4 --group-size 4 --longest 32 --use-router
 
 Starts train_async.py as a user would, on random weights and prompts; kills one of SGLang's processes (SIGKILL) after
-some steps, anywhere or within a weight update; waits until its engine is back, and for some more steps; asks every
-engine for the version that it serves; ends the run (SIGTERM).  Prints a table and writes it to --out, beside the run's
-log and metrics.  Exit codes: 0, 1 something does not hold, 2 the options are wrong.
+some steps, anywhere or within a weight update, or stops it for good (SIGSTOP); waits until its engine is back, and for
+some more steps; asks every engine for the version that it serves; ends the run (SIGTERM).  Prints a table and writes it
+to --out, beside the run's log and metrics.  Exit codes: 0, 1 something does not hold, 2 the options are wrong.
 """
 
 import argparse
@@ -36,6 +36,10 @@ VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
 EXIT_CODE = "exit code after SIGTERM"
 WITHIN_AN_UPDATE = get_args(_dies_in_update.Moment)
 """When what has the GPU dies by its own hand: as it is to stand still, or to receive weights."""
+HANG = "hang"
+"""What has the GPU lives and does nothing any more."""
+HANG_CONTROL_S = 20.0
+"""--control-timeout-s then: the next update finds it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,10 +81,12 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
 
 
 def _kill(run: Run, what: str, armed: Path) -> None:
-    """Return when a process is dead; ``armed`` is the file that the plug-in looks for."""
+    """Return when a process is dead, or hangs; ``armed`` is the file that the plug-in looks for."""
     if what in WITHIN_AN_UPDATE:
         armed.touch()
         run.wait("killed", lambda: not armed.exists())
+    elif what == HANG:
+        run.processes(VICTIMS["scheduler"])[0].suspend()
     else:
         run.processes(VICTIMS[what])[0].kill()
 
@@ -144,6 +150,8 @@ def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> li
         "max-tokens-per-gpu": asked.max_tokens_per_gpu,
         "lr": 1e-6,
     }
+    if asked.kill == HANG:
+        flags["control-timeout-s"] = HANG_CONTROL_S
     return command_line(flags, device=asked.device, use_router=asked.use_router)
 
 
@@ -178,7 +186,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--max-tokens-per-gpu", type=int, default=16_384)
     parser.add_argument("--steps", type=int, default=5, help="before the kill, and after the return")
-    parser.add_argument("--kill", choices=(*VICTIMS, *WITHIN_AN_UPDATE), default="server")
+    parser.add_argument("--kill", choices=(*VICTIMS, *WITHIN_AN_UPDATE, HANG), default="server")
     parser.add_argument("--use-router", action="store_true")
     parser.add_argument("--deadline-s", type=float, default=900.0)
     parser.add_argument("--commit", help="where there is no git")

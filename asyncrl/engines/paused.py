@@ -1,18 +1,30 @@
 """What every way of updating weights has in common: all engines pause, take the new weights, and go on.
 
 pause all ──▶ move: the updater's own ──▶ all go on
-  └─ an engine dies anywhere here: UpdateInterrupted, once it is found dead; any other failure is final
+  └─ an engine dies anywhere here, or does not answer any more: UpdateInterrupted, once it is found dead, or has been
+     ended for that; any other failure is final
 """
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
 from asyncrl.engines.everyone import everyone
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
+from asyncrl.errors import (
+    AsyncRLError,
+    EngineError,
+    EngineRejected,
+    EngineTimeout,
+    UpdateInterrupted,
+    WeightUpdateFailed,
+    plainly,
+)
 from asyncrl.types import UpdateReport
+
+logger = logging.getLogger(__name__)
 
 PauseMode = Literal["in_place", "retract"]
 """Requests held by an update keep their KV cache, or give it up and compute it anew under the new weights."""
@@ -20,6 +32,9 @@ PauseMode = Literal["in_place", "retract"]
 LOST_S = 30.0
 """For an engine to be found dead, or not, after an update has failed.  Others may have failed before it is: SGLang's
 front takes 5 s to see that what has the GPU has ended."""
+
+PROBE_S = 10.0
+"""For an engine to answer at all, which it does between two forward passes."""
 
 
 class Pausable(Protocol):
@@ -37,6 +52,9 @@ class Pausable(Protocol):
 
     async def go_on(self) -> None:
         """Let requests go on."""
+
+    async def probe(self, timeout_s: float) -> None:
+        """Return once what has the GPU answers."""
 
 
 class Stillness:
@@ -67,18 +85,23 @@ class PausedRound:
         self._lost_s = lost_s
 
     async def run(
-        self, engines: Sequence[Pausable], since: int, move: Callable[[], Awaitable[float | None]], num_bytes: int
+        self,
+        engines: Sequence[Pausable],
+        since: int,
+        move: Callable[[], Awaitable[float | None]],
+        num_bytes: int,
+        give_up: Callable[[], Awaitable[None]] | None = None,
     ) -> UpdateReport:
         """Have ``engines``, which were the roster's at its change ``since``, take ``num_bytes`` by ``move``.
 
         ``move`` returns when the first of them stood still, by the event loop's clock, if they say so; else that is
-        when the first of them had answered.
+        when the first of them had answered.  ``give_up`` frees engines that wait for each other after a failure.
         After a failure to pause the engines go on; after that they stay paused, for their weights are neither the old
         nor the new ones.  Raises WeightUpdateFailed.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
-        async with self.blaming_the_lost(since):
+        async with self.blaming_the_lost(engines, since, give_up):
             paused = await self._pause(engines)
             stood_still = await move()
             await everyone("going on", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
@@ -87,19 +110,58 @@ class PausedRound:
         return UpdateReport(pause_s=pause_s, total_s=max(pause_s, clock() - began), num_bytes=num_bytes)
 
     @contextlib.asynccontextmanager
-    async def blaming_the_lost(self, since: int) -> AsyncIterator[None]:
+    async def blaming_the_lost(
+        self, engines: Sequence[Pausable], since: int, give_up: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncIterator[None]:
         """Make a WeightUpdateFailed an UpdateInterrupted if an engine has died since the roster's change ``since``.
 
-        That is seen some time after its connection broke.
+        That is seen some time after its connection broke.  One that lives and does not answer is condemned, and dies.
         """
         try:
             yield
         except WeightUpdateFailed as error:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._lost_s):
-                    await self._roster.changed(since)
-                raise UpdateInterrupted(str(error)) from error
-            raise
+            if self._roster.changes == since:
+                await self._look_for_the_lost(engines, since, give_up, str(error))
+            if self._roster.changes == since:
+                raise
+            raise UpdateInterrupted(str(error)) from error
+
+    async def _look_for_the_lost(
+        self, engines: Sequence[Pausable], since: int, give_up: Callable[[], Awaitable[None]] | None, why: str
+    ) -> None:
+        """Return once one is lost, all have answered, or it has taken too long."""
+        logger.warning(
+            "a weight update failed; looking for an engine that died or hangs, for %g s at most: %s", self._lost_s, why
+        )
+        with contextlib.suppress(TimeoutError), plainly():
+            async with asyncio.timeout(self._lost_s), asyncio.TaskGroup() as tasks:
+                changed = tasks.create_task(self._roster.changed(since), name="an engine is lost")
+                asking = tasks.create_task(self._ask_all(engines, since, give_up, why), name="all answer")
+                changed.add_done_callback(lambda _: asking.cancel())
+                asking.add_done_callback(lambda _: changed.cancel())
+
+    async def _ask_all(
+        self, engines: Sequence[Pausable], since: int, give_up: Callable[[], Awaitable[None]] | None, why: str
+    ) -> None:
+        """Return once all have answered, or one is lost."""
+        if give_up is not None:
+            await give_up()
+        async with asyncio.TaskGroup() as tasks:
+            probes = [tasks.create_task(self._answers(each, why), name=f"probe {each.url}") for each in engines]
+        if not all(probe.result() for probe in probes):
+            await self._roster.changed(since)
+
+    async def _answers(self, engine: Pausable, why: str) -> bool:
+        try:
+            await engine.probe(PROBE_S)
+        except EngineTimeout:
+            self._roster.condemn(engine.url, f"lives and does not answer: {why}")
+            return False
+        except EngineRejected:  # another SGLang, which has no such command
+            return True
+        except EngineError:  # it has died, or is about to be found dead
+            return False
+        return True
 
     async def _pause(self, engines: Sequence[Pausable]) -> float:
         """When the first engine had answered."""
@@ -112,8 +174,16 @@ class PausedRound:
         try:
             await everyone("pausing", {engine.url: pause(engine) for engine in engines}, self._timeout_s)
         except WeightUpdateFailed:
-            for engine in engines:
-                with contextlib.suppress(AsyncRLError):  # the failure to report is the first one
-                    await engine.go_on()
+            await self._all_go_on(engines)
             raise
         return min(answered)
+
+    async def _all_go_on(self, engines: Sequence[Pausable]) -> None:
+        """Those that can: the failure to report is an earlier one."""
+
+        async def go_on(engine: Pausable) -> None:
+            with contextlib.suppress(AsyncRLError):
+                await engine.go_on()
+
+        with contextlib.suppress(WeightUpdateFailed):
+            await everyone("going on", {engine.url: go_on(engine) for engine in engines}, PROBE_S)

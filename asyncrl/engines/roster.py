@@ -1,6 +1,7 @@
 """Which engines there are, and which of them have the trainer's weights.
 
     serving ──died──▶ lost ──started again──▶ waiting ──took part in an update──▶ serving
+       └─ silent ──▶ condemned: who starts engines ends it ──▶ lost
 
 Knows neither processes nor HTTP: who starts and asks engines tells it, and waits for it.
 """
@@ -26,6 +27,7 @@ class Roster[M: Member]:
         self._all: Mapping[str, M] = {member.url: member for member in members}
         self._lost = set[str]()
         self._waiting = set[str]()
+        self._condemned = dict[str, str]()
         self._moved = asyncio.Event()
         self.changes = 0
         """How often one was lost or came back: a group that was formed before is of no use."""
@@ -36,9 +38,12 @@ class Roster[M: Member]:
         return tuple(member for url, member in self._all.items() if url not in self._lost)
 
     def lose(self, url: str) -> None:
-        """It has died."""
+        """It has died; nothing, if it is lost already."""
+        if url in self._lost:
+            return
         self._lost.add(url)
         self._waiting.discard(url)
+        self._condemned.pop(url, None)
         self._change()
 
     def come(self, url: str) -> None:
@@ -46,6 +51,18 @@ class Roster[M: Member]:
         self._lost.discard(url)
         self._waiting.add(url)
         self._change()
+
+    def condemn(self, url: str, why: str) -> None:
+        """It lives and is of no use; nothing, if it is lost by now."""
+        if url not in self._lost:
+            self._condemned[url] = why
+            self._move()
+
+    async def condemned(self, url: str) -> str:
+        """Return why, once this one is."""
+        while url not in self._condemned:
+            await self._moved.wait()
+        return self._condemned[url]
 
     def settle(self, members: Iterable[Member]) -> None:
         """These have the trainer's weights."""

@@ -204,7 +204,7 @@ class BroadcastUpdater:
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
         move = partial(self._move, str(weights.version))
         try:
-            return await self._round.run(self._engines, self._formed_for, move, num_bytes)
+            return await self._round.run(self._engines, self._formed_for, move, num_bytes, self._abandon)
         except UpdateInterrupted:
             await self._abandon()
             raise
@@ -216,7 +216,7 @@ class BroadcastUpdater:
     async def _reconnect(self) -> None:
         """Form the group anew, if engines have come or gone."""
         if self._roster.changes != self._formed_for:
-            async with self._round.blaming_the_lost(self._roster.changes):
+            async with self._round.blaming_the_lost(self._roster.present, self._roster.changes):
                 await self.connect()
 
     async def _abandon(self) -> None:

@@ -12,15 +12,36 @@ import pytest
 from benchmarks import _dies_in_update
 from benchmarks.lost_engine import GROUP_FATES, TOKEN_FATES, found
 
-BROADCAST_TWICE = """
+LOAD = """
 from importlib.metadata import entry_points
+entry_points(group="sglang.srt.plugins")["asyncrl_dies_in_update"].load()()
+"""
+TWICE = {
+    "update": f"""
 import torch.distributed as dist
 dist.broadcast = lambda number: print("received", number, flush=True)
-entry_points(group="sglang.srt.plugins")["asyncrl_dies_in_update"].load()()
+{LOAD}
 dist.broadcast(1)
 input()
 dist.broadcast(2)
-"""
+""",
+    "pause": f"""
+import sys, types
+for name in ("sglang", "sglang.srt", "sglang.srt.plugins", "sglang.srt.plugins.hook_registry"):
+    sys.modules[name] = types.ModuleType(name)
+hooks = {{}}
+registry = sys.modules["sglang.srt.plugins.hook_registry"]
+registry.HookType = types.SimpleNamespace(BEFORE="before")
+registry.HookRegistry = types.SimpleNamespace(register=lambda target, hook, kind: hooks.update({{target: hook}}))
+{LOAD}
+pause = hooks["sglang.srt.managers.scheduler.Scheduler.pause_generation"]
+pause(None, "in_place")
+print("received", 1, flush=True)
+input()
+pause(None, "in_place")
+print("received", 2, flush=True)
+""",
+}
 """As a server of SGLang does, after it has loaded its plug-ins; it waits between the two."""
 URLS = {"http://a": "9", "http://b": "9"}
 
@@ -63,11 +84,12 @@ def test_an_engine_with_old_weights_does_not_hold() -> None:
     assert not found(rows(version=10), 3, 6, URLS)["holds"]
 
 
-def test_a_server_dies_once_it_is_told_to_and_is_to_receive(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", TWICE)
+def test_a_server_dies_once_it_is_told_to_and_its_moment_comes(tmp_path: Path, moment: _dies_in_update.Moment) -> None:
     armed = tmp_path / "armed"
-    environment = _dies_in_update.environment(tmp_path / "plugin", armed, "update")
+    environment = _dies_in_update.environment(tmp_path / "plugin", armed, moment)
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", BROADCAST_TWICE],
+        [sys.executable, "-W", "ignore", "-c", TWICE[moment]],
         env=os.environ | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -31,6 +31,9 @@ class Engine:
     async def go_on(self) -> None:
         await self._do("go on")
 
+    async def probe(self, timeout_s: float) -> None:
+        """It answers."""
+
     async def read(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
         await self._do(f"{folder.name} {(folder / 'weights').read_text()} as {label}")
         return self._still_s

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 
 from asyncrl.engines.sglang.control import EngineControl
@@ -15,7 +16,7 @@ from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.labels import PACKED
 from asyncrl.engines.sglang.loads import EngineLoads
 from asyncrl.engines.sglang.payload import read_event
-from asyncrl.errors import EngineError
+from asyncrl.errors import EngineError, EngineTimeout
 from asyncrl.protocols import LoadProbe, RolloutEngine
 from asyncrl.types import Chunk, EngineLoad, FinishReason, Request, SamplingParams, Weights
 from tests.contract.conftest import OpenPlace, Place, Servers, free_ports, open_sglang
@@ -212,6 +213,7 @@ def test_an_answer_interrupted_while_it_waits_for_its_turn_has_all_its_tokens(se
             await until(lambda: all(chunks))
             await asyncio.sleep(0.3)  # for tokens that are not sent yet
             await control.pause("retract")
+            await control.probe(10.0)
             await asyncio.sleep(0.3)
             await place.engine.interrupt()
             await control.go_on()
@@ -220,6 +222,26 @@ def test_an_answer_interrupted_while_it_waits_for_its_turn_has_all_its_tokens(se
                 assert got.finish == FinishReason.ABORT
                 assert got.token_ids == one.token_ids[: len(got.token_ids)]
                 assert len(got.token_ids) > 1  # more than the first chunk
+
+    asyncio.run(run())
+
+
+def test_a_server_whose_scheduler_hangs_does_not_answer_a_probe(servers: Servers) -> None:
+    port = servers.engine_url.rpartition(":")[2]
+    every = psutil.process_iter(["cmdline"])
+    (main,) = (each for each in every if {"sglang.launch_server", port} <= set(each.info["cmdline"] or ()))
+    (scheduler,) = (each for each in main.children(recursive=True) if "sglang::scheduler" in " ".join(each.cmdline()))
+
+    async def run() -> None:
+        async with Wire() as wire:
+            control = EngineControl(wire, servers.engine_url, timeout_s=30.0)
+            scheduler.suspend()
+            try:
+                with pytest.raises(EngineTimeout):
+                    await control.probe(2.0)
+            finally:
+                scheduler.resume()
+            await control.probe(30.0)
 
     asyncio.run(run())
 

@@ -9,7 +9,15 @@ from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.roster import Roster
 from asyncrl.engines.weights import BroadcastUpdater, Received, WeightReceiver
-from asyncrl.errors import AsyncRLError, EngineLost, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
+from asyncrl.errors import (
+    AsyncRLError,
+    EngineLost,
+    EngineRejected,
+    EngineTimeout,
+    TrainerFailed,
+    UpdateInterrupted,
+    WeightUpdateFailed,
+)
 from asyncrl.types import UpdateReport, Weights
 from tests.steps import Step, failing, hanging, nothing
 from tests.virtual_time import run_virtually
@@ -26,8 +34,11 @@ class Engine:
         *,
         keeps: bool = False,
         still_s: float | None = None,
+        probed: Exception | None = None,
     ) -> None:
         self.url = url
+        self._probed = probed
+        self.num_probes = 0
         self._still_s = still_s
         self._keeps = keeps
         self.num_ranks = num_ranks
@@ -39,6 +50,13 @@ class Engine:
 
     async def go_on(self) -> None:
         await self._do("go on")
+
+    async def probe(self, timeout_s: float) -> None:
+        self.num_probes += 1
+        if isinstance(self._probed, TimeoutError):
+            await asyncio.sleep(timeout_s)
+        if self._probed is not None:
+            raise self._probed
 
     async def join_group(
         self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
@@ -112,6 +130,7 @@ def updater_of(
     timeout_s: float = 5.0,
     pause_mode: PauseMode = "in_place",
     is_checked: bool = False,
+    lost_s: float = 0.05,
 ) -> BroadcastUpdater:
     return BroadcastUpdater(
         roster,
@@ -120,7 +139,7 @@ def updater_of(
         find_port=a_port,
         backend="gloo",
         timeout_s=timeout_s,
-        lost_s=0.05,
+        lost_s=lost_s,
         pause_mode=pause_mode,
         is_checked=is_checked,
     )
@@ -402,7 +421,100 @@ def test_a_failure_of_engines_that_all_live_is_final() -> None:
     with pytest.raises(WeightUpdateFailed) as error:
         push(Engine("a", step=failing("two 3", EngineLost("gone"))), trainer=trainer)
     assert not isinstance(error.value, UpdateInterrupted)
-    assert "abandon asyncrl-0" not in trainer.told
+
+
+def failed_after(engine: Engine, roster: Roster[WeightReceiver], trainer: Trainer) -> tuple[WeightUpdateFailed, float]:
+    """What an update raises in which ``engine`` fails, and after how long; a condemned engine dies in a second."""
+
+    async def run() -> WeightUpdateFailed:
+        updater = updater_of(roster, trainer, timeout_s=120.0, lost_s=30.0)
+        await updater.connect()
+        await updater.take()
+        async with asyncio.TaskGroup() as tasks:
+            dying = tasks.create_task(dies())
+            with pytest.raises(WeightUpdateFailed) as error:
+                await updater.push(Weights(version=3, step=6))
+            dying.cancel()
+        return error.value
+
+    async def dies() -> None:
+        why.append(await roster.condemned(engine.url))
+        await asyncio.sleep(1.0)
+        roster.lose(engine.url)
+
+    why: list[str] = []
+    error, seconds = run_virtually(run())
+    assert why in ([], [f"lives and does not answer: {error}"])
+    return error, seconds
+
+
+SILENT = EngineTimeout("silent")
+
+
+def test_an_engine_that_lives_and_does_not_answer_is_condemned_and_the_update_begins_anew() -> None:
+    a, b = Engine("a"), Engine("b", step=hanging("one None"), probed=SILENT)
+    roster: Roster[WeightReceiver] = Roster((a, b))
+    trainer = Trainer()
+    error, seconds = failed_after(b, roster, trainer)
+    assert isinstance(error, UpdateInterrupted)
+    assert str(error) == "sending the weights: no answer from b within 240 s"
+    assert seconds == pytest.approx(240.0 + 10.0 + 1.0)  # its deadline, a last question, its end
+    assert [engine.url for engine in roster.present] == ["a"]
+    assert a.num_probes == b.num_probes == 1
+    assert trainer.told[-2:] == ["abandon asyncrl-0", "abandon asyncrl-0"]  # the first for those that are asked
+
+
+@pytest.mark.parametrize(
+    ("probed", "seconds"),
+    [(None, 0.0), (EngineRejected("404"), 0.0), (EngineLost("gone"), 30.0)],
+    ids=["they answer", "one knows no such question", "one is gone, and nobody says that it has died"],
+)
+def test_a_failure_is_final_at_once_when_all_answer(probed: Exception | None, seconds: float) -> None:
+    b = Engine("b", step=failing("one None", EngineRejected("no memory")), probed=probed)
+    error, took_s = failed_after(b, Roster((Engine("a"), b)), Trainer())
+    assert not isinstance(error, UpdateInterrupted)
+    assert took_s == pytest.approx(seconds)
+
+
+def test_a_death_that_is_found_meanwhile_waits_for_no_answer() -> None:
+    async def dies(step: str) -> None:
+        if step == "one None":
+            asyncio.get_running_loop().call_later(6.0, roster.lose, "b")
+            raise EngineLost("gone")
+
+    b = Engine("b", step=dies, probed=SILENT)
+    roster: Roster[WeightReceiver] = Roster((Engine("a"), b))
+    error, took_s = failed_after(b, roster, Trainer())
+    assert isinstance(error, UpdateInterrupted)
+    assert took_s == pytest.approx(6.0)
+
+
+def test_a_bug_in_a_question_is_a_bug() -> None:
+    b = Engine("b", step=failing("one None", EngineLost("gone")), probed=KeyError("typo"))
+    with pytest.raises(KeyError):
+        push(b, trainer=Trainer())
+
+
+def test_a_group_that_one_does_not_join_is_formed_without_it() -> None:
+    a, b, c = Engine("a"), Engine("b", step=hanging("rank 1 of 2"), probed=SILENT), Engine("c")
+    roster: Roster[WeightReceiver] = Roster((a, b, c))
+
+    async def run() -> None:
+        updater = updater_of(roster, Trainer(), timeout_s=1.0, lost_s=30.0)
+        await updater.connect()
+        for lost in ("a", "c"):
+            roster.lose(lost)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(dies())
+            with pytest.raises(UpdateInterrupted, match="no answer from b within 1 s"):
+                await updater.take()
+        assert await updater.take()
+
+    async def dies() -> None:
+        await roster.condemned("b")
+        roster.lose("b")
+
+    run_virtually(run())
 
 
 def test_a_trainer_that_cannot_give_up_an_update_does_not_hide_that_it_begins_anew() -> None:

@@ -1,11 +1,13 @@
 """Starts engines again that end, and says who is there.
 
-    ends ─▶ gets no more requests ─▶ started again ─▶ takes part in an update ─▶ gets requests ─▶ through the router
+    ends, or is condemned ─▶ gets no more requests ─▶ started again ─▶ takes part in an update ─▶ gets requests
+                                                                                            ─▶ through the router
 
 Samples that were on it go on elsewhere, or when it is back, behind the tokens that had arrived.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +17,12 @@ from typing import Any, Protocol
 from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import AsyncRLError, EngineTimeout, ServerFailed, plainly
+from asyncrl.errors import ServerFailed, plainly
 
 logger = logging.getLogger(__name__)
+
+AGAIN_S = 10.0
+"""Until another attempt, and as much longer each time: what was in the way may be gone then."""
 
 
 class Pool(Protocol):
@@ -40,7 +45,7 @@ class StartedEngine:
     url: str
     server: Server
     start: Callable[[], Awaitable[None]]
-    """Returns when it is ready.  Raises ServerFailed or EngineTimeout."""
+    """Returns when it is ready.  Raises ServerFailed."""
 
 
 class EngineKeeper:
@@ -55,11 +60,11 @@ class EngineKeeper:
         self._restarts = 0
 
     async def keep(self) -> None:
-        """Until cancelled.  Raises ServerFailed, or EngineTimeout of one that does not become ready, at the end."""
+        """Until cancelled.  Raises ServerFailed when there are no more restarts."""
         await together([self._keep(engine) for engine in self.engines])
 
     async def _keep(self, engine: StartedEngine) -> None:
-        watch: Callable[[], Awaitable[None]] = engine.server.watch
+        watch: Callable[[], Awaitable[None]] = partial(self._watch, engine)
         while True:
             try:
                 await watch()
@@ -71,23 +76,32 @@ class EngineKeeper:
             logger.info("%s is back, with the present weights", engine.server.name)
             watch = partial(self._watch_and_route, engine)
 
+    async def _watch(self, engine: StartedEngine) -> None:
+        """Raises ServerFailed when it ends, or is to end."""
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(engine.server.watch(), name=f"watch-{engine.server.name}")
+                why = await self._roster.condemned(engine.url)
+                raise ServerFailed(f"{engine.server.name} {why}")
+
     async def _watch_and_route(self, engine: StartedEngine) -> None:
-        """Raises ServerFailed when it ends."""
+        """Raises ServerFailed when it ends, or is to end."""
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._pool.route(engine.url), name=f"route-{engine.server.name}")
-                await engine.server.watch()
+                await self._watch(engine)
 
     async def _bring_back(self, engine: StartedEngine) -> None:
         """Return when it has the present weights; it may not start, or end once more, before."""
-        while True:
+        for attempt in itertools.count():
             self._roster.lose(engine.url)
             await engine.server.stop()
+            await asyncio.sleep(attempt * AGAIN_S)
             try:
                 await engine.start()
                 self._roster.come(engine.url)
                 await self._served(engine)
-            except (ServerFailed, EngineTimeout) as error:
+            except ServerFailed as error:
                 self._count(error)
             else:
                 return
@@ -95,11 +109,11 @@ class EngineKeeper:
     async def _served(self, engine: StartedEngine) -> None:
         with plainly():
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(engine.server.watch(), name=f"watch-{engine.server.name}")
+                watching = tasks.create_task(self._watch(engine), name=f"keep-{engine.server.name}")
                 await self._roster.served(engine.url)
                 watching.cancel()
 
-    def _count(self, error: AsyncRLError) -> None:
+    def _count(self, error: ServerFailed) -> None:
         if self._restarts == self._max_restarts:
             raise error
         self._restarts += 1

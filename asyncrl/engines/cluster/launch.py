@@ -193,8 +193,6 @@ class _Builder:
         try:
             async with asyncio.timeout(deployment.start_timeout_s):
                 engines, router_url, ranks = await self._loaded()
-        except EngineTimeout as error:
-            raise ServerFailed(f"{error} (start-timeout-s)") from error
         except TimeoutError as error:
             raise ServerFailed(f"not ready within {deployment.start_timeout_s:g} s (start-timeout-s)") from error
         trainer = RayTrainer(
@@ -302,12 +300,15 @@ class _Builder:
         await answered(call, f"starting {server.name}", self._deployment.start_timeout_s, ServerFailed)
 
     async def _ready(self, server: Server, waiting: Awaitable[None]) -> None:
-        """Wait until the server is ready, or has ended."""
-        with plainly():
-            async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(server.watch(), name=f"watch-{server.name}")
-                await waiting
-                watch.cancel()
+        """Wait until the server is ready.  Raises ServerFailed when it has ended, or is not in time."""
+        try:
+            with plainly():
+                async with asyncio.TaskGroup() as tasks:
+                    watch = tasks.create_task(server.watch(), name=f"watch-{server.name}")
+                    await waiting
+                    watch.cancel()
+        except EngineTimeout as error:
+            raise ServerFailed(f"{server.name}: {error} (start-timeout-s)") from error
 
     # ---- trainer and weights
 

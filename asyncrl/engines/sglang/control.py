@@ -57,6 +57,13 @@ class EngineControl:
         """Let requests go on where they were."""
         await self._post("continue_generation", {})
 
+    async def probe(self, timeout_s: float) -> None:
+        """Return once its scheduler answers, which it does between two forward passes, also while it is paused.
+
+        (SGLang's front answers most questions by itself, loads too.)
+        """
+        await self._wire.look(f"{self.url}/server_info", timeout_s)
+
     async def join_group(
         self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
     ) -> None:

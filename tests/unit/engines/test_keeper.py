@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.engines.cluster.keeper import EngineKeeper, StartedEngine
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import EngineTimeout, ServerFailed
+from asyncrl.errors import ServerFailed
 from tests.virtual_time import run_virtually
 
 ROUTER_S = 15.0
@@ -69,8 +69,12 @@ def kept(
     seconds: float,
     then: Callable[[Roster[Member]], None] | None = None,
     refusals: Sequence[Exception] = (),
+    condemned_at: float | None = None,
 ) -> Log:
-    """An update every 20 seconds; ``then`` is called after ``seconds``.  ``refusals`` of each engine's next starts."""
+    """An update every 20 seconds; ``then`` is called after ``seconds``.
+
+    ``refusals`` are those of each engine's next starts; the engine "a" is condemned once.
+    """
     log, roster = Log(), Roster([Member(url) for url in lives])
     servers = [FakeServer(url, each, refusals=list(refusals)) for url, each in lives.items()]
     engines = [StartedEngine(url=each.name, server=each, start=each.start) for each in servers]  # type: ignore[arg-type]
@@ -82,6 +86,8 @@ def kept(
             roster.settle(roster.present)
 
     async def main() -> None:
+        if condemned_at is not None:
+            asyncio.get_running_loop().call_later(condemned_at, roster.condemn, "a", "does not answer")
         async with asyncio.TaskGroup() as tasks:
             both = [tasks.create_task(keeper.keep()), tasks.create_task(update())]
             await asyncio.sleep(seconds)
@@ -110,22 +116,43 @@ def test_an_engine_may_end_again_also_before_the_router_knows_that_it_was_back()
 
 
 def test_an_engine_may_end_while_it_waits_for_an_update() -> None:
-    log = kept({"a": [21.0, 2.0, 1000.0]}, 3, 70.0)  # ready again at 31, ends at 33, ready at 43, served at 60
+    log = kept({"a": [21.0, 2.0, 1000.0]}, 3, 70.0)  # ready again at 31, ends at 33, ready at 53, served at 60
     assert log.said == [(21.0, "a leaves"), (60.0, "a joins")]
 
 
-REFUSALS = (ServerFailed("no memory is free yet"), EngineTimeout("not ready within 10 s"))
+def test_one_that_is_condemned_is_ended_and_started_again() -> None:
+    log = kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 3, 50.0, condemned_at=5.0)
+    assert log.said == [(5.0, "a leaves"), (20.0, "a joins"), (35.0, "a is routed")]
+
+
+def test_one_that_is_condemned_counts_and_says_why() -> None:
+    with pytest.raises(ExceptionGroup) as error:
+        kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 0, 50.0, condemned_at=5.0)
+    assert error.group_contains(ServerFailed, match="a does not answer")
+
+
+def test_one_that_came_back_may_be_condemned_before_it_is_served() -> None:
+    log = kept({"a": [21.0, 1000.0, 1000.0]}, 3, 70.0, condemned_at=33.0)  # ready at 31, again at 53, served at 60
+    assert log.said == [(21.0, "a leaves"), (60.0, "a joins")]
+
+
+REFUSALS = (ServerFailed("no memory is free yet"), ServerFailed("not ready within 10 s"))
 
 
 def test_an_engine_that_does_not_start_is_started_again() -> None:
-    log = kept({"a": [5.0, 1000.0]}, 3, 60.0, refusals=REFUSALS)  # tried at 5, 15 and 25, ready at 35, served at 40
-    assert log.said == [(5.0, "a leaves"), (40.0, "a joins"), (55.0, "a is routed")]
+    """At 5, 10 s after that failed at 15, and 20 s after that failed at 35: ready at 65, served at 80."""
+
+    def look(roster: Roster[Member]) -> None:
+        assert roster.changes == 2  # it was lost once, and came back once
+
+    log = kept({"a": [5.0, 1000.0]}, 3, 96.0, look, refusals=REFUSALS)
+    assert log.said == [(5.0, "a leaves"), (80.0, "a joins"), (95.0, "a is routed")]
 
 
 def test_a_start_that_fails_counts() -> None:
     with pytest.raises(ExceptionGroup) as error:
         kept({"a": [5.0, 1000.0], "b": [1000.0]}, 2, 60.0, refusals=REFUSALS)
-    assert error.group_contains(EngineTimeout, match="not ready within 10 s")
+    assert error.group_contains(ServerFailed, match="not ready within 10 s")
 
 
 def test_one_too_many_ends_the_run() -> None:
