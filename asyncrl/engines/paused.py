@@ -26,6 +26,8 @@ from asyncrl.types import UpdateReport
 
 logger = logging.getLogger(__name__)
 
+GiveUp = Callable[[], Awaitable[bool]]
+"""Frees engines that wait for each other; whether that worked."""
 PauseMode = Literal["in_place", "retract"]
 """Requests held by an update keep their KV cache, or give it up and compute it anew under the new weights."""
 
@@ -83,6 +85,8 @@ class PausedRound:
         self._timeout_s = timeout_s
         self._pause_mode: PauseMode = pause_mode
         self._lost_s = lost_s
+        self._is_mixed = False
+        """Whether engines may have weights of two versions: they must not go on."""
 
     async def run(
         self,
@@ -90,20 +94,22 @@ class PausedRound:
         since: int,
         move: Callable[[], Awaitable[float | None]],
         num_bytes: int,
-        give_up: Callable[[], Awaitable[None]] | None = None,
+        give_up: GiveUp | None = None,
     ) -> UpdateReport:
         """Have ``engines``, which were the roster's at its change ``since``, take ``num_bytes`` by ``move``.
 
         ``move`` returns when the first of them stood still, by the event loop's clock, if they say so; else that is
         when the first of them had answered.  ``give_up`` frees engines that wait for each other after a failure.
-        After a failure to pause the engines go on; after that they stay paused, for their weights are neither the old
-        nor the new ones.  Raises WeightUpdateFailed.
+        After a failure to pause the engines go on; after that they stay paused, until an update succeeds, for their
+        weights are neither the old nor the new ones.  Raises WeightUpdateFailed.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
         async with self.blaming_the_lost(engines, since, give_up):
             paused = await self._pause(engines)
+            self._is_mixed = True
             stood_still = await move()
+            self._is_mixed = False
             await everyone("going on", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
         self._roster.settle(engines)
         pause_s = clock() - (paused if stood_still is None else stood_still)
@@ -111,7 +117,7 @@ class PausedRound:
 
     @contextlib.asynccontextmanager
     async def blaming_the_lost(
-        self, engines: Sequence[Pausable], since: int, give_up: Callable[[], Awaitable[None]] | None = None
+        self, engines: Sequence[Pausable], since: int, give_up: GiveUp | None = None
     ) -> AsyncIterator[None]:
         """Make a WeightUpdateFailed an UpdateInterrupted if an engine has died since the roster's change ``since``.
 
@@ -127,41 +133,39 @@ class PausedRound:
             raise UpdateInterrupted(str(error)) from error
 
     async def _look_for_the_lost(
-        self, engines: Sequence[Pausable], since: int, give_up: Callable[[], Awaitable[None]] | None, why: str
+        self, engines: Sequence[Pausable], since: int, give_up: GiveUp | None, why: str
     ) -> None:
         """Return once one is lost, all have answered, or it has taken too long."""
         logger.warning(
             "a weight update failed; looking for an engine that died or hangs, for %g s at most: %s", self._lost_s, why
         )
-        with contextlib.suppress(TimeoutError), plainly():
-            async with asyncio.timeout(self._lost_s), asyncio.TaskGroup() as tasks:
-                changed = tasks.create_task(self._roster.changed(since), name="an engine is lost")
-                asking = tasks.create_task(self._ask_all(engines, since, give_up, why), name="all answer")
-                changed.add_done_callback(lambda _: asking.cancel())
-                asking.add_done_callback(lambda _: changed.cancel())
-
-    async def _ask_all(
-        self, engines: Sequence[Pausable], since: int, give_up: Callable[[], Awaitable[None]] | None, why: str
-    ) -> None:
-        """Return once all have answered, or one is lost."""
-        if give_up is not None:
-            await give_up()
-        async with asyncio.TaskGroup() as tasks:
-            probes = [tasks.create_task(self._answers(each, why), name=f"probe {each.url}") for each in engines]
-        if not all(probe.result() for probe in probes):
-            await self._roster.changed(since)
-
-    async def _answers(self, engine: Pausable, why: str) -> bool:
         try:
-            await engine.probe(PROBE_S)
-        except EngineTimeout:
-            self._roster.condemn(engine.url, f"lives and does not answer: {why}")
-            return False
-        except EngineRejected:  # another SGLang, which has no such command
-            return True
-        except EngineError:  # it has died, or is about to be found dead
-            return False
-        return True
+            async with asyncio.timeout(self._lost_s) as deadline:
+                with plainly():
+                    async with asyncio.TaskGroup() as tasks:
+                        changed = tasks.create_task(self._roster.changed(since), name="an engine is lost")
+                        asking = tasks.create_task(self._ask_all(engines, since, give_up, why), name="all answer")
+                        changed.add_done_callback(lambda _: asking.cancel())
+                        asking.add_done_callback(lambda _: changed.cancel())
+        except TimeoutError:
+            if not deadline.expired():  # a bug of who was asked
+                raise
+
+    async def _ask_all(self, engines: Sequence[Pausable], since: int, give_up: GiveUp | None, why: str) -> None:
+        """Return once all have answered, or one is lost; condemn the silent ones.
+
+        Where none of several answers, or the one after an update that nobody could give up, that says nothing of them.
+        """
+        is_free = give_up is not None and await _done(give_up)
+        async with asyncio.TaskGroup() as tasks:
+            probes = {each.url: tasks.create_task(_probed(each), name=f"probe {each.url}") for each in engines}
+        found = {url: probe.result() for url, probe in probes.items()}
+        if all(answer == "answers" for answer in found.values()):
+            return
+        if "answers" in found.values() or (is_free and len(found) == 1):
+            for url in (url for url, answer in found.items() if answer == "silent"):
+                self._roster.condemn(url, f"lives and does not answer: {why}")
+        await self._roster.changed(since)
 
     async def _pause(self, engines: Sequence[Pausable]) -> float:
         """When the first engine had answered."""
@@ -174,7 +178,8 @@ class PausedRound:
         try:
             await everyone("pausing", {engine.url: pause(engine) for engine in engines}, self._timeout_s)
         except WeightUpdateFailed:
-            await self._all_go_on(engines)
+            if not self._is_mixed:
+                await self._all_go_on(engines)
             raise
         return min(answered)
 
@@ -187,3 +192,24 @@ class PausedRound:
 
         with contextlib.suppress(WeightUpdateFailed):
             await everyone("going on", {engine.url: go_on(engine) for engine in engines}, PROBE_S)
+
+
+async def _done(give_up: GiveUp) -> bool:
+    """Whether it was, soon."""
+    try:
+        async with asyncio.timeout(PROBE_S):
+            return await give_up()
+    except TimeoutError:
+        return False
+
+
+async def _probed(engine: Pausable) -> Literal["answers", "silent", "gone"]:
+    try:
+        await engine.probe(PROBE_S)
+    except EngineTimeout:
+        return "silent"
+    except EngineRejected:  # another SGLang, which has no such command
+        return "answers"
+    except EngineError:  # it has died, or is about to be found dead
+        return "gone"
+    return "answers"

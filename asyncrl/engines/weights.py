@@ -219,12 +219,14 @@ class BroadcastUpdater:
             async with self._round.blaming_the_lost(self._roster.present, self._roster.changes):
                 await self.connect()
 
-    async def _abandon(self) -> None:
+    async def _abandon(self) -> bool:
         """Before anybody waits for the trainer, which itself may wait for the engine that has died."""
         try:
             await self._sender.abandon(self.group_name)
         except AsyncRLError as error:  # the trainer will be asked again
             logger.warning("%s was not given up: %s", self.group_name, error)
+            return False
+        return True
 
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._sender.weight_buckets()

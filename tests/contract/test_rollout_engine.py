@@ -242,6 +242,9 @@ def test_a_server_whose_scheduler_hangs_does_not_answer_a_probe(servers: Servers
             finally:
                 scheduler.resume()
             await control.probe(30.0)
+            await control.pause("in_place")
+            await control.probe(10.0)
+            await control.go_on()
 
     asyncio.run(run())
 

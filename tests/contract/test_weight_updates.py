@@ -53,7 +53,7 @@ class Engine:
 
     async def probe(self, timeout_s: float) -> None:
         self.num_probes += 1
-        if isinstance(self._probed, TimeoutError):
+        if isinstance(self._probed, EngineTimeout):
             await asyncio.sleep(timeout_s)
         if self._probed is not None:
             raise self._probed
@@ -151,6 +151,7 @@ def push(
     timeout_s: float = 5.0,
     pause_mode: PauseMode = "in_place",
     is_checked: bool = False,
+    lost_s: float = 0.05,
     times: int = 1,
     roster: Roster[WeightReceiver] | None = None,
 ) -> UpdateReport:
@@ -158,7 +159,12 @@ def push(
 
     async def run() -> UpdateReport:
         updater = updater_of(
-            roster or Roster(engines), trainer, timeout_s=timeout_s, pause_mode=pause_mode, is_checked=is_checked
+            roster or Roster(engines),
+            trainer,
+            timeout_s=timeout_s,
+            pause_mode=pause_mode,
+            is_checked=is_checked,
+            lost_s=lost_s,
         )
         await updater.connect()
         for version in range(3, 3 + times):
@@ -489,32 +495,100 @@ def test_a_death_that_is_found_meanwhile_waits_for_no_answer() -> None:
     assert took_s == pytest.approx(6.0)
 
 
-def test_a_bug_in_a_question_is_a_bug() -> None:
-    b = Engine("b", step=failing("one None", EngineLost("gone")), probed=KeyError("typo"))
-    with pytest.raises(KeyError):
-        push(b, trainer=Trainer())
+@pytest.mark.parametrize("bug", [KeyError("typo"), TimeoutError("not ours")])
+def test_a_bug_in_a_question_is_a_bug(bug: Exception) -> None:
+    b = Engine("b", step=failing("one None", EngineLost("gone")), probed=bug)
+    with pytest.raises(type(bug)):
+        push(b, trainer=Trainer(), lost_s=30.0)
 
 
 def test_a_group_that_one_does_not_join_is_formed_without_it() -> None:
-    a, b, c = Engine("a"), Engine("b", step=hanging("rank 1 of 2"), probed=SILENT), Engine("c")
+    a, b, c = Engine("a"), Engine("b", step=hanging("rank 2 of 3"), probed=SILENT), Engine("c")
     roster: Roster[WeightReceiver] = Roster((a, b, c))
 
     async def run() -> None:
         updater = updater_of(roster, Trainer(), timeout_s=1.0, lost_s=30.0)
         await updater.connect()
-        for lost in ("a", "c"):
-            roster.lose(lost)
+        roster.lose("c")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(dies())
             with pytest.raises(UpdateInterrupted, match="no answer from b within 1 s"):
                 await updater.take()
-        assert await updater.take()
+        assert not await updater.take()
 
     async def dies() -> None:
         await roster.condemned("b")
         roster.lose("b")
 
     run_virtually(run())
+    assert a.told == ["rank 1 of 4", "rank 1 of 3", "rank 1 of 2"]
+    assert a.num_probes == 1
+
+
+def test_where_nobody_answers_nobody_is_condemned() -> None:
+    """Their disk or their network is slow, or the trainer hangs."""
+    a, b = Engine("a", probed=SILENT), Engine("b", step=hanging("one None"), probed=SILENT)
+    error, seconds = failed_after(b, Roster((a, b)), Trainer())
+    assert not isinstance(error, UpdateInterrupted)
+    assert seconds == pytest.approx(240.0 + 30.0)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "seconds"),
+    [
+        (nothing, 240.0 + 10.0 + 1.0),
+        (failing("abandon asyncrl-0", TrainerFailed("busy")), 240.0 + 30.0),
+        (hanging("abandon asyncrl-0"), 240.0 + 30.0),
+    ],
+    ids=["given up", "the trainer refuses", "the trainer hangs"],
+)
+def test_the_only_engine_is_condemned_if_it_waits_for_nobody(trainer: Step, seconds: float) -> None:
+    alone = Engine("a", step=hanging("one None"), probed=SILENT)
+    error, took_s = failed_after(alone, Roster((alone,)), Trainer(trainer))
+    assert isinstance(error, UpdateInterrupted) is (trainer is nothing)
+    assert took_s == pytest.approx(seconds)
+
+
+def test_engines_with_weights_of_two_versions_do_not_go_on_when_the_next_pause_fails() -> None:
+    pauses = 0
+
+    async def step(what: str) -> None:
+        nonlocal pauses
+        pauses += what == "pause in_place"
+        if (what == "one None" and pauses == 1) or (what == "pause in_place" and pauses == 2):
+            raise EngineRejected("no")
+
+    a, b = Engine("a"), Engine("b", step=step)
+
+    async def run() -> None:
+        updater = updater_of(Roster((a, b)), Trainer())
+        await updater.connect()
+        for _ in range(2):
+            await updater.take()
+            with pytest.raises(WeightUpdateFailed):
+                await updater.push(Weights(version=3, step=6))
+        assert "go on" not in a.told
+        await updater.take()
+        await updater.push(Weights(version=3, step=6))
+        assert a.told[-1] == "go on"
+
+    run_virtually(run())
+
+
+def test_looking_for_the_lost_can_be_cancelled() -> None:
+    b = Engine("b", step=failing("one None", EngineLost("gone")), probed=SILENT)
+
+    async def run() -> None:
+        updater = updater_of(Roster((Engine("a"), b)), Trainer(), lost_s=30.0)
+        await updater.connect()
+        await updater.take()
+        async with asyncio.TaskGroup() as tasks:
+            pushing = tasks.create_task(updater.push(Weights(version=3, step=6)))
+            await asyncio.sleep(5.0)
+            pushing.cancel()
+        assert pushing.cancelled()
+
+    assert run_virtually(run())[1] == pytest.approx(5.0)
 
 
 def test_a_trainer_that_cannot_give_up_an_update_does_not_hide_that_it_begins_anew() -> None:
