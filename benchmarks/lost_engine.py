@@ -38,8 +38,8 @@ WITHIN_AN_UPDATE = get_args(_dies_in_update.Moment)
 """When what has the GPU dies by its own hand: as it is to stand still, or to receive weights."""
 HANG = "hang"
 """What has the GPU lives and does nothing any more."""
-HANG_CONTROL_S = 20.0
-"""--control-timeout-s then: the next update finds it."""
+HANG_S = {"control-timeout-s": 20.0, "request-timeout-s": 30.0}
+"""Deadlines then: it is found by the next update, or else by being asked now and then."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -151,7 +151,7 @@ def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> li
         "lr": 1e-6,
     }
     if asked.kill == HANG:
-        flags["control-timeout-s"] = HANG_CONTROL_S
+        flags |= HANG_S
     return command_line(flags, device=asked.device, use_router=asked.use_router)
 
 

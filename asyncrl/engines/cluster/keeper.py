@@ -17,12 +17,14 @@ from typing import Any, Protocol
 from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import ServerFailed, plainly
+from asyncrl.errors import EngineError, EngineTimeout, ServerFailed, plainly
 
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 10.0
 """Until another attempt, and as much longer each time: what was in the way may be gone then."""
+ASK_EVERY_S = 10.0
+"""Whether an engine that lives does anything."""
 
 
 class Pool(Protocol):
@@ -46,6 +48,8 @@ class StartedEngine:
     server: Server
     start: Callable[[], Awaitable[None]]
     """Returns when it is ready.  Raises ServerFailed."""
+    probe: Callable[[], Awaitable[None]]
+    """Returns once what has the GPU answers.  Raises EngineTimeout when requests would have, too, and EngineError."""
 
 
 class EngineKeeper:
@@ -81,6 +85,7 @@ class EngineKeeper:
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(engine.server.watch(), name=f"watch-{engine.server.name}")
+                tasks.create_task(_ask(engine), name=f"ask-{engine.server.name}")
                 why = await self._roster.condemned(engine.url)
                 raise ServerFailed(f"{engine.server.name} {why}")
 
@@ -118,3 +123,15 @@ class EngineKeeper:
             raise error
         self._restarts += 1
         logger.warning("%s; started again, %d of %d times", error, self._restarts, self._max_restarts)
+
+
+async def _ask(engine: StartedEngine) -> None:
+    """Raises ServerFailed when it lives and does not answer."""
+    while True:
+        await asyncio.sleep(ASK_EVERY_S)
+        try:
+            await engine.probe()
+        except EngineTimeout as error:
+            raise ServerFailed(f"{engine.server.name} lives and does not answer: {error}") from error
+        except EngineError:  # it has died, which the watch sees; or is another SGLang, which has no such command
+            continue

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -277,7 +278,8 @@ class _Builder:
             await self._ready(server, self._control(url).get_ready(deployment.start_timeout_s))
 
         await start()
-        return StartedEngine(url=url, server=server, start=start)
+        probe = partial(self._control(url).probe, deployment.request_timeout_s)
+        return StartedEngine(url=url, server=server, start=start, probe=probe)
 
     async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
         deployment = self._deployment

@@ -1,17 +1,20 @@
 """Engines that end are started again, and get requests when they have the present weights."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from asyncrl.engines.cluster.keeper import EngineKeeper, StartedEngine
 from asyncrl.engines.roster import Roster
-from asyncrl.errors import ServerFailed
+from asyncrl.errors import EngineRejected, EngineTimeout, ServerFailed
 from tests.virtual_time import run_virtually
 
 ROUTER_S = 15.0
+PROBE_S = 30.0
 
 
 @dataclass
@@ -23,6 +26,10 @@ class FakeServer:
     started: int = 0
     refusals: list[Exception] = field(default_factory=list)
     """What its next starts raise."""
+    hangs_at: float = math.inf
+    """In its first life."""
+    answer: Exception = field(default_factory=lambda: EngineTimeout("silent for 30 s"))
+    """To a probe then, after 30 s."""
 
     async def watch(self) -> None:
         await asyncio.sleep(self.lives[self.started])
@@ -30,6 +37,11 @@ class FakeServer:
 
     async def stop(self) -> None:
         await asyncio.sleep(0.1)
+
+    async def probe(self) -> None:
+        if self.started == 0 and asyncio.get_running_loop().time() >= self.hangs_at:
+            await asyncio.sleep(PROBE_S)
+            raise self.answer
 
     async def start(self) -> None:
         await asyncio.sleep(10.0)
@@ -70,14 +82,18 @@ def kept(
     then: Callable[[Roster[Member]], None] | None = None,
     refusals: Sequence[Exception] = (),
     condemned_at: float | None = None,
+    **hangs: Any,
 ) -> Log:
     """An update every 20 seconds; ``then`` is called after ``seconds``.
 
-    ``refusals`` are those of each engine's next starts; the engine "a" is condemned once.
+    ``refusals`` are those of each engine's next starts; the engine "a" is condemned once; ``hangs`` are of all.
     """
     log, roster = Log(), Roster([Member(url) for url in lives])
-    servers = [FakeServer(url, each, refusals=list(refusals)) for url, each in lives.items()]
-    engines = [StartedEngine(url=each.name, server=each, start=each.start) for each in servers]  # type: ignore[arg-type]
+    servers = [FakeServer(url, each, refusals=list(refusals), **hangs) for url, each in lives.items()]
+    engines = [
+        StartedEngine(url=each.name, server=each, start=each.start, probe=each.probe)  # type: ignore[arg-type]
+        for each in servers
+    ]
     keeper = EngineKeeper(engines, roster, log, max_restarts=max_restarts)
 
     async def update() -> None:
@@ -134,6 +150,17 @@ def test_one_that_is_condemned_counts_and_says_why() -> None:
 def test_one_that_came_back_may_be_condemned_before_it_is_served() -> None:
     log = kept({"a": [21.0, 1000.0, 1000.0]}, 3, 70.0, condemned_at=33.0)  # ready at 31, again at 53, served at 60
     assert log.said == [(21.0, "a leaves"), (60.0, "a joins")]
+
+
+def test_one_that_lives_and_does_not_answer_is_ended_and_started_again() -> None:
+    """Asked at 10, when it answers, and at 20, when it does not for 30 s; ready at 60, served at 80."""
+    log = kept({"a": [1000.0, 1000.0]}, 3, 82.0, hangs_at=15.0)
+    assert log.said == [(50.0, "a leaves"), (80.0, "a joins")]
+
+
+def test_one_that_does_not_know_the_question_is_left_alone() -> None:
+    log = kept({"a": [1000.0]}, 0, 90.0, hangs_at=15.0, answer=EngineRejected("404"))
+    assert log.said == []
 
 
 REFUSALS = (ServerFailed("no memory is free yet"), ServerFailed("not ready within 10 s"))
