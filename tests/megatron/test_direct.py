@@ -21,6 +21,7 @@ from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.flat import checksum, views
 from asyncrl.engines.megatron import outbox
 from asyncrl.engines.megatron.outbox import _wait_for
+from asyncrl.engines.sglang import direct
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
 from asyncrl.errors import WeightUpdateFailed
 
@@ -291,3 +292,19 @@ def test_views_are_parts_of_the_buffer():
     second.fill_(2.0)
     assert flat.view(torch.float32)[2:].tolist() == [2.0, 2.0]
     assert flat.view(torch.bfloat16)[:4].tolist() == [1.0] * 4
+
+
+def test_loaders_get_what_has_arrived(monkeypatch):
+    """Those that read a number would wait on a GPU for a bucket of which a member has died, without a deadline."""
+    done = []
+    model = SimpleNamespace(parameters=list, load_weights=lambda tensors: done.append("loaded"))
+    updater = SimpleNamespace(device="cpu", get_model=lambda: model)
+    monkeypatch.setattr(direct, "_broadcast", lambda flat, group: None)
+    monkeypatch.setattr(direct, "_wait", lambda *about: None)
+    monkeypatch.setattr(direct, "_finish", lambda *about: done.append("arrived"))
+    hook = direct.DirectUpdates()
+    hook._take_first(updater, None, ["w"], ["uint8"], [[4]])  # noqa: SLF001
+    assert done == ["arrived", "loaded", "arrived"]
+    done.clear()
+    hook._take_all(updater, None, ["w"], is_checked=False)  # noqa: SLF001 (loaded again: nothing was copied)
+    assert done == ["arrived", "loaded", "arrived"]
