@@ -33,7 +33,7 @@ def without_watchdog() -> Iterator[None]:
         os.environ[_BLOCKING_WAIT] = before  # not deleted: native threads may be reading what lies behind it
 
 
-def then(work: dist.Work, device: torch.device) -> None:
+def wait_on_stream(work: dist.Work, device: torch.device) -> None:
     """What this thread has its GPU do from now on comes behind ``work``; on a CPU, return when it is over.
 
     In a group without a watchdog ``work.wait()`` would hold up the thread on a GPU, too.

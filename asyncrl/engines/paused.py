@@ -156,7 +156,7 @@ class PausedRound:
 
         Where none of several answers, or the one after an update that nobody could give up, that says nothing of them.
         """
-        is_free = give_up is not None and await _done(give_up)
+        is_free = give_up is not None and await _gave_up(give_up)
         async with asyncio.TaskGroup() as tasks:
             probes = {each.url: tasks.create_task(_probed(each), name=f"probe {each.url}") for each in engines}
         found = {url: probe.result() for url, probe in probes.items()}
@@ -194,8 +194,8 @@ class PausedRound:
             await everyone("going on", {engine.url: go_on(engine) for engine in engines}, PROBE_S)
 
 
-async def _done(give_up: GiveUp) -> bool:
-    """Whether it was, soon."""
+async def _gave_up(give_up: GiveUp) -> bool:
+    """Whether that worked, within ``PROBE_S``."""
     try:
         async with asyncio.timeout(PROBE_S):
             return await give_up()

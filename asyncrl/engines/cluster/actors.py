@@ -79,9 +79,8 @@ class RankActor(NetworkPlace):
         """Load the model and join the other ranks; say whose layers it has."""
         # SGLang sets this to 0 in its own processes; unless both sides agree, the first broadcast fails.
         os.environ["NCCL_CUMEM_ENABLE"] = "0"
-        os.environ.setdefault(
-            "TORCH_NCCL_BLOCKING_WAIT", "0"
-        )  # now: a new variable may move others under native threads
+        # Set and reset for each update group; one that is new then may move the others under native threads.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "0")
         if settings.device == "cpu":  # Ray hides no GPU from an actor that asked for none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         from asyncrl.engines.megatron.rank import MegatronRank

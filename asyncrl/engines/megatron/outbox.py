@@ -25,7 +25,7 @@ import torch.distributed as dist
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from asyncrl.engines.abandoned import abandon, is_abandoned, then
+from asyncrl.engines.abandoned import abandon, is_abandoned, wait_on_stream
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.flat import checksum, views
 from asyncrl.engines.megatron.fp8 import BlockFp8
@@ -287,14 +287,14 @@ def _broadcast(
     for flat in flats:
         _wait_for(arrived, group, within_s)
         for work, sent in under_way:
-            then(work, sent.device)
+            wait_on_stream(work, sent.device)
         arrived = _mark(flat.device)
         under_way = [(dist.broadcast(flat, src=0, group=group, async_op=True), flat)]
         if is_checked:
             told = checksum(flat)
             under_way.append((dist.broadcast(told, src=0, group=group, async_op=True), told))
     for work, sent in under_way:
-        then(work, sent.device)
+        wait_on_stream(work, sent.device)
     if flat is not None:
         _wait_for(_mark(flat.device), group, within_s)
         _synchronize(flat.device)

@@ -261,11 +261,11 @@ def _broadcast(flat: Any, group: Any) -> Any:
 
 def _wait(coming: Any, flat: Any, group: Any) -> None:
     """What is done with ``flat`` from now on sees what came; on a GPU, this process goes on at once."""
-    from asyncrl.engines.abandoned import then
+    from asyncrl.engines.abandoned import wait_on_stream
 
     if flat.device.type == "cpu":
         _until(coming.is_completed, group)
-    then(coming, flat.device)
+    wait_on_stream(coming, flat.device)
 
 
 def _finish(flat: Any, group: Any) -> None:
