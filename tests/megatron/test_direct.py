@@ -308,3 +308,33 @@ def test_loaders_get_what_has_arrived(monkeypatch):
     done.clear()
     hook._take_all(updater, None, ["w"], is_checked=False)  # noqa: SLF001 (loaded again: nothing was copied)
     assert done == ["arrived", "loaded", "arrived"]
+
+
+def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(monkeypatch):
+    """A first launch waits for the GPU to have nothing to do, and a broadcast whose member died never ends."""
+    launched = []
+    copy = torch._foreach_copy_
+
+    def noted(targets, sources):
+        launched.append({(each.dtype, each.stride()) for each in (*targets, *sources)})
+        copy(targets, sources)
+
+    weights = {"a": torch.zeros(4), "b": torch.zeros(2, 2), "c": torch.zeros(4, dtype=torch.bfloat16)}
+
+    def load(tensors):
+        for name, tensor in tensors:
+            weights[name].copy_(tensor)
+
+    updater = SimpleNamespace(
+        device="cpu", get_model=lambda: SimpleNamespace(parameters=weights.values, load_weights=load)
+    )
+    monkeypatch.setattr(direct, "_broadcast", lambda flat, group: None)
+    monkeypatch.setattr(direct, "_wait", lambda coming, flat, group: flat.zero_())
+    monkeypatch.setattr(torch, "_foreach_copy_", noted)
+    hook = direct.DirectUpdates()
+    hook._take_first(updater, None, list(weights), ["float32", "float32", "float32"], [[4], [2, 2], [4]])  # noqa: SLF001
+    first = launched.copy()
+    launched.clear()
+    hook._take_all(updater, None, ["a"], is_checked=False)  # noqa: SLF001
+    assert first == launched
+    assert len(first) == 2

@@ -143,6 +143,7 @@ class DirectUpdates:
         _wait(_broadcast(flat, group), flat, group)
         _finish(flat, group)  # loaders may read a number, and would wait for it for good
         _watch(bucket, flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
+        _rehearse(bucket, flat)
         _finish(flat, group)
         self._kept[bucket.names[0]] = bucket
         self._places = _places(updater.get_model())
@@ -394,6 +395,18 @@ def _copies(bucket: _Kept, buffer: Any) -> list[Pairs]:
         targets.append(target)
         sources.append(source)
     return list(groups.values())
+
+
+def _rehearse(bucket: _Kept, flat: Any) -> None:
+    """Copy what loaders have just copied once more, as later updates do.
+
+    CUDA loads a kernel when it is first launched, and waits until the GPU has nothing to do: then that would be a
+    broadcast, of which a member may have died.
+    """
+    import torch
+
+    for targets, sources in _copies(bucket, flat):
+        torch._foreach_copy_(targets, sources)
 
 
 def _plain(target: Any, dtype: Any) -> tuple[Any, Any]:
