@@ -43,7 +43,8 @@ async def engine_logprobs(batch: Batch, served: Weights, engine: RolloutEngine |
                     for place, token_ids in probes.items()
                 }
     except (EngineError, TimeoutError) as error:
-        logger.warning("step %d: no log-probs to compare with: %s", batch.step, error)
+        reason = error if str(error) else f"no answer within {PROBE_TIMEOUT_S:g} s"
+        logger.warning("step %d: no log-probs to compare with: %s", batch.step, reason)
         return {}
     return {place: task.result() for place, task in tasks.items()}
 

@@ -306,10 +306,19 @@ def test_log_probs_are_compared_where_engine_and_trainer_hold_the_same_weights(i
     assert compared == [0.0 if step % interval == 0 else None for step in range(8)]
 
 
-def test_a_comparison_that_fails_is_left_out() -> None:
-    async def no_score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
-        raise EngineLost("gone")
+async def _gone(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+    raise EngineLost("gone")
 
+
+async def _silent(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+    await asyncio.sleep(1e6)
+    return ()
+
+
+@pytest.mark.parametrize(("no_score", "why"), [(_gone, "gone"), (_silent, "no answer within 30 s")])
+def test_a_comparison_that_fails_is_left_out_and_says_why(
+    no_score: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     world = World(steps=3, lengths=uneven)
 
     async def main() -> None:
@@ -320,6 +329,7 @@ def test_a_comparison_that_fails_is_left_out() -> None:
 
     run_virtually(main())
     assert [facts.logprob_diff for facts in world.facts][1:] == [None, None]
+    assert f"no log-probs to compare with: {why}" in caplog.text
 
 
 def test_waiting_for_the_first_evaluation_is_not_waiting_for_data() -> None:
