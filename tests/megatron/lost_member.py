@@ -99,4 +99,5 @@ if __name__ == "__main__":
     told = engine(int(rank), device, backend, ports) if int(rank) else trainer(device, backend, ports)
     sys.stdout.write(json.dumps(told))
     sys.stdout.flush()
+    sys.stdin.read()  # the trainer outlives its engines: what NCCL sends by sockets may be in its threads still
     os._exit(0)  # as servers and ranks end: without a word to the group

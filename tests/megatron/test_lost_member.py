@@ -33,13 +33,16 @@ def test_the_others_go_on_without_a_member_that_died(device, backend):
         subprocess.Popen(
             [sys.executable, "-W", "ignore", PROGRAM, str(rank), device, backend, *ports],
             env=os.environ | WATCHDOG | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{rank}"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(3)
     ]
     try:
-        trainer, dead, engine = [(*member.communicate(timeout=DEADLINE_S), member.returncode) for member in members]
+        engine, dead, trainer = [
+            (*member.communicate(timeout=DEADLINE_S), member.returncode) for member in reversed(members)
+        ]
     finally:
         for member in members:
             member.kill()
