@@ -30,7 +30,7 @@ from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.lengths import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.agreement import engine_logprobs, mean_difference
+from asyncrl.pipeline.agreement import SCORING_S, engine_logprobs, mean_difference
 from asyncrl.pipeline.evaluation import Evaluator
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.run_state import RunState
@@ -259,8 +259,16 @@ class _Run:
         with plainly():
             async with asyncio.TaskGroup() as both:
                 training = both.create_task(self._train_alone(batch), name=f"train-{batch.step}")
+                await self._updates.pushed()
+                start = _now()
                 scoring = both.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
-        trained = training.result()
+                trained = await training
+                done, _ = await asyncio.wait([scoring], timeout=max(0.0, start + SCORING_S - _now()))
+                if not done:
+                    logger.warning("step %d: no log-probs to compare with: the engines were too slow", batch.step)
+                    scoring.cancel()
+        if scoring.cancelled():
+            return trained
         return replace(trained, logprob_diff=mean_difference(scoring.result(), trained.report.logprobs))
 
     async def _train_alone(self, batch: Batch) -> _Trained:
@@ -276,7 +284,6 @@ class _Run:
 
     async def _engine_logprobs(self, batch: Batch) -> dict[int, Sequence[float]]:
         """Nothing when the engines serve other weights than the trainer holds."""
-        await self._updates.pushed()
         parts, served = self._parts, self._parts.served.now
         if served.step != batch.step:
             return {}

@@ -102,6 +102,8 @@ class World:
     checkpoints: FakeCheckpoints | None = None
     before: RunState | None = None
     colocate: bool = False
+    score: Any = None
+    """In place of the engine's: how it answers for the log-probs of given tokens."""
     facts: list[StepFacts] = field(default_factory=list)
 
     def run(self) -> "World":
@@ -114,6 +116,8 @@ class World:
         self.engine = FakeEngine(
             self.lengths, seconds_per_token=self.seconds_per_token, chunk=self.chunk, failures=self.failures
         )
+        if self.score is not None:
+            self.engine.score = self.score  # type: ignore[method-assign]
         self.trainer = FakeTrainer(self.train_seconds)
         self.updater = FakeUpdater(self.engine, seconds=self.push_seconds, goes_beside=self.trains_beside_pushes)
         self.turns = FakeTurns(self.engine) if self.colocate else None

@@ -310,26 +310,48 @@ async def _gone(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
     raise EngineLost("gone")
 
 
-async def _silent(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
-    await asyncio.sleep(1e6)
-    return ()
+def _slow(seconds: float) -> Any:
+    async def score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        await asyncio.sleep(seconds)
+        return (0.0,) * (len(token_ids) - start)
+
+    return score
 
 
-@pytest.mark.parametrize(("no_score", "why"), [(_gone, "gone"), (_silent, "no answer within 30 s")])
+@pytest.mark.parametrize(("score", "why"), [(_gone, "gone"), (_slow(1e6), "the engines were too slow")])
 def test_a_comparison_that_fails_is_left_out_and_says_why(
-    no_score: Any, why: str, caplog: pytest.LogCaptureFixture
+    score: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World(steps=3, lengths=uneven)
-
-    async def main() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(world.main())
-            await asyncio.sleep(0)
-            world.engine.score = no_score  # type: ignore[method-assign]
-
-    run_virtually(main())
+    world = World(steps=3, lengths=uneven, score=score).run()
     assert [facts.logprob_diff for facts in world.facts][1:] == [None, None]
     assert f"no log-probs to compare with: {why}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("train_seconds", "push_seconds", "score_seconds", "step_seconds"),
+    [
+        (5.0, 0.0, 4.0, 5.0),
+        (0.5, 0.0, 1.5, 1.5),
+        (0.5, 1.0, 1.5, 3.5),  # it begins when the weights before have been pushed, which takes two seconds
+        (5.0, 0.0, 1e6, 5.0),
+        (0.5, 0.0, 1e6, 2.0),
+        (0.5, 1.0, 1e6, 4.0),
+    ],
+)
+def test_a_comparison_holds_up_short_steps_alone_and_not_for_long(
+    train_seconds: float, push_seconds: float, score_seconds: float, step_seconds: float
+) -> None:
+    world = World(
+        steps=6,
+        staleness=3,
+        slots=64,
+        train_seconds=train_seconds,
+        push_seconds=push_seconds,
+        score=_slow(score_seconds),
+    ).run()
+    facts = world.facts[3:]
+    assert [(each.logprob_diff is None) for each in facts] == [score_seconds == 1e6] * 3
+    assert [each.step_s - each.trainer_waited_s for each in facts] == pytest.approx([step_seconds] * 3, abs=0.01)
 
 
 def test_waiting_for_the_first_evaluation_is_not_waiting_for_data() -> None:
