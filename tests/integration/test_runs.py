@@ -40,7 +40,9 @@ def test_no_token_is_older_than_the_bound(short: Outcome) -> None:
 
 
 def test_engine_and_trainer_agree_on_log_probs(short: Outcome) -> None:
-    assert all(row["train/logprob_diff"] < 1e-4 for row in short.rows)
+    compared = [row["train/logprob_diff"] for row in short.rows if "train/logprob_diff" in row]
+    assert len(compared) >= STEPS - 2  # a step waits no more than two seconds for them
+    assert max(compared) < 1e-4
 
 
 def test_accuracy_is_measured_before_during_and_after(short: Outcome) -> None:
