@@ -299,9 +299,9 @@ def test_loaders_get_what_has_arrived(monkeypatch):
     done = []
     model = SimpleNamespace(parameters=list, load_weights=lambda tensors: done.append("loaded"))
     updater = SimpleNamespace(device="cpu", get_model=lambda: model)
-    monkeypatch.setattr(direct, "_broadcast", lambda flat, group: None)
-    monkeypatch.setattr(direct, "_wait", lambda *about: None)
-    monkeypatch.setattr(direct, "_finish", lambda *about: done.append("arrived"))
+    monkeypatch.setattr(direct, "broadcast", lambda flat, group: None)
+    monkeypatch.setattr(direct, "wait", lambda *about: None)
+    monkeypatch.setattr(direct, "finish", lambda *about: done.append("arrived"))
     hook = direct.DirectUpdates()
     hook._take_first(updater, None, ["w"], ["uint8"], [[4]])  # noqa: SLF001
     assert done == ["arrived", "loaded", "arrived"]
@@ -328,8 +328,8 @@ def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(mon
     updater = SimpleNamespace(
         device="cpu", get_model=lambda: SimpleNamespace(parameters=weights.values, load_weights=load)
     )
-    monkeypatch.setattr(direct, "_broadcast", lambda flat, group: None)
-    monkeypatch.setattr(direct, "_wait", lambda coming, flat, group: flat.zero_())
+    monkeypatch.setattr(direct, "broadcast", lambda flat, group: None)
+    monkeypatch.setattr(direct, "wait", lambda coming, flat, group: flat.zero_())
     monkeypatch.setattr(torch, "_foreach_copy_", noted)
     hook = direct.DirectUpdates()
     hook._take_first(updater, None, list(weights), ["float32", "float32", "float32"], [[4], [2, 2], [4]])  # noqa: SLF001
