@@ -310,31 +310,44 @@ def test_loaders_get_what_has_arrived(monkeypatch):
     assert done == ["arrived", "loaded", "arrived"]
 
 
-def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(monkeypatch):
-    """A first launch waits for the GPU to have nothing to do, and a broadcast whose member died never ends."""
-    launched = []
-    copy = torch._foreach_copy_
-
-    def noted(targets, sources):
-        launched.append({(each.dtype, each.stride()) for each in (*targets, *sources)})
-        copy(targets, sources)
-
-    weights = {"a": torch.zeros(4), "b": torch.zeros(2, 2), "c": torch.zeros(4, dtype=torch.bfloat16)}
+@pytest.fixture
+def loaded(monkeypatch):
+    """A model of three weights, and its hook without a network: ``done`` says what was done in which order."""
+    weights = {"a": torch.zeros(4), "b": torch.zeros(2, 2), "c": torch.zeros(3, dtype=torch.bfloat16)}
+    done, copy = [], torch._foreach_copy_
 
     def load(tensors):
         for name, tensor in tensors:
             weights[name].copy_(tensor)
 
-    updater = SimpleNamespace(
-        device="cpu", get_model=lambda: SimpleNamespace(parameters=weights.values, load_weights=load)
-    )
-    monkeypatch.setattr(direct, "broadcast", lambda flat, group: None)
-    monkeypatch.setattr(direct, "wait", lambda coming, flat, group: flat.zero_())
+    def noted(targets, sources):
+        done.append({(each.dtype, each.stride()) for each in (*targets, *sources)})
+        copy(targets, sources)
+
     monkeypatch.setattr(torch, "_foreach_copy_", noted)
-    hook = direct.DirectUpdates()
-    hook._take_first(updater, None, list(weights), ["float32", "float32", "float32"], [[4], [2, 2], [4]])  # noqa: SLF001
-    first = launched.copy()
-    launched.clear()
-    hook._take_all(updater, None, ["a"], is_checked=False)  # noqa: SLF001
-    assert first == launched
-    assert len(first) == 2
+    monkeypatch.setattr(direct, "broadcast", lambda flat, group: done.append("asked"))
+    monkeypatch.setattr(direct, "wait", lambda coming, flat, group: flat.fill_(1))
+    monkeypatch.setattr(direct, "check_arrival", lambda flat, group, name: None)
+    monkeypatch.setattr(direct.KeptBucket, "check", lambda bucket, number: done.append("checked"))
+    model = SimpleNamespace(parameters=weights.values, load_weights=load)
+    updater, hook = SimpleNamespace(device="cpu", get_model=lambda: model), direct.DirectUpdates()
+    for names, dtypes, shapes in ((["a", "c"], ["float32", "bfloat16"], [[4], [3]]), (["b"], ["bfloat16"], [[2, 2]])):
+        hook._take_first(updater, None, names, dtypes, shapes)  # noqa: SLF001
+    return updater, hook, done
+
+
+def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(loaded):
+    """A first launch waits for the GPU to have nothing to do, and a broadcast whose member died never ends."""
+    updater, hook, done = loaded
+    first = [each for each in done if each != "asked"]
+    done.clear()
+    hook._take_all(updater, None, ["a", "b"], is_checked=False)  # noqa: SLF001
+    assert done == ["asked", "asked", *first]
+    assert len(first) == 3
+
+
+def test_checks_are_launched_with_no_broadcast_under_way(loaded):
+    updater, hook, done = loaded
+    done.clear()
+    hook._take_all(updater, None, ["a", "b"], is_checked=True)  # noqa: SLF001
+    assert [each for each in done if isinstance(each, str)] == ["asked", "checked", "asked", "checked"]

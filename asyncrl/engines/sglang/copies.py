@@ -47,13 +47,13 @@ class KeptBucket:
             for _, source in watcher.pairs
         )
 
-    def launch_once(self, flat: Any) -> None:
-        """Copy what loaders have just copied once more, as later updates do.
+    def launch_once(self, buffer: Any) -> None:
+        """Copy what loaders have just copied from ``buffer`` once more, as later updates do.
 
         CUDA loads a kernel when it is first launched, and waits until the GPU has nothing to do: then that would be a
         broadcast, of which a member may have died.
         """
-        _copy(self._pairs(flat))
+        _copy(self._pairs(buffer))
 
     def copy(self, buffers: Sequence[Any], number: int) -> None:
         """Copy again what was watched, from the buffer of that number."""

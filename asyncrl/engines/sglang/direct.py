@@ -103,11 +103,12 @@ class DirectUpdates:
             shapes=tuple(map(tuple, shapes)),
             num_bytes=num_bytes(dtypes, shapes),
         )
-        flat = self._make_room(updater, bucket.num_bytes)[0][: bucket.num_bytes]
+        buffer = self._make_room(updater, bucket.num_bytes)[0]
+        flat = buffer[: bucket.num_bytes]
         wait(broadcast(flat, group), flat, group)
         finish(flat, group)  # loaders may read a number, and would wait for it for good
         bucket.watch(flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
-        bucket.launch_once(flat)
+        bucket.launch_once(buffer)
         finish(flat, group)
         self._kept[bucket.names[0]] = bucket
         self._places = _places(updater.get_model())
@@ -120,13 +121,14 @@ class DirectUpdates:
         coming = broadcast(flats[0], group)
         for number, (bucket, flat) in enumerate(zip(buckets, flats, strict=True)):
             wait(coming, flat, group)
-            if is_checked:
+            if is_checked:  # before the next is asked for: behind that, a check's first launch might wait for good
                 check_arrival(flat, group, bucket.names[0])
+                self._load(updater, group, bucket, flat, number % 2)
+                bucket.check(number % 2)
             if number + 1 < len(buckets):  # asked for before the copies, so that it comes while they are made
                 coming = broadcast(flats[number + 1], group)
-            self._load(updater, group, bucket, flat, number % 2)
-            if is_checked:
-                bucket.check(number % 2)
+            if not is_checked:
+                self._load(updater, group, bucket, flat, number % 2)
         finish(buffers[0], group)
 
     def _load(self, updater: Any, group: Any, bucket: KeptBucket, flat: Any, buffer: int) -> None:
