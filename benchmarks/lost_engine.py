@@ -129,7 +129,7 @@ def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, 
 
 
 def _last_difference(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Some steps have none: engines served other weights then."""
+    """Some steps have none: engines served other weights then, or were too slow."""
     return next((row["train/logprob_diff"] for row in reversed(rows) if "train/logprob_diff" in row), math.nan)
 
 

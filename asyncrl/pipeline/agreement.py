@@ -17,15 +17,13 @@ PROBED_SAMPLES = 4
 over some hundred tokens, too few to be noticed."""
 COMPARED_TOKENS = 65_536
 """Compared at a step that trains on more: a mean needs no more, and the event loop does nothing else for 4 ms."""
-SCORING_S = 2.0
-"""As long as this it may take even if training ends before: a measurement must not hold up the push that follows."""
 
 
 async def engine_logprobs(batch: Batch, served: Weights, engine: RolloutEngine | None) -> dict[int, Sequence[float]]:
     """By place in the batch: log-probs of answers under ``served``, as the engines see them.
 
     Answers written by these very weights bring them along; failing those, ``engine`` scores some answers anew, if there
-    is one to ask.  That takes as long as the engines make others wait.
+    is one to ask.  The caller cancels that when it takes too long: the engines serve it in its turn.
     """
     answers = dict(enumerate(_answers(batch)))
     fresh = written_by(served, answers)

@@ -6,7 +6,8 @@ scheduler ──batch──▶ train ──▶ take the weights                 
 
 consumes      batches, evaluation reports
 produces      one StepFacts per step; checkpoints; the saved model
-waits for     a batch; the trainer; the weight update before, once trained; the first evaluation, before the first step;
+waits for     a batch; the trainer; once trained the weight update before, and engines' log-probs for two seconds
+              after that at most; the first evaluation, before the first step;
               where trainer and engines take turns on the same GPUs, every evaluation, and those turns
 unblocked by  the scheduler, the trainer, the engines; each wait has a deadline of its own
 on cancel     the scheduler's and the evaluation's requests are aborted
@@ -30,7 +31,7 @@ from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.lengths import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.agreement import SCORING_S, engine_logprobs, mean_difference
+from asyncrl.pipeline.agreement import engine_logprobs, mean_difference
 from asyncrl.pipeline.evaluation import Evaluator
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.run_state import RunState
@@ -42,6 +43,10 @@ from asyncrl.protocols import Checkpointer, Trainer, Turns, WeightUpdater
 from asyncrl.types import Batch, EvalReport, TrainReport
 
 logger = logging.getLogger(__name__)
+
+SCORING_S = 2.0
+"""So long the engines may take to score, since they have the weights, even if training ends before: a measurement must
+not hold up the push that follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +141,7 @@ class _Run:
         """Of the last step, which waits for its weight update."""
         self._evaluation: asyncio.Task[EvalReport] | None = None
         self._is_alarmed = False
+        self._scores_are_late = False
         has_one_report = plan.num_steps - plan.first_step == 1 and plan.eval_interval is not None
         if self._first_evaluation_is_due() and not has_one_report:  # that of the pass after the single step
             self._evaluate()
@@ -256,20 +262,19 @@ class _Run:
 
     async def _train(self, batch: Batch) -> _Trained:
         """Train, while the engines score a few of the same tokens if they serve the weights that the trainer holds."""
-        with plainly():
-            async with asyncio.TaskGroup() as both:
-                training = both.create_task(self._train_alone(batch), name=f"train-{batch.step}")
-                await self._updates.pushed()
-                start = _now()
-                scoring = both.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
-                trained = await training
-                done, _ = await asyncio.wait([scoring], timeout=max(0.0, start + SCORING_S - _now()))
-                if not done:
-                    logger.warning("step %d: no log-probs to compare with: the engines were too slow", batch.step)
-                    scoring.cancel()
-        if scoring.cancelled():
-            return trained
-        return replace(trained, logprob_diff=mean_difference(scoring.result(), trained.report.logprobs))
+        training = self._stages.create_task(self._train_alone(batch), name=f"train-{batch.step}")
+        await self._updates.pushed()
+        deadline = _now() + SCORING_S
+        scoring = self._stages.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
+        trained = await training
+        await asyncio.wait([scoring], timeout=max(0.0, deadline - _now()))
+        was_late, self._scores_are_late = self._scores_are_late, not scoring.done()
+        if scoring.done():
+            return replace(trained, logprob_diff=mean_difference(scoring.result(), trained.report.logprobs))
+        scoring.cancel()  # its requests are aborted beside what comes next: an engine may be slow to hear of it
+        if not was_late:
+            logger.warning("step %d: no log-probs to compare with until the engines are faster again", batch.step)
+        return trained
 
     async def _train_alone(self, batch: Batch) -> _Trained:
         async with self._updates.trainer:
@@ -288,7 +293,8 @@ class _Run:
         if served.step != batch.step:
             return {}
         can_score = self._plan.temperature == 1.0 and parts.turns is None
-        return await engine_logprobs(batch, served, parts.engine if can_score else None)
+        scored = await engine_logprobs(batch, served, parts.engine if can_score else None)
+        return scored if parts.served.now.step == batch.step else {}  # an engine that came may have brought newer ones
 
     # ---- weights
 

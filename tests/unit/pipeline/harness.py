@@ -61,6 +61,11 @@ def keep_all(group: ScoredGroup) -> str | None:
     return None
 
 
+def uneven(request: Request) -> int:
+    """5 to 204 tokens."""
+    return 5 + request.seed % 200
+
+
 @dataclass(kw_only=True)
 class World:
     """A run to be: change what a test is about, then ``run``."""

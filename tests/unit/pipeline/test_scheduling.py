@@ -9,13 +9,8 @@ import pytest
 
 from asyncrl.errors import EngineLost, EngineRejected, FailureBudgetSpent, FilterBudgetSpent, Stalled
 from asyncrl.types import Prompt, Request, Sample, ScoredGroup
-from tests.unit.pipeline.harness import World
+from tests.unit.pipeline.harness import World, uneven
 from tests.virtual_time import run_virtually
-
-
-def uneven(request: Request) -> int:
-    """5 to 204 tokens."""
-    return 5 + request.seed % 200
 
 
 def test_generation_hides_behind_training() -> None:
@@ -296,62 +291,6 @@ def test_evaluation_never_holds_more_than_half_the_slots() -> None:
     evaluating = {request.request_id for request in world.engine.requests if request.request_id.startswith("eval")}
     assert len(evaluating) == 100
     assert world.engine.most_busy <= 5
-
-
-@pytest.mark.parametrize(("interval", "staleness"), [(1, 0), (1, 1), (1, 3), (2, 2), (3, 4)])
-def test_log_probs_are_compared_where_engine_and_trainer_hold_the_same_weights(interval: int, staleness: int) -> None:
-    # In the fakes a token's log-prob depends on the weights: it differs from 0 when weights are mixed up.
-    world = World(steps=8, interval=interval, staleness=staleness, lengths=uneven).run()
-    compared = [facts.logprob_diff for facts in world.facts]
-    assert compared == [0.0 if step % interval == 0 else None for step in range(8)]
-
-
-async def _gone(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
-    raise EngineLost("gone")
-
-
-def _slow(seconds: float) -> Any:
-    async def score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
-        await asyncio.sleep(seconds)
-        return (0.0,) * (len(token_ids) - start)
-
-    return score
-
-
-@pytest.mark.parametrize(("score", "why"), [(_gone, "gone"), (_slow(1e6), "the engines were too slow")])
-def test_a_comparison_that_fails_is_left_out_and_says_why(
-    score: Any, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    world = World(steps=3, lengths=uneven, score=score).run()
-    assert [facts.logprob_diff for facts in world.facts][1:] == [None, None]
-    assert f"no log-probs to compare with: {why}" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("train_seconds", "push_seconds", "score_seconds", "step_seconds"),
-    [
-        (5.0, 0.0, 4.0, 5.0),
-        (0.5, 0.0, 1.5, 1.5),
-        (0.5, 1.0, 1.5, 3.5),  # it begins when the weights before have been pushed, which takes two seconds
-        (5.0, 0.0, 1e6, 5.0),
-        (0.5, 0.0, 1e6, 2.0),
-        (0.5, 1.0, 1e6, 4.0),
-    ],
-)
-def test_a_comparison_holds_up_short_steps_alone_and_not_for_long(
-    train_seconds: float, push_seconds: float, score_seconds: float, step_seconds: float
-) -> None:
-    world = World(
-        steps=6,
-        staleness=3,
-        slots=64,
-        train_seconds=train_seconds,
-        push_seconds=push_seconds,
-        score=_slow(score_seconds),
-    ).run()
-    facts = world.facts[3:]
-    assert [(each.logprob_diff is None) for each in facts] == [score_seconds == 1e6] * 3
-    assert [each.step_s - each.trainer_waited_s for each in facts] == pytest.approx([step_seconds] * 3, abs=0.01)
 
 
 def test_waiting_for_the_first_evaluation_is_not_waiting_for_data() -> None:
