@@ -51,10 +51,16 @@ def reader(checkpoint: Path, files: ExitStack, fp8_block: tuple[int, int] | None
         tensor: Tensor = holder[name].get_tensor(name)
         scales = f"{name}_scale_inv"
         if fp8_block and scales in holder:
-            return _scaled(tensor.float(), holder[scales].get_tensor(scales), fp8_block)
+            return scaled(tensor.float(), holder[scales].get_tensor(scales), fp8_block)
         return tensor
 
     return read
+
+
+def scaled(tensor: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """Each block of ``tensor`` times its scale; the last blocks may be smaller."""
+    rows, columns = tensor.shape
+    return tensor * scales.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
 
 
 def dtypes_of(checkpoint: Path) -> dict[str, torch.dtype]:
@@ -206,12 +212,6 @@ def _open(checkpoint: Path, files: ExitStack) -> dict[str, Any]:
     # Mapped files would count as this process's memory, all that was read of them.
     opened = [files.enter_context(safe_open(path, framework="pt", backend="pread")) for path in paths]
     return {name: file for file in opened for name in file.keys()}  # noqa: SIM118
-
-
-def _scaled(tensor: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
-    """Each block of ``tensor`` times its scale; the last blocks may be smaller."""
-    rows, columns = tensor.shape
-    return tensor * scales.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
 
 
 def _copy_config(source: Path, folder: Path, changes: dict[str, Any]) -> None:
