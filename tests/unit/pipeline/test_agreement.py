@@ -1,14 +1,21 @@
-"""The engines score tokens that the trainer trains on: under the same weights, and without holding it up."""
+"""Log-probs of engines and trainer are compared: which, under the same weights, and without holding training up."""
 
 import asyncio
+from array import array
 from typing import Any
 
 import pytest
 
 from asyncrl.engines.fake import FakeEngine
 from asyncrl.errors import EngineLost
+from asyncrl.pipeline import agreement
+from asyncrl.pipeline.agreement import mean_difference, written_by
+from asyncrl.types import Weights
 from tests.unit.pipeline.harness import World, uneven
+from tests.unit.scored_groups import group
 from tests.virtual_time import run_virtually
+
+NOW = Weights(version=3, step=3)
 
 
 @pytest.mark.parametrize(("interval", "staleness"), [(1, 0), (1, 1), (1, 3), (2, 2), (3, 4)])
@@ -105,8 +112,13 @@ def test_log_probs_by_weights_that_came_meanwhile_are_not_compared() -> None:
     assert {facts.logprob_diff for facts in world.facts} <= {0.0, None}
 
 
-@pytest.mark.parametrize("broken", ["training", "scoring", "a push beside training", "a push after training"])
-def test_what_breaks_while_tokens_are_scored_ends_the_run_by_its_name(broken: str) -> None:
+@pytest.mark.parametrize(
+    ("broken", "train_seconds"),
+    [("training", 5.0), ("scoring", 5.0), ("scoring", 0.5), ("a push", 5.0), ("a push", 0.5)],
+)
+def test_what_breaks_while_tokens_are_scored_ends_the_run_by_its_name(broken: str, train_seconds: float) -> None:
+    """After a second: beside training of five, and after one of half a second."""
+
     async def raise_it(*about: Any) -> Any:
         await asyncio.sleep(1.0)
         raise KeyError(broken)
@@ -115,7 +127,7 @@ def test_what_breaks_while_tokens_are_scored_ends_the_run_by_its_name(broken: st
         steps=6,
         staleness=3,
         slots=64,
-        train_seconds=0.5 if broken == "a push after training" else 5.0,
+        train_seconds=train_seconds,
         score=raise_it if broken == "scoring" else _slow(1e6),
     )
 
@@ -126,9 +138,35 @@ def test_what_breaks_while_tokens_are_scored_ends_the_run_by_its_name(broken: st
                 await asyncio.sleep(0.5)
             if broken == "training":
                 world.trainer.train = raise_it  # type: ignore[method-assign]
-            elif broken != "scoring":
+            elif broken == "a push":
                 world.updater.push = raise_it  # type: ignore[method-assign]
 
     with pytest.raises(ExceptionGroup) as caught:
         run_virtually(main())
     assert [repr(error) for error in caught.value.exceptions] == [repr(KeyError(broken))]
+
+
+# ---- which answers, and how
+
+
+def test_only_answers_of_the_present_weights_are_compared() -> None:
+    fresh, old = group(1, [1.0, 1.0], [2, 0], step=3), group(2, [1.0], [2], step=2)
+    answers = dict(enumerate((*old.samples, *fresh.samples)))
+    assert written_by(NOW, answers) == {1: array("f", [-1.0, -1.0])}
+
+
+def test_the_loop_compares_no_more_tokens_than_a_mean_needs() -> None:
+    half = agreement.COMPARED_TOKENS // 2
+    answers = dict(enumerate(group(1, [1.0] * 5, [half] * 5, step=3).samples))
+    assert list(written_by(NOW, answers)) == [0, 1]
+
+
+def test_the_difference_is_a_mean_over_all_tokens() -> None:
+    from_trainer = ((), (-1.0, -2.0), (-0.5,), (-3.0,))
+    assert mean_difference({1: array("f", [-1.5, -1.5]), 2: (-0.25,)}, from_trainer) == pytest.approx(1.25 / 3)
+    assert mean_difference({}, from_trainer) is None
+
+
+def test_answers_of_different_lengths_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="2 and 1 log-probs of answer 0"):
+        mean_difference({0: array("f", [-1.0, -1.0])}, ((-1.0,),))
