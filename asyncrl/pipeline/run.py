@@ -164,7 +164,7 @@ class _Run:
         await self.reported()
         late_update_s = _now() - trained.stop_s
         if late_update_s > 0:
-            parts.timeline.span("trainer", "wait for the update before", trained.stop_s, _now())
+            parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, _now())
         parts.scheduler.settle()
         state = parts.scheduler.state() if self._save_is_due(step) else None
         saves_first = parts.turns is not None  # later the optimizer is away

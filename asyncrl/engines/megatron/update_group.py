@@ -25,7 +25,7 @@ def join_update_group(
 ) -> dist.ProcessGroup:
     """Wait until all have joined, for ``JOIN_S`` at most, and return the group.
 
-    ``timeout_s`` is for its collectives with gloo; with NCCL who waits for them has deadlines (``outbox``, ``direct``).
+    ``timeout_s`` is for its collectives with gloo; with NCCL those who wait have deadlines (``outbox``, ``arrival``).
     torch's public ``new_group`` only makes subgroups of the default group, to which the engines do not belong; the two
     private names below are those that SGLang uses on its side.
     """

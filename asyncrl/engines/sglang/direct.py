@@ -170,7 +170,8 @@ def _places(model: Any) -> list[int]:
 def first_failure(failure: str | None, ranks: Any) -> str | None:
     """This rank's failure, or that another one has failed: SGLang passes on the answer of an engine's first rank alone.
 
-    Collective over ``ranks``, which a rank that has failed reaches first; the others come ``ARRIVAL_S`` later at most.
+    Collective over ``ranks``, which a rank that has failed reaches first; the others come ``arrival.ARRIVAL_S`` later
+    at most.
     """
     import torch
     import torch.distributed as dist
