@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.engines.sglang.events import EventReader
 from asyncrl.engines.sglang.payload import read_event
-from asyncrl.engines.sglang.response import Response
+from asyncrl.engines.sglang.response import ResponseReader
 from benchmarks import controller
 from benchmarks._answering import payloads, sizes, stamped, tokens_of_answer
 from benchmarks._controller_case import Case, Measured
@@ -49,7 +49,7 @@ def test_the_profile_accounts_for_all_of_the_time() -> None:
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_the_events_of_an_answer_carry_its_tokens_and_say_that_it_ended(is_plain: bool) -> None:
     pieces = [stamped(payload, "12") for payload in payloads(100, 16, is_plain=is_plain)]
-    response = Response()
+    response = ResponseReader()
     wire = b"".join(response.feed(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"".join(pieces)))
     found = [read_event(payload) for payload in EventReader().feed(wire)]
     stamps = [tuple(run) for event in found for run in event["meta_info"]["output_token_logprobs"].versions]

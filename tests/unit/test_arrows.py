@@ -29,9 +29,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """``checks`` and ``assembly`` may import everything; nothing imports them but what starts a run, or its dry run."""
 
-NEVER_OUTSIDE_ENGINES = {"torch", "ray", "aiohttp", "sglang", "sglang_router", "megatron"}
+NEVER_OUTSIDE_ENGINES = {"torch", "ray", "aiohttp", "httptools", "sglang", "sglang_router", "megatron"}
 MAY_USE: dict[str, set[str]] = {"algorithms": {"torch"}}
-WITHIN_ENGINES = {"sglang": {"aiohttp", "sglang", "torch"}, "megatron": {"torch", "megatron"}, "cluster": {"ray"}}
+WITHIN_ENGINES = {
+    "sglang": {"aiohttp", "httptools", "sglang", "torch"},
+    "megatron": {"torch", "megatron"},
+    "cluster": {"ray"},
+}
 
 
 def rooms() -> list[str]:

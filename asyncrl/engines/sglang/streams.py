@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import cast
 from urllib.parse import SplitResult, urlsplit
 
-from asyncrl.engines.sglang.response import BrokenResponse, Response
+from asyncrl.engines.sglang.response import BrokenResponse, ResponseReader
 
 Take = Callable[[int, bytes], None]
 """Takes the status of a response and the next piece of its body."""
@@ -102,7 +102,8 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._response: Response | None = None
+        self._response = ResponseReader()
+        self._is_asked = False
         self.used_at = 0.0
         """When something last came, on the loop's clock."""
 
@@ -113,7 +114,8 @@ class _Connection(asyncio.Protocol):
 
     async def exchange(self, request: bytes, idle_s: float, take: Take) -> int:
         """See ``Streams.post``.  The connection is closed unless all of the answer came."""
-        self._response, self._take, self._idle_s = Response(), take, idle_s
+        self._response.begin()
+        self._is_asked, self._take, self._idle_s = True, take, idle_s
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self.used_at = self._loop.time()
         self._look = self._loop.call_later(idle_s, self._look_for_silence)
@@ -126,7 +128,7 @@ class _Connection(asyncio.Protocol):
             if self._ended.done() and not self._ended.cancelled():
                 self._ended.exception()  # seen, also when a cancellation came first
             self._look.cancel()
-            self._response = None
+            self._is_asked = False
             del self._take, self._ended
 
     def close(self) -> None:
@@ -141,7 +143,7 @@ class _Connection(asyncio.Protocol):
         """See ``asyncio.Protocol``."""
         self.used_at = self._loop.time()
         response = self._response
-        if response is None:  # nobody asked
+        if not self._is_asked:
             self.close()
         elif not self._ended.done():
             try:
@@ -155,7 +157,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """See ``asyncio.Protocol``."""
-        if self._response is None or self._ended.done():
+        if not self._is_asked or self._ended.done():
             return
         try:
             self._response.end()

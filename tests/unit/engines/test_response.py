@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.engines.sglang.events import EventReader
-from asyncrl.engines.sglang.response import BrokenResponse, Response
+from asyncrl.engines.sglang.response import BrokenResponse, ResponseReader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
@@ -17,8 +17,8 @@ def cut(wire: bytes, places: list[int]) -> list[bytes]:
     return [wire[start:stop] for start, stop in itertools.pairwise(edges)]
 
 
-def read(pieces: list[bytes]) -> tuple[Response, bytes]:
-    response = Response()
+def read(pieces: list[bytes]) -> tuple[ResponseReader, bytes]:
+    response = ResponseReader()
     return response, b"".join(part for piece in pieces for part in response.feed(piece))
 
 
@@ -66,11 +66,41 @@ def test_a_connection_that_ends_too_early_is_broken(arrived: bytes) -> None:
         HEAD + b"transfer-encoding: chunked\r\n\r\nwhat\r\n",
         HEAD + b"transfer-encoding: chunked\r\n\r\n-5\r\n",
         b"x" * 70_000,
+        HEAD + b"long: " + b"x" * 70_000,
+        HEAD + b"transfer-encoding: chunked\r\n\r\n1;note=" + b"x" * 70_000,
+        HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"sum: 1\r\n" * 10_000,
+        b"HTTP/1.1 101 Switching\r\nupgrade: other\r\nconnection: upgrade\r\n\r\n",
     ],
 )
 def test_what_is_no_response_is_refused(wire: bytes) -> None:
     with pytest.raises(BrokenResponse):
         read([wire])
+
+
+def test_one_reader_takes_one_response_after_the_other() -> None:
+    reader = ResponseReader()
+    for number in (b"1", b"2"):
+        reader.begin()
+        assert reader.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n" + number) == [number]
+        assert (reader.status, reader.is_complete, reader.keeps_alive) == (200, True, True)
+    reader.begin()
+    reader.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert (reader.status, reader.is_complete, reader.keeps_alive) == (204, True, True)
+
+
+def test_an_informational_head_precedes_the_response() -> None:
+    response, body = read([b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"])
+    assert (response.status, response.is_complete, body) == (200, True, b"hi")
+
+
+@pytest.mark.parametrize("excess", [b"more", b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nmore"])
+@pytest.mark.parametrize("connection", [b"keep-alive", b"close"])
+def test_bytes_after_the_end_leave_the_response_whole_and_the_connection_unfit(
+    connection: bytes, excess: bytes
+) -> None:
+    wire = b"HTTP/1.1 200 OK\r\nconnection: %b\r\ncontent-length: 2\r\n\r\nhi" % connection
+    response, body = read([wire + excess])
+    assert (body, response.status, response.is_complete, response.keeps_alive) == (b"hi", 200, True, False)
 
 
 @given(payloads=st.lists(st.from_regex(rb"[a-z{}]{1,30}", fullmatch=True)), places=st.lists(st.integers(0, 200)))
