@@ -4,7 +4,6 @@ import asyncio
 import math
 import numbers
 
-from asyncrl.deadline import Deadline
 from asyncrl.errors import FilterFailed, RewardFailed
 from asyncrl.protocols import KeepFn, RewardFn
 from asyncrl.types import Prompt, Sample, ScoredGroup
@@ -13,16 +12,16 @@ from asyncrl.types import Prompt, Sample, ScoredGroup
 async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: float) -> float:
     """The reward of one sample.  Raises RewardFailed when the function raises, is slow or gives no finite number."""
     who = f"row {prompt.row}, sample {sample.index}"
-    deadline = Deadline(timeout_s)
+    deadline = asyncio.timeout(timeout_s)
     try:
-        with deadline:
+        async with deadline:
             value = await reward(prompt, sample)
     except asyncio.CancelledError as error:
         if _is_ours():
             raise
         raise RewardFailed(f"{who}: the reward was cancelled from inside") from error
     except Exception as error:  # a user's function: whatever it raises costs one group, not the run
-        late = isinstance(error, TimeoutError) and deadline.is_over
+        late = isinstance(error, TimeoutError) and deadline.expired()
         why = f"no reward within {timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
         raise RewardFailed(f"{who}: {why}") from error
     if isinstance(value, numbers.Real) and math.isfinite(value):

@@ -12,7 +12,6 @@ LEAVES = {"types", "errors", "protocols"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
-    "deadline": set(),
     "protocols": {"types"},
     "config": {"errors"},
     "data": {"types", "errors", "protocols", "config"},
@@ -23,8 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": set(),
     "metrics": {"types", "errors"},
     "buffer": {"types", "errors"},
-    "pipeline": LEAVES | {"deadline", "buffer", "metrics"},
-    "engines": LEAVES | {"deadline", "config", "algorithms"},
+    "pipeline": LEAVES | {"buffer", "metrics"},
+    "engines": LEAVES | {"config", "algorithms"},
     "sim": LEAVES | {"buffer", "metrics", "pipeline"},
 }
 """``checks`` and ``assembly`` may import everything; nothing imports them but what starts a run, or its dry run."""

@@ -98,9 +98,8 @@ class SGLangEngine:
         flight = self._flights.begin(rid)
         try:
             answer = Answer(request, flight, self._trail, on_chunk)
-            async with _Turn(self._choices, self._abort, rid) as url:
-                with flight:
-                    return await self._read(f"{url}/generate", body, answer)
+            async with _Turn(self._choices, self._abort, rid) as url, flight:
+                return await self._read(f"{url}/generate", body, answer)
         finally:
             self._flights.end(flight)
 

@@ -1,35 +1,37 @@
 """The requests that are on the servers now, so that they can be interrupted together.  Posts nothing."""
 
 import asyncio
+from types import TracebackType
 
-from asyncrl.deadline import Deadline
 from asyncrl.errors import EngineLost
 
 
 class Flight:
-    """One call of ``generate``.  ``with``: the block may be ended by ``give_up``, and then raises EngineLost."""
+    """One call of ``generate``.  ``async with``: ``give_up`` may end the block, which then raises EngineLost."""
 
     def __init__(self, rid: str) -> None:
         self.rid = rid
         self.is_interrupted = False
         """Whether we asked the servers to end it; an abort that nobody asked for is a loss."""
-        self._deadline: Deadline | None = None
+        self._deadline: asyncio.Timeout | None = None
 
-    def __enter__(self) -> None:
-        self._deadline = Deadline(None).__enter__()
+    async def __aenter__(self) -> None:
+        self._deadline = await asyncio.timeout(None).__aenter__()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         deadline, self._deadline = self._deadline, None
         if deadline is not None:
             try:
-                deadline.__exit__(kind, error, trace)
+                await deadline.__aexit__(kind, error, trace)
             except TimeoutError as late:
                 raise EngineLost(f"{self.rid} was not aborted in time") from late
 
     def give_up(self) -> None:
         """End the block with EngineLost, if it has not ended."""
-        if self._deadline is not None:
-            self._deadline.end()
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(asyncio.get_running_loop().time())
 
 
 class Flights:
