@@ -28,6 +28,7 @@ from asyncrl.engines.cluster.launch import Deployment, Running, deployed, pick_d
 from asyncrl.engines.cluster.trainer import RayCheckpointer
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.errors import AsyncRLError, TurnFailed, WeightUpdateFailed, plainly
+from asyncrl.event_loop import is_cancelled
 from asyncrl.metrics.facts import Gauges, StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
@@ -111,7 +112,7 @@ async def _failing_well(running: Running) -> AsyncIterator[None]:
     try:
         yield
     except Exception as error:
-        if not _is_cancelled():
+        if not is_cancelled():
             if running.trainer.has_begun_checkpoint:
                 logger.warning("waiting up to %g s for a checkpoint, after: %s", LAST_CHECKPOINT_S, error)
                 with suppress(AsyncRLError):
@@ -119,11 +120,6 @@ async def _failing_well(running: Running) -> AsyncIterator[None]:
             if isinstance(error, WeightUpdateFailed | TurnFailed):
                 await running.look_for_the_dead()  # a server that died is a better cause than what it left
         raise
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _deployment(checked: Checked, device: Literal["cpu", "cuda"], run_dir: Path) -> Deployment:

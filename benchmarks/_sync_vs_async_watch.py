@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+from asyncrl.event_loop import loop_time
 from asyncrl.metrics.intervals import Interval, clipped
 from asyncrl.protocols import RolloutEngine, Trainer, WeightUpdater
 from asyncrl.types import Batch, Chunk, FinishReason, Request, TrainReport, UpdateReport, Weights
@@ -23,11 +24,11 @@ class Intervals:
     def one(self) -> Iterator[None]:
         """It goes on for as long as the body runs."""
         number = next(self._numbers)
-        self._open[number] = _now()
+        self._open[number] = loop_time()
         try:
             yield
         finally:
-            self._closed.append((self._open.pop(number), _now()))
+            self._closed.append((self._open.pop(number), loop_time()))
 
     def add(self, start_s: float, stop_s: float) -> None:
         """It went on then."""
@@ -99,9 +100,9 @@ class WatchedUpdater:
         """See ``WeightUpdater.take``."""
         if self._before is not None:
             await self._before()
-        start = _now()
+        start = loop_time()
         goes_on = await self._updater.take()
-        self.takes.add(start, _now())
+        self.takes.add(start, loop_time())
         return goes_on
 
     async def take_again(self) -> bool:
@@ -115,10 +116,6 @@ class WatchedUpdater:
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
         report = await self._updater.push(weights)
-        stop = _now()
+        stop = loop_time()
         self.pauses.add(stop - report.pause_s, stop)
         return report
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

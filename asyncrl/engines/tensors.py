@@ -14,6 +14,7 @@ from typing import Protocol
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.everyone import everyone
 from asyncrl.errors import WeightUpdateFailed
+from asyncrl.event_loop import loop_time
 from asyncrl.types import UpdateReport, Weights
 
 
@@ -82,11 +83,11 @@ class TensorUpdater:
         """See ``WeightUpdater.push``.  The engines must have no requests."""
         if not self._buckets:
             raise WeightUpdateFailed("push came before connect, or the trainer has nothing to send")
-        began, last = _now(), len(self._buckets) - 1
+        began, last = loop_time(), len(self._buckets) - 1
         for number in range(len(self._buckets)):
             await self._move(number, str(weights.version) if number == last else None)
         await everyone("taking the last bucket back", {"trainer": self._sharer.unshare()}, self._timeout_s)
-        seconds = _now() - began
+        seconds = loop_time() - began
         return UpdateReport(
             pause_s=seconds, total_s=seconds, num_bytes=sum(bucket.num_bytes for bucket in self._buckets)
         )
@@ -107,7 +108,3 @@ class TensorUpdater:
             first = number * self._ranks_per_engine
             loading[engine.url] = engine.load(handles[first : first + engine.num_ranks], label=label)
         await everyone(f"loading bucket {bucket}", loading, self._timeout_s)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

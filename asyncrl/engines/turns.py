@@ -11,13 +11,13 @@ gradients nor optimizer (``megatron/stash``); on the engines' side what SGLang l
 Knows neither HTTP nor torch: engines and trainer are Protocols.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal, Protocol
 
 from asyncrl.engines.everyone import everyone
 from asyncrl.errors import TurnFailed
+from asyncrl.event_loop import loop_time
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class SharedGpus:
             return
         if self.turn == "update":
             raise AssertionError("engines get new weights after each step, before the next one")
-        start = _now()
+        start = loop_time()
         await give_back(self._engines, self._timeout_s)
         await self._ask("fetching the trainer's memory", self._trainer.fetch())
         self._pass_to("trainer", start)
@@ -83,7 +83,7 @@ class SharedGpus:
             return
         if self.turn == "engines":
             raise AssertionError("the trainer has no memory to take weights from")
-        start = _now()
+        start = loop_time()
         await self._ask("putting the optimizer away", self._trainer.put_away_optimizer())
         await self._all("resuming weights", lambda engine: engine.resume(WEIGHTS))
         self._pass_to("update", start)
@@ -94,13 +94,13 @@ class SharedGpus:
             return
         if self.turn == "trainer":
             raise AssertionError("engines would serve what was in memory: they get weights first")
-        start = _now()
+        start = loop_time()
         await self._ask("putting the weights away", self._trainer.put_away_weights())
         await self._all("resuming caches", lambda engine: engine.resume(CACHES))
         self._pass_to("engines", start)
 
     def _pass_to(self, turn: Turn, since: float) -> None:
-        logger.info("the GPUs pass to the %s in %.3f s", turn, _now() - since)
+        logger.info("the GPUs pass to the %s in %.3f s", turn, loop_time() - since)
         self.turn = turn
 
     async def _ask(self, doing: str, work: Coroutine[Any, Any, None]) -> None:
@@ -123,7 +123,3 @@ async def _all(
     timeout_s: float,
 ) -> None:
     await everyone(doing, {engine.url: ask(engine) for engine in engines}, timeout_s, TurnFailed)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

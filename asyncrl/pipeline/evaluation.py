@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from asyncrl.errors import EngineRejected, RewardFailed, SampleFailed, plainly
+from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.slots import Slots
@@ -46,7 +47,7 @@ class Evaluator:
 
     async def run(self) -> EvalReport:
         """One pass.  The seeds of its draws are the same in every pass; answers that fail are left out and counted."""
-        start, weights = _now(), self._served.now
+        start, weights = loop_time(), self._served.now
         self._at_once = asyncio.Semaphore(max(1, self._slots.limit // 2))
         with plainly():
             async with asyncio.TaskGroup() as answers:
@@ -58,7 +59,7 @@ class Evaluator:
                     ]
                     for name, prompts in self._held_out.prompts.items()
                 }
-        self._timeline.span("evaluation", f"version {weights.version}", start, _now())
+        self._timeline.span("evaluation", f"version {weights.version}", start, loop_time())
         return self._report(
             weights, {name: [task.result() for task in answered] for name, answered in tasks.items()}, start
         )
@@ -76,7 +77,7 @@ class Evaluator:
             num_samples=len(samples),
             num_failed=sum(len(answered) for answered in answers.values()) - len(samples),
             num_tokens=sum(len(sample.token_ids) for sample in samples),
-            seconds=_now() - start,
+            seconds=loop_time() - start,
         )
 
     async def _one(self, name: str, row: int, index: int, prompt: Prompt) -> ScoredSample | None:
@@ -95,7 +96,3 @@ class Evaluator:
                 return await self._sampler.generate(name, -1 - row, prompt, draft, lambda num_tokens: None)
             finally:
                 self._slots.unclaim(1)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

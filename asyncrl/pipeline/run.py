@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asyncrl.errors import CheckpointFailed, plainly
+from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.lengths import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
@@ -151,20 +152,20 @@ class _Run:
 
         When this returns, the weights may still be on their way to the engines.
         """
-        parts, start = self._parts, _now()
+        parts, start = self._parts, loop_time()
         logger.info("step %d: waiting for a batch", step)
         batch = await parts.scheduler.next_batch()
-        waited = _now() - start
+        waited = loop_time() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
         if self._evaluation is not None and (step == 0 or parts.turns is not None):
             await self._evaluation  # before the weights change for the first time, or before the engines' turn ends
-            parts.timeline.span("trainer", "wait for the evaluation", start + waited, _now())
+            parts.timeline.span("trainer", "wait for the evaluation", start + waited, loop_time())
         await self._to_trainer()
         trained = await self._train(batch)
         await self.reported()
-        late_update_s = _now() - trained.stop_s
+        late_update_s = loop_time() - trained.stop_s
         if late_update_s > 0:
-            parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, _now())
+            parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, loop_time())
         parts.scheduler.settle()
         state = parts.scheduler.state() if self._save_is_due(step) else None
         saves_first = parts.turns is not None  # later the optimizer is away
@@ -185,7 +186,7 @@ class _Run:
             engines_idle_s=parts.slots.take_idle_s(),
             train_s=trained.stop_s - trained.start_s,
             late_update_s=late_update_s,
-            step_s=_now() - start,
+            step_s=loop_time() - start,
             loop_lag_ms=parts.loop_lag.take_max_ms(),
             logprob_diff=trained.logprob_diff,
             update_wait_s=update_wait_s,
@@ -211,20 +212,20 @@ class _Run:
     async def save(self) -> None:
         """Write the final weights, and see the last checkpoint written."""
         await self._to_trainer()
-        start = _now()
+        start = loop_time()
         await self._parts.trainer.save(self._plan.save_to)
         if self._parts.checkpointer is not None:
             await self._parts.checkpointer.finish()
-        self._parts.timeline.span("trainer", "save", start, _now())
+        self._parts.timeline.span("trainer", "save", start, loop_time())
 
     async def _to_trainer(self) -> None:
         """Where there are turns: it is the trainer's.  Requests in flight wait until the engines' next one."""
         if self._parts.turns is None:
             return
-        start = _now()
+        start = loop_time()
         await self._parts.engine.interrupt()
         await self._parts.turns.to_trainer()
-        self._parts.timeline.span("trainer", "take the GPUs", start, _now())
+        self._parts.timeline.span("trainer", "take the GPUs", start, loop_time())
 
     # ---- checkpoints
 
@@ -238,7 +239,7 @@ class _Run:
         """Seconds until training may go on; engines go on meanwhile, and the writing after it."""
         if self._parts.checkpointer is None:
             raise AssertionError("there is nobody to write checkpoints")
-        start = _now()
+        start = loop_time()
         try:
             async with self._updates.trainer:
                 await self._parts.checkpointer.begin(state.step, state.as_json())
@@ -248,9 +249,9 @@ class _Run:
             if state.step == self._plan.num_steps:  # nothing else would be left of the whole run
                 await self._parts.trainer.save(self._plan.save_to)
             raise
-        self._parts.timeline.span("trainer", f"checkpoint {state.step}", start, _now())
-        logger.info("checkpoint of step %d: training waited %.3f s", state.step, _now() - start)
-        return _now() - start
+        self._parts.timeline.span("trainer", f"checkpoint {state.step}", start, loop_time())
+        logger.info("checkpoint of step %d: training waited %.3f s", state.step, loop_time() - start)
+        return loop_time() - start
 
     def _warn(self, lengths: LengthStats) -> None:
         """Say once that long answers are lost more often than short ones."""
@@ -264,10 +265,10 @@ class _Run:
         """Train, while the engines score a few of the same tokens if they serve the weights that the trainer holds."""
         training = self._stages.create_task(self._train_alone(batch), name=f"train-{batch.step}")
         await self._updates.pushed()
-        deadline = _now() + SCORING_S
+        deadline = loop_time() + SCORING_S
         scoring = self._stages.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
         trained = await training
-        await asyncio.wait([scoring], timeout=max(0.0, deadline - _now()))
+        await asyncio.wait([scoring], timeout=max(0.0, deadline - loop_time()))
         was_late, self._scores_are_late = self._scores_are_late, not scoring.done()
         if scoring.done():
             return replace(trained, logprob_diff=mean_difference(scoring.result(), trained.report.logprobs))
@@ -278,9 +279,9 @@ class _Run:
 
     async def _train_alone(self, batch: Batch) -> _Trained:
         async with self._updates.trainer:
-            start = _now()
+            start = loop_time()
             report = await self._parts.trainer.train(batch)
-            stop = _now()
+            stop = loop_time()
             self._updates.trained = batch.step + 1
         num_tokens = sum(group.num_tokens for group in batch.groups)
         self._parts.timeline.span("trainer", f"step {batch.step}", start, stop, tokens=num_tokens)
@@ -353,7 +354,3 @@ class _Run:
         report, self._evaluation = self._evaluation.result(), None
         logger.info("version %d on held-out prompts: %s", report.weights.version, dict(report.accuracy))
         return report
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -1,10 +1,10 @@
 """One answer from slot to score; training and evaluation go the same way."""
 
-import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 
+from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.draft import Draft
 from asyncrl.pipeline.retry import RetryingEngine, ended
@@ -81,10 +81,10 @@ class Sampler:
             on_tokens(len(chunk.token_ids))
 
         async with self._slots.hold() as slot:
-            start = _now()
+            start = loop_time()
             request = self._request(f"{name}.{draft.index}", draft_seed(self._seed, seed, draft.index), prompt, draft)
             reason = self._ended(draft) or await self._engine.generate(request, extend)
-            stop = _now()
+            stop = loop_time()
         self._timeline.sample(
             slot,
             request.request_id,
@@ -122,7 +122,3 @@ def draft_seed(run_seed: int, group_seed: int, index: int) -> int:
     """A seed below 2**31 for one answer: the same in every run, unrelated between answers."""
     digest = hashlib.blake2b(f"{run_seed}:{group_seed}:{index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

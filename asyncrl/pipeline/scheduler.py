@@ -24,6 +24,7 @@ from asyncrl.errors import (
     SampleFailed,
     plainly,
 )
+from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.acceptance import Acceptance
@@ -235,7 +236,7 @@ class Scheduler:
 
     def _admit(self) -> Flight:
         """Interrupted groups first, then new ones."""
-        now, weights = _now(), self._served.now
+        now, weights = loop_time(), self._served.now
         if self._parked:
             parked = self._parked.popleft()
             flight = replace(parked, due=self._due(parked.group_id), dispatched=weights, since=now)
@@ -300,7 +301,7 @@ class Scheduler:
             self._accounts.buffer(group.group_id)
             self._outstanding.finish(flight.due)
             self._buffered[group.group_id] = _Waiting(due=flight.due, group=group)
-            self._timeline.counter("groups buffered", _now(), len(self._buffered))
+            self._timeline.counter("groups buffered", loop_time(), len(self._buffered))
         else:
             self._outstanding.remove(flight.due)
             self._accounts.reject(group, reason)
@@ -429,7 +430,7 @@ class Scheduler:
         ready, size = len(self._buffered), self._limits.groups_per_step
         first = sorted(self._flights, key=lambda flight: flight.due.order)[:3]
         held = "; ".join(
-            f"group {flight.group_id} (row {flight.prompt.row}) for {_now() - flight.since:.0f} s with "
+            f"group {flight.group_id} (row {flight.prompt.row}) for {loop_time() - flight.since:.0f} s with "
             f"{flight.num_tokens} tokens"
             for flight in first
         )
@@ -437,7 +438,3 @@ class Scheduler:
             f"step {self._batches_taken} has {ready} of {size} groups; {len(self._flights)} groups in flight, "
             f"{self._slots.in_use} of {self._slots.limit} slots in use; waiting for {held or 'a group to be admitted'}"
         )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -5,6 +5,7 @@ import math
 import numbers
 
 from asyncrl.errors import FilterFailed, RewardFailed
+from asyncrl.event_loop import is_cancelled
 from asyncrl.protocols import KeepFn, RewardFn
 from asyncrl.types import Prompt, Sample, ScoredGroup
 
@@ -17,7 +18,7 @@ async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: flo
         async with deadline:
             value = await reward(prompt, sample)
     except asyncio.CancelledError as error:
-        if _is_ours():
+        if is_cancelled():
             raise
         raise RewardFailed(f"{who}: the reward was cancelled from inside") from error
     except Exception as error:  # a user's function: whatever it raises costs one group, not the run
@@ -38,9 +39,3 @@ def verdict(keep: KeepFn, group: ScoredGroup) -> str | None:
     if reason is None or (isinstance(reason, str) and reason):
         return reason
     raise FilterFailed(f"row {group.prompt.row}: a filter must return None or a reason, got {reason!r}")
-
-
-def _is_ours() -> bool:
-    """Whether the running task was asked to end, and not only something that it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from asyncrl.event_loop import loop_time
+
 
 class Slots:
     """``size`` slots, handed out one sample at a time, the lowest free number first; at most ``limit`` at once.
@@ -64,7 +66,7 @@ class Slots:
         """Wait for a slot and take it; ``give_back`` must follow."""
         number = await self._free.get() if self._free.empty() else self._free.get_nowait()
         if self._idle_since is not None:
-            self._close_idle(_now())
+            self._close_idle(loop_time())
         return number
 
     def give_back(self, number: int) -> None:
@@ -72,11 +74,11 @@ class Slots:
         self._free.put_nowait(number)
         self._balance()
         if self.in_use == 0:
-            self._idle_since = _now()
+            self._idle_since = loop_time()
 
     def take_idle_s(self) -> float:
         """Seconds with no slot in use since the last call (0 before the first slot is taken)."""
-        now = _now()
+        now = loop_time()
         was_idle = self._idle_since is not None
         self._close_idle(now)
         if was_idle:
@@ -112,7 +114,3 @@ class _Held:
 
     async def __aexit__(self, *failure: object) -> None:
         self._slots.give_back(self._number)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

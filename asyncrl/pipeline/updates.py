@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 
 from asyncrl.errors import UpdateInterrupted
+from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.sampler import Served
@@ -63,11 +64,11 @@ class WeightUpdates:
 
     async def begin(self, stages: asyncio.TaskGroup, step: int) -> float:
         """Begin an update in ``stages``; seconds until the trainer may go on."""
-        start, is_free = _now(), asyncio.Event()
+        start, is_free = loop_time(), asyncio.Event()
         self._pushing = stages.create_task(self._update(is_free), name=f"push-{step}")
         await is_free.wait()
-        self._timeline.span("trainer", "weights taken", start, _now())
-        return _now() - start
+        self._timeline.span("trainer", "weights taken", start, loop_time())
+        return loop_time() - start
 
     def skip(self) -> None:
         """The last step begins none."""
@@ -113,7 +114,7 @@ class WeightUpdates:
 
     async def _push(self, step: int) -> UpdateReport:
         """Push what was taken at once, as a new version; samples in flight go on under it."""
-        start = _now()
+        start = loop_time()
         self._version += 1
         weights = Weights(version=self._version, step=step)
         if self._aborts:
@@ -127,10 +128,7 @@ class WeightUpdates:
         self._served.set(weights)
         self._engine.go_on()
         self._look_again()
-        self._timeline.span("engines", f"update to version {weights.version}", start, _now(), bytes=update.num_bytes)
+        name = f"update to version {weights.version}"
+        self._timeline.span("engines", name, start, loop_time(), bytes=update.num_bytes)
         logger.info("version %d pushed in %.3f s", weights.version, update.total_s)
         return update
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

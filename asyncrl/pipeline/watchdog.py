@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from asyncrl.errors import Stalled
+from asyncrl.event_loop import loop_time
 
 
 class Watchdog:
@@ -15,14 +16,14 @@ class Watchdog:
 
     def moved(self) -> None:
         """A token came, or a group was done."""
-        self._last_move = _now()
+        self._last_move = loop_time()
 
     async def wait(self, event: asyncio.Event, who_waits_for_whom: Callable[[], str]) -> None:
         """Wait for ``event``.  Raises Stalled, with what ``who_waits_for_whom`` says then."""
-        waiting_since = _now()
+        waiting_since = loop_time()
         while not event.is_set():
             deadline = max(waiting_since, self._last_move) + self.timeout_s
-            if _now() >= deadline:
+            if loop_time() >= deadline:
                 raise Stalled(
                     f"no token and no group for {self.timeout_s:g} s (watchdog-timeout-s): {who_waits_for_whom()}"
                 )
@@ -31,7 +32,3 @@ class Watchdog:
                     await event.wait()
             except TimeoutError:
                 continue
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from asyncrl.event_loop import loop_time
 from asyncrl.sim.costs import Costs, UpdateCosts
 from asyncrl.sim.fleet import Fleet
 from asyncrl.types import Batch, TrainReport, UpdateReport, Weights
@@ -24,17 +25,17 @@ class ModelledTrainer:
     async def train(self, batch: Batch) -> TrainReport:
         """See ``Trainer.train``."""
         await asyncio.sleep(self._costs.step_overhead_s)
-        start = _now()
+        start = loop_time()
         units = sum(group.num_tokens + len(group.prompt.token_ids) * len(group.samples) for group in batch.groups)
         await self._work(self._costs.trainer.step_s(units * self._grain, self._gpus))
-        self.busy_s += _now() - start
+        self.busy_s += loop_time() - start
         return TrainReport(
             loss=0.0,
             grad_norm=0.0,
             clip_fraction=0.0,
             entropy=0.0,
             learning_rate=0.0,
-            seconds=_now() - start,
+            seconds=loop_time() - start,
             logprobs=tuple(scored.sample.logprobs for group in batch.groups for scored in group.samples),
         )
 
@@ -49,13 +50,13 @@ class ModelledTrainer:
         self._fleet.slow_down(sharing.engine)
         while left_s > 1e-9:  # a nanosecond: less is rounding
             self._turned.clear()
-            start, factor = _now(), sharing.trainer if self._fleet.is_busy else 1.0
+            start, factor = loop_time(), sharing.trainer if self._fleet.is_busy else 1.0
             try:
                 async with asyncio.timeout(left_s * factor):
                     await self._turned.wait()
             except TimeoutError:
                 pass
-            left_s -= (_now() - start) / factor
+            left_s -= (loop_time() - start) / factor
         self._fleet.slow_down(1.0)
 
 
@@ -97,12 +98,8 @@ class ModelledUpdater:
 
     async def push(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.push``."""
-        start = _now()
+        start = loop_time()
         self._fleet.pause()
         await asyncio.sleep(self._costs.pause_s)
         self._fleet.go_on(weights, recompute=self._recompute)
-        return UpdateReport(pause_s=_now() - start, total_s=_now() - start, num_bytes=0)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+        return UpdateReport(pause_s=loop_time() - start, total_s=loop_time() - start, num_bytes=0)

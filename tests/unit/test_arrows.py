@@ -12,6 +12,7 @@ LEAVES = {"types", "errors", "protocols"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
+    "event_loop": set(),
     "protocols": {"types"},
     "config": {"errors"},
     "data": {"types", "errors", "protocols", "config"},
@@ -22,9 +23,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": set(),
     "metrics": {"types", "errors"},
     "buffer": {"types", "errors"},
-    "pipeline": LEAVES | {"buffer", "metrics"},
-    "engines": LEAVES | {"config", "algorithms"},
-    "sim": LEAVES | {"buffer", "metrics", "pipeline"},
+    "pipeline": LEAVES | {"event_loop", "buffer", "metrics"},
+    "engines": LEAVES | {"event_loop", "config", "algorithms"},
+    "sim": LEAVES | {"event_loop", "buffer", "metrics", "pipeline"},
 }
 """``checks`` and ``assembly`` may import everything; nothing imports them but what starts a run, or its dry run."""
 

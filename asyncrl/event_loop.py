@@ -1,0 +1,14 @@
+"""Questions to the running event loop: its time, and whether the running task is to end."""
+
+import asyncio
+
+
+def loop_time() -> float:
+    """Return the loop's clock in seconds: monotonic in a run, virtual in a simulation."""
+    return asyncio.get_running_loop().time()
+
+
+def is_cancelled() -> bool:
+    """Return whether the running task itself was asked to end, and not only something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
