@@ -154,6 +154,17 @@ class ScoredGroup:
         """Generated tokens, over all samples."""
         return sum(len(scored.sample.token_ids) for scored in self.samples)
 
+    @property
+    def oldest_trained_step(self) -> int | None:
+        """The fewest training steps behind any token that is in the loss; None when none is."""
+        steps = [
+            span.weights.step
+            for scored in self.samples
+            for span in scored.sample.spans
+            if any(scored.loss_mask[span.start : span.stop])
+        ]
+        return min(steps, default=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:

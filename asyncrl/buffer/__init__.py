@@ -1,6 +1,6 @@
 """What waits to be trained, in which order, and how old it is."""
 
-from asyncrl.buffer.ages import masked_before, masked_until, oldest_trained
+from asyncrl.buffer.ages import masked_before, masked_until
 from asyncrl.buffer.batches import Due, NotYet, Outstanding
 
-__all__ = ["Due", "NotYet", "Outstanding", "masked_before", "masked_until", "oldest_trained"]
+__all__ = ["Due", "NotYet", "Outstanding", "masked_before", "masked_until"]

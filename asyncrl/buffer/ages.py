@@ -12,17 +12,6 @@ def masked_before(group: ScoredGroup, step: int) -> ScoredGroup:
     return dataclasses.replace(group, samples=tuple(_masked(scored, step) for scored in group.samples))
 
 
-def oldest_trained(group: ScoredGroup) -> int | None:
-    """The fewest training steps behind any token that is in the loss; None when none is."""
-    steps = [
-        span.weights.step
-        for scored in group.samples
-        for span in scored.sample.spans
-        if any(scored.loss_mask[span.start : span.stop])
-    ]
-    return min(steps, default=None)
-
-
 def masked_until(scored: ScoredSample, stop: int) -> ScoredSample:
     """``scored`` with its first ``stop`` tokens out of the loss."""
     return dataclasses.replace(scored, loss_mask=(0,) * stop + scored.loss_mask[stop:])

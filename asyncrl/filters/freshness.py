@@ -21,20 +21,9 @@ class Fresh:
         fresh: list[GroupId] = []
         drop: dict[GroupId, str] = {}
         for group in waiting:
-            lag = step - _oldest_trained_step(group, step)
-            if lag > self.max_lag:
+            oldest = group.oldest_trained_step
+            if oldest is not None and step - oldest > self.max_lag:
                 drop[group.group_id] = f"lag_above_{self.max_lag}"
             else:
                 fresh.append(group.group_id)
         return Picked(train=tuple(fresh[:size]), drop=drop)
-
-
-def _oldest_trained_step(group: ScoredGroup, step: int) -> int:
-    """Training steps that made the weights of its oldest token that enters the loss; ``step`` if none does."""
-    trained = (
-        span.weights.step
-        for scored in group.samples
-        for span in scored.sample.spans
-        if 1 in scored.loss_mask[span.start : span.stop]
-    )
-    return min(trained, default=step)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from asyncrl.buffer import Due, NotYet, Outstanding, masked_before, oldest_trained
+from asyncrl.buffer import Due, NotYet, Outstanding, masked_before
 from asyncrl.errors import (
     AsyncRLError,
     EngineRejected,
@@ -371,7 +371,7 @@ class Scheduler:
         """Take what is too old at ``step`` out of the group's loss; whether anything is left."""
         waiting, first = self._buffered[group_id], step - self._limits.max_staleness
         group = masked_before(waiting.group, first)
-        trained_from = oldest_trained(group)
+        trained_from = group.oldest_trained_step
         if trained_from is not None and trained_from < first:
             raise AssertionError(f"group {group_id}: tokens of step {trained_from} in the loss, {first} is the oldest")
         self._buffered[group_id] = replace(waiting, group=group)

@@ -2,7 +2,7 @@
 
 from array import array
 
-from asyncrl.buffer import masked_before, oldest_trained
+from asyncrl.buffer import masked_before
 from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
 
 
@@ -52,7 +52,7 @@ def test_a_mask_that_is_there_stays() -> None:
 
 
 def test_the_age_of_a_group_is_that_of_its_oldest_token_in_the_loss() -> None:
-    assert oldest_trained(group((0, 1))) == 0
-    assert oldest_trained(masked_before(group((0, 1)), 1)) == 1
-    assert oldest_trained(masked_before(group((0, 1)), 2)) is None
-    assert oldest_trained(group()) is None
+    assert group((0, 1)).oldest_trained_step == 0
+    assert masked_before(group((0, 1)), 1).oldest_trained_step == 1
+    assert masked_before(group((0, 1)), 2).oldest_trained_step is None
+    assert group().oldest_trained_step is None
