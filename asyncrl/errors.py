@@ -126,6 +126,11 @@ def plainly() -> Iterator[None]:
         raise _first(bugs or errors) from errors
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of the error's text, or its type where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

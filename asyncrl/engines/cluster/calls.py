@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from asyncrl.errors import AsyncRLError, TrainerFailed, plainly
+from asyncrl.errors import AsyncRLError, TrainerFailed, first_line, plainly
 
 
 async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLError] = TrainerFailed) -> Any:
@@ -20,11 +20,11 @@ async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLErr
     except ray.exceptions.RayTaskError as error:  # first: it is also a TimeoutError when its cause is one
         if isinstance(error.cause, AsyncRLError):
             raise error.cause from error
-        raise kind(f"{what}: {type(error.cause).__name__}: {_first_line(error.cause)}") from error
+        raise kind(f"{what}: {type(error.cause).__name__}: {first_line(error.cause)}") from error
     except TimeoutError as error:
         raise kind(f"{what}: no answer within {timeout_s:g} s") from error
     except ray.exceptions.RayError as error:
-        raise kind(f"{what}: {_first_line(error)}") from error
+        raise kind(f"{what}: {first_line(error)}") from error
 
 
 async def together(calls: Sequence[Awaitable[Any]]) -> list[Any]:
@@ -37,7 +37,3 @@ async def together(calls: Sequence[Awaitable[Any]]) -> list[Any]:
 
 async def _await(call: Awaitable[Any]) -> Any:
     return await call
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

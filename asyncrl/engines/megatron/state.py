@@ -19,7 +19,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
 
 from asyncrl.engines.megatron.fused import adams, members, optimizers, place_steps
-from asyncrl.errors import CheckpointFailed
+from asyncrl.errors import CheckpointFailed, first_line
 
 _SHARDING = "fully_reshardable"
 """Megatron's name for the format of a distributed optimizer that another number of ranks can read."""
@@ -292,10 +292,7 @@ def _cause(error: CheckpointException) -> BaseException:
 
 
 def _why(error: BaseException) -> str:
-    line = _first_line(error)
+    line = first_line(error)
+    if len(line) > LONGEST_LINE:
+        line = line[:LONGEST_LINE] + " ..."
     return _NO_STATE if _MISSING_STATE.search(line) else line
-
-
-def _first_line(error: BaseException) -> str:
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + " ..."
