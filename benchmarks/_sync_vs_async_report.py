@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from math import isinf
-from xml.sax.saxutils import escape
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from asyncrl.sim.svg import rect, text
 from benchmarks._sync_vs_async_figures import (
     ENOUGH_REPEATS,
     FULL_FROM,
@@ -126,8 +126,8 @@ def picture(results: Results) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="sans-serif"'
         ' font-size="12">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        _text(16, 24, title(results.setup), size=13),
-        *(_bars(found, results.ideal) if found else [_text(16, 60, "no measured step")]),
+        text(16, 24, title(results.setup), size=13),
+        *(_bars(found, results.ideal) if found else [text(16, 60, "no measured step")]),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -176,32 +176,24 @@ def _bars(found: Mapping[str, Figures], best: Ideal) -> Iterator[str]:
     base = best_sync(found) or next(iter(found.values()))
     longest = max(best.pooled, *(each.rate.mean for each in found.values())) / base.rate.mean
     unit, right = _BAR / longest, _LEFT + _BAR + 150
-    yield _text(_LEFT, 56, f"trained tokens/s over {base.arrangement} ({base.rate.mean:,.0f})")
+    yield text(_LEFT, 56, f"trained tokens/s over {base.arrangement} ({base.rate.mean:,.0f})")
     for place, (colour, words) in enumerate(
         ((_TRAINER, "trainer idle"), (_ENGINES, "engines idle"), (_SLOTS, "slots empty"))
     ):
-        yield _rect(right + 105 * place, 46, 10, 10, colour)
-        yield _text(right + 105 * place + 14, 56, words)
+        yield rect(right + 105 * place, 46, 10, 10, colour)
+        yield text(right + 105 * place + 14, 56, words)
     for place, each in enumerate(found.values()):
         y, times = _TOP + _ROW * place, each.rate.mean / base.rate.mean
-        yield _text(_LEFT - 8, y + 24, each.arrangement, anchor="end", size=14)
-        yield _rect(_LEFT, y + 6, unit * times, 28, _COLOURS.get(each.arrangement, _OURS))
-        yield _text(_LEFT + unit * times + 6, y + 24, f"{times:.2f}")
+        yield text(_LEFT - 8, y + 24, each.arrangement, anchor="end", size=14)
+        yield rect(_LEFT, y + 6, unit * times, 28, _COLOURS.get(each.arrangement, _OURS))
+        yield text(_LEFT + unit * times + 6, y + 24, f"{times:.2f}")
         shares = ((_TRAINER, each.trainer_idle), (_ENGINES, each.engines_idle), (_SLOTS, 1 - each.slots_filled))
         for row, (colour, share) in enumerate(shares):
-            yield _rect(right, y + 2 + 13 * row, _SHARES * share, 11, colour)
-            yield _text(right + _SHARES * share + 4, y + 12 + 13 * row, f"{share:.0%}", size=10)
+            yield rect(right, y + 2 + 13 * row, _SHARES * share, 11, colour)
+            yield text(right + _SHARES * share + 4, y + 12 + 13 * row, f"{share:.0%}", size=10)
     bottom = _TOP + _ROW * len(found)
     for words, rate in (("ideal", best.pooled), ("this split's", best.split)):
         x = _LEFT + unit * rate / base.rate.mean
         if x <= _LEFT + _BAR + 1:
             yield f'<path d="M{x:.1f} {_TOP}V{bottom}" stroke="#999999" stroke-dasharray="4 3"/>'
-            yield _text(x, bottom + (14 if words == "ideal" else 28), words, anchor="middle", size=11)
-
-
-def _text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 12) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
-
-
-def _rect(x: float, y: float, width: float, height: float, colour: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}" fill="{colour}"/>'
+            yield text(x, bottom + (14 if words == "ideal" else 28), words, anchor="middle", size=11)
