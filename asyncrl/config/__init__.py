@@ -15,7 +15,7 @@ from asyncrl.config.areas import (
 from asyncrl.config.load import load_run
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.passthrough import check_passthrough
-from asyncrl.config.problems import missing_files, problems
+from asyncrl.config.problems import missing_files
 from asyncrl.config.resolved import flat, resolved
 from asyncrl.config.shape import ShapeConfig
 
@@ -36,6 +36,5 @@ __all__ = [
     "flat",
     "load_run",
     "missing_files",
-    "problems",
     "resolved",
 ]

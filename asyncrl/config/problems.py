@@ -19,11 +19,6 @@ from asyncrl.config.parallel import parallel_problems
 from asyncrl.config.ranges import must
 
 
-def problems(run: RunConfig) -> list[str]:
-    """One line each, with the numbers; empty if the run can start."""
-    return [*missing_files(run), *contradictions(run)]
-
-
 def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
     """One line for each file or folder that the run reads and that is not there; weights only if they are needed."""
     return [

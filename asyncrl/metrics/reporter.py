@@ -29,10 +29,6 @@ class Reporter:
         self._before = facts.scheduler.tokens
         return self._write(numbers)
 
-    def evaluated(self, report: EvalReport) -> Row:
-        """Report an evaluation that no step follows, such as the one after the last step."""
-        return self._write({"step": report.weights.step, **_evaluation(report)})
-
     def close(self) -> None:
         """Close every sink, also when one of them raises."""
         with ExitStack() as closing:

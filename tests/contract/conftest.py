@@ -29,6 +29,19 @@ START_S = 300.0
 """SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
 
 
+class ServerControl(EngineControl):
+    """``EngineControl`` with requests that only tests make."""
+
+    async def leave_group(self, group_name: str) -> None:
+        """Leave a weight-update group."""
+        await self._post("destroy_weights_update_group", {"group_name": group_name})
+
+    async def num_running(self) -> int:
+        """Requests on the server, waiting ones included."""
+        loads = (await self._wire.look(f"{self.url}/v1/loads?include=core", self._timeout_s))["loads"]
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """An engine with somebody who can update its weights and count its requests."""
@@ -136,7 +149,7 @@ async def open_fake() -> AsyncIterator[Place]:
 @contextlib.asynccontextmanager
 async def open_sglang(servers: Servers) -> AsyncIterator[Place]:
     async with Wire() as wire:
-        control = EngineControl(wire, servers.engine_url, timeout_s=30.0)
+        control = ServerControl(wire, servers.engine_url, timeout_s=30.0)
         yield Place(
             engine=SGLangEngine(wire, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=30.0),
             updater=_ConnectsFirst(control, servers),
@@ -148,7 +161,7 @@ async def open_sglang(servers: Servers) -> AsyncIterator[Place]:
 class _ConnectsFirst:
     """``BroadcastUpdater`` with a trainer that scales the weights, in a group of its own for each push."""
 
-    def __init__(self, control: EngineControl, servers: Servers) -> None:
+    def __init__(self, control: ServerControl, servers: Servers) -> None:
         self._control = control
         self._servers = servers
 

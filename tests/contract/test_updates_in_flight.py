@@ -22,7 +22,7 @@ from asyncrl.pipeline.draft import Draft
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, Span, Weights
-from tests.contract.conftest import Servers, a_free_port
+from tests.contract.conftest import ServerControl, Servers, a_free_port
 from tests.contract.weight_sets import Teacher, WritesWeights, weight_set
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
@@ -78,7 +78,7 @@ class Outcome:
     """Answers still being written when the last update was done."""
 
 
-class Control(EngineControl):
+class Control(ServerControl):
     """Keeps what the engine said of how long it had stood still."""
 
     def __init__(self, wire: Wire, url: str) -> None:

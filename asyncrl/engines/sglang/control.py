@@ -80,10 +80,6 @@ class EngineControl:
             },
         )
 
-    async def leave_group(self, group_name: str) -> None:
-        """Leave a weight-update group."""
-        await self._post("destroy_weights_update_group", {"group_name": group_name})
-
     async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         """Take one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
 
@@ -148,11 +144,6 @@ class EngineControl:
         """
         body = {"model_path": str(folder), "load_format": "auto", "flush_cache": False, "weight_version": label}
         return _still_s(await self._post("update_weights_from_disk", body, timeout_s))
-
-    async def num_running(self) -> int:
-        """Requests on the server, waiting ones included."""
-        loads = (await self._wire.look(f"{self.url}/v1/loads?include=core", self._timeout_s))["loads"]
-        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
     async def _post(self, name: str, body: dict[str, object], timeout_s: float | None = None) -> dict[str, object]:
         answer = await self._wire.command(f"{self.url}/{name}", body, timeout_s or self._timeout_s)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config import RunConfig, load_run
+from asyncrl.config import RunConfig, load_run, missing_files
+from asyncrl.config.problems import contradictions
 from asyncrl.errors import ConfigError
 
 
@@ -21,6 +22,11 @@ def complete(folder: Path) -> list[str]:
 
 def load(folder: Path, *more: str) -> RunConfig:
     return load_run([*complete(folder), *more])
+
+
+def problems(run: RunConfig) -> list[str]:
+    """One line each, with the numbers; empty if the run can start."""
+    return [*missing_files(run), *contradictions(run)]
 
 
 def complaints(*argv: str) -> list[str]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config import RolloutConfig, TrainConfig, check_passthrough, derived, flat, problems
+from asyncrl.config import RolloutConfig, TrainConfig, check_passthrough, derived, flat
 from asyncrl.errors import ConfigError
-from tests.unit.config.runs import complaints, complete, load
+from tests.unit.config.runs import complaints, complete, load, problems
 
 
 def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def three_steps(run_dir: Path) -> History:
     slow = UpdateReport(pause_s=0.04, total_s=0.3, num_bytes=4096)
     reporter.step(facts(0, update=UPDATE, evaluated=evaluation(0, held=0.125)))
     reporter.step(facts(1, update=None, tokens=replace(TOKENS, generated=1400, trained=1000)))
-    reporter.step(facts(2, update=slow, tokens=replace(TOKENS, generated=2000, trained=1596, failed=14)))
-    reporter.evaluated(evaluation(3, held=0.5))
+    tokens = replace(TOKENS, generated=2000, trained=1596, failed=14)
+    reporter.step(facts(2, update=slow, tokens=tokens, evaluated=evaluation(3, held=0.5)))
     reporter.close()
     return history
 
