@@ -196,9 +196,7 @@ class _Builder:
                 engines, router_url, ranks = await self._loaded()
         except TimeoutError as error:
             raise ServerFailed(f"not ready within {deployment.start_timeout_s:g} s (start-timeout-s)") from error
-        trainer = RayTrainer(
-            ranks, train_timeout_s=deployment.train_timeout_s, control_timeout_s=deployment.control_timeout_s
-        )
+        trainer = self._trainer(ranks)
         urls = tuple(engine.url for engine in engines)
         self._phase("connecting trainer and engines")
         engine = SGLangEngine(self._wire, urls, router_url=router_url, request_timeout_s=deployment.request_timeout_s)
@@ -322,7 +320,13 @@ class _Builder:
         )
         logger.info("the trainer's layers: %s (--transformer-impl)", layers[0])
         if origin is not None:
-            await self._every(ranks, "load", lambda actor, _: actor.load.remote(origin))
+            await self._trainer(ranks).load(origin, timeout_s=self._deployment.start_timeout_s)
+
+    def _trainer(self, ranks: tuple[Any, ...]) -> RayTrainer:
+        deployment = self._deployment
+        return RayTrainer(
+            ranks, train_timeout_s=deployment.train_timeout_s, control_timeout_s=deployment.control_timeout_s
+        )
 
     async def _every(self, ranks: Sequence[Any], what: str, ask: Callable[[Any, int], Any]) -> list[Any]:
         """The answers of all ranks, asked at once."""

@@ -106,8 +106,9 @@ class MegatronRank:
 
         The same batch gives the same weights bit by bit on a CPU; how it is packed changes rounding only.
         Raises NonFiniteLoss on all ranks alike, and TrainerFailed if a user's function did, with the weights as they
-        were before the step.
+        were before the step.  Raises CheckpointFailed, before anything else, if the last one could not be written.
         """
+        self.check_checkpoint()
         started = time.perf_counter()
         forget_peak(self._device)
         learning_rate = self._set_learning_rate(batch.step)
