@@ -1,6 +1,6 @@
 """Puts a run together from its configuration.  Knows which engine and which trainer are real, as ``checks`` does.
 
-checks.check ──▶ Checked ──▶ conduct: deploy, push the first weights, train, save
+checks.check ──▶ Checked ──▶ conduct: deploy, publish the first weights, train, save
 """
 
 import asyncio
@@ -85,7 +85,7 @@ async def conduct(
                     if checked.run.rollout.follow_kv_cache:
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
                         watching.append(beside.create_task(following, name="kv-limit"))
-                    phase("pushing the first weights")
+                    phase("publishing the first weights")
                     await running.serve(parts.served.now)
                     phase("generating the first batch")
                     watching.append(beside.create_task(_show(parts.scheduler, gauges), name="gauges"))

@@ -198,9 +198,9 @@ async def _pushes(up: Running, times: int) -> tuple[Rows, int, bool]:
     for version in range(1, times + 1):
         await asyncio.sleep(BETWEEN_S)
         start = clock()
-        goes_beside = await up.updater.take()
+        goes_beside = await up.updater.snapshot()
         taken = clock()
-        report = await up.updater.push(Weights(version=version, step=version))
+        report = await up.updater.publish(Weights(version=version, step=version))
         rows.append((taken - start if goes_beside else clock() - start, report))
         num_bytes = report.num_bytes
     return rows, num_bytes, goes_beside

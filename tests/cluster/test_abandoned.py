@@ -24,10 +24,10 @@ class Rank:
         self.told.append(group_name)
     def join_engines(self, *where):
         self.told.append(where[-2])
-    def send_again(self, is_checked):
+    def resend(self, is_checked):
         self.given_up.set()
         return True
-    def take(self, is_checked):
+    def snapshot(self, is_checked):
         return [*self.told, threading.get_ident()]
 
 class Actor(RankActor):
@@ -46,9 +46,9 @@ async def main(ray):
     await trainer.join_engines(
         master_address=host, master_port=port, world_size=2, group_name="asyncrl-4", backend="gloo"
     )
-    assert await trainer.send_again(is_checked=False)
+    assert await trainer.resend(is_checked=False)
     await sending
-    first, second, before, after = sorted(await trainer.take(is_checked=False), key=str)
+    first, second, before, after = sorted(await trainer.snapshot(is_checked=False), key=str)
     print(first == second, before, after)
 
 with ray_session(2, hold_signals=lambda: None) as ray:

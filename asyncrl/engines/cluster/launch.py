@@ -123,8 +123,8 @@ class Running:
         """From the beginning, when an engine is lost meanwhile."""
         while True:
             try:
-                await self.updater.take()
-                await self.updater.push(weights)
+                await self.updater.snapshot()
+                await self.updater.publish(weights)
             except UpdateInterrupted as error:
                 logger.warning("the weight update begins anew: %s", error)
             else:

@@ -28,7 +28,7 @@ type Ask[T] = Callable[["MegatronRank"], T]
 class RayTrainer:
     """``Trainer``, and the trainer's side of every way to send weights, over actors of ``RankActor``, rank 0 first.
 
-    One call at a time, but for ``join_engines``, ``send_again`` and ``abandon``, of which there is one at a time, too.
+    One call at a time, but for ``join_engines``, ``resend`` and ``abandon``, of which there is one at a time, too.
     """
 
     def __init__(self, ranks: Sequence[Any], *, train_timeout_s: float, control_timeout_s: float) -> None:
@@ -78,14 +78,14 @@ class RayTrainer:
         """See ``WeightSender.join_engines``."""
         await self._beside(lambda rank: rank.join_engines(master_address, master_port, world_size, group_name, backend))
 
-    async def take(self, *, is_checked: bool) -> bool:
-        """See ``WeightSender.take``."""
-        is_taken = await self._all(lambda rank: rank.take(is_checked), self._control_timeout_s)
-        return is_taken[0]
+    async def snapshot(self, *, is_checked: bool) -> bool:
+        """See ``WeightSender.snapshot``."""
+        are_sending = await self._all(lambda rank: rank.snapshot(is_checked), self._control_timeout_s)
+        return are_sending[0]
 
-    async def send_again(self, *, is_checked: bool) -> bool:
-        """See ``WeightSender.send_again``."""
-        return await self._beside(lambda rank: rank.send_again(is_checked))
+    async def resend(self, *, is_checked: bool) -> bool:
+        """See ``WeightSender.resend``."""
+        return await self._beside(lambda rank: rank.resend(is_checked))
 
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
         """See ``WeightSender.send``."""
