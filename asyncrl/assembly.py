@@ -1,6 +1,6 @@
 """Puts a run together from its configuration.  Knows which engine and which trainer are real, as ``checks`` does.
 
-checks.check ──▶ Checked ──▶ conduct: deploy, push the first weights, train, save
+checks.check ──▶ Checked ──▶ conduct: deploy, publish the first weights, train, save
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from asyncrl.checks import Checked, check_served, custom_functions, server_flags
 from asyncrl.collector import calm_the_collector
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
 from asyncrl.config.derived import (
+    dtype,
     eval_max_response_len,
     eval_temperature,
-    max_engine_restarts,
     num_steps_per_rollout,
     row_tokens,
     use_rollout_logprobs,
@@ -42,6 +42,8 @@ from asyncrl.pipeline.sampler import Sampler, Served
 from asyncrl.pipeline.scheduler import Policy, Scheduler
 from asyncrl.pipeline.slots import Slots
 from asyncrl.types import SamplingParams
+
+Device = Literal["cpu", "cuda"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ async def conduct(
                     if checked.run.rollout.follow_kv_cache:
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
                         watching.append(beside.create_task(following, name="kv-limit"))
-                    phase("pushing the first weights")
+                    phase("publishing the first weights")
                     await running.serve(parts.served.now)
                     phase("generating the first batch")
                     watching.append(beside.create_task(_show(parts.scheduler, gauges), name="gauges"))
@@ -122,45 +124,36 @@ async def _failing_well(running: Running) -> AsyncIterator[None]:
         raise
 
 
-def _deployment(checked: Checked, device: Literal["cpu", "cuda"], run_dir: Path) -> Deployment:
+def _deployment(checked: Checked, device: Device, run_dir: Path) -> Deployment:
     run = checked.run
-    dtype = _dtype(run, device)
     return Deployment(
-        device=device,
-        dtype=dtype,
-        model_path=run.model.hf_checkpoint,
-        seed=run.model.seed,
-        num_ranks=run.cluster.num_trainer_ranks,
-        num_engines=run.cluster.num_engines,
-        gpus_per_engine=run.cluster.rollout_num_gpus_per_engine,
-        use_router=run.cluster.use_router,
-        trainer=TrainerSettings(
-            model=run.model,
-            shape=run.shape,
-            train=run.train,
-            parallel=run.parallel,
-            device=device,
-            dtype=dtype,
-            temperature=run.rollout.rollout_temperature,
-            num_steps_per_rollout=num_steps_per_rollout(run.train, run.rollout),
-            use_rollout_logprobs=use_rollout_logprobs(run.train, run.rollout),
-            timeout_s=60 * run.cluster.distributed_timeout_minutes,
-            save_timeout_s=run.failures.train_timeout_s,
-            row_tokens=row_tokens(run),
-            custom=custom_functions(run),
-        ),
+        cluster=run.cluster,
+        failures=run.failures,
+        trainer=_trainer_settings(run, device),
         server_flags=server_flags(run),
         router_flags=run.router,
         logs=run_dir / LOGS_FOLDER,
-        start_timeout_s=run.cluster.start_timeout_s,
-        request_timeout_s=run.failures.request_timeout_s,
-        control_timeout_s=run.failures.control_timeout_s,
-        pause_mode="retract" if run.rollout.weight_update_mode == "retract" else "in_place",
-        train_timeout_s=run.failures.train_timeout_s,
-        colocate=run.cluster.colocate,
-        max_engine_restarts=max_engine_restarts(run.failures, run.cluster),
-        disk=_disk(run, run_dir),
         origin=checked.start.origin,
+        pause_mode="retract" if run.rollout.weight_update_mode == "retract" else "in_place",
+        disk=_disk(run, run_dir),
+    )
+
+
+def _trainer_settings(run: RunConfig, device: Device) -> TrainerSettings:
+    return TrainerSettings(
+        model=run.model,
+        shape=run.shape,
+        train=run.train,
+        parallel=run.parallel,
+        device=device,
+        dtype=dtype(run.model, device),
+        temperature=run.rollout.rollout_temperature,
+        num_steps_per_rollout=num_steps_per_rollout(run.train, run.rollout),
+        use_rollout_logprobs=use_rollout_logprobs(run.train, run.rollout),
+        timeout_s=60 * run.cluster.distributed_timeout_minutes,
+        save_timeout_s=run.failures.train_timeout_s,
+        row_tokens=row_tokens(run),
+        custom=custom_functions(run),
     )
 
 
@@ -168,12 +161,6 @@ def _disk(run: RunConfig, run_dir: Path) -> Path | None:
     """A folder that nobody has yet: it is removed when the run ends."""
     folder = run.train.update_weight_disk_dir
     return None if folder is None else folder.resolve() / f"asyncrl-weights-{run_dir.name}-{uuid4().hex[:8]}"
-
-
-def _dtype(run: RunConfig, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16"]:
-    if run.model.dtype != "auto":
-        return run.model.dtype
-    return "bfloat16" if device == "cuda" else "float32"
 
 
 def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:

@@ -58,28 +58,28 @@ class LoadProbe(Protocol):
 class WeightUpdater(Protocol):
     """Carries the trainer's weights to every engine."""
 
-    async def take(self) -> bool:
-        """Set aside the trainer's present weights for the next push.
+    async def snapshot(self) -> bool:
+        """Take the trainer's present weights for the next ``publish``.
 
-        True: they are copied, and the trainer may go on at once; False: it must wait for the push.
+        True: they are copied, and the trainer may continue at once.  False: it must wait until they are published.
         Raises WeightUpdateFailed.
         """
 
-    async def take_again(self) -> bool:
-        """Set aside for the next push what was taken last, while the trainer goes on.
+    async def resnapshot(self) -> bool:
+        """Reuse the last snapshot for the next ``publish``, without stopping the trainer.
 
-        False, and nothing set aside, if no copy of it is there.  Raises WeightUpdateFailed.
+        Returns False if the snapshot is gone.  Raises WeightUpdateFailed.
         """
 
-    async def push(self, weights: Weights) -> UpdateReport:
-        """Return once every engine samples from the weights last taken, labelled ``weights``.
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """Return once every engine samples from the last snapshot, labelled ``weights``.
 
         Requests in flight are paused, not lost.  Cancelling in mid-update leaves the engines unusable.
-        Raises WeightUpdateFailed, as UpdateInterrupted when taking (again) and pushing may help.
+        Raises WeightUpdateFailed, as UpdateInterrupted when another snapshot may be published.
         """
 
-    async def newcomers(self) -> None:
-        """Return once an engine waits for a push, besides those that the caller makes anyway."""
+    async def wait_for_rejoined(self) -> None:
+        """Wait until an engine that was started again needs weights outside the regular schedule."""
 
 
 class Turns(Protocol):
@@ -102,7 +102,7 @@ class Trainer(Protocol):
     """Makes weights."""
 
     async def train(self, batch: Batch) -> TrainReport:
-        """Run one step; the new weights stay in the trainer until they are pushed.
+        """Run one step; the new weights stay in the trainer until they are published.
 
         The gradient depends on the batch's content alone, not on how it is packed.
         Raises NonFiniteLoss (weights unchanged) or TrainerFailed.

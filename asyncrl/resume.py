@@ -38,7 +38,7 @@ class Start:
 
     @property
     def weights(self) -> Weights:
-        """What the first push makes the engines serve: what the next one of the run before would have."""
+        """The first weights to publish: what the next one of the run before would have."""
         return Weights(version=self.before.version + 1, step=self.before.step) if self.before else START
 
 

@@ -32,10 +32,10 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A set of weights that was pushed to the engines, and the training steps that made it."""
+    """A set of weights that was published to the engines, and the training steps that made it."""
 
     version: int
-    """Counts pushes; 0 is the push before the first step."""
+    """Counts what was published; 0 is what was before the first step."""
     step: int
     """Training steps that made these weights."""
 

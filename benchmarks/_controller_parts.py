@@ -1,6 +1,6 @@
 """The pipeline that ``controller.py`` measures: the product's, with a trainer and weight updates that take no time.
 
-Every batch is trained and every step pushes: the servers stamp what they write with the new version, as in a run.
+Every batch is trained and every step publishes: the servers stamp what they write with the new version, as in a run.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ def parts_for(
 
 
 def plan_for(folder: Path) -> Plan:
-    """Steps without end, each followed by a push."""
+    """Steps without end, each followed by an update."""
     return Plan(
         num_steps=_NEVER,
         update_weights_interval=1,
@@ -121,20 +121,20 @@ class InstantUpdater:
         self._wire = wire
         self._urls = urls
 
-    async def take(self) -> bool:
-        """See ``WeightUpdater.take``."""
+    async def snapshot(self) -> bool:
+        """See ``WeightUpdater.snapshot``."""
         return True
 
-    async def take_again(self) -> bool:
-        """See ``WeightUpdater.take_again``."""
+    async def resnapshot(self) -> bool:
+        """See ``WeightUpdater.resnapshot``."""
         return True
 
-    async def newcomers(self) -> None:
-        """See ``WeightUpdater.newcomers``."""
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``."""
         await asyncio.Event().wait()
 
-    async def push(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.push``."""
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.publish``."""
         body = {"new_version": str(weights.version)}
         async with asyncio.TaskGroup() as posts:
             for url in self._urls:

@@ -21,7 +21,7 @@ class Arrangement:
     colocates: bool = False
     """All GPUs train and all GPUs generate, in turns: a deployment of its own."""
     collects_before_push: bool = False
-    """Push only once the next batch is complete, as slime's train_async does."""
+    """Publish only once the next batch is complete, as slime's train_async does."""
 
     @property
     def round_steps(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from asyncrl.config.areas import ClusterConfig, ModelConfig, TrainConfig
+from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
 from asyncrl.config.parallel import ParallelConfig, parallel_problems
 from asyncrl.config.ranges import refuse
 from asyncrl.engines.cluster.launch import Deployment
@@ -122,17 +122,20 @@ def deployment(
 ) -> Deployment:
     """What to start, on all GPUs twice or on each for one thing; the start may take ``left_s`` at most."""
     gpus = asked.trainer_gpus + asked.engine_gpus
-    dtype = "bfloat16" if asked.device == "cuda" else "float32"
     return Deployment(
-        device=asked.device,
-        dtype=dtype,
-        model_path=checkpoint,
-        seed=asked.seed,
-        num_ranks=gpus if colocates else asked.trainer_gpus,
-        num_engines=gpus if colocates else asked.engine_gpus,
-        gpus_per_engine=1,
-        colocate=colocates,
-        use_router=False,
+        cluster=ClusterConfig(
+            actor_num_gpus_per_node=gpus if colocates else asked.trainer_gpus,
+            rollout_num_gpus=gpus if colocates else asked.engine_gpus,
+            colocate=colocates,
+            use_router=False,
+            start_timeout_s=min(START_S, left_s),
+        ),
+        failures=FailureConfig(
+            request_timeout_s=REQUEST_S,
+            control_timeout_s=CONTROL_S,
+            train_timeout_s=max(COLLECTIVE_S, asked.deadline_s),
+            max_engine_restarts=0,
+        ),
         trainer=TrainerSettings(
             model=ModelConfig(hf_checkpoint=checkpoint, seed=asked.seed),
             train=TrainConfig(
@@ -143,7 +146,7 @@ def deployment(
             ),
             parallel=parallel_of(asked),
             device=asked.device,
-            dtype=dtype,
+            dtype="bfloat16" if asked.device == "cuda" else "float32",
             temperature=TEMPERATURE,
             num_steps_per_rollout=1,
             use_rollout_logprobs=True,  # for sync as well: it spares it a pass
@@ -152,10 +155,6 @@ def deployment(
         ),
         server_flags=server_flags(asked),
         logs=logs,
-        start_timeout_s=min(START_S, left_s),
-        request_timeout_s=REQUEST_S,
-        control_timeout_s=CONTROL_S,
-        train_timeout_s=max(COLLECTIVE_S, asked.deadline_s),
     )
 
 

@@ -1,6 +1,6 @@
 """One start of real engines and a real trainer, and one run of the product's own loop for each arrangement.
 
-deployed ──▶ push ──▶ (fresh scheduler, sampler, slots ──▶ warm-up steps ──▶ measured steps ──▶ cancelled) per run
+deployed ──▶ publish ──▶ (fresh scheduler, sampler, slots ──▶ warm-up steps ──▶ measured steps ──▶ cancelled) per run
 
 Versions go on from run to run, so that no cached prefix and no late chunk of one is taken for another's.
 """
@@ -172,7 +172,7 @@ class Stage:
         )
 
     async def _fresh_weights(self) -> Weights:
-        """The trainer's, pushed under a version that was never there before, as those of step 0."""
+        """The trainer's, published under a version that was never there before, as those of step 0."""
         weights = Weights(version=self._version, step=0)
         self._version += 1
         await self._running.serve(weights)

@@ -84,38 +84,38 @@ class WatchedTrainer:
 
 
 class WatchedUpdater:
-    """``WeightUpdater`` over another; ``pauses`` has one interval for each push.
+    """``WeightUpdater`` over another; ``pauses`` has one interval for each update.
 
-    ``before`` is awaited first: whatever an arrangement does before it takes the weights.  It is no part of the update.
+    ``before`` is awaited first: whatever an arrangement does before the snapshot.  It is no part of the update.
     """
 
     def __init__(self, updater: WeightUpdater, before: Callable[[], Awaitable[object]] | None = None) -> None:
         self.pauses = Intervals()
-        self.takes = Intervals()
+        self.snapshots = Intervals()
         """When the trainer waited for its weights to be copied."""
         self._updater = updater
         self._before = before
 
-    async def take(self) -> bool:
-        """See ``WeightUpdater.take``."""
+    async def snapshot(self) -> bool:
+        """See ``WeightUpdater.snapshot``."""
         if self._before is not None:
             await self._before()
         start = loop_time()
-        goes_on = await self._updater.take()
-        self.takes.add(start, loop_time())
+        goes_on = await self._updater.snapshot()
+        self.snapshots.add(start, loop_time())
         return goes_on
 
-    async def take_again(self) -> bool:
-        """See ``WeightUpdater.take_again``: the trainer does not wait."""
-        return await self._updater.take_again()
+    async def resnapshot(self) -> bool:
+        """See ``WeightUpdater.resnapshot``: the trainer does not wait."""
+        return await self._updater.resnapshot()
 
-    async def newcomers(self) -> None:
-        """See ``WeightUpdater.newcomers``."""
-        await self._updater.newcomers()
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``."""
+        await self._updater.wait_for_rejoined()
 
-    async def push(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.push``."""
-        report = await self._updater.push(weights)
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.publish``."""
+        report = await self._updater.publish(weights)
         stop = loop_time()
         self.pauses.add(stop - report.pause_s, stop)
         return report

@@ -6,11 +6,11 @@
     uv run benchmarks/sync_vs_async.py --device cpu --model tiny --groups 4 --group-size 2 --longest 128 \\
         --concurrency 16 --prompt-tokens 16 --max-tokens-per-gpu 512                                  on any machine
 
-    sync       collect a batch, train on it, push, and only then generate again (S = 0)
+    sync       collect a batch, train on it, publish, and only then generate again (S = 0)
     sync-colocate
                the same on all GPUs, which train and generate in turns (--colocate)
-    one-step   batch t+1 is generated while batch t is trained; both must be done before a push (slime's train_async)
-    S=N        ours: no trained token is more than N steps old; pushed at once, samples in flight go on
+    one-step   batch t+1 is generated while batch t is trained; both must be done before an update (slime's train_async)
+    S=N        ours: no trained token is more than N steps old; published at once, samples in flight go on
 
 Engines (SGLang), trainer (Megatron under Ray) and weight updates are real and started once, for sync-colocate once
 more; then each arrangement runs the product's own loop over them, with a scheduler of its own.  A model of random

@@ -36,7 +36,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.config.areas import ModelConfig, TrainConfig
+from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
 from asyncrl.config.parallel import parallel_problems
 from asyncrl.config.ranges import refuse
 from asyncrl.engines.cluster.actors import NetworkPlace
@@ -198,9 +198,9 @@ async def _pushes(up: Running, times: int) -> tuple[Rows, int, bool]:
     for version in range(1, times + 1):
         await asyncio.sleep(BETWEEN_S)
         start = clock()
-        goes_beside = await up.updater.take()
+        goes_beside = await up.updater.snapshot()
         taken = clock()
-        report = await up.updater.push(Weights(version=version, step=version))
+        report = await up.updater.publish(Weights(version=version, step=version))
         rows.append((taken - start if goes_beside else clock() - start, report))
         num_bytes = report.num_bytes
     return rows, num_bytes, goes_beside
@@ -219,18 +219,21 @@ async def _traffic(up: Running, asked: argparse.Namespace) -> None:
 def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
     logs = (asked.out / "logs").resolve()
     logs.mkdir(exist_ok=True)
-    dtype: Any = "bfloat16" if asked.device == "cuda" else "float32"
     return Deployment(
-        device=asked.device,
-        dtype=dtype,
-        model_path=checkpoint,
-        seed=1,
-        num_ranks=asked.trainer_gpus,
-        num_engines=asked.engine_gpus,
-        gpus_per_engine=1,
-        use_router=False,
+        cluster=ClusterConfig(
+            actor_num_gpus_per_node=asked.trainer_gpus,
+            rollout_num_gpus=asked.engine_gpus,
+            use_router=False,
+            start_timeout_s=START_S,
+        ),
+        failures=FailureConfig(
+            request_timeout_s=TIMEOUT_S,
+            control_timeout_s=TIMEOUT_S,
+            train_timeout_s=TIMEOUT_S,
+            max_engine_restarts=0,
+        ),
         trainer=TrainerSettings(
-            model=ModelConfig(hf_checkpoint=checkpoint),
+            model=ModelConfig(hf_checkpoint=checkpoint, seed=1),
             train=TrainConfig(
                 update_weight_buffer_size=asked.bucket_mib * 2**20,
                 update_weights_beside_training=asked.beside,
@@ -238,7 +241,7 @@ def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
             ),
             parallel=parallel_of(asked),
             device=asked.device,
-            dtype=dtype,
+            dtype="bfloat16" if asked.device == "cuda" else "float32",
             row_tokens=1,  # it trains nothing: no activations are in the way of a copy
             temperature=1.0,
             num_steps_per_rollout=1,
@@ -247,10 +250,6 @@ def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
         ),
         server_flags=ON_GPUS if asked.device == "cuda" else {},
         logs=logs,
-        start_timeout_s=START_S,
-        request_timeout_s=TIMEOUT_S,
-        control_timeout_s=TIMEOUT_S,
-        train_timeout_s=TIMEOUT_S,
     )
 
 

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 from asyncrl.config.areas import (
     ClusterConfig,
@@ -68,6 +69,13 @@ def normalize_advantages(train: TrainConfig) -> bool:
     if train.normalize_advantages is not None:
         return train.normalize_advantages
     return train.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+
+
+def dtype(model: ModelConfig, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16"]:
+    """The dtype of weights and activations."""
+    if model.dtype != "auto":
+        return model.dtype
+    return "bfloat16" if device == "cuda" else "float32"
 
 
 def weight_bytes(model: ModelConfig) -> int:

@@ -1,8 +1,8 @@
 """Carries the trainer's weights to every engine through a disk that all of them share: where no network group reaches.
 
-    take    the trainer writes its weights to FOLDER/taken, and may go on training once they are on the disk
-    again   what was written stays where it is, for the engines that there are now
-    push    FOLDER/taken becomes FOLDER/version-N ──▶ pause all engines ──▶ each reads it ──▶ all go on
+    snapshot     the trainer writes its weights to FOLDER/taken, and may train on once they are on the disk
+    resnapshot   what was written stays where it is, for the engines that there are now
+    publish      FOLDER/taken becomes FOLDER/version-N ──▶ pause all engines ──▶ each reads it ──▶ all resume
 
 A folder has its name when it is complete: it is written beside and renamed.  The version that all engines have stays
 while the next one is written and read; older ones, and those of an interrupted update, go before that.
@@ -45,15 +45,15 @@ class WeightWriter(Protocol):
 class WeightReader(Pausable, Protocol):
     """One engine's side.  Raises EngineTimeout, EngineLost or EngineRejected."""
 
-    async def read(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
-        """Take the weights in ``folder``; ``label`` becomes the weight version.
+    async def receive_folder(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
+        """Read the weights in ``folder``; ``label`` becomes the weight version.
 
         Seconds since the engine stood still, if it knows.
         """
 
 
 class DiskUpdater:
-    """``WeightUpdater`` through a folder.  ``connect`` comes first, once; one ``push`` at a time."""
+    """``WeightUpdater`` through a folder.  ``connect`` comes first, once; one ``publish`` at a time."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class DiskUpdater:
         self._roster = roster
         self._engines: tuple[WeightReader, ...] = ()
         """That the weights were written for."""
-        self._taken_at = 0
+        self._written_at = 0
         """The roster's changes by then."""
         self._writer = writer
         self._folder = folder
         self._is_made = False
         self._written: Path | None = None
-        """What was taken last."""
+        """The last snapshot."""
         self._served: Path | None = None
         """What all engines have."""
         self._timeout_s = timeout_s
@@ -94,10 +94,10 @@ class DiskUpdater:
         self._is_made = True
         await everyone("asking what will be written", {"trainer": self._ask_for_buckets()}, self._timeout_s)
 
-    async def take(self) -> bool:
-        """See ``WeightUpdater.take``: the weights are written."""
+    async def snapshot(self) -> bool:
+        """See ``WeightUpdater.snapshot``: the weights are written."""
         if not self._buckets:
-            raise WeightUpdateFailed("take came before connect, or the trainer has nothing to write")
+            raise WeightUpdateFailed("snapshot came before connect, or the trainer has nothing to write")
         self._written = None
         self._look_who_is_there()
         if self._engines:  # those that come back get an update of their own
@@ -107,32 +107,32 @@ class DiskUpdater:
             self._written = self._taken
         return True
 
-    async def take_again(self) -> bool:
-        """See ``WeightUpdater.take_again``: they are on the disk."""
+    async def resnapshot(self) -> bool:
+        """See ``WeightUpdater.resnapshot``: they are on the disk."""
         self._look_who_is_there()
         return self._written is not None
 
-    async def push(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.push``: they are read."""
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.publish``: they are read."""
         if not self._buckets:
-            raise WeightUpdateFailed("push came before connect, or the trainer has nothing to write")
+            raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to write")
         if not self._engines:
             return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         if self._written is None:
-            raise WeightUpdateFailed("push came before take")
+            raise WeightUpdateFailed("publish came before snapshot")
         if self._written == self._taken:
             version = self._folder / f"version-{weights.version}"
             await self._on_disk(partial(_rename, self._taken, version))
             self._written = version
-        move = partial(self._read, self._written, str(weights.version))
+        receive = partial(self._receive, self._written, str(weights.version))
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
-        report = await self._round.run(self._engines, self._taken_at, move, num_bytes)
+        report = await self._round.publish(self._engines, self._written_at, receive, num_bytes)
         self._served = self._written
         return report
 
-    async def newcomers(self) -> None:
-        """See ``WeightUpdater.newcomers``."""
-        await self._roster.newcomers()
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``."""
+        await self._roster.wait_for_rejoined()
 
     async def close(self) -> None:
         """Remove the folder, which engines do not read any more, or say that it stays."""
@@ -147,7 +147,7 @@ class DiskUpdater:
             logger.warning("%s stays: %s", self._folder, error)
 
     def _look_who_is_there(self) -> None:
-        self._engines, self._taken_at = self._roster.present, self._roster.changes
+        self._engines, self._written_at = self._roster.present, self._roster.changes
 
     @property
     def _taken(self) -> Path:
@@ -161,14 +161,14 @@ class DiskUpdater:
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._writer.weight_buckets()
 
-    async def _read(self, version: Path, label: str) -> float | None:
+    async def _receive(self, version: Path, label: str) -> float | None:
         deadline_s, still = min(self._long_s, self._silence_s), Stillness()
 
         failed: dict[str, AsyncRLError] = {}
 
         async def read(engine: WeightReader) -> None:
             try:
-                still.note(await engine.read(version, label=label, timeout_s=deadline_s))
+                still.note(await engine.receive_folder(version, label=label, timeout_s=deadline_s))
             except AsyncRLError as error:  # the others come to an end, which they would do unheard, too
                 failed[engine.url] = error
 

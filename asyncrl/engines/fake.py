@@ -136,49 +136,49 @@ class FakeUpdater:
     """Puts new versions into fake engines, with a pause."""
 
     def __init__(self, *engines: FakeEngine, seconds: float = 0.1, goes_beside: bool = True) -> None:
-        self.pushed: list[Weights] = []
-        self.before_take: Callable[[], None] = lambda: None
-        self.newcomer = asyncio.Event()
-        """Set it for an engine that waits for a push."""
+        self.published: list[Weights] = []
+        self.before_snapshot: Callable[[], None] = lambda: None
+        self.rejoined = asyncio.Event()
+        """Set it for an engine that was started again and waits for weights."""
         self.interruptions = 0
-        """Pushes from now on that fail as if an engine was lost."""
+        """The next calls of ``publish`` that fail as if an engine was lost."""
         self.keeps_copies = True
-        """Whether what was taken can be taken again after that."""
+        """Whether there is a snapshot still after such a failure."""
         self._engines = engines
         self._seconds = seconds
         self._goes_beside = goes_beside
-        self._has_copy = False
+        self._has_snapshot = False
 
-    async def newcomers(self) -> None:
-        """See ``WeightUpdater.newcomers``."""
-        await self.newcomer.wait()
-        self.newcomer.clear()
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``."""
+        await self.rejoined.wait()
+        self.rejoined.clear()
 
-    async def take(self) -> bool:
-        """See ``WeightUpdater.take``."""
-        self.before_take()
+    async def snapshot(self) -> bool:
+        """See ``WeightUpdater.snapshot``."""
+        self.before_snapshot()
         await asyncio.sleep(0)
-        self._has_copy = self._goes_beside
+        self._has_snapshot = self._goes_beside
         return self._goes_beside
 
-    async def take_again(self) -> bool:
-        """See ``WeightUpdater.take_again``."""
+    async def resnapshot(self) -> bool:
+        """See ``WeightUpdater.resnapshot``."""
         await asyncio.sleep(0)
-        return self._has_copy
+        return self._has_snapshot
 
-    async def push(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.push``."""
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.publish``."""
         for engine in self._engines:
             await engine.pause()
         await asyncio.sleep(self._seconds)
         if self.interruptions:
             self.interruptions -= 1
-            self._has_copy &= self.keeps_copies
+            self._has_snapshot &= self.keeps_copies
             raise UpdateInterrupted("an engine was lost")
         for engine in self._engines:
             engine.go_on(weights)
-        await asyncio.sleep(self._seconds)  # chunks under the new weights may arrive before push returns
-        self.pushed.append(weights)
+        await asyncio.sleep(self._seconds)  # chunks under the new weights may arrive before publish returns
+        self.published.append(weights)
         return UpdateReport(pause_s=self._seconds, total_s=2 * self._seconds, num_bytes=0)
 
 

@@ -1,6 +1,6 @@
-"""What every way of updating weights has in common: all engines pause, take the new weights, and go on.
+"""What every way of updating weights has in common: all engines pause, receive the new weights, and resume.
 
-pause all ──▶ move: the updater's own ──▶ all go on
+pause all ──▶ receive: the updater's own ──▶ all resume
   └─ an engine dies anywhere here, or does not answer any more: UpdateInterrupted, once it is found dead, or has been
      ended for that; any other failure is final
 """
@@ -88,17 +88,17 @@ class PausedRound:
         self._is_mixed = False
         """Whether engines may have weights of two versions: they must not go on."""
 
-    async def run(
+    async def publish(
         self,
         engines: Sequence[Pausable],
         since: int,
-        move: Callable[[], Awaitable[float | None]],
+        receive: Callable[[], Awaitable[float | None]],
         num_bytes: int,
         give_up: GiveUp | None = None,
     ) -> UpdateReport:
-        """Have ``engines``, which were the roster's at its change ``since``, take ``num_bytes`` by ``move``.
+        """Have ``engines``, which were the roster's at its change ``since``, ``receive`` ``num_bytes`` of weights.
 
-        ``move`` returns when the first of them stood still, by the event loop's clock, if they say so; else that is
+        ``receive`` returns when the first of them stood still, by the event loop's clock, if they say so; else that is
         when the first of them had answered.  ``give_up`` frees engines that wait for each other after a failure.
         After a failure to pause the engines go on; after that they stay paused, until an update succeeds, for their
         weights are neither the old nor the new ones.  Raises WeightUpdateFailed.
@@ -108,7 +108,7 @@ class PausedRound:
         async with self.blaming_the_lost(engines, since, give_up):
             paused = await self._pause(engines)
             self._is_mixed = True
-            stood_still = await move()
+            stood_still = await receive()
             self._is_mixed = False
             await everyone("going on", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
         self._roster.settle(engines)

@@ -69,8 +69,8 @@ class Roster[M: Member]:
         self._waiting.difference_update(member.url for member in members)
         self._move()
 
-    async def newcomers(self) -> None:
-        """Return once an engine waits for weights."""
+    async def wait_for_rejoined(self) -> None:
+        """Return once an engine that was started again waits for weights."""
         while not self._waiting:
             await self._moved.wait()
 

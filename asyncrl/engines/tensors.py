@@ -40,7 +40,7 @@ class TensorReceiver(Protocol):
     url: str
     num_ranks: int
 
-    async def load(self, handles: Sequence[str], *, label: str | None) -> None:
+    async def receive_handles(self, handles: Sequence[str], *, label: str | None) -> None:
         """Load what the handles, one for each rank of the engine, stand for; ``label`` becomes the weight version.
 
         When this returns, nothing of it is mapped any more.
@@ -48,7 +48,7 @@ class TensorReceiver(Protocol):
 
 
 class TensorUpdater:
-    """``WeightUpdater`` by shared memory, for engines that have no requests.  One ``push`` at a time."""
+    """``WeightUpdater`` by shared memory, for engines that have no requests.  One ``publish`` at a time."""
 
     def __init__(
         self, engines: Sequence[TensorReceiver], sharer: TensorSharer, *, ranks_per_engine: int, timeout_s: float
@@ -71,32 +71,32 @@ class TensorUpdater:
 
         await everyone("asking what will be sent", {"trainer": ask()}, self._timeout_s)
 
-    async def take(self) -> bool:
-        """See ``WeightUpdater.take``: nothing is copied, the trainer waits."""
+    async def snapshot(self) -> bool:
+        """See ``WeightUpdater.snapshot``: nothing is copied, the trainer waits."""
         return False
 
-    async def take_again(self) -> bool:
-        """See ``WeightUpdater.take_again``: there is no copy."""
+    async def resnapshot(self) -> bool:
+        """See ``WeightUpdater.resnapshot``: there is no copy."""
         return False
 
-    async def push(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.push``.  The engines must have no requests."""
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.publish``.  The engines must have no requests."""
         if not self._buckets:
-            raise WeightUpdateFailed("push came before connect, or the trainer has nothing to send")
+            raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to send")
         began, last = loop_time(), len(self._buckets) - 1
         for number in range(len(self._buckets)):
-            await self._move(number, str(weights.version) if number == last else None)
+            await self._receive(number, str(weights.version) if number == last else None)
         await everyone("taking the last bucket back", {"trainer": self._sharer.unshare()}, self._timeout_s)
         seconds = loop_time() - began
         return UpdateReport(
             pause_s=seconds, total_s=seconds, num_bytes=sum(bucket.num_bytes for bucket in self._buckets)
         )
 
-    async def newcomers(self) -> None:
-        """See ``WeightUpdater.newcomers``: none come."""
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``: none come."""
         await asyncio.Event().wait()
 
-    async def _move(self, bucket: int, label: str | None) -> None:
+    async def _receive(self, bucket: int, label: str | None) -> None:
         handles: list[str] = []
 
         async def share() -> None:
@@ -106,5 +106,5 @@ class TensorUpdater:
         loading = {}
         for number, engine in enumerate(self._engines):
             first = number * self._ranks_per_engine
-            loading[engine.url] = engine.load(handles[first : first + engine.num_ranks], label=label)
+            loading[engine.url] = engine.receive_handles(handles[first : first + engine.num_ranks], label=label)
         await everyone(f"loading bucket {bucket}", loading, self._timeout_s)

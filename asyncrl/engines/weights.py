@@ -1,10 +1,13 @@
 """Carries the trainer's weights to every engine, over a collective group of the trainer's rank 0 and all engine ranks.
 
-    take    the trainer copies its weights, begins to send them, and may go on training
-    again   the trainer, which trains, begins to send that copy to the engines that there are now
-    push    pause all engines ──▶ they receive ──▶ all go on
+                 trainer                                        engines
+    snapshot     snapshot: copies its weights and begins to
+                 send the copy, while it may train on
+    resnapshot   resend: begins to send that copy once more
+    publish      send: sends its weights, if no copy is on      pause all ──▶ receive ──▶ all resume
+                 its way, while it waits
 
-The first push sends bucket by bucket, by name; engines that say so take all later ones in one request
+The first update sends bucket by bucket, by name; engines that say so receive all later ones in one request
 (``engines/sglang/direct``).
 
 Knows neither HTTP nor torch: engines and trainer are Protocols.
@@ -37,16 +40,16 @@ class WeightSender(Protocol):
     ) -> None:
         """Join the group as rank 0, also while training, and serve its rendezvous at ``master_port``."""
 
-    async def take(self, *, is_checked: bool) -> bool:
-        """Copy the present weights and begin to broadcast them to the group, all buckets in order.
+    async def snapshot(self, *, is_checked: bool) -> bool:
+        """Copy the present weights and begin to broadcast the copy to the group, all buckets in order.
 
         False, and nothing done, when ``send`` is to do it instead.
         """
 
-    async def send_again(self, *, is_checked: bool) -> bool:
-        """Begin to broadcast what ``take`` copied last once more, also while training.
+    async def resend(self, *, is_checked: bool) -> bool:
+        """Begin to broadcast the last snapshot once more, also while training.
 
-        False, and nothing done, if it has no copy of it any more.
+        False, and nothing done, if the snapshot is gone.
         """
 
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
@@ -64,10 +67,10 @@ class WeightSender(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What an engine says of a bucket that it has loaded."""
+    """An engine's answer once it has loaded a bucket."""
 
     is_kept: bool
-    """It can take this bucket with others in ``receive_all`` from now on."""
+    """It can receive this bucket with others in ``receive_all`` from now on."""
     still_s: float | None = None
     """Seconds since it stood still, if it knows; of the last bucket."""
 
@@ -82,20 +85,20 @@ class WeightReceiver(Pausable, Protocol):
     ) -> None:
         """Join the group with ``num_ranks`` ranks from ``rank_offset``."""
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
-        """Take and load one bucket; ``label`` becomes the weight version."""
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
+        """Receive and load one bucket; ``label`` becomes the weight version."""
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
     ) -> float | None:
-        """Take and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's.
+        """Receive and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's.
 
         Seconds since the engine stood still, if it knows.
         """
 
 
 class BroadcastUpdater:
-    """``WeightUpdater`` by broadcast.  ``connect`` comes first, once; one ``push`` at a time.
+    """``WeightUpdater`` by broadcast.  ``connect`` comes first, once; one ``publish`` at a time.
 
     The group is formed anew when the engines of the roster have changed: a group whose member died is of no use.
     """
@@ -114,9 +117,9 @@ class BroadcastUpdater:
         is_checked: bool = False,
         lost_s: float = LOST_S,
     ) -> None:
-        """``timeout_s`` is for the connection, and for each bucket of a push.  ``find_port`` finds one that is free.
+        """``timeout_s`` is for the connection, and for each bucket of an update.  ``find_port`` finds one that is free.
 
-        ``is_checked``: each update is compared with what the trainer sent, once engines take all buckets at once.
+        ``is_checked``: each update is compared with what the trainer sent, once engines receive all buckets at once.
         ``lost_s`` is how long a failure waits for the engine that died of it.
         """
         self._roster = roster
@@ -134,17 +137,17 @@ class BroadcastUpdater:
         self._is_checked = is_checked
         self._buckets: tuple[WeightBucket, ...] = ()
         self.is_direct = False
-        """Whether all engines take all buckets at once, as the next push will have them do."""
-        self._is_taken = False
-        """Whether the trainer is sending already."""
-        self._is_copied = False
-        """Whether it can send the same once more."""
+        """Whether all engines receive all buckets at once, as the next update will have them do."""
+        self._is_sending = False
+        """Whether the trainer is sending a snapshot already."""
+        self._has_snapshot = False
+        """Whether it can resend the last one."""
 
     async def connect(self) -> None:
         """Form the group of all engines that are there.  Raises WeightUpdateFailed."""
         self._engines, self._formed_for = self._roster.present, self._roster.changes
         self.group_name = f"{self._prefix}-{self._formed_for}"
-        self._is_taken = self.is_direct = False
+        self._is_sending = self.is_direct = False
         if not self._engines:  # those that come back get an update of their own
             return
         master_port = await self._find_port()
@@ -173,45 +176,45 @@ class BroadcastUpdater:
         if not self._buckets:
             await everyone("asking what will be sent", {"trainer": self._ask_for_buckets()}, self._timeout_s)
 
-    async def take(self) -> bool:
-        """See ``WeightUpdater.take``."""
+    async def snapshot(self) -> bool:
+        """See ``WeightUpdater.snapshot``."""
         if not self._buckets:
-            raise WeightUpdateFailed("take came before connect, or the trainer has nothing to send")
-        self._is_copied = False
+            raise WeightUpdateFailed("snapshot came before connect, or the trainer has nothing to send")
+        self._has_snapshot = False
         await self._reconnect()
         if not self._engines:
             return True
-        await everyone("copying the weights", {"trainer": self._take()}, self._timeout_s)
-        self._is_copied = self._is_taken
-        return self._is_taken
+        await everyone("copying the weights", {"trainer": self._begin_snapshot()}, self._timeout_s)
+        self._has_snapshot = self._is_sending
+        return self._is_sending
 
-    async def take_again(self) -> bool:
-        """See ``WeightUpdater.take_again``."""
-        if not self._is_copied:
+    async def resnapshot(self) -> bool:
+        """See ``WeightUpdater.resnapshot``."""
+        if not self._has_snapshot:
             return False
         await self._reconnect()
         if not self._engines:
             return True
-        await everyone("sending the copied weights again", {"trainer": self._send_again()}, self._timeout_s)
-        return self._is_taken
+        await everyone("sending the copied weights again", {"trainer": self._begin_resend()}, self._timeout_s)
+        return self._is_sending
 
-    async def push(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.push``."""
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.publish``."""
         if not self._buckets:
-            raise WeightUpdateFailed("push came before connect, or the trainer has nothing to send")
+            raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to send")
         if not self._engines:
             return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
-        move = partial(self._move, str(weights.version))
+        receive = partial(self._receive, str(weights.version))
         try:
-            return await self._round.run(self._engines, self._formed_for, move, num_bytes, self._abandon)
+            return await self._round.publish(self._engines, self._formed_for, receive, num_bytes, self._abandon)
         except UpdateInterrupted:
             await self._abandon()
             raise
 
-    async def newcomers(self) -> None:
-        """See ``WeightUpdater.newcomers``."""
-        await self._roster.newcomers()
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``."""
+        await self._roster.wait_for_rejoined()
 
     async def _reconnect(self) -> None:
         """Form the group anew, if engines have come or gone."""
@@ -231,23 +234,23 @@ class BroadcastUpdater:
     async def _ask_for_buckets(self) -> None:
         self._buckets = await self._sender.weight_buckets()
 
-    async def _take(self) -> None:
-        self._is_taken = await self._sender.take(is_checked=self._checks)
+    async def _begin_snapshot(self) -> None:
+        self._is_sending = await self._sender.snapshot(is_checked=self._checks)
 
-    async def _send_again(self) -> None:
-        self._is_taken = await self._sender.send_again(is_checked=self._checks)
+    async def _begin_resend(self) -> None:
+        self._is_sending = await self._sender.resend(is_checked=self._checks)
 
-    async def _move(self, label: str) -> float | None:
+    async def _receive(self, label: str) -> float | None:
         """All buckets, from the trainer to all engines; when the first of them stood still, if all say so."""
         kept: list[bool] = []
         still = Stillness()
         receive = partial(self._receive_all, still) if self.is_direct else partial(self._receive_each, still, kept)
         timeout_s = self._timeout_s * (1 if self.is_direct else len(self._buckets))
-        moving = {engine.url: receive(engine, label) for engine in self._engines}
-        if not self._is_taken:
-            moving["trainer"] = self._sender.send(is_checked=self._checks, timeout_s=timeout_s)
-        self._is_taken = False
-        await everyone("sending the weights", moving, timeout_s)
+        sending = {engine.url: receive(engine, label) for engine in self._engines}
+        if not self._is_sending:
+            sending["trainer"] = self._sender.send(is_checked=self._checks, timeout_s=timeout_s)
+        self._is_sending = False
+        await everyone("sending the weights", sending, timeout_s)
         self.is_direct = self.is_direct or all(kept)
         return still.first()
 
@@ -261,12 +264,12 @@ class BroadcastUpdater:
         """Bucket by bucket.  The last one brings the label: then all weights are new."""
         *others, last = self._buckets
         for bucket in others:
-            kept.append((await engine.receive(bucket, group_name=self.group_name, label=None)).is_kept)
-        received = await engine.receive(last, group_name=self.group_name, label=label)
+            kept.append((await engine.receive_bucket(bucket, group_name=self.group_name, label=None)).is_kept)
+        received = await engine.receive_bucket(last, group_name=self.group_name, label=label)
         kept.append(received.is_kept)
         still.note(received.still_s)
 
     @property
     def _checks(self) -> bool:
-        """Whether the trainer sends checksums: only engines that take all buckets at once ask for them."""
+        """Whether the trainer sends checksums: only engines that receive all buckets at once ask for them."""
         return self._is_checked and self.is_direct

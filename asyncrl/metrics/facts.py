@@ -85,7 +85,7 @@ class StepFacts:
     batch: Batch
     report: TrainReport
     update: UpdateReport | None
-    """The push that followed this step, if one was due."""
+    """The weight update that followed this step, if one was due."""
     evaluation: EvalReport | None
     """An evaluation that finished since the last step."""
     scheduler: SchedulerStats
@@ -106,6 +106,6 @@ class StepFacts:
     """Mean absolute difference between engine and trainer log-probs of the same tokens under the same weights; None
     when the engines serve other weights than the trainer held."""
     update_wait_s: float | None = None
-    """Training waited for its weights to be copied, or sent, for the push after this step."""
+    """Training waited for its weights to be copied, or sent, for the update after this step."""
     checkpoint_s: float | None = None
     """For the copy of a checkpoint that follows this step, and for the one before to be written; None without one."""

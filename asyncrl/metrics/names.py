@@ -19,13 +19,13 @@ class Metric:
 
 METRICS: tuple[Metric, ...] = (
     Metric("step", "step", "training step of this row, counted from 0"),
-    Metric("version", "push", "weights that the engines serve after the step, counted in pushes"),
+    Metric("version", "update", "weights that the engines serve after the step, counted in updates"),
     Metric("reward/mean", "reward", "mean reward of the samples of the batch"),
     Metric("reward/std", "reward", "standard deviation of the same rewards"),
     Metric("eval/accuracy", "reward", "mean reward on held-out prompts; with several sets, the mean over the sets"),
     Metric("eval/NAME/accuracy", "reward", "the same for one set; only with several sets"),
     Metric("eval/failed", "sample", "held-out answers left out because an engine or the reward failed"),
-    Metric("eval/version", "push", "weights that were served when the evaluation began"),
+    Metric("eval/version", "update", "weights that were served when the evaluation began"),
     Metric("eval/step", "step", "training steps that made those weights"),
     Metric("lag/max", "step", "largest lag of a trained token: step trained in minus step of its weights"),
     Metric("lag/mean", "step", "mean lag over trained tokens"),

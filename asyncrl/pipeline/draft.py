@@ -9,8 +9,8 @@ from asyncrl.types import Chunk, FinishReason, Floats, Sample, Span, Weights
 class Draft:
     """Grows chunk by chunk; becomes a ``Sample`` once.  The only mutable value in the flow, and it never leaves it."""
 
-    def __init__(self, index: int, pushed: Mapping[int, Weights]) -> None:
-        """``pushed`` maps every version that can be seen in a chunk to its weights; it may grow later."""
+    def __init__(self, index: int, published: Mapping[int, Weights]) -> None:
+        """``published`` maps every version that can be seen in a chunk to its weights; it may grow later."""
         self.index = index
         self.num_tokens = 0
         self.resumed_at = 0
@@ -18,7 +18,7 @@ class Draft:
         self._tokens: list[tuple[int, ...]] = []
         self._logprobs: Floats = array("f")
         self._spans: list[Span] = []
-        self._pushed = pushed
+        self._published = published
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -35,14 +35,14 @@ class Draft:
         self.num_tokens = stop
         self._tokens.append(chunk.token_ids)
         self._logprobs.extend(chunk.logprobs)
-        weights = self._pushed[chunk.version]
+        weights = self._published[chunk.version]
         if self._spans and self._spans[-1].weights == weights:
             start = self._spans.pop().start
         self._spans.append(Span(weights=weights, start=start, stop=stop))
 
     def resumed(self) -> "Draft":
         """A copy that goes on from here; what still arrives for this one does not reach it."""
-        copy = Draft(self.index, self._pushed)
+        copy = Draft(self.index, self._published)
         copy.num_tokens = copy.resumed_at = self.num_tokens
         copy._tokens, copy._logprobs, copy._spans = [*self._tokens], self._logprobs[:], [*self._spans]
         return copy

@@ -1,8 +1,8 @@
 """The run: the trainer is the clock, everything else keeps it supplied.
 
-scheduler ──batch──▶ train ──▶ take the weights                        one turn of ``_Run.step``, on this task
-    ▲                              └──▶ push ──▶ report                 beside the next turn, in the same task group
-    └──────────────────────────────────────┴──▶ evaluation
+scheduler ──batch──▶ train ──▶ snapshot of the weights                 one turn of ``_Run.step``, on this task
+    ▲                              └──▶ publish ──▶ report              beside the next turn, in the same task group
+    └─────────────────────────────────────────┴──▶ evaluation
 
 consumes      batches, evaluation reports
 produces      one StepFacts per step; checkpoints; the saved model
@@ -16,8 +16,8 @@ on crash      the training since the last checkpoint is lost
 With turns nothing goes on beside training:
 
     batch, evaluation done ──▶ engines end every request ──▶ trainer's turn: train, checkpoint
-        ▲                                                                    └──▶ update's turn: push ──┐
-        └─────────────────────── engines' turn: requests go on ◀────────────────────────────────────────┘
+        ▲                                                                    └──▶ update's turn: publish ──┐
+        └─────────────────────── engines' turn: requests go on ◀───────────────────────────────────────────┘
 """
 
 import asyncio
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 SCORING_S = 2.0
 """So long the engines may take to score, since they have the weights, even if training ends before: a measurement must
-not hold up the push that follows."""
+not hold up the update that follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -
         async with asyncio.TaskGroup() as stages:
             run = _Run(parts, plan, stages, report)
             scheduling = stages.create_task(parts.scheduler.run(), name="scheduler")
-            welcoming = stages.create_task(run.welcome(), name="newcomers")
+            welcoming = stages.create_task(run.welcome_rejoined(), name="rejoined")
             for step in range(plan.first_step, plan.num_steps):
                 await run.step(step)
             await run.reported()
@@ -148,7 +148,7 @@ class _Run:
             self._evaluate()
 
     async def step(self, step: int) -> None:
-        """Wait for a batch, train on it, have it pushed, evaluated and reported as planned.
+        """Wait for a batch, train on it, have the weights published, evaluated and reported as planned.
 
         When this returns, the weights may still be on their way to the engines.
         """
@@ -170,7 +170,7 @@ class _Run:
         state = parts.scheduler.state() if self._save_is_due(step) else None
         saves_first = parts.turns is not None  # later the optimizer is away
         checkpoint_s = await self._checkpoint(state) if state and saves_first else None
-        update_wait_s = await self._begin_update(step)
+        update_wait_s = await self._begin_to_publish(step)
         if state and not saves_first:
             checkpoint_s = await self._checkpoint(state)
         evaluation = await self._evaluations(step)
@@ -194,18 +194,18 @@ class _Run:
         )
         self._reporting = self._stages.create_task(self._tell(facts), name=f"report-{step}")
 
-    async def welcome(self) -> None:
-        """Have engines that come in between serve the trainer's weights, until cancelled."""
-        await self._updates.welcome()
+    async def welcome_rejoined(self) -> None:
+        """Have engines that were started again serve the trainer's weights, until cancelled."""
+        await self._updates.welcome_rejoined()
 
     async def reported(self) -> None:
-        """Return once everything of the steps so far is pushed and reported."""
+        """Return once everything of the steps so far is published and reported."""
         if self._reporting is not None:
             await self._reporting
 
     async def _tell(self, facts: StepFacts) -> None:
         """Report a step, when its weights have reached the engines."""
-        update = await self._updates.pushed()
+        update = await self._updates.published()
         scheduler = replace(facts.scheduler, weights=self._parts.served.now)
         self._report(replace(facts, update=update, scheduler=scheduler))
 
@@ -264,7 +264,7 @@ class _Run:
     async def _train(self, batch: Batch) -> _Trained:
         """Train, while the engines score a few of the same tokens if they serve the weights that the trainer holds."""
         training = self._stages.create_task(self._train_alone(batch), name=f"train-{batch.step}")
-        await self._updates.pushed()
+        await self._updates.published()
         deadline = loop_time() + SCORING_S
         scoring = self._stages.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
         trained = await training
@@ -299,15 +299,15 @@ class _Run:
 
     # ---- weights
 
-    def _push_is_due(self, step: int) -> bool:
+    def _publish_is_due(self, step: int) -> bool:
         last = step == self._plan.num_steps - 1
         wanted = self._plan.eval_interval is not None and self._parts.evaluator is not None
         return (step + 1) % self._plan.update_weights_interval == 0 or (last and wanted)
 
-    async def _begin_update(self, step: int) -> float | None:
-        """If an update is due, begin it; seconds until the trainer may go on."""
-        if self._push_is_due(step):
-            return await self._updates.begin(self._stages, step)
+    async def _begin_to_publish(self, step: int) -> float | None:
+        """Begin to publish the weights if that is due; return after the seconds that the trainer waited."""
+        if self._publish_is_due(step):
+            return await self._updates.begin_to_publish(self._stages, step)
         self._updates.skip()
         return None
 
@@ -337,7 +337,7 @@ class _Run:
         if self._plan.eval_interval is None or steps_left == 1:
             return report
         if steps_left == 0 or self._eval_is_due(step):
-            await self._updates.pushed()
+            await self._updates.published()
         if steps_left == 0:
             self._evaluate()
             return await self._evaluation if self._evaluation is not None else report

@@ -17,7 +17,7 @@ class RunState:
 
     step: int
     version: int
-    """Of the weights pushed last."""
+    """Of the weights published last."""
     next_id: int
     """Of the next group.  Draws are seeded by it."""
     prompts_taken: int

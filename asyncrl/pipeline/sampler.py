@@ -22,7 +22,7 @@ class Served:
         self.by_version = {weights.version: weights}
 
     def expect(self, weights: Weights) -> None:
-        """A push of ``weights`` begins: chunks may name their version from now on."""
+        """Begin to publish ``weights``: chunks may name their version from now on."""
         self.by_version[weights.version] = weights
 
     def set(self, weights: Weights) -> None:

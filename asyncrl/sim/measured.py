@@ -49,7 +49,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredUpdate:
-    """One push of weights, from the pause of the first engine to the end."""
+    """One weight update, from the pause of the first engine to the end."""
 
     version: int
     start_s: float

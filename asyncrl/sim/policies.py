@@ -25,7 +25,7 @@ ABORT_RESTART = "abort-restart"
 
 
 def policies(stalenesses: Sequence[int], masked: Sequence[int], intervals: Sequence[int]) -> Mapping[str, Policy]:
-    """Those of others, then ours: ``wait`` at each of ``stalenesses``, ``mask`` at each of ``masked``; each may push
+    """Those of others, then ours: ``wait`` at each of ``stalenesses``, ``mask`` at each of ``masked``; each may publish
     after any of ``intervals`` steps that its staleness allows."""
     others = (
         Policy(name=SYNC, schedules=(Schedule(staleness=0, interval=1),)),

@@ -64,7 +64,7 @@ class ModelledUpdater:
     """``WeightUpdater`` that holds generation for a while.
 
     ``recompute``: the KV cache is made anew, as with ``--weight-update-mode retract``.  ``before`` is awaited first:
-    whatever a policy does before it takes the weights.
+    whatever a policy does before the snapshot.
     """
 
     def __init__(
@@ -80,24 +80,24 @@ class ModelledUpdater:
         self._recompute = recompute
         self._before = before
 
-    async def take(self) -> bool:
-        """See ``WeightUpdater.take``."""
+    async def snapshot(self) -> bool:
+        """See ``WeightUpdater.snapshot``."""
         if self._before is not None:
             await self._before()
         if self._costs.take_s > 0:
             await asyncio.sleep(self._costs.take_s)
         return not self._costs.holds_trainer
 
-    async def take_again(self) -> bool:
-        """See ``WeightUpdater.take_again``: no engine is lost in an update."""
+    async def resnapshot(self) -> bool:
+        """See ``WeightUpdater.resnapshot``: no engine is lost in an update."""
         return False
 
-    async def newcomers(self) -> None:
-        """See ``WeightUpdater.newcomers``: modelled engines come back with the present weights."""
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``: modelled engines come back with the present weights."""
         await asyncio.Event().wait()
 
-    async def push(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.push``."""
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.publish``."""
         start = loop_time()
         self._fleet.pause()
         await asyncio.sleep(self._costs.pause_s)

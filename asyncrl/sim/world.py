@@ -46,7 +46,7 @@ class Schedule:
     stale: Literal["wait", "mask", "drop"] = "wait"
     update_mode: Literal["in_place", "retract", "abort"] = "in_place"
     collects_before_push: bool = False
-    """Push only once the next batch is there: how slime's train_async keeps updates out of generation."""
+    """Publish only once the next batch is there: how slime's train_async keeps updates out of generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def _scheduler(setting: Setting, sampler: Sampler, slots: Slots, served: Served,
 
 
 def _before_push(setting: Setting, scheduler: Scheduler) -> Callable[[], Awaitable[object]] | None:
-    """What a policy waits for before it pushes.  The last step has no next batch."""
+    """What a policy waits for before it publishes.  The last step has no next batch."""
     pushes_left = setting.num_steps // setting.schedule.interval
 
     async def next_batch_is_there() -> None:

@@ -37,7 +37,7 @@ def test_the_whole_pipeline_takes_what_the_servers_write() -> None:
     assert measured.in_flight == pytest.approx(SMALL.in_flight, abs=8)
     assert 10 < measured.samples / measured.seconds < 300  # 100 where nobody else wants the processors
     assert 0 < measured.cpu_s < measured.seconds
-    assert measured.lost == 0  # none grows too old to be trained: the servers take the versions that are pushed
+    assert measured.lost == 0  # none grows too old to be trained: the servers take the versions that are published
 
 
 def test_the_profile_accounts_for_all_of_the_time() -> None:

@@ -252,10 +252,10 @@ def test_all_gpus_are_counted_where_all_generate() -> None:
 def test_in_turns_all_gpus_train_and_all_generate() -> None:
     words = ["--trainer-gpus", "1", "--engine-gpus", "2", "--device", "cpu", "--model", "tiny"]
     asked = options.parse(words, "")
-    shared = options.deployment(asked, Path("model"), Path("logs"), 60.0, colocates=True)
-    assert (shared.num_ranks, shared.num_engines, shared.gpus_per_engine, shared.colocate) == (3, 3, 1, True)
-    apart = options.deployment(asked, Path("model"), Path("logs"), 60.0, colocates=False)
-    assert (apart.num_ranks, apart.num_engines, apart.colocate) == (1, 2, False)
+    shared = options.deployment(asked, Path("model"), Path("logs"), 60.0, colocates=True).layout
+    assert (shared.num_ranks, shared.num_engines, shared.gpus_per_engine, shared.is_shared) == (3, 3, 1, True)
+    apart = options.deployment(asked, Path("model"), Path("logs"), 60.0, colocates=False).layout
+    assert (apart.num_ranks, apart.num_engines, apart.is_shared) == (1, 2, False)
 
 
 def test_figures_add_up() -> None:

@@ -7,13 +7,13 @@ import pytest
 
 PROGRAM = """
 import asyncio, threading
-from asyncrl.engines.cluster.actors import NetworkPlace
+from asyncrl.engines.cluster.actors import RankActor
 from asyncrl.engines.cluster.addresses import Addresses
 from asyncrl.engines.cluster.placement import Layout, reserve
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.cluster.trainer import RayTrainer
 
-class Rank(NetworkPlace):
+class Rank:
     def __init__(self):
         self.given_up = threading.Event()
         self.told = []
@@ -24,16 +24,20 @@ class Rank(NetworkPlace):
         self.told.append(group_name)
     def join_engines(self, *where):
         self.told.append(where[-2])
-    def send_again(self, is_checked):
+    def resend(self, is_checked):
         self.given_up.set()
         return True
-    def take(self, is_checked):
+    def snapshot(self, is_checked):
         return [*self.told, threading.get_ident()]
+
+class Actor(RankActor):
+    def __init__(self):
+        self._rank = Rank()
 
 async def main(ray):
     layout = Layout(device="cpu", num_ranks=1, num_engines=1, gpus_per_engine=1, is_shared=False)
     place = await reserve(ray, layout, 20.0)
-    rank = place.rank(Rank, 0)
+    rank = place.rank(Actor, 0)
     trainer = RayTrainer([rank], train_timeout_s=20.0, control_timeout_s=20.0)
     sending = asyncio.create_task(trainer.send(is_checked=False, timeout_s=20.0))
     await asyncio.sleep(0)  # so that it is asked first
@@ -42,9 +46,9 @@ async def main(ray):
     await trainer.join_engines(
         master_address=host, master_port=port, world_size=2, group_name="asyncrl-4", backend="gloo"
     )
-    assert await trainer.send_again(is_checked=False)
+    assert await trainer.resend(is_checked=False)
     await sending
-    first, second, before, after = sorted(await trainer.take(is_checked=False), key=str)
+    first, second, before, after = sorted(await trainer.snapshot(is_checked=False), key=str)
     print(first == second, before, after)
 
 with ray_session(2, hold_signals=lambda: None) as ray:

@@ -14,17 +14,17 @@ FIRST = Weights(version=0, step=0)
 
 
 class Updater:
-    """Raises ``errors``, one in each push, before a push succeeds."""
+    """Raises ``errors``, one in each call of ``publish``, before one succeeds."""
 
     def __init__(self, *errors: Exception) -> None:
         self.told: list[str] = []
         self._errors = list(errors)
 
-    async def take(self) -> None:
-        self.told.append("take")
+    async def snapshot(self) -> None:
+        self.told.append("snapshot")
 
-    async def push(self, weights: Weights) -> None:
-        self.told.append(f"push {weights.version}")
+    async def publish(self, weights: Weights) -> None:
+        self.told.append(f"publish {weights.version}")
         if self._errors:
             raise self._errors.pop(0)
 
@@ -45,11 +45,11 @@ def running(updater: Updater) -> Running:
 def test_the_first_update_begins_anew_when_an_engine_is_lost_meanwhile() -> None:
     updater = Updater(UpdateInterrupted("b: gone"))
     asyncio.run(running(updater).serve(FIRST))
-    assert updater.told == ["take", "push 0", "take", "push 0"]
+    assert updater.told == ["snapshot", "publish 0", "snapshot", "publish 0"]
 
 
 def test_any_other_failure_of_the_first_update_is_final() -> None:
     updater = Updater(WeightUpdateFailed("no group"))
     with pytest.raises(WeightUpdateFailed, match="no group"):
         asyncio.run(running(updater).serve(FIRST))
-    assert updater.told == ["take", "push 0"]
+    assert updater.told == ["snapshot", "publish 0"]

@@ -52,10 +52,10 @@ class Place:
     weights: Weights
     """What it serves now."""
 
-    async def push(self) -> Weights:
+    async def publish(self) -> Weights:
         """Put different weights into the engine."""
         new = Weights(version=self.weights.version + 1, step=self.weights.step + 1)
-        await self.updater.push(new)
+        await self.updater.publish(new)
         return new
 
 
@@ -122,7 +122,7 @@ def as_it_was(servers: Servers) -> Iterator[Servers]:
 
     async def restore() -> None:
         async with open_sglang(servers) as place:
-            await place.push()
+            await place.publish()
 
     asyncio.run(restore())
 
@@ -159,13 +159,13 @@ async def open_sglang(servers: Servers) -> AsyncIterator[Place]:
 
 
 class _ConnectsFirst:
-    """``BroadcastUpdater`` with a trainer that scales the weights, in a group of its own for each push."""
+    """``BroadcastUpdater`` with a trainer that scales the weights, in a group of its own for each update."""
 
     def __init__(self, control: ServerControl, servers: Servers) -> None:
         self._control = control
         self._servers = servers
 
-    async def push(self, weights: Weights) -> object:
+    async def publish(self, weights: Weights) -> object:
         group_name = uuid.uuid4().hex
         sender = SendsWeights(self._servers.model, scaled)
         sender.version = weights.version
@@ -179,7 +179,7 @@ class _ConnectsFirst:
             group_name=group_name,
         )
         await updater.connect()
-        report = await updater.push(weights)
+        report = await updater.publish(weights)
         self._servers.version = weights.version
         await self._control.leave_group(updater.group_name)
         return report

@@ -34,7 +34,7 @@ class Engine:
     async def probe(self, timeout_s: float) -> None:
         """It answers."""
 
-    async def read(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
+    async def receive_folder(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
         await self._do(f"{folder.name} {(folder / 'weights').read_text()} as {label}")
         return self._still_s
 
@@ -86,11 +86,11 @@ def updater_of(
 
 
 async def update(updater: DiskUpdater, trainer: Trainer, version: int) -> UpdateReport:
-    """Take, train on, and push what was taken."""
+    """Take a snapshot, train on, and publish the snapshot."""
     trainer.number = version
-    assert await updater.take()
+    assert await updater.snapshot()
     trainer.number = -1
-    return await updater.push(Weights(version=version, step=6))
+    return await updater.publish(Weights(version=version, step=6))
 
 
 def failure(folder: Path, trainer: Trainer, *engines: Engine, timeout_s: float = 5.0, silence_s: float = 60.0) -> str:
@@ -220,9 +220,9 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
             await update(updater, trainer, 3)
         assert left(tmp_path) == ["version-2", "version-3"]
         trainer.number = 4
-        await updater.take()
+        await updater.snapshot()
         assert left(tmp_path) == ["taken", "version-2"]  # never more than two
-        await updater.push(Weights(version=4, step=6))
+        await updater.publish(Weights(version=4, step=6))
 
     asyncio.run(run())
     assert a.told[-3:] == c.told[-3:] == ["pause in_place", "version-4 4 as 4", "go on"]
@@ -244,13 +244,13 @@ def test_what_was_written_is_read_again_by_those_that_are_left_and_by_one_that_c
     async def run() -> None:
         updater = updater_of(tmp_path, trainer, roster=roster)
         await updater.connect()
-        assert not await updater.take_again()
+        assert not await updater.resnapshot()
         await update(updater, trainer, 2)
         with pytest.raises(UpdateInterrupted):
             await update(updater, trainer, 3)
         for version in (4, 5):
-            assert await updater.take_again()
-            await updater.push(Weights(version=version, step=3))
+            assert await updater.resnapshot()
+            await updater.publish(Weights(version=version, step=3))
             roster.come("b")
         assert left(tmp_path) == ["version-2", "version-3"]
         await update(updater, trainer, 6)
@@ -304,7 +304,7 @@ def test_without_any_engine_nothing_is_written_and_the_one_that_comes_back_gets_
         assert (report.num_bytes, trainer.written) == (0, 0)
         roster.come("a")
         async with asyncio.timeout(1.0):
-            await updater.newcomers()
+            await updater.wait_for_rejoined()
         await update(updater, trainer, 2)
         async with asyncio.timeout(1.0):
             await roster.served("a")
@@ -346,7 +346,7 @@ def test_what_was_written_before_the_last_update_is_not_read_again(tmp_path: Pat
         roster.lose("a")
         await update(updater, trainer, 2)  # there is nobody to write for
         roster.come("a")
-        assert not await updater.take_again()
+        assert not await updater.resnapshot()
 
     asyncio.run(run())
     assert trainer.written == 1

@@ -300,7 +300,7 @@ def test_requests_in_flight_live_through_an_update(open_place: OpenPlace) -> Non
             ]
             await until(lambda: all(chunks))
             before = await place.engine.score(PROMPT, 1)
-            new = await place.push()
+            new = await place.publish()
             after = await place.engine.score(PROMPT, 1)
             assert before != pytest.approx(after, abs=1e-3)
             for task, mine in zip(running, chunks, strict=True):
@@ -325,7 +325,7 @@ def test_every_token_is_labelled_with_the_weights_that_made_it(servers: Servers)
                     tasks.create_task(place.engine.generate(request, mine.append))
                 await until(lambda: all(chunks))
                 await asyncio.sleep(0.2)  # for some tokens that are not sent yet when the update comes
-                new = await place.push()
+                new = await place.publish()
             last_old = []
             for mine in chunks:
                 got = Answer(FinishReason.LENGTH, tuple(mine))

@@ -56,26 +56,26 @@ class Receiver:
         self._told = told
         self._error = error
 
-    async def load(self, handles: Sequence[str], *, label: str | None) -> None:
+    async def receive_handles(self, handles: Sequence[str], *, label: str | None) -> None:
         await asyncio.sleep(0)
         self._told.append(f"{self.url}: {', '.join(handles)} {label}")
         if self._error is not None:
             raise self._error
 
 
-def push(sharer: Sharer, *engines: Receiver, ranks_per_engine: int = 1) -> UpdateReport:
+def publish(sharer: Sharer, *engines: Receiver, ranks_per_engine: int = 1) -> UpdateReport:
     async def run() -> UpdateReport:
         updater = TensorUpdater(engines, sharer, ranks_per_engine=ranks_per_engine, timeout_s=5.0)
         await updater.connect()
-        assert not await updater.take()
-        return await updater.push(Weights(version=3, step=2))
+        assert not await updater.snapshot()
+        return await updater.publish(Weights(version=3, step=2))
 
     return asyncio.run(run())
 
 
 def test_engines_load_the_handles_of_their_own_ranks_and_the_last_bucket_brings_the_label() -> None:
     told: list[str] = []
-    report = push(Sharer(4, told), Receiver("a", 2, told), Receiver("b", 2, told), ranks_per_engine=2)
+    report = publish(Sharer(4, told), Receiver("a", 2, told), Receiver("b", 2, told), ranks_per_engine=2)
     assert told == [
         "share 0",
         "a: 0 of rank 0, 0 of rank 1 None",
@@ -90,17 +90,17 @@ def test_engines_load_the_handles_of_their_own_ranks_and_the_last_bucket_brings_
 
 def test_an_engine_on_a_cpu_is_one_rank_and_takes_the_first_handle() -> None:
     told: list[str] = []
-    push(Sharer(4, told), Receiver("a", 1, told), Receiver("b", 1, told), ranks_per_engine=2)
+    publish(Sharer(4, told), Receiver("a", 1, told), Receiver("b", 1, told), ranks_per_engine=2)
     assert told[1:3] == ["a: 0 of rank 0 None", "b: 0 of rank 2 None"]
 
 
 def test_who_fails_is_named_and_no_later_bucket_is_shared() -> None:
     told: list[str] = []
     with pytest.raises(WeightUpdateFailed, match="loading bucket 0: b: gone"):
-        push(Sharer(2, told), Receiver("a", 1, told), Receiver("b", 1, told, EngineLost("gone")))
+        publish(Sharer(2, told), Receiver("a", 1, told), Receiver("b", 1, told, EngineLost("gone")))
     assert "share 1" not in told
     with pytest.raises(WeightUpdateFailed, match="sharing bucket 0: trainer: boom"):
-        push(Sharer(1, [], TrainerFailed("boom")), Receiver("a", 1, []))
+        publish(Sharer(1, [], TrainerFailed("boom")), Receiver("a", 1, []))
 
 
 # ---- with the real SGLang
@@ -132,7 +132,7 @@ class SharesWeights(SendsWeights):
 
 
 async def _served(servers: Servers, sharer: SharesWeights, version: int, *, in_turns: bool) -> Sequence[float]:
-    """Push a version, in turns or not, and score some tokens."""
+    """Publish a version, in turns or not, and score some tokens."""
     async with Wire() as wire:
         control = EngineControl(wire, servers.engine_url, timeout_s=30.0)
         gpus = SharedGpus([control], sharer, turn="engines", timeout_s=30.0)
@@ -142,7 +142,7 @@ async def _served(servers: Servers, sharer: SharesWeights, version: int, *, in_t
         if in_turns:
             await gpus.to_trainer()
             await gpus.to_update()
-        await updater.push(Weights(version=version, step=version))
+        await updater.publish(Weights(version=version, step=version))
         if in_turns:
             await gpus.to_engines()
         engine = SGLangEngine(wire, (servers.engine_url,), router_url=None, request_timeout_s=30.0)

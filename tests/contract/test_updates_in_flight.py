@@ -94,7 +94,7 @@ class Control(ServerControl):
 
 
 def live_through_updates(servers: Servers, mode: Mode, disk: Path | None = None) -> Outcome:
-    """Push new weights again and again under answers in flight, the way a run does; by broadcast unless by ``disk``."""
+    """Publish new weights again and again under answers in flight, as a run does; by broadcast unless by ``disk``."""
     return asyncio.run(_live_through_updates(servers, mode, disk))
 
 
@@ -140,25 +140,25 @@ async def _live_through_updates(servers: Servers, mode: Mode, disk: Path | None)
         engine = Remembering(
             SGLangEngine(wire, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=60.0)
         )
-        pushed: dict[int, Weights] = {}
-        retrying = RetryingEngine(engine, 3, lambda: pushed[max(pushed)])
+        published: dict[int, Weights] = {}
+        retrying = RetryingEngine(engine, 3, lambda: published[max(published)])
 
-        async def push() -> None:
+        async def publish() -> None:
             servers.version += 1
             sender.version = servers.version
             weights = Weights(version=servers.version, step=servers.version)
             if mode == "abort":
                 await retrying.interrupt()
-            await updater.take()
-            pushed[weights.version] = weights  # its tokens may come before the push returns
-            await updater.push(weights)
+            await updater.snapshot()
+            published[weights.version] = weights  # its tokens may come before publish returns
+            await updater.publish(weights)
             retrying.go_on()
 
-        await push()
-        outcome, drafts = Outcome(first=servers.version), [Draft(index, pushed) for index in range(NUM_SAMPLES)]
+        await publish()
+        outcome, drafts = Outcome(first=servers.version), [Draft(index, published) for index in range(NUM_SAMPLES)]
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(retrying.generate(_request(draft.index, pushed[servers.version]), draft.extend))
+                tasks.create_task(retrying.generate(_request(draft.index, published[servers.version]), draft.extend))
                 for draft in drafts
             ]
             async with asyncio.timeout(60.0):
@@ -166,7 +166,7 @@ async def _live_through_updates(servers: Servers, mode: Mode, disk: Path | None)
                     await asyncio.sleep(0.01)
             for _ in range(NUM_UPDATES):
                 await asyncio.sleep(BETWEEN_S)
-                await push()
+                await publish()
             outcome.alive = sum(not task.done() for task in running)
     outcome.samples = [draft.finish("", task.result(), 1.0) for draft, task in zip(drafts, running, strict=True)]
     outcome.requests, outcome.retries, outcome.aborts = engine.requests, retrying.retries, retrying.aborts

@@ -63,7 +63,7 @@ class Engine:
     ) -> None:
         await self._do(f"rank {rank_offset} of {world_size}")
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         await self._do(f"{bucket.names[0]} {label}")
         return Received(is_kept=self._keeps, still_s=None if label is None else self._still_s)
 
@@ -82,11 +82,11 @@ class Engine:
 class Trainer:
     """Two buckets."""
 
-    def __init__(self, step: Step = nothing, *, takes: bool = False, keeps: bool = True) -> None:
+    def __init__(self, step: Step = nothing, *, copies: bool = False, keeps: bool = True) -> None:
         self.told: list[str] = []
         self.within_s: list[float] = []
         self._step = step
-        self._takes = takes
+        self._copies = copies
         self._keeps = keeps
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
@@ -99,12 +99,12 @@ class Trainer:
     ) -> None:
         await self._do("join")
 
-    async def take(self, *, is_checked: bool) -> bool:
-        await self._do("take checked" if is_checked else "take")
-        return self._takes
+    async def snapshot(self, *, is_checked: bool) -> bool:
+        await self._do("snapshot checked" if is_checked else "snapshot")
+        return self._copies
 
-    async def send_again(self, *, is_checked: bool) -> bool:
-        await self._do("send again checked" if is_checked else "send again")
+    async def resend(self, *, is_checked: bool) -> bool:
+        await self._do("resend checked" if is_checked else "resend")
         return self._keeps
 
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
@@ -145,7 +145,7 @@ def updater_of(
     )
 
 
-def push(
+def publish(
     *engines: Engine,
     trainer: Trainer,
     timeout_s: float = 5.0,
@@ -168,8 +168,8 @@ def push(
         )
         await updater.connect()
         for version in range(3, 3 + times):
-            await updater.take()
-            report = await updater.push(Weights(version=version, step=6))
+            await updater.snapshot()
+            report = await updater.publish(Weights(version=version, step=6))
         return report
 
     return run_virtually(run())[0]
@@ -177,13 +177,13 @@ def push(
 
 def failure(*engines: Engine, trainer: Trainer, timeout_s: float = 5.0) -> str:
     with pytest.raises(WeightUpdateFailed) as error:
-        push(*engines, trainer=trainer, timeout_s=timeout_s)
+        publish(*engines, trainer=trainer, timeout_s=timeout_s)
     return str(error.value)
 
 
 def test_engines_pause_take_every_bucket_and_go_on_labelled_by_the_last() -> None:
     a, b = Engine("a", 2), Engine("b")
-    report = push(a, b, trainer=Trainer())
+    report = publish(a, b, trainer=Trainer())
     assert a.told == ["rank 1 of 4", "pause in_place", "one None", "two 3", "go on"]
     assert b.told == ["rank 3 of 4", *a.told[1:]]
     assert report.num_bytes == 16
@@ -191,7 +191,7 @@ def test_engines_pause_take_every_bucket_and_go_on_labelled_by_the_last() -> Non
 
 def test_every_engine_is_told_what_becomes_of_its_cache() -> None:
     a, b = Engine("a"), Engine("b")
-    push(a, b, trainer=Trainer(), pause_mode="retract")
+    publish(a, b, trainer=Trainer(), pause_mode="retract")
     assert [engine.told[1] for engine in (a, b)] == ["pause retract"] * 2
 
 
@@ -221,7 +221,7 @@ def test_engines_go_on_when_nothing_was_sent_and_stay_paused_when_something_was(
 
 def test_engines_that_keep_what_they_were_sent_take_everything_at_once_from_then_on() -> None:
     a, b = Engine("a", keeps=True), Engine("b", keeps=True)
-    push(a, b, trainer=Trainer(), times=2)
+    publish(a, b, trainer=Trainer(), times=2)
     assert a.told[1:] == b.told[1:]
     assert a.told[1:] == ["pause in_place", "one None", "two 3", "go on", "pause in_place", "one and two 4", "go on"]
 
@@ -234,7 +234,7 @@ def test_a_pause_begins_when_the_first_engine_says_that_it_stood_still() -> None
 
     def told(*still_s: float | None, times: int) -> UpdateReport:
         engines = [Engine(str(each), step=slow, keeps=True, still_s=each) for each in still_s]
-        return push(*engines, trainer=Trainer(), times=times)
+        return publish(*engines, trainer=Trainer(), times=times)
 
     for times in (1, 2):  # bucket by bucket, and all at once
         assert told(0.125, 0.5, times=times).pause_s == pytest.approx(0.75)
@@ -244,35 +244,35 @@ def test_a_pause_begins_when_the_first_engine_says_that_it_stood_still() -> None
 
 def test_one_engine_that_does_not_keep_it_has_all_sent_bucket_by_bucket() -> None:
     a, b = Engine("a", keeps=True), Engine("b")
-    push(a, b, trainer=Trainer(), times=2)
+    publish(a, b, trainer=Trainer(), times=2)
     assert a.told[-4:] == b.told[-4:] == ["pause in_place", "one None", "two 4", "go on"]
 
 
 def test_a_trainer_that_sends_by_itself_is_not_told_to() -> None:
-    trainer = Trainer(takes=True)
-    push(Engine("a"), trainer=trainer, times=2)
-    assert trainer.told == ["join", "take", "take"]
+    trainer = Trainer(copies=True)
+    publish(Engine("a"), trainer=trainer, times=2)
+    assert trainer.told == ["join", "snapshot", "snapshot"]
     trainer = Trainer()
-    push(Engine("a"), trainer=trainer)
-    assert trainer.told == ["join", "take", "send"]
+    publish(Engine("a"), trainer=trainer)
+    assert trainer.told == ["join", "snapshot", "send"]
 
 
 def test_only_updates_that_go_at_once_are_checked() -> None:
     engine, trainer = Engine("a", keeps=True), Trainer()
-    push(engine, trainer=trainer, times=2, is_checked=True)
+    publish(engine, trainer=trainer, times=2, is_checked=True)
     assert engine.told[-2] == "one and two 4 checked"
-    assert trainer.told == ["join", "take", "send", "take checked", "send checked"]
+    assert trainer.told == ["join", "snapshot", "send", "snapshot checked", "send checked"]
 
 
 def test_a_bug_is_not_an_update_failure() -> None:
     with pytest.raises(KeyError):
-        push(Engine("a", step=failing("pause in_place", KeyError("typo"))), trainer=Trainer())
+        publish(Engine("a", step=failing("pause in_place", KeyError("typo"))), trainer=Trainer())
 
 
 def test_no_exception_group_leaves() -> None:
     both = failing("pause in_place", EngineLost("gone"))
     with pytest.raises(AsyncRLError):
-        push(Engine("a", step=both), Engine("b", step=both), trainer=Trainer())
+        publish(Engine("a", step=both), Engine("b", step=both), trainer=Trainer())
 
 
 def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_without_it() -> None:
@@ -287,10 +287,10 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
     roster: Roster[WeightReceiver] = Roster((a, b, c))
     trainer = Trainer()
     with pytest.raises(UpdateInterrupted, match="b: gone"):
-        push(trainer=trainer, roster=roster)
-    assert trainer.told == ["join", "take", "send", "abandon asyncrl-0"]
+        publish(trainer=trainer, roster=roster)
+    assert trainer.told == ["join", "snapshot", "send", "abandon asyncrl-0"]
     assert "go on" not in [*a.told, *c.told]
-    push(trainer=trainer, roster=roster)
+    publish(trainer=trainer, roster=roster)
     assert a.told[-5:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
     assert c.told[-5:] == ["rank 2 of 3", *a.told[-4:]]
     assert "go on" not in b.told
@@ -306,15 +306,15 @@ def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() ->
         updater = updater_of(roster, Trainer())
         await updater.connect()
         async with asyncio.timeout(1.0):
-            await updater.newcomers()
+            await updater.wait_for_rejoined()
         for version in (1, 2):
-            await updater.take()
-            await updater.push(Weights(version=version, step=version))
+            await updater.snapshot()
+            await updater.publish(Weights(version=version, step=version))
         async with asyncio.timeout(1.0):
             await roster.served("b")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await updater.newcomers()
+                await updater.wait_for_rejoined()
         return b.told
 
     told = asyncio.run(run())
@@ -339,18 +339,18 @@ def test_without_any_engine_training_goes_on_and_the_one_that_comes_back_gets_it
         updater = updater_of(roster, trainer)
         await updater.connect()
         roster.lose("a")
-        assert await updater.take()
-        report = await updater.push(Weights(version=1, step=1))
+        assert await updater.snapshot()
+        report = await updater.publish(Weights(version=1, step=1))
         assert (report.pause_s, report.num_bytes) == (0.0, 0)
         roster.come("a")
-        await updater.newcomers()
-        await updater.take()
-        await updater.push(Weights(version=2, step=1))
+        await updater.wait_for_rejoined()
+        await updater.snapshot()
+        await updater.publish(Weights(version=2, step=1))
         await roster.served("a")
 
     asyncio.run(run())
     assert a.told == ["rank 1 of 2", "rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
-    assert trainer.told == ["join", "join", "take", "send"]
+    assert trainer.told == ["join", "join", "snapshot", "send"]
 
 
 def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one_that_comes_back() -> None:
@@ -363,26 +363,26 @@ def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one
 
     a, b = Engine("a", keeps=True), Engine("b", step=dies, keeps=True)
     roster: Roster[WeightReceiver] = Roster((a, b))
-    trainer = Trainer(takes=True)
+    trainer = Trainer(copies=True)
 
     async def run() -> None:
         nonlocal dying
         updater = updater_of(roster, trainer)
         await updater.connect()
-        assert not await updater.take_again()
-        assert await updater.take()
+        assert not await updater.resnapshot()
+        assert await updater.snapshot()
         with pytest.raises(UpdateInterrupted):
-            await updater.push(Weights(version=1, step=1))
-        assert await updater.take_again()
-        await updater.push(Weights(version=2, step=1))
+            await updater.publish(Weights(version=1, step=1))
+        assert await updater.resnapshot()
+        await updater.publish(Weights(version=2, step=1))
         dying = False
         roster.come("b")
-        assert await updater.take_again()
-        await updater.push(Weights(version=3, step=1))
+        assert await updater.resnapshot()
+        await updater.publish(Weights(version=3, step=1))
         await roster.served("b")
 
     asyncio.run(run())
-    assert trainer.told == ["join", "take", "abandon asyncrl-0", "join", "send again", "join", "send again"]
+    assert trainer.told == ["join", "snapshot", "abandon asyncrl-0", "join", "resend", "join", "resend"]
     assert a.told[1:4] == ["pause in_place", "one None", "two 1"]
     assert a.told[4:9] == ["rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
     assert a.told[9:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
@@ -392,18 +392,18 @@ def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one
 def test_a_copy_that_is_stuck_is_not_sent_again() -> None:
     a = Engine("a")
     roster: Roster[WeightReceiver] = Roster((a,))
-    trainer = Trainer(takes=True, keeps=False)
+    trainer = Trainer(copies=True, keeps=False)
 
     async def run() -> None:
         updater = updater_of(roster, trainer)
         await updater.connect()
         for version in (1, 2):
-            assert await updater.take()
-            await updater.push(Weights(version=version, step=1))
-            assert not await updater.take_again()
+            assert await updater.snapshot()
+            await updater.publish(Weights(version=version, step=1))
+            assert not await updater.resnapshot()
 
     asyncio.run(run())
-    assert trainer.told == ["join", *["take", "send again"] * 2]
+    assert trainer.told == ["join", *["snapshot", "resend"] * 2]
 
 
 def test_a_trainer_without_a_copy_is_not_asked_to_send_it_again() -> None:
@@ -414,18 +414,18 @@ def test_a_trainer_without_a_copy_is_not_asked_to_send_it_again() -> None:
     async def run() -> None:
         updater = updater_of(roster, trainer)
         await updater.connect()
-        assert not await updater.take()
-        await updater.push(Weights(version=1, step=1))
-        assert not await updater.take_again()
+        assert not await updater.snapshot()
+        await updater.publish(Weights(version=1, step=1))
+        assert not await updater.resnapshot()
 
     asyncio.run(run())
-    assert trainer.told == ["join", "take", "send"]
+    assert trainer.told == ["join", "snapshot", "send"]
 
 
 def test_a_failure_of_engines_that_all_live_is_final() -> None:
     trainer = Trainer()
     with pytest.raises(WeightUpdateFailed) as error:
-        push(Engine("a", step=failing("two 3", EngineLost("gone"))), trainer=trainer)
+        publish(Engine("a", step=failing("two 3", EngineLost("gone"))), trainer=trainer)
     assert not isinstance(error.value, UpdateInterrupted)
 
 
@@ -435,11 +435,11 @@ def failed_after(engine: Engine, roster: Roster[WeightReceiver], trainer: Traine
     async def run() -> WeightUpdateFailed:
         updater = updater_of(roster, trainer, timeout_s=120.0, lost_s=30.0)
         await updater.connect()
-        await updater.take()
+        await updater.snapshot()
         async with asyncio.TaskGroup() as tasks:
             dying = tasks.create_task(dies())
             with pytest.raises(WeightUpdateFailed) as error:
-                await updater.push(Weights(version=3, step=6))
+                await updater.publish(Weights(version=3, step=6))
             dying.cancel()
         return error.value
 
@@ -499,7 +499,7 @@ def test_a_death_that_is_found_meanwhile_waits_for_no_answer() -> None:
 def test_a_bug_in_a_question_is_a_bug(bug: Exception) -> None:
     b = Engine("b", step=failing("one None", EngineLost("gone")), probed=bug)
     with pytest.raises(type(bug)):
-        push(b, trainer=Trainer(), lost_s=30.0)
+        publish(b, trainer=Trainer(), lost_s=30.0)
 
 
 def test_a_group_that_one_does_not_join_is_formed_without_it() -> None:
@@ -513,8 +513,8 @@ def test_a_group_that_one_does_not_join_is_formed_without_it() -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(dies())
             with pytest.raises(UpdateInterrupted, match="no answer from b within 1 s"):
-                await updater.take()
-        assert not await updater.take()
+                await updater.snapshot()
+        assert not await updater.snapshot()
 
     async def dies() -> None:
         await roster.condemned("b")
@@ -564,12 +564,12 @@ def test_engines_with_weights_of_two_versions_do_not_go_on_when_the_next_pause_f
         updater = updater_of(Roster((a, b)), Trainer())
         await updater.connect()
         for _ in range(2):
-            await updater.take()
+            await updater.snapshot()
             with pytest.raises(WeightUpdateFailed):
-                await updater.push(Weights(version=3, step=6))
+                await updater.publish(Weights(version=3, step=6))
         assert "go on" not in a.told
-        await updater.take()
-        await updater.push(Weights(version=3, step=6))
+        await updater.snapshot()
+        await updater.publish(Weights(version=3, step=6))
         assert a.told[-1] == "go on"
 
     run_virtually(run())
@@ -581,12 +581,12 @@ def test_looking_for_the_lost_can_be_cancelled() -> None:
     async def run() -> None:
         updater = updater_of(Roster((Engine("a"), b)), Trainer(), lost_s=30.0)
         await updater.connect()
-        await updater.take()
+        await updater.snapshot()
         async with asyncio.TaskGroup() as tasks:
-            pushing = tasks.create_task(updater.push(Weights(version=3, step=6)))
+            publishing = tasks.create_task(updater.publish(Weights(version=3, step=6)))
             await asyncio.sleep(5.0)
-            pushing.cancel()
-        assert pushing.cancelled()
+            publishing.cancel()
+        assert publishing.cancelled()
 
     assert run_virtually(run())[1] == pytest.approx(5.0)
 
@@ -599,29 +599,29 @@ def test_a_trainer_that_cannot_give_up_an_update_does_not_hide_that_it_begins_an
 
     roster: Roster[WeightReceiver] = Roster((Engine("a", step=dies),))
     with pytest.raises(UpdateInterrupted, match="a: gone"):
-        push(trainer=Trainer(failing("abandon asyncrl-0", TrainerFailed("busy"))), roster=roster)
+        publish(trainer=Trainer(failing("abandon asyncrl-0", TrainerFailed("busy"))), roster=roster)
 
 
 def test_a_trainer_has_as_long_to_send_as_the_engines_to_receive() -> None:
     trainer = Trainer()
-    push(Engine("a", keeps=True), trainer=trainer, times=2, timeout_s=5.0)
+    publish(Engine("a", keeps=True), trainer=trainer, times=2, timeout_s=5.0)
     assert trainer.within_s == [10.0, 5.0]
 
 
 def test_a_copy_from_before_the_last_update_is_not_sent_again() -> None:
     a = Engine("a")
     roster: Roster[WeightReceiver] = Roster((a,))
-    trainer = Trainer(takes=True)
+    trainer = Trainer(copies=True)
 
     async def run() -> None:
         updater = updater_of(roster, trainer)
         await updater.connect()
-        assert await updater.take()
-        await updater.push(Weights(version=1, step=1))
+        assert await updater.snapshot()
+        await updater.publish(Weights(version=1, step=1))
         roster.lose("a")
-        assert await updater.take()  # there is nobody to copy for
+        assert await updater.snapshot()  # there is nobody to copy for
         roster.come("a")
-        assert not await updater.take_again()
+        assert not await updater.resnapshot()
 
     asyncio.run(run())
-    assert "send again" not in trainer.told
+    assert "resend" not in trainer.told

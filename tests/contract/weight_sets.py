@@ -1,4 +1,4 @@
-"""Weights that tell by an answer's log-probs which of them made it: one random set per version, pushed and scored."""
+"""Weights that tell by an answer's log-probs which of them made it: one random set per version."""
 
 import asyncio
 import contextlib
@@ -63,10 +63,10 @@ class SendsWeights:
             join_update_group, master_address, master_port, world_size, group_name, backend, 30.0
         )
 
-    async def take(self, *, is_checked: bool) -> bool:
+    async def snapshot(self, *, is_checked: bool) -> bool:
         return False
 
-    async def send_again(self, *, is_checked: bool) -> bool:
+    async def resend(self, *, is_checked: bool) -> bool:
         raise AssertionError("no engine dies here")
 
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:

@@ -101,7 +101,7 @@ def main(port: str) -> None:
         if asked["load_format"] == "flattened_bucket":
             buckets.append(asked)
             model.parts([asked])  # makes room, as a model has before it is loaded
-        answer = hook.around_update(
+        answer = hook.around_receive(
             None, updater, asked["names"], asked["dtypes"], asked["shapes"], "weights", asked["load_format"]
         )
         assert list(updater._model_update_group) == ["weights"]  # noqa: SLF001

@@ -78,7 +78,7 @@ def engine(rank: int, device: str, backend: str, ports: list[str]) -> list[objec
     updater, hook = Updater(device), DirectUpdates()
 
     def update(group: str, load_format: str) -> tuple[bool, str]:
-        return hook.around_update(None, updater, ["w"], ["uint8"], [[NUM_BYTES]], group, load_format)
+        return hook.around_receive(None, updater, ["w"], ["uint8"], [[NUM_BYTES]], group, load_format)
 
     around_join(updater.join, "group-0", ports[0], rank, 3, backend)
     told: list[object] = [update("group-0", "flattened_bucket")]

@@ -61,7 +61,7 @@ def both(tmp_path, request):
         settings = trainer_settings(checkpoint, update_weight_buffer_size=20_000, timeout_s=DEADLINE_S)
         with one_rank(settings) as rank:
             rank.join_engines("127.0.0.1", port, 2, "weights", "gloo")
-            assert rank.take(is_checked=False)
+            assert rank.snapshot(is_checked=False)
             for bucket in rank.weight_buckets():
                 engine.ask("flattened_bucket", **{key: asdict(bucket)[key] for key in ("names", "dtypes", "shapes")})
                 assert engine.answer() == [True, KEPT, len(bucket.names)]
@@ -82,7 +82,7 @@ def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both
     for step, load_format in enumerate((DIRECT, DIRECT_CHECKED)):
         rank.train(random_batch(step=step))
         rank.write_weights(tmp_path / "taken")
-        assert rank.take(is_checked=load_format == DIRECT_CHECKED)
+        assert rank.snapshot(is_checked=load_format == DIRECT_CHECKED)
         rank.train(random_batch(step=step, seed=9))  # goes on before anybody has received
         engine.ask(load_format, names, target=tmp_path / "received")
         worked, said, num_loaded = engine.answer()
@@ -97,7 +97,7 @@ def test_another_thread_sends_what_was_taken_once_more_while_the_trainer_trains(
     rank, engine, names = both
     rank.train(random_batch())
     rank.write_weights(tmp_path / "taken")
-    assert rank.take(is_checked=False)
+    assert rank.snapshot(is_checked=False)
     engine.ask(DIRECT, names, target=tmp_path / "first")
     assert engine.answer()[:2] == [True, KEPT]
     may_end = Event()
@@ -111,7 +111,7 @@ def test_another_thread_sends_what_was_taken_once_more_while_the_trainer_trains(
     with ThreadPoolExecutor(1) as threads:
         training = threads.submit(train)
         try:
-            assert rank.send_again(is_checked=True)
+            assert rank.resend(is_checked=True)
             engine.ask(DIRECT_CHECKED, names, target=tmp_path / "again")
             assert engine.answer()[:2] == [True, KEPT]
         finally:
@@ -126,7 +126,7 @@ def test_weights_that_were_moved_are_loaded_again(both, tmp_path):
     engine.ask("move", [])
     rank.train(random_batch())
     rank.write_weights(tmp_path / "taken")
-    assert rank.take(is_checked=False)
+    assert rank.snapshot(is_checked=False)
     engine.ask(DIRECT, names, target=tmp_path / "received")
     worked, _, num_loaded = engine.answer()
     assert worked
@@ -141,8 +141,8 @@ def test_a_trainer_without_room_for_copies_sends_while_it_waits(both, tmp_path):
     for step in range(2):
         rank.train(random_batch(step=step))
         rank.write_weights(tmp_path / "sent")
-        assert not rank.take(is_checked=True)
-        assert not rank.send_again(is_checked=True)  # what is in the buffers is not whole
+        assert not rank.snapshot(is_checked=True)
+        assert not rank.resend(is_checked=True)  # what is in the buffers is not whole
         engine.ask(DIRECT_CHECKED, names, target=tmp_path / "received")
         rank.send(is_checked=True)
         assert engine.answer()[:2] == [True, KEPT]
@@ -166,7 +166,7 @@ def test_an_update_that_fails_is_gathered_to_its_end(both, monkeypatch):
     monkeypatch.setattr(outbox._Copies, "each", counted)  # noqa: SLF001
     monkeypatch.setattr(outbox, "_broadcast", fails)
     rank._outbox._goes_beside = False  # noqa: SLF001
-    assert not rank.take(is_checked=False)
+    assert not rank.snapshot(is_checked=False)
     with pytest.raises(WeightUpdateFailed, match="an engine died"):
         rank.send(is_checked=False)
     assert len(gathered) == len(names)
@@ -214,7 +214,7 @@ def test_giving_up_an_older_group_changes_nothing(both, tmp_path):
     rank, engine, names = both
     rank.abandon("an older one")
     rank.write_weights(tmp_path / "taken")
-    assert rank.take(is_checked=False)
+    assert rank.snapshot(is_checked=False)
     engine.ask(DIRECT, names, target=tmp_path / "received")
     assert engine.answer()[0]
     assert same(tmp_path / "taken", tmp_path / "received")
@@ -303,10 +303,10 @@ def test_loaders_get_what_has_arrived(monkeypatch):
     monkeypatch.setattr(direct, "wait", lambda *about: None)
     monkeypatch.setattr(direct, "finish", lambda *about: done.append("arrived"))
     hook = direct.DirectUpdates()
-    hook._take_first(updater, None, ["w"], ["uint8"], [[4]])  # noqa: SLF001
+    hook._receive_bucket(updater, None, ["w"], ["uint8"], [[4]])  # noqa: SLF001
     assert done == ["arrived", "loaded", "arrived"]
     done.clear()
-    hook._take_all(updater, None, ["w"], is_checked=False)  # noqa: SLF001 (loaded again: nothing was copied)
+    hook._receive_all(updater, None, ["w"], is_checked=False)  # noqa: SLF001 (loaded again: nothing was copied)
     assert done == ["arrived", "loaded", "arrived"]
 
 
@@ -332,7 +332,7 @@ def loaded(monkeypatch):
     model = SimpleNamespace(parameters=weights.values, load_weights=load)
     updater, hook = SimpleNamespace(device="cpu", get_model=lambda: model), direct.DirectUpdates()
     for names, dtypes, shapes in ((["a", "c"], ["float32", "bfloat16"], [[4], [3]]), (["b"], ["bfloat16"], [[2, 2]])):
-        hook._take_first(updater, None, names, dtypes, shapes)  # noqa: SLF001
+        hook._receive_bucket(updater, None, names, dtypes, shapes)  # noqa: SLF001
     return updater, hook, done
 
 
@@ -341,7 +341,7 @@ def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(loa
     updater, hook, done = loaded
     first = [each for each in done if each != "asked"]
     done.clear()
-    hook._take_all(updater, None, ["a", "b"], is_checked=False)  # noqa: SLF001
+    hook._receive_all(updater, None, ["a", "b"], is_checked=False)  # noqa: SLF001
     assert done == ["asked", "asked", *first]
     assert len(first) == 3
 
@@ -349,5 +349,5 @@ def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(loa
 def test_checks_are_launched_with_no_broadcast_under_way(loaded):
     updater, hook, done = loaded
     done.clear()
-    hook._take_all(updater, None, ["a", "b"], is_checked=True)  # noqa: SLF001
+    hook._receive_all(updater, None, ["a", "b"], is_checked=True)  # noqa: SLF001
     assert [each for each in done if isinstance(each, str)] == ["asked", "checked", "asked", "checked"]

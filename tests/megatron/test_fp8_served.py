@@ -47,8 +47,8 @@ class Sender:
         group = master_address, master_port, world_size, group_name, backend
         await asyncio.to_thread(self._rank.join_engines, *group)
 
-    async def take(self, *, is_checked):
-        return self._rank.take(is_checked)
+    async def snapshot(self, *, is_checked):
+        return self._rank.snapshot(is_checked)
 
     async def write_weights(self, folder, *, timeout_s):
         self._rank.write_weights(folder)
@@ -90,8 +90,8 @@ async def update_both_ways(server: ServerProcess, url: str, rank: MegatronRank, 
         await disk.connect()
         for version, updater in enumerate((broadcast, broadcast, disk, broadcast), 1):
             rank.train(random_batch(step=version))
-            await updater.take()
-            await updater.push(Weights(version=version, step=version))
+            await updater.snapshot()
+            await updater.publish(Weights(version=version, step=version))
         assert broadcast.is_direct
 
 

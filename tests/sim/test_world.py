@@ -57,7 +57,7 @@ def test_weights_are_taken_before_the_trainer_goes_on_and_may_hold_it_longer() -
 
 
 def test_one_step_takes_turns_of_the_slower_side() -> None:
-    # Collecting begins with training and the push waits for it, so that every answer begins at the same moment.
+    # Collecting begins with training and the update waits for it, so that every answer begins at the same moment.
     one_step = replace(alike(1).schedule, collects_before_push=True)
     result = simulate(_with_trainer(replace(alike(1), schedule=one_step), 5.0))
     assert result.step_s == pytest.approx(5.0, rel=0.01)

@@ -12,11 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.checkpoints import Origin
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.servers import ServerProcess
-from asyncrl.types import Batch, TrainReport
 
 BESIDE = "beside"
 """Ray's concurrency group for what cannot wait until a rank has trained.  Where an actor has such a group, its other
@@ -67,7 +64,7 @@ class ServerActor(NetworkPlace):
 
 
 class RankActor(NetworkPlace):
-    """One trainer rank."""
+    """One trainer rank: ``start`` makes a ``MegatronRank``, ``call`` has it do what ``RayTrainer`` asks for."""
 
     def gpus(self) -> tuple[str, ...]:
         """Those that Ray gave to this actor, as ``CUDA_VISIBLE_DEVICES`` calls them."""
@@ -90,74 +87,9 @@ class RankActor(NetworkPlace):
         gc.freeze()  # a full collection takes 0.3 s, perhaps within a weight update; a step leaves nothing to collect
         return self._rank.layers
 
-    def load(self, origin: Origin) -> None:
-        """Take the weights of a checkpoint, and what else there is."""
-        self._rank.load(origin)
-
-    def train(self, batch: Batch) -> TrainReport:
-        """One training step, together with all other ranks.  Raises CheckpointFailed if one could not be written."""
-        self._rank.check_checkpoint()
-        return self._rank.train(batch)
-
-    def save(self, path: Path) -> None:
-        """Write the weights, together with all other ranks."""
-        self._rank.save(path)
-
-    def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> float:
-        """Copy everything and write it beside, together with all other ranks; seconds until the copy was there."""
-        return self._rank.begin_checkpoint(folder, run, with_optimizer)
-
-    def finish_checkpoint(self) -> None:
-        """Return once this rank writes no more."""
-        self._rank.finish_checkpoint()
-
-    def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        """What an update sends."""
-        return self._rank.weight_buckets()
-
-    def join_engines(self, address: str, port: int, world_size: int, group_name: str, backend: str) -> None:
-        """Join the weight-update group as its rank 0; in the group ``BESIDE``."""
-        self._rank.join_engines(address, port, world_size, group_name, backend)
-
-    def abandon(self, group_name: str) -> None:
-        """Give a weight-update group up; in the group ``BESIDE``."""
-        self._rank.abandon(group_name)
-
-    def take(self, is_checked: bool) -> bool:
-        """Copy the weights and begin to broadcast them, if that can go on beside training."""
-        return self._rank.take(is_checked)
-
-    def send_again(self, is_checked: bool) -> bool:
-        """Begin to broadcast once more what was copied last, if it is there; in the group ``BESIDE``."""
-        return self._rank.send_again(is_checked)
-
-    def send(self, is_checked: bool) -> None:
-        """Broadcast the weights to the engines."""
-        self._rank.send(is_checked)
-
-    def share(self, bucket: int) -> str:
-        """A handle of one bucket, for the engine on this rank's GPU; together with all other ranks."""
-        return self._rank.share(bucket)
-
-    def unshare(self) -> None:
-        """Free what was shared."""
-        self._rank.unshare()
-
-    def fetch(self) -> None:
-        """All memory onto the GPU."""
-        self._rank.fetch()
-
-    def put_away_optimizer(self) -> None:
-        """Optimizer and gradients off the GPU."""
-        self._rank.put_away_optimizer()
-
-    def put_away_weights(self) -> None:
-        """The weights off the GPU."""
-        self._rank.put_away_weights()
-
-    def write_weights(self, folder: Path) -> None:
-        """Write the weights for engines to read, together with all other ranks."""
-        self._rank.write_weights(folder)
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the rank, on the thread of the group that the caller names, or else on the other one."""
+        return getattr(self._rank, method)(*args)
 
 
 def _is_free(port: int) -> bool:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from asyncrl.config.areas import ClusterConfig, FailureConfig
+from asyncrl.config.derived import max_engine_restarts
 from asyncrl.engines.checkpoints import Origin
 from asyncrl.engines.cluster.actors import RankActor, ServerActor
 from asyncrl.engines.cluster.addresses import Addresses
@@ -51,43 +53,36 @@ LOOK_S = 3.0
 class Deployment:
     """What to start."""
 
-    device: Literal["cpu", "cuda"]
-    dtype: Literal["float32", "bfloat16"]
-    model_path: Path
-    seed: int
-    num_ranks: int
-    num_engines: int
-    gpus_per_engine: int
-    use_router: bool
+    cluster: ClusterConfig
+    """How many of everything; its ``device`` is settled in ``trainer``."""
+    failures: FailureConfig
     trainer: TrainerSettings
+    """Engines serve its model, on the same kind of device and in the same dtype."""
     server_flags: Mapping[str, str | bool] = field(default_factory=dict)
     router_flags: Mapping[str, str | bool] = field(default_factory=dict)
     logs: Path
     """Folder for the servers' output."""
-    start_timeout_s: float
-    request_timeout_s: float
-    control_timeout_s: float
-    train_timeout_s: float
     origin: Origin | None = None
-    """Of the trainer's first weights, when not ``model_path``."""
+    """The trainer's first weights, when not those of the model's folder."""
     pause_mode: PauseMode = "in_place"
     """What an update does to requests in flight."""
-    max_engine_restarts: int = 0
-    """Of all engines together."""
     disk: Path | None = None
     """Folder that is not there yet, through which weights go to the engines; None: they are broadcast."""
-    colocate: bool = False
-    """Engines have the trainer's GPUs, ``gpus_per_engine`` ranks each, in turns with it."""
+
+    @property
+    def ranks_per_engine(self) -> int:
+        """The tensor parallel size of an engine, which on a CPU is one process."""
+        return self.cluster.rollout_num_gpus_per_engine if self.trainer.device == "cuda" else 1
 
     @property
     def layout(self) -> Layout:
         """Who is to be placed."""
         return Layout(
-            device=self.device,
-            num_ranks=self.num_ranks,
-            num_engines=self.num_engines,
-            gpus_per_engine=self.gpus_per_engine,
-            is_shared=self.colocate,
+            device=self.trainer.device,
+            num_ranks=self.cluster.num_trainer_ranks,
+            num_engines=self.cluster.num_engines,
+            gpus_per_engine=self.cluster.rollout_num_gpus_per_engine,
+            is_shared=self.cluster.colocate,
             tensor_parallel=self.trainer.parallel.tensor_model_parallel_size,
         )
 
@@ -123,8 +118,8 @@ class Running:
         """From the beginning, when an engine is lost meanwhile."""
         while True:
             try:
-                await self.updater.take()
-                await self.updater.push(weights)
+                await self.updater.snapshot()
+                await self.updater.publish(weights)
             except UpdateInterrupted as error:
                 logger.warning("the weight update begins anew: %s", error)
             else:
@@ -165,7 +160,7 @@ async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str
     async with contextlib.AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire())
         phase("placing trainer and engines")
-        placement = await reserve(ray, deployment.layout, deployment.start_timeout_s)
+        placement = await reserve(ray, deployment.layout, deployment.cluster.start_timeout_s)
         builder = _Builder(placement, deployment, wire, phase)
         stack.push_async_callback(builder.stop)
         yield await builder.build()
@@ -176,12 +171,14 @@ class _Builder:
 
     def __init__(self, placement: Placement, deployment: Deployment, wire: Wire, phase: Callable[[str], None]) -> None:
         self._placement = placement
-        self._addresses = Addresses(
-            deployment.num_engines,
-            is_single_node=placement.is_single_node,
-            timeout_s=deployment.start_timeout_s,
-        )
         self._deployment = deployment
+        self._cluster = deployment.cluster
+        self._failures = deployment.failures
+        self._addresses = Addresses(
+            self._cluster.num_engines,
+            is_single_node=placement.is_single_node,
+            timeout_s=self._cluster.start_timeout_s,
+        )
         self._wire = wire
         self._phase = phase
         self._servers: list[Server] = []
@@ -189,19 +186,17 @@ class _Builder:
 
     async def build(self) -> Running:
         """Start it all; engines and ranks load at the same time."""
-        deployment = self._deployment
-        self._phase(f"loading the model: {deployment.num_engines} SGLang, {deployment.num_ranks} Megatron")
+        cluster, failures = self._cluster, self._failures
+        self._phase(f"loading the model: {cluster.num_engines} SGLang, {cluster.num_trainer_ranks} Megatron")
         try:
-            async with asyncio.timeout(deployment.start_timeout_s):
+            async with asyncio.timeout(cluster.start_timeout_s):
                 engines, router_url, ranks = await self._loaded()
         except TimeoutError as error:
-            raise ServerFailed(f"not ready within {deployment.start_timeout_s:g} s (start-timeout-s)") from error
-        trainer = RayTrainer(
-            ranks, train_timeout_s=deployment.train_timeout_s, control_timeout_s=deployment.control_timeout_s
-        )
+            raise ServerFailed(f"not ready within {cluster.start_timeout_s:g} s (start-timeout-s)") from error
+        trainer = self._trainer(ranks)
         urls = tuple(engine.url for engine in engines)
         self._phase("connecting trainer and engines")
-        engine = SGLangEngine(self._wire, urls, router_url=router_url, request_timeout_s=deployment.request_timeout_s)
+        engine = SGLangEngine(self._wire, urls, router_url=router_url, request_timeout_s=failures.request_timeout_s)
         controls = tuple(self._control(url) for url in urls)
         roster = Roster[EngineControl](controls)
         return Running(
@@ -210,23 +205,23 @@ class _Builder:
             updater=await self._updater(controls, roster, trainer, ranks[0]),
             load_probe=EngineLoads(self._wire, urls),
             servers=tuple(self._servers),
-            keeper=EngineKeeper(engines, roster, engine, max_restarts=deployment.max_engine_restarts),
+            keeper=EngineKeeper(engines, roster, engine, max_restarts=max_engine_restarts(failures, cluster)),
             give_up=self._placement.give_up,
-            turns=SharedGpus(controls, trainer, turn="trainer", timeout_s=deployment.control_timeout_s)
-            if deployment.colocate
+            turns=SharedGpus(controls, trainer, turn="trainer", timeout_s=failures.control_timeout_s)
+            if cluster.colocate
             else None,
         )
 
     async def _loaded(self) -> tuple[tuple[StartedEngine, ...], str | None, tuple[Any, ...]]:
         """Engines, the router's URL, and ranks: all at the same time, or on shared GPUs one after the other."""
-        ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(self._deployment.num_ranks))
-        if not self._deployment.colocate:
+        ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(self._cluster.num_trainer_ranks))
+        if not self._cluster.colocate:
             (engines, router_url), _ = await together([self._engines([]), self._load(ranks)])
             return engines, router_url, ranks
         gpus = await self._every(ranks, "GPUs", lambda actor, _: actor.gpus.remote())
         engines, router_url = await self._engines(gpus)
         try:
-            await give_back([self._control(engine.url) for engine in engines], self._deployment.control_timeout_s)
+            await give_back([self._control(engine.url) for engine in engines], self._failures.control_timeout_s)
         except TurnFailed:
             await _look_for_the_dead(self._servers)
             raise
@@ -245,61 +240,60 @@ class _Builder:
 
         ``gpus`` are those of each rank, where engines share them.
         """
-        deployment = self._deployment
+        cluster = self._cluster
         # Now, for its process takes seconds to start; the router itself would ask in vain for engines that load.
-        router = self._server("router", self._placement.anywhere(ServerActor)) if deployment.use_router else None
-        engines = await together([self._engine(number, gpus) for number in range(deployment.num_engines)])
+        router = self._server("router", self._placement.anywhere(ServerActor)) if cluster.use_router else None
+        engines = await together([self._engine(number, gpus) for number in range(cluster.num_engines)])
         urls = tuple(engine.url for engine in engines)
         return tuple(engines), await self._route(router, urls) if router else None
 
     async def _engine(self, number: int, gpus: Sequence[Sequence[str]]) -> StartedEngine:
-        deployment = self._deployment
-        each = deployment.gpus_per_engine
+        deployment, trainer, cluster = self._deployment, self._deployment.trainer, self._cluster
+        each = cluster.rollout_num_gpus_per_engine
         server = self._server(f"sglang-{number}", self._placement.engine(ServerActor, number))
         host, port, nccl_port = await self._addresses.engine(server.actor, number)
         launch = ServerLaunch(
-            model_path=deployment.model_path,
+            model_path=trainer.model.hf_checkpoint,
             host=host,
             port=port,
             nccl_port=nccl_port,
-            device=deployment.device,
-            dtype=deployment.dtype,
-            seed=deployment.seed,
-            tensor_parallel=deployment.gpus_per_engine if deployment.device == "cuda" else 1,
+            device=trainer.device,
+            dtype=trainer.dtype,
+            seed=trainer.model.seed,
+            tensor_parallel=deployment.ranks_per_engine,
             flags=deployment.server_flags,
             shared_gpus=tuple(chain.from_iterable(gpus[number * each : (number + 1) * each]))
-            if deployment.colocate
+            if cluster.colocate
             else None,
         )
         url = f"http://{host}:{port}"
 
         async def start() -> None:
             await self._start(server, server_command(launch))
-            await self._ready(server, self._control(url).get_ready(deployment.start_timeout_s))
+            await self._ready(server, self._control(url).get_ready(cluster.start_timeout_s))
 
         await start()
-        probe = partial(self._control(url).probe, deployment.request_timeout_s)
+        probe = partial(self._control(url).probe, self._failures.request_timeout_s)
         return StartedEngine(url=url, server=server, start=start, probe=probe)
 
     async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
-        deployment = self._deployment
         host, port, prometheus_port = await self._addresses.router(server.actor)
         launch = RouterLaunch(
-            worker_urls=urls, host=host, port=port, prometheus_port=prometheus_port, flags=deployment.router_flags
+            worker_urls=urls, host=host, port=port, prometheus_port=prometheus_port, flags=self._deployment.router_flags
         )
         url = f"http://{host}:{port}"
         await self._start(server, router_command(launch))
-        await self._ready(server, wait_for_router(self._wire, url, urls, deployment.start_timeout_s))
+        await self._ready(server, wait_for_router(self._wire, url, urls, self._cluster.start_timeout_s))
         return url
 
     def _server(self, name: str, actor: Any) -> Server:
-        self._servers.append(Server(name=name, actor=actor, timeout_s=self._deployment.control_timeout_s))
+        self._servers.append(Server(name=name, actor=actor, timeout_s=self._failures.control_timeout_s))
         return self._servers[-1]
 
     async def _start(self, server: Server, command: Command) -> None:
         log = self._deployment.logs / f"{server.name}.log"
         call = server.actor.start.remote(server.name, command.arguments, command.environment, log)
-        await answered(call, f"starting {server.name}", self._deployment.start_timeout_s, ServerFailed)
+        await answered(call, f"starting {server.name}", self._cluster.start_timeout_s, ServerFailed)
 
     async def _ready(self, server: Server, waiting: Awaitable[None]) -> None:
         """Wait until the server is ready.  Raises ServerFailed when it has ended, or is not in time."""
@@ -315,44 +309,46 @@ class _Builder:
     # ---- trainer and weights
 
     async def _load(self, ranks: tuple[Any, ...]) -> None:
-        settings, size, origin = self._deployment.trainer, self._deployment.num_ranks, self._deployment.origin
+        settings, size, origin = self._deployment.trainer, self._cluster.num_trainer_ranks, self._deployment.origin
         address, port = await self._addresses.rank(ranks[0])
         layers = await self._every(
             ranks, "start", lambda actor, rank: actor.start.remote(settings, rank, size, address, port)
         )
         logger.info("the trainer's layers: %s (--transformer-impl)", layers[0])
         if origin is not None:
-            await self._every(ranks, "load", lambda actor, _: actor.load.remote(origin))
+            await self._trainer(ranks).load(origin, timeout_s=self._cluster.start_timeout_s)
+
+    def _trainer(self, ranks: tuple[Any, ...]) -> RayTrainer:
+        failures = self._failures
+        return RayTrainer(ranks, train_timeout_s=failures.train_timeout_s, control_timeout_s=failures.control_timeout_s)
 
     async def _every(self, ranks: Sequence[Any], what: str, ask: Callable[[Any, int], Any]) -> list[Any]:
         """The answers of all ranks, asked at once."""
-        timeout_s = self._deployment.start_timeout_s
+        timeout_s = self._cluster.start_timeout_s
         calls = [
             answered(ask(actor, rank), f"trainer rank {rank}, {what}", timeout_s) for rank, actor in enumerate(ranks)
         ]
         return await together(calls)
 
     def _control(self, url: str) -> EngineControl:
-        deployment = self._deployment
-        num_ranks = deployment.gpus_per_engine if deployment.device == "cuda" else 1
-        return EngineControl(self._wire, url, timeout_s=deployment.control_timeout_s, num_ranks=num_ranks)
+        timeout_s, num_ranks = self._failures.control_timeout_s, self._deployment.ranks_per_engine
+        return EngineControl(self._wire, url, timeout_s=timeout_s, num_ranks=num_ranks)
 
     async def _updater(
         self, engines: tuple[EngineControl, ...], roster: Roster[EngineControl], trainer: RayTrainer, first_rank: Any
     ) -> WeightUpdater:
-        if self._deployment.colocate:
+        if self._cluster.colocate:
             return await self._sharing(engines, trainer)
         if self._deployment.disk is not None:
             return await self._writing(roster, trainer, self._deployment.disk)
         return await self._broadcasting(roster, trainer, first_rank)
 
     async def _sharing(self, engines: tuple[EngineControl, ...], trainer: RayTrainer) -> TensorUpdater:
-        deployment = self._deployment
         updater = TensorUpdater(
             engines,
             trainer,
-            ranks_per_engine=deployment.gpus_per_engine,
-            timeout_s=deployment.control_timeout_s,
+            ranks_per_engine=self._cluster.rollout_num_gpus_per_engine,
+            timeout_s=self._failures.control_timeout_s,
         )
         await updater.connect()
         return updater
@@ -372,8 +368,8 @@ class _Builder:
             trainer,
             master_address=address,
             find_port=find_port,
-            backend="nccl" if deployment.device == "cuda" else "gloo",
-            timeout_s=deployment.control_timeout_s,
+            backend="nccl" if deployment.trainer.device == "cuda" else "gloo",
+            timeout_s=self._failures.control_timeout_s,
             pause_mode=deployment.pause_mode,
             is_checked=deployment.trainer.train.check_weight_updates,
         )
@@ -381,14 +377,13 @@ class _Builder:
         return updater
 
     async def _writing(self, roster: Roster[EngineControl], trainer: RayTrainer, folder: Path) -> DiskUpdater:
-        deployment = self._deployment
         updater = DiskUpdater(
             roster,
             trainer,
             folder=folder,
-            timeout_s=deployment.control_timeout_s,
-            pause_mode=deployment.pause_mode,
-            silence_s=deployment.request_timeout_s,
+            timeout_s=self._failures.control_timeout_s,
+            pause_mode=self._deployment.pause_mode,
+            silence_s=self._failures.request_timeout_s,
         )
         self._at_the_end.push_async_callback(updater.close)
         await updater.connect()

@@ -1,13 +1,13 @@
 """The trainer's end of a weight update: the weights as buckets of bytes, on their way to the engines.
 
-    beside training   all buckets are copied at once ──▶ training goes on ║ a thread broadcasts the copies,
-                                                                            again where an engine was lost or is back
-    in between        bucket i is broadcast while i+1 is copied; training waits for the last one
-    shared            engines on the same device map one bucket at a time; training waits for the last one
-    to a disk         tensor after tensor is written to files; training waits for the last one
+    snapshot   all buckets are copied at once ──▶ training continues ║ a thread broadcasts the copies
+    resend     the thread broadcasts them again, where an engine was lost or is back
+    send       bucket i is broadcast while i+1 is copied; training waits for the last one
+    share      engines on the same device map one bucket at a time; training waits for the last one
+    write      tensor after tensor is written to files; training waits for the last one
 
-The copy takes as many bytes on rank 0's device as the engines have weights; where that is too much, updates go in
-between, with room for two buckets, which is made before the engines stand still.
+A snapshot takes as many bytes on rank 0's device as the engines have weights; where that is too much, weights are
+sent without one, with room for two buckets, which is made before the engines stand still.
 What engines have in fp8 is quantised as it is gathered.
 """
 
@@ -68,10 +68,10 @@ class Outbox:
         self._shared: Tensor | None = None
 
     @torch.no_grad()
-    def take(self, group: dist.ProcessGroup | None, *, is_checked: bool) -> bool:
-        """Copy the present weights and begin to broadcast them; False, and all prepared, where updates go in between.
+    def snapshot(self, group: dist.ProcessGroup | None, *, is_checked: bool) -> bool:
+        """Copy the present weights and begin to broadcast the copy.
 
-        Raises WeightUpdateFailed if the broadcast before failed.
+        False, and all prepared, where ``send`` is to do it.  Raises WeightUpdateFailed if the broadcast before failed.
         """
         self.finish()
         if not self._goes_beside:
@@ -85,15 +85,15 @@ class Outbox:
         if self._copies is None or not self._copies.are_current():
             self._copies = None
             self._copies = self._new_copies(len(self.buckets))
-        flats = list(self._copies.each(self._model))
+        flats = list(self._copies.snapshot(self._model))
         _synchronize(self._device)
         self._sending = _Sending(flats, group, is_checked=is_checked)
         return True
 
-    def send_again(self, group: dist.ProcessGroup, *, is_checked: bool) -> bool:
-        """Begin to broadcast what ``take`` copied last, from rank 0, also while another thread trains.
+    def resend(self, group: dist.ProcessGroup, *, is_checked: bool) -> bool:
+        """Begin to broadcast the last snapshot once more, from rank 0, also while another thread trains.
 
-        False if there is no such copy.  Raises WeightUpdateFailed if the broadcast before failed.
+        False if that snapshot is gone.  Raises WeightUpdateFailed if the broadcast before failed.
         """
         self.finish()
         if not self._goes_beside or self._copies is None:
@@ -108,7 +108,7 @@ class Outbox:
             self._follow()
             return
         copies, self._copies = self._copies or self._new_copies(2), None
-        flats = copies.each(self._model)
+        flats = copies.snapshot(self._model)
         try:
             _broadcast(flats, group, is_checked=is_checked, within_s=ARRIVAL_S)
         except RuntimeError as error:
@@ -208,7 +208,7 @@ class _Sending:
 
 
 class _Copies:
-    """Buffers for the buckets of a model, taken in turns, and what is copied where."""
+    """Buffers for the buckets of a model, used in turns, and what is copied where."""
 
     def __init__(
         self,
@@ -241,8 +241,8 @@ class _Copies:
         """Whether the model's weights still lie where they lay."""
         return self._places() == self._addresses
 
-    def each(self, model: GPTModel) -> Iterator[Tensor]:
-        """Bucket after bucket with what the weights are now.  Collective.
+    def snapshot(self, model: GPTModel) -> Iterator[Tensor]:
+        """Copy the present weights, bucket after bucket.  Collective.
 
         A bucket lasts until the one ``num_buffers`` later is asked for.
         """

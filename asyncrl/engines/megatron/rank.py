@@ -1,7 +1,7 @@
 """One rank of the trainer: a Megatron model, its optimizer, and its end of the weight update.
 
 A plain class without Ray.  Every rank of a trainer gets the same calls with the same arguments, except for
-``join_engines``, ``send_again`` and ``abandon``, which are for rank 0, and there for a second thread.
+``join_engines``, ``resend`` and ``abandon``, which are for rank 0, and there for a second thread.
 """
 
 import time
@@ -106,8 +106,9 @@ class MegatronRank:
 
         The same batch gives the same weights bit by bit on a CPU; how it is packed changes rounding only.
         Raises NonFiniteLoss on all ranks alike, and TrainerFailed if a user's function did, with the weights as they
-        were before the step.
+        were before the step.  Raises CheckpointFailed, before anything else, if the last one could not be written.
         """
+        self.check_checkpoint()
         started = time.perf_counter()
         forget_peak(self._device)
         learning_rate = self._set_learning_rate(batch.step)
@@ -158,22 +159,22 @@ class MegatronRank:
         if engines is not None and engines.group_name == group_name:
             abandon(engines)
 
-    def take(self, is_checked: bool) -> bool:
-        """Copy the present weights and begin to broadcast them from rank 0 to the engines.
+    def snapshot(self, is_checked: bool) -> bool:
+        """Copy the present weights and begin to broadcast the copy from rank 0 to the engines.
 
         False, and nothing done, when there is no room for a copy: ``send`` is to do it.  Raises WeightUpdateFailed.
         """
         self._check_joined()
-        return self._outbox.take(self._engines, is_checked=is_checked)
+        return self._outbox.snapshot(self._engines, is_checked=is_checked)
 
-    def send_again(self, is_checked: bool) -> bool:
-        """Begin to broadcast from rank 0 to the engines what ``take`` copied last.
+    def resend(self, is_checked: bool) -> bool:
+        """Begin to broadcast the last snapshot once more from rank 0 to the engines.
 
-        False, and nothing done, when there is no such copy.  For another thread, too: this rank may train.  Raises
+        False, and nothing done, when that snapshot is gone.  For another thread, too: this rank may train.  Raises
         WeightUpdateFailed.
         """
         engines = self._engines
-        return engines is not None and self._outbox.send_again(engines, is_checked=is_checked)
+        return engines is not None and self._outbox.resend(engines, is_checked=is_checked)
 
     def send(self, is_checked: bool) -> None:
         """Broadcast the present weights from rank 0 to the engines, which are receiving.  Raises WeightUpdateFailed."""

@@ -80,8 +80,8 @@ class EngineControl:
             },
         )
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
-        """Take one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
+        """Receive one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
 
         It is kept if the plug-in ``direct`` is there.
         The cache is left alone: flushing fails while requests are held, and in one mode kills the server.
@@ -102,7 +102,7 @@ class EngineControl:
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
     ) -> float | None:
-        """Take and load all buckets, of which ``receive`` said that it can; ``label`` becomes the weight version.
+        """Receive and load all buckets, which ``receive_bucket`` has kept; ``label`` becomes the weight version.
 
         Seconds since the last forward pass had ended, if the server knows; ``pause`` returns before it has.
         """
@@ -117,7 +117,7 @@ class EngineControl:
         }
         return _still_s(await self._post("update_weights_from_distributed", body))
 
-    async def load(self, handles: Sequence[str], *, label: str | None) -> None:
+    async def receive_handles(self, handles: Sequence[str], *, label: str | None) -> None:
         """Load the tensors that the handles stand for, one for each rank; ``label`` becomes the weight version."""
         body = {"serialized_named_tensors": list(handles), "load_format": "flattened_bucket", "flush_cache": False}
         await self._post("update_weights_from_tensor", body if label is None else {**body, "weight_version": label})
@@ -135,12 +135,13 @@ class EngineControl:
         """Take memory again that was given back.  A server that has it ends of it."""
         await self._post("resume_memory_occupation", {"tags": list(parts)})
 
-    async def read(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
+    async def receive_folder(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
         """Read all weights from the safetensors in ``folder``; ``label`` becomes the weight version.
 
         Seconds as in ``receive_all``.
 
-        ``load_format`` is said because the server may have begun with another one; ``flush_cache`` as in ``receive``.
+        ``load_format`` is said because the server may have begun with another one; ``flush_cache`` as in
+        ``receive_bucket``.
         """
         body = {"model_path": str(folder), "load_format": "auto", "flush_cache": False, "weight_version": label}
         return _still_s(await self._post("update_weights_from_disk", body, timeout_s))

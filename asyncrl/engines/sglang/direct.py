@@ -46,7 +46,7 @@ def activate() -> None:
             error,
         )
         return
-    HookRegistry.register(_UPDATE, DirectUpdates().around_update, HookType.AROUND)
+    HookRegistry.register(_UPDATE, DirectUpdates().around_receive, HookType.AROUND)
     HookRegistry.register(_JOIN, around_join, HookType.AROUND)
 
 
@@ -68,7 +68,7 @@ class DirectUpdates:
         self._places: list[int] = []
         """Where the model's weights lay when they were watched."""
 
-    def around_update(
+    def around_receive(
         self,
         original: Callable[..., tuple[bool, str]],
         updater: Any,
@@ -87,16 +87,16 @@ class DirectUpdates:
         try:
             _leave_others(groups, group_name)
             if load_format == "flattened_bucket":
-                self._take_first(updater, group, names, dtypes, shapes)
+                self._receive_bucket(updater, group, names, dtypes, shapes)
             else:
-                self._take_all(updater, group, names, is_checked=load_format == DIRECT_CHECKED)
+                self._receive_all(updater, group, names, is_checked=load_format == DIRECT_CHECKED)
         except Exception as error:
             logger.exception("asyncrl: a weight update failed")
             failure = f"{type(error).__name__}: {error}"
         failure = first_failure(failure, _ranks_of_this_engine())
         return (True, KEPT) if failure is None else (False, f"weights may be partly updated: {failure}")
 
-    def _take_first(self, updater: Any, group: Any, names: Any, dtypes: Any, shapes: Any) -> None:
+    def _receive_bucket(self, updater: Any, group: Any, names: Any, dtypes: Any, shapes: Any) -> None:
         bucket = KeptBucket(
             names=tuple(names),
             dtypes=tuple(dtypes),
@@ -113,7 +113,7 @@ class DirectUpdates:
         self._kept[bucket.names[0]] = bucket
         self._places = _places(updater.get_model())
 
-    def _take_all(self, updater: Any, group: Any, names: Sequence[str], *, is_checked: bool) -> None:
+    def _receive_all(self, updater: Any, group: Any, names: Sequence[str], *, is_checked: bool) -> None:
         self._forget_if_moved(updater.get_model())
         buckets = [self._kept[name] for name in names]
         buffers = self._make_room(updater, max(bucket.num_bytes for bucket in buckets))

@@ -39,7 +39,7 @@ def control(message: str) -> EngineControl:
 )
 def test_an_update_says_whether_buckets_are_kept_and_for_how_long_nothing_ran(message: str, received: Received) -> None:
     told = control(message)
-    assert asyncio.run(told.receive(BUCKET, group_name="g", label="4")) == received
+    assert asyncio.run(told.receive_bucket(BUCKET, group_name="g", label="4")) == received
     everything = told.receive_all([BUCKET], group_name="g", label="4", is_checked=False)
     assert asyncio.run(everything) == received.still_s
-    assert asyncio.run(told.read(Path("weights"), label="4", timeout_s=1.0)) == received.still_s
+    assert asyncio.run(told.receive_folder(Path("weights"), label="4", timeout_s=1.0)) == received.still_s

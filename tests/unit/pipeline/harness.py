@@ -81,7 +81,7 @@ class World:
     chunk: int = 20
     """Tokens that an engine delivers at once: some events per answer, and no more time than that takes."""
     train_seconds: float = 1.0
-    push_seconds: float = 0.1
+    update_seconds: float = 0.1
     trains_beside_pushes: bool = True
     interrupted_pushes: int = 0
     keeps_copies: bool = True
@@ -124,7 +124,7 @@ class World:
         if self.score is not None:
             self.engine.score = self.score  # type: ignore[method-assign]
         self.trainer = FakeTrainer(self.train_seconds)
-        self.updater = FakeUpdater(self.engine, seconds=self.push_seconds, goes_beside=self.trains_beside_pushes)
+        self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, goes_beside=self.trains_beside_pushes)
         self.turns = FakeTurns(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_pushes
         self.updater.keeps_copies = self.keeps_copies

@@ -51,11 +51,11 @@ def test_a_comparison_that_fails_is_left_out_and_says_why(
 
 
 @pytest.mark.parametrize(
-    ("train_seconds", "push_seconds", "score_seconds", "step_seconds"),
+    ("train_seconds", "update_seconds", "score_seconds", "step_seconds"),
     [
         (5.0, 0.0, 4.0, 5.0),
         (0.5, 0.0, 1.5, 1.5),
-        (0.5, 1.0, 1.5, 3.5),  # it begins when the weights before have been pushed, which takes two seconds
+        (0.5, 1.0, 1.5, 3.5),  # it begins when the weights before have been published, which takes two seconds
         (5.0, 0.0, 1e6, 5.0),
         (0.5, 0.0, 1e6, 2.0),
         (0.5, 1.0, 1e6, 4.0),
@@ -63,14 +63,14 @@ def test_a_comparison_that_fails_is_left_out_and_says_why(
     ],
 )
 def test_a_comparison_holds_up_short_steps_alone_and_not_for_long(
-    train_seconds: float, push_seconds: float, score_seconds: float, step_seconds: float
+    train_seconds: float, update_seconds: float, score_seconds: float, step_seconds: float
 ) -> None:
     world = World(
         steps=6,
         staleness=3,
         slots=64,
         train_seconds=train_seconds,
-        push_seconds=push_seconds,
+        update_seconds=update_seconds,
         score=_slow(score_seconds, cancelled_s=5.0 if score_seconds == 1e6 else 0.0),
     ).run()
     assert world.seconds < 60.0  # and nothing of it is left at the end
@@ -105,16 +105,16 @@ def test_log_probs_by_weights_that_came_meanwhile_are_not_compared() -> None:
             running = both.create_task(world.main())
             while not running.done():
                 await asyncio.sleep(0.3)
-                world.updater.newcomer.set()
+                world.updater.rejoined.set()
 
     run_virtually(main())
-    assert len(world.updater.pushed) > 8
+    assert len(world.updater.published) > 8
     assert {facts.logprob_diff for facts in world.facts} <= {0.0, None}
 
 
 @pytest.mark.parametrize(
     ("broken", "train_seconds"),
-    [("training", 5.0), ("scoring", 5.0), ("scoring", 0.5), ("a push", 5.0), ("a push", 0.5)],
+    [("training", 5.0), ("scoring", 5.0), ("scoring", 0.5), ("an update", 5.0), ("an update", 0.5)],
 )
 def test_what_breaks_while_tokens_are_scored_ends_the_run_by_its_name(broken: str, train_seconds: float) -> None:
     """After a second: beside training of five, and after one of half a second."""
@@ -138,8 +138,8 @@ def test_what_breaks_while_tokens_are_scored_ends_the_run_by_its_name(broken: st
                 await asyncio.sleep(0.5)
             if broken == "training":
                 world.trainer.train = raise_it  # type: ignore[method-assign]
-            elif broken == "a push":
-                world.updater.push = raise_it  # type: ignore[method-assign]
+            elif broken == "an update":
+                world.updater.publish = raise_it  # type: ignore[method-assign]
 
     with pytest.raises(ExceptionGroup) as caught:
         run_virtually(main())

@@ -57,7 +57,7 @@ def test_what_is_dropped_has_left_the_engines_before_the_weights_change(partial:
         async with asyncio.TaskGroup() as both:
             running = both.create_task(world.main())
             await asyncio.sleep(0)
-            world.updater.before_take = lambda: present.append(
+            world.updater.before_snapshot = lambda: present.append(
                 [request.request_id for request in world.engine.now_busy]
             )
             await running
@@ -68,7 +68,7 @@ def test_what_is_dropped_has_left_the_engines_before_the_weights_change(partial:
 
 
 def test_mask_never_waits_and_takes_what_is_too_old_out_of_the_loss() -> None:
-    world = World(steps=12, lengths=one_straggler, train_seconds=1.0, push_seconds=0.0, stale="mask").run()
+    world = World(steps=12, lengths=one_straggler, train_seconds=1.0, update_seconds=0.0, stale="mask").run()
     assert all(fact.trainer_waited_s < 0.5 for fact in world.facts)
     (step,) = [batch.step for batch in world.trainer.batches if 0 in [group.group_id for group in batch.groups]]
     straggler = next(group for group in world.trainer.batches[step].groups if group.group_id == 0)
@@ -164,7 +164,7 @@ def test_a_filter_that_rejects_half_wastes_next_to_nothing_more() -> None:
         slots=256,
         keep=half,
         train_seconds=0.2,
-        push_seconds=0.0,
+        update_seconds=0.0,
         lengths=lambda request: 1 + request.seed % 60,
         chunk=60,
     ).run()
@@ -310,7 +310,7 @@ def test_without_staleness_batches_are_those_of_a_plain_synchronous_loop_group_b
 
 
 async def plain_loop(world: World, lengths: Any) -> list[list[Any]]:
-    """Sample prompt after prompt until a batch is full, then train and push.  Shares only the fake engine's draws."""
+    """Sample prompts until a batch is full, then train and publish.  Shares only the fake engine's draws."""
     engine, prompts, batches, group_id = FakeEngine(lengths), FakePrompts(world.rows), [], 0
     for step in range(world.steps):
         engine.go_on(Weights(version=step, step=step))

@@ -34,7 +34,7 @@ class Story:
         self.failed_rewards = 0
         self.has_ended = False
         self.squeezes: int = plan.pop("squeezes")
-        self.newcomers: int = plan.pop("newcomers")
+        self.rejoins: int = plan.pop("rejoins")
         share_failing, share_rejected = plan.pop("failing"), plan.pop("rejected")
         self.cancel_at: float | None = plan.pop("cancel_at")
         tail, short = plan.pop("tail"), plan.pop("short")
@@ -74,9 +74,9 @@ class Story:
     async def _lived(self) -> None:
         async with asyncio.TaskGroup() as both:
             running = both.create_task(self.world.main())
-            for _ in range(self.newcomers):
+            for _ in range(self.rejoins):
                 await asyncio.sleep(0.03)
-                self.world.updater.newcomer.set()
+                self.world.updater.rejoined.set()
             for place in range(self.squeezes):
                 await asyncio.sleep(0.05)
                 slots = self.world.all_slots
@@ -117,11 +117,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "short": (1, 2, 9),
     "tail": (1, 5),
     "train_seconds": (0.01, 0.1, 1.0),
-    "push_seconds": (0.0, 0.05),
+    "update_seconds": (0.0, 0.05),
     "trains_beside_pushes": (False, True),
     "interrupted_pushes": (0, 0, 2),
     "keeps_copies": (True, False),
-    "newcomers": (0, 0, 3),
+    "rejoins": (0, 0, 3),
     "failures": (0, 0, 3),
     "retries": (0, 2),
     "failing": (0, 0, 8),

@@ -50,7 +50,9 @@ def test_a_checkpoint_follows_every_nth_step_and_the_last() -> None:
 def test_training_waits_for_the_copy_and_not_for_the_writing() -> None:
     plain = World(steps=6).run()
     slow = World(steps=6, save_interval=3, checkpoints=FakeCheckpoints(seconds=2.0)).run()
-    assert slow.seconds == pytest.approx(plain.seconds + 1.8)  # its end waits for the last one, beside a push of 0.2 s
+    assert slow.seconds == pytest.approx(
+        plain.seconds + 1.8
+    )  # its end waits for the last one, beside an update of 0.2 s
     assert [facts.checkpoint_s for facts in slow.facts] == [None, None, 0.0, None, None, 0.0]
 
 

@@ -10,26 +10,26 @@ from tests.virtual_time import run_virtually
 
 
 def test_training_goes_on_while_weights_are_sent() -> None:
-    beside = World(steps=6, push_seconds=0.5, train_seconds=2.0, staleness=3, slots=64).run()
+    beside = World(steps=6, update_seconds=0.5, train_seconds=2.0, staleness=3, slots=64).run()
     waiting = World(
-        steps=6, push_seconds=0.5, train_seconds=2.0, staleness=3, slots=64, trains_beside_pushes=False
+        steps=6, update_seconds=0.5, train_seconds=2.0, staleness=3, slots=64, trains_beside_pushes=False
     ).run()
-    assert waiting.seconds - beside.seconds > 4.0  # five pushes of a second, the last one of which nothing follows
+    assert waiting.seconds - beside.seconds > 4.0  # five updates of a second, the last one of which nothing follows
     assert [fact.update_wait_s for fact in beside.facts] == [0.0] * 6
     assert all(fact.update is not None and fact.update.total_s == 1.0 for fact in beside.facts)
 
 
 def test_an_update_that_takes_longer_than_the_next_step_is_not_called_training() -> None:
-    world = World(steps=5, push_seconds=2.0, train_seconds=1.0, staleness=3, slots=64).run()
+    world = World(steps=5, update_seconds=2.0, train_seconds=1.0, staleness=3, slots=64).run()
     assert [fact.train_s for fact in world.facts] == [1.0] * 5
     late = [fact.late_update_s for fact in world.facts]
-    assert late == pytest.approx([0.0, 3.0, 3.0, 3.0, 3.0], abs=0.02)  # a push takes 4 s, and a tick of the clock
+    assert late == pytest.approx([0.0, 3.0, 3.0, 3.0, 3.0], abs=0.02)  # an update takes 4 s, and a tick of the clock
     for fact in world.facts:
         assert fact.step_s == pytest.approx(fact.trainer_waited_s + fact.train_s + fact.late_update_s)
 
 
 def test_a_step_is_reported_with_its_update_and_the_version_that_it_brought() -> None:
-    world = World(steps=4, interval=2, push_seconds=0.3).run()
+    world = World(steps=4, interval=2, update_seconds=0.3).run()
     assert [fact.update is not None for fact in world.facts] == [False, True, False, True]
     assert [fact.scheduler.weights.version for fact in world.facts] == [0, 1, 1, 2]
     assert [fact.batch.step for fact in world.facts] == [0, 1, 2, 3]
@@ -46,65 +46,65 @@ def test_an_interrupted_update_begins_anew(keeps_copies: bool, first: Weights) -
         staleness=3,
         slots=64,
         train_seconds=5.0,
-        push_seconds=0.2,
+        update_seconds=0.2,
         interrupted_pushes=1,
         keeps_copies=keeps_copies,
     ).run()
-    assert world.updater.pushed[0] == first
+    assert world.updater.published[0] == first
     assert world.facts[0].update is not None
-    assert [weights.step for weights in world.updater.pushed][-1] == 4
-    versions = [weights.version for weights in world.updater.pushed]
+    assert [weights.step for weights in world.updater.published][-1] == 4
+    versions = [weights.version for weights in world.updater.published]
     assert versions == sorted(set(versions))
     assert len(world.facts) == 4
     assert max(world.lags) <= 3
 
 
 def test_a_newcomer_gets_the_weights_that_the_trainer_has() -> None:
-    world = World(steps=3, staleness=0, lengths=lambda request: 500, train_seconds=1.0, push_seconds=0.1)
+    world = World(steps=3, staleness=0, lengths=lambda request: 500, train_seconds=1.0, update_seconds=0.1)
 
     async def main() -> None:
         async with asyncio.TaskGroup() as both:
             running = both.create_task(world.main())
             await asyncio.sleep(3.0)  # no step is trained: the first answers take five seconds
-            world.updater.newcomer.set()
+            world.updater.rejoined.set()
             await asyncio.sleep(1.0)
-            assert world.updater.pushed == [Weights(version=1, step=0)]
+            assert world.updater.published == [Weights(version=1, step=0)]
             await running
 
     run_virtually(main())
-    assert [weights.step for weights in world.updater.pushed] == [0, 1, 2, 3]
+    assert [weights.step for weights in world.updater.published] == [0, 1, 2, 3]
     assert max(world.lags) == 0
 
 
 def test_a_newcomer_gets_what_the_others_serve_between_two_updates() -> None:
-    world = World(steps=4, interval=2, staleness=3, slots=64, train_seconds=10.0, push_seconds=0.1)
+    world = World(steps=4, interval=2, staleness=3, slots=64, train_seconds=10.0, update_seconds=0.1)
 
     async def main() -> None:
         async with asyncio.TaskGroup() as both:
             running = both.create_task(world.main())
             while len(world.facts) < 3:  # noqa: ASYNC110 -- on a virtual clock
                 await asyncio.sleep(0.5)
-            world.updater.newcomer.set()
+            world.updater.rejoined.set()
             await running
 
     run_virtually(main())
-    assert [weights.step for weights in world.updater.pushed] == [2, 2, 4]
+    assert [weights.step for weights in world.updater.published] == [2, 2, 4]
     assert max(world.lags) <= 3
 
 
 def test_a_newcomer_does_not_wait_for_a_trainer_that_trains() -> None:
-    world = World(steps=2, staleness=1, slots=64, train_seconds=10.0, push_seconds=0.1)
+    world = World(steps=2, staleness=1, slots=64, train_seconds=10.0, update_seconds=0.1)
 
     async def main() -> None:
         async with asyncio.TaskGroup() as both:
             running = both.create_task(world.main())
             while not world.facts:  # noqa: ASYNC110 -- on a virtual clock
                 await asyncio.sleep(0.5)
-            world.updater.newcomer.set()
+            world.updater.rejoined.set()
             await asyncio.sleep(1.0)
-            assert world.updater.pushed == [Weights(version=1, step=1), Weights(version=2, step=1)]
+            assert world.updater.published == [Weights(version=1, step=1), Weights(version=2, step=1)]
             assert len(world.facts) == 1
             await running
 
     run_virtually(main())
-    assert [weights.step for weights in world.updater.pushed] == [1, 1, 2]
+    assert [weights.step for weights in world.updater.published] == [1, 1, 2]

@@ -15,12 +15,12 @@ from tests.virtual_time import run_virtually
 
 def test_generation_hides_behind_training() -> None:
     # 8 tokens at 10 ms; every batch after the first is generated while the trainer works.
-    world = World(steps=5, train_seconds=2.0, push_seconds=0.0).run()
+    world = World(steps=5, train_seconds=2.0, update_seconds=0.0).run()
     assert world.seconds == pytest.approx(0.08 + 5 * 2.0)
 
 
 def test_without_staleness_training_and_generation_alternate() -> None:
-    world = World(steps=5, staleness=0, train_seconds=2.0, push_seconds=0.0).run()
+    world = World(steps=5, staleness=0, train_seconds=2.0, update_seconds=0.0).run()
     assert world.seconds == pytest.approx(5 * (0.08 + 2.0))
     assert set(world.lags) == {0}
 
@@ -53,7 +53,7 @@ def test_nothing_is_generated_that_no_step_is_left_to_train() -> None:
 
 def test_weights_are_pushed_after_every_interval() -> None:
     world = World(steps=6, interval=2, staleness=2).run()
-    assert [(weights.version, weights.step) for weights in world.updater.pushed] == [(1, 2), (2, 4), (3, 6)]
+    assert [(weights.version, weights.step) for weights in world.updater.published] == [(1, 2), (2, 4), (3, 6)]
 
 
 def test_a_sample_in_flight_at_an_update_goes_on_and_says_so() -> None:

@@ -22,7 +22,7 @@ def colocated(**changes: Any) -> World:
 
     def watched() -> Any:
         parts = make()
-        train, push, save = world.trainer.train, world.updater.push, world.trainer.save
+        train, publish, save = world.trainer.train, world.updater.publish, world.trainer.save
         generate = world.engine.generate
 
         async def trains(batch: Any) -> Any:
@@ -31,9 +31,9 @@ def colocated(**changes: Any) -> World:
             note("trained", "trainer")
             return report
 
-        async def pushes(weights: Any) -> Any:
-            note("push", "update")
-            return await push(weights)
+        async def publishes(weights: Any) -> Any:
+            note("publish", "update")
+            return await publish(weights)
 
         async def saves(path: Any) -> None:
             note("save", "trainer")
@@ -43,7 +43,7 @@ def colocated(**changes: Any) -> World:
             note("generate", "engines")
             return await generate(request, on_chunk)
 
-        world.trainer.train, world.updater.push, world.trainer.save = trains, pushes, saves  # type: ignore[method-assign]
+        world.trainer.train, world.updater.publish, world.trainer.save = trains, publishes, saves  # type: ignore[method-assign]
         world.engine.generate = generates  # type: ignore[method-assign]
         return parts
 
