@@ -64,12 +64,14 @@ class WeightSender(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What an engine says of a bucket that it has loaded."""
+    """What an engine says of one bucket, or all of them, that it has loaded."""
 
     is_kept: bool
     """It can take this bucket with others in ``receive_all`` from now on."""
     still_s: float | None = None
     """Seconds since it stood still, if it knows; of the last bucket."""
+    not_replayed: tuple[str, ...] = ()
+    """First tensors of buckets whose copies were found to be incomplete, and which are loaded by name from now on."""
 
 
 class WeightReceiver(Pausable, Protocol):
@@ -87,11 +89,8 @@ class WeightReceiver(Pausable, Protocol):
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
-    ) -> float | None:
-        """Take and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's.
-
-        Seconds since the engine stood still, if it knows.
-        """
+    ) -> Received:
+        """Take and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's."""
 
 
 class BroadcastUpdater:
@@ -139,6 +138,8 @@ class BroadcastUpdater:
         """Whether the trainer is sending already."""
         self._is_copied = False
         """Whether it can send the same once more."""
+        self._warned = set[tuple[str, str]]()
+        """Engines and buckets."""
 
     async def connect(self) -> None:
         """Form the group of all engines that are there.  Raises WeightUpdateFailed."""
@@ -252,10 +253,11 @@ class BroadcastUpdater:
         return still.first()
 
     async def _receive_all(self, still: Stillness, engine: WeightReceiver, label: str) -> None:
-        seconds = await engine.receive_all(
+        received = await engine.receive_all(
             self._buckets, group_name=self.group_name, label=label, is_checked=self._is_checked
         )
-        still.note(seconds)
+        still.note(received.still_s)
+        self._warn_of(engine, received)
 
     async def _receive_each(self, still: Stillness, kept: list[bool], engine: WeightReceiver, label: str) -> None:
         """Bucket by bucket.  The last one brings the label: then all weights are new."""
@@ -265,6 +267,18 @@ class BroadcastUpdater:
         received = await engine.receive(last, group_name=self.group_name, label=label)
         kept.append(received.is_kept)
         still.note(received.still_s)
+
+    def _warn_of(self, engine: WeightReceiver, received: Received) -> None:
+        """Once for each engine and bucket: an engine repeats it in every answer, one of which may be lost."""
+        for name in received.not_replayed:
+            if (engine.url, name) not in self._warned:
+                self._warned.add((engine.url, name))
+                logger.warning(
+                    "%s: SGLang's loader did more for the bucket of %s than the copies that were watched; its weights "
+                    "are right, and it is loaded by SGLang from now on, which takes longer",
+                    engine.url,
+                    name,
+                )
 
     @property
     def _checks(self) -> bool:
