@@ -30,9 +30,28 @@ def checksum(flat: Tensor) -> Tensor:
     The bytes as 32-bit words, each times its odd number in its piece, pieces by Horner's rule, all modulo 2^64.
     """
     whole = flat.numel() // 4 * 4
-    total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    words = flat[:whole].view(torch.int32)
-    for piece in (*torch.split(words, _PIECE), flat[whole:]):
-        places = torch.arange(piece.numel(), dtype=torch.int64, device=flat.device)
-        total = total * 1_000_003 + (piece.long() * (2 * places + 1)).sum()
+    return _checksum(flat[:whole].view(torch.int32), flat[whole:], _odd_numbers(whole // 4, flat.device))
+
+
+def checksums(flats: Sequence[Tensor]) -> Tensor:
+    """The checksum of each, at least one, in one tensor on their device.  The host waits for nothing."""
+    odd = _odd_numbers(max(flat.numel() // 4 for flat in flats), flats[0].device)
+    wholes = [flat.numel() // 4 * 4 for flat in flats]
+    return torch.stack(
+        [
+            _checksum(flat[:whole].view(torch.int32), flat[whole:], odd)
+            for flat, whole in zip(flats, wholes, strict=True)
+        ]
+    )
+
+
+def _odd_numbers(num_words: int, device: torch.device) -> Tensor:
+    """The first ones, as many as a piece has words; four at least, for the bytes behind the last word."""
+    return torch.arange(1, 2 * max(4, min(num_words, _PIECE)), 2, dtype=torch.int64, device=device)
+
+
+def _checksum(words: Tensor, rest: Tensor, odd: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for piece in (*torch.split(words, _PIECE), rest):
+        total = total * 1_000_003 + (piece * odd[: piece.numel()]).sum()
     return total

@@ -73,6 +73,8 @@ class Received:
     """It can receive this bucket with others in ``receive_all`` from now on."""
     still_s: float | None = None
     """Seconds since it stood still, if it knows; of the last bucket."""
+    not_replayed: tuple[str, ...] = ()
+    """First tensors of buckets whose copies were found to be incomplete, and which are loaded by name from now on."""
 
 
 class WeightReceiver(Pausable, Protocol):
@@ -90,11 +92,8 @@ class WeightReceiver(Pausable, Protocol):
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
-    ) -> float | None:
-        """Receive and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's.
-
-        Seconds since the engine stood still, if it knows.
-        """
+    ) -> Received:
+        """Receive and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's."""
 
 
 class BroadcastUpdater:
@@ -142,6 +141,8 @@ class BroadcastUpdater:
         """Whether the trainer is sending a snapshot already."""
         self._has_snapshot = False
         """Whether it can resend the last one."""
+        self._warned = set[tuple[str, str]]()
+        """Engines and buckets that a warning named."""
 
     async def connect(self) -> None:
         """Form the group of all engines that are there.  Raises WeightUpdateFailed."""
@@ -255,10 +256,11 @@ class BroadcastUpdater:
         return still.first()
 
     async def _receive_all(self, still: Stillness, engine: WeightReceiver, label: str) -> None:
-        seconds = await engine.receive_all(
+        received = await engine.receive_all(
             self._buckets, group_name=self.group_name, label=label, is_checked=self._is_checked
         )
-        still.note(seconds)
+        still.note(received.still_s)
+        self._warn_of(engine, received)
 
     async def _receive_each(self, still: Stillness, kept: list[bool], engine: WeightReceiver, label: str) -> None:
         """Bucket by bucket.  The last one brings the label: then all weights are new."""
@@ -268,6 +270,18 @@ class BroadcastUpdater:
         received = await engine.receive_bucket(last, group_name=self.group_name, label=label)
         kept.append(received.is_kept)
         still.note(received.still_s)
+
+    def _warn_of(self, engine: WeightReceiver, received: Received) -> None:
+        """Once for each engine and bucket: an engine repeats it in every answer, one of which may be lost."""
+        for name in received.not_replayed:
+            if (engine.url, name) not in self._warned:
+                self._warned.add((engine.url, name))
+                logger.warning(
+                    "%s: SGLang's loader did more for the bucket of %s than the copies that were watched; its weights "
+                    "are right, and it is loaded by SGLang from now on, which takes longer",
+                    engine.url,
+                    name,
+                )
 
     @property
     def _checks(self) -> bool:

@@ -17,7 +17,7 @@ from asyncrl.engines.roster import Roster
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl
 from asyncrl.engines.sglang.http import Wire
-from asyncrl.engines.weights import BroadcastUpdater
+from asyncrl.engines.weights import BroadcastUpdater, Received
 from asyncrl.pipeline.draft import Draft
 from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
@@ -87,10 +87,10 @@ class Control(ServerControl):
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
-    ) -> float | None:
-        since_s = await super().receive_all(buckets, group_name=group_name, label=label, is_checked=is_checked)
-        self.still_s.append(since_s)
-        return since_s
+    ) -> Received:
+        received = await super().receive_all(buckets, group_name=group_name, label=label, is_checked=is_checked)
+        self.still_s.append(received.still_s)
+        return received
 
 
 def live_through_updates(servers: Servers, mode: Mode, disk: Path | None = None) -> Outcome:

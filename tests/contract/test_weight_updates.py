@@ -35,12 +35,14 @@ class Engine:
         keeps: bool = False,
         still_s: float | None = None,
         probed: Exception | None = None,
+        not_replayed: tuple[str, ...] = (),
     ) -> None:
         self.url = url
         self._probed = probed
         self.num_probes = 0
         self._still_s = still_s
         self._keeps = keeps
+        self._not_replayed = not_replayed
         self.num_ranks = num_ranks
         self.told: list[str] = []
         self._step = step
@@ -69,10 +71,10 @@ class Engine:
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
-    ) -> float | None:
+    ) -> Received:
         names = " and ".join(bucket.names[0] for bucket in buckets)
         await self._do(f"{names} {label}{' checked' if is_checked else ''}")
-        return self._still_s
+        return Received(is_kept=True, still_s=self._still_s, not_replayed=self._not_replayed)
 
     async def _do(self, what: str) -> None:
         self.told.append(what)
@@ -240,6 +242,15 @@ def test_a_pause_begins_when_the_first_engine_says_that_it_stood_still() -> None
         assert told(0.125, 0.5, times=times).pause_s == pytest.approx(0.75)
         assert told(0.125, 0.5, times=times).total_s == pytest.approx(1.25)
         assert told(0.125, None, times=times).pause_s == pytest.approx(1.25)
+
+
+def test_a_bucket_whose_copies_are_incomplete_is_one_warning_for_each_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """Engines repeat it with every update; the run's log has what this logger says."""
+    a, b = Engine("a", keeps=True, not_replayed=("one",)), Engine("b", keeps=True)
+    push(a, b, trainer=Trainer(), times=3)
+    (warning,) = caplog.records
+    assert (warning.name, warning.levelname) == ("asyncrl.engines.weights", "WARNING")
+    assert warning.getMessage().startswith("a: SGLang's loader did more for the bucket of one than the copies")
 
 
 def test_one_engine_that_does_not_keep_it_has_all_sent_bucket_by_bucket() -> None:

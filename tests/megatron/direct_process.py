@@ -45,6 +45,9 @@ class Model:
     def parameters(self):
         return self.weights.values()
 
+    def buffers(self):
+        return ()
+
     def move(self):
         self.weights = {name: weight.clone() for name, weight in self.weights.items()}
 

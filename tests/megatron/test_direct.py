@@ -78,8 +78,9 @@ def same(folder, file):
 
 
 def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both, tmp_path):
+    """The first of them, and those that are checked, load twice what they copy: with other bytes, and once more."""
     rank, engine, names = both
-    for step, load_format in enumerate((DIRECT, DIRECT_CHECKED)):
+    for step, (load_format, times) in enumerate(((DIRECT, 2), (DIRECT, 0), (DIRECT_CHECKED, 2))):
         rank.train(random_batch(step=step))
         rank.write_weights(tmp_path / "taken")
         assert rank.snapshot(is_checked=load_format == DIRECT_CHECKED)
@@ -89,7 +90,9 @@ def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both
         assert (worked, said) == (True, KEPT)
         assert same(tmp_path / "taken", tmp_path / "received")
         with_norms = {bucket.names[0]: bucket for bucket in rank.weight_buckets() if "norm" in " ".join(bucket.names)}
-        assert num_loaded == sum(len(bucket.names) for bucket in with_norms.values())
+        num_cast = sum(len(bucket.names) for bucket in with_norms.values())
+        num_tensors = sum(len(bucket.names) for bucket in rank.weight_buckets())
+        assert num_loaded == num_cast + times * (num_tensors - num_cast)
         assert len(with_norms) < len(names)
 
 
@@ -329,7 +332,7 @@ def loaded(monkeypatch):
     monkeypatch.setattr(direct, "wait", lambda coming, flat, group: flat.fill_(1))
     monkeypatch.setattr(direct, "check_arrival", lambda flat, group, name: None)
     monkeypatch.setattr(direct.KeptBucket, "check", lambda bucket, number: done.append("checked"))
-    model = SimpleNamespace(parameters=weights.values, load_weights=load)
+    model = SimpleNamespace(parameters=weights.values, buffers=tuple, load_weights=load)
     updater, hook = SimpleNamespace(device="cpu", get_model=lambda: model), direct.DirectUpdates()
     for names, dtypes, shapes in ((["a", "c"], ["float32", "bfloat16"], [[4], [3]]), (["b"], ["bfloat16"], [[2, 2]])):
         hook._receive_bucket(updater, None, names, dtypes, shapes)  # noqa: SLF001
@@ -340,6 +343,10 @@ def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(loa
     """A first launch waits for the GPU to have nothing to do, and a broadcast whose member died never ends."""
     updater, hook, done = loaded
     first = [each for each in done if each != "asked"]
+    done.clear()
+    hook._receive_all(updater, None, ["a", "b"], is_checked=False)  # noqa: SLF001
+    ac, b = first[:2], first[2:]
+    assert done == ["asked", *ac, *ac, "asked", *b, *b]  # tested with no broadcast under way
     done.clear()
     hook._receive_all(updater, None, ["a", "b"], is_checked=False)  # noqa: SLF001
     assert done == ["asked", "asked", *first]

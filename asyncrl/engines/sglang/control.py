@@ -1,6 +1,7 @@
 """Control of one SGLang server: pausing, its weight-update group, and getting ready."""
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.sglang.http import Wire
-from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, STOOD_STILL
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED, STOOD_STILL
 from asyncrl.engines.weights import Received
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
 
@@ -21,6 +22,7 @@ _GRACE_S = 1.0
 """For a server to say by itself that it did not become empty in time."""
 _PERIOD_S = 0.25
 """Between two looks."""
+_BUCKETS = re.compile(re.escape(NOT_REPLAYED) + r"(\[.*?\])")
 _SECONDS = re.compile(re.escape(STOOD_STILL) + r"([\d.]+\d)")
 
 
@@ -97,15 +99,12 @@ class EngineControl:
         answer = await self._post(
             "update_weights_from_distributed", body if label is None else {**body, "weight_version": label}
         )
-        return Received(is_kept=KEPT in str(answer.get("message")), still_s=_still_s(answer))
+        return _received(answer)
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
-    ) -> float | None:
-        """Receive and load all buckets, which ``receive_bucket`` has kept; ``label`` becomes the weight version.
-
-        Seconds since the last forward pass had ended, if the server knows; ``pause`` returns before it has.
-        """
+    ) -> Received:
+        """Receive and load all buckets, which ``receive_bucket`` has kept; ``label`` becomes the weight version."""
         body = {
             "names": [bucket.names[0] for bucket in buckets],
             "dtypes": [],
@@ -115,7 +114,7 @@ class EngineControl:
             "flush_cache": False,
             "weight_version": label,
         }
-        return _still_s(await self._post("update_weights_from_distributed", body))
+        return _received(await self._post("update_weights_from_distributed", body))
 
     async def receive_handles(self, handles: Sequence[str], *, label: str | None) -> None:
         """Load the tensors that the handles stand for, one for each rank; ``label`` becomes the weight version."""
@@ -138,7 +137,7 @@ class EngineControl:
     async def receive_folder(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
         """Read all weights from the safetensors in ``folder``; ``label`` becomes the weight version.
 
-        Seconds as in ``receive_all``.
+        Seconds since the last forward pass had ended, if the server knows; ``pause`` returns before it has.
 
         ``load_format`` is said because the server may have begun with another one; ``flush_cache`` as in
         ``receive_bucket``.
@@ -151,6 +150,13 @@ class EngineControl:
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineRejected(f"{self.url}/{name}: {answer.get('message')}")
         return answer if isinstance(answer, dict) else {}
+
+
+def _received(answer: Mapping[str, object]) -> Received:
+    """What the plug-in ``direct`` said, if it is there; of several schedulers, what any said."""
+    message = str(answer.get("message"))
+    names = {name for found in _BUCKETS.findall(message) for name in json.loads(found)}
+    return Received(is_kept=KEPT in message, still_s=_still_s(answer), not_replayed=tuple(sorted(names)))
 
 
 def _still_s(answer: Mapping[str, object]) -> float | None:

@@ -26,6 +26,8 @@ class KeptBucket:
     """What is copied to each target: its first byte in the bucket, sizes, strides and dtype."""
     copies: dict[int, list[Pairs]] = field(default_factory=dict)
     """By number of the buffer that the bucket lies in; made when first needed, which takes longer than the copies."""
+    is_tested: bool = False
+    """Whether a replay of it was found to be all that the loaders do (``replay_check``)."""
 
     def tensors(self, flat: Any) -> list[tuple[str, Any]]:
         """Its tensors by name, which lie in ``flat``."""
@@ -70,8 +72,13 @@ class KeptBucket:
                 if not torch.equal(target, source.to(target.dtype)):
                     raise ValueError(f"a weight in the bucket of {self.names[0]} is not what came")
 
+    @property
+    def needs_test(self) -> bool:
+        """Whether it is replayed, and was not tested yet."""
+        return bool(self.targets) and not self.is_tested
+
     def forget(self) -> None:
-        """The weights are elsewhere now: loaders are asked every time."""
+        """Replay it no more: loaders are asked every time."""
         self.targets = ()
         self.copies.clear()
 

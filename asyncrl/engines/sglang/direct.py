@@ -10,18 +10,22 @@ watched once:
     bucket i+1 ──network──▶ one buffer  ║  bucket i in the other buffer ──copies──▶ weights
 
 A bucket whose loading was more than copies (a cast by hand, a product of weights, a value read) is loaded by SGLang's
-loaders every time.  Without the plug-in, updates go on as the first one.
+loaders every time.  So is one whose first replay was not all that the loaders do (``replay_check``), which is tested in
+the second update, and in every one that is checked.  Without the plug-in, all updates are like the first one.
 """
 
+import json
 import logging
 import pkgutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.engines.sglang.arrival import broadcast, check_arrival, finish, wait
 from asyncrl.engines.sglang.copies import KeptBucket, num_bytes
-from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED
+from asyncrl.engines.sglang.replay_check import ReplayCheck
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _UPDATE = f"{_UPDATER}.update_weights_from_distributed"
@@ -67,6 +71,8 @@ class DirectUpdates:
         self._buffers: list[Any] = []
         self._places: list[int] = []
         """Where the model's weights lay when they were watched."""
+        self._refused: set[str] = set()
+        """Names of the buckets whose replay differed from their loading on this rank; they are never replayed again."""
 
     def around_receive(
         self,
@@ -93,8 +99,12 @@ class DirectUpdates:
         except Exception as error:
             logger.exception("asyncrl: a weight update failed")
             failure = f"{type(error).__name__}: {error}"
-        failure = first_failure(failure, _ranks_of_this_engine())
-        return (True, KEPT) if failure is None else (False, f"weights may be partly updated: {failure}")
+        ranks = _ranks_of_this_engine()
+        failure = first_failure(failure, ranks)
+        if failure is not None:
+            return False, f"weights may be partly updated: {failure}"
+        refused = refused_by_any(names, self._refused, ranks)
+        return True, f"{KEPT} {NOT_REPLAYED}{json.dumps(refused)}" if refused else KEPT
 
     def _receive_bucket(self, updater: Any, group: Any, names: Any, dtypes: Any, shapes: Any) -> None:
         bucket = KeptBucket(
@@ -107,8 +117,11 @@ class DirectUpdates:
         flat = buffer[: bucket.num_bytes]
         wait(broadcast(flat, group), flat, group)
         finish(flat, group)  # loaders may read a number, and would wait for it for good
-        bucket.watch(flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
-        bucket.launch_once(buffer)
+        if bucket.names[0] in self._refused:
+            updater.get_model().load_weights(bucket.tensors(flat))
+        else:
+            bucket.watch(flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
+            bucket.launch_once(buffer)
         finish(flat, group)
         self._kept[bucket.names[0]] = bucket
         self._places = _places(updater.get_model())
@@ -117,26 +130,52 @@ class DirectUpdates:
         self._forget_if_moved(updater.get_model())
         buckets = [self._kept[name] for name in names]
         buffers = self._make_room(updater, max(bucket.num_bytes for bucket in buckets))
-        flats = [buffers[number % 2][: bucket.num_bytes] for number, bucket in enumerate(buckets)]
-        coming = broadcast(flats[0], group)
-        for number, (bucket, flat) in enumerate(zip(buckets, flats, strict=True)):
-            wait(coming, flat, group)
-            if is_checked:  # before the next is asked for: behind that, a check's first launch might wait for good
-                check_arrival(flat, group, bucket.names[0])
-                self._load(updater, group, bucket, flat, number % 2)
-                bucket.check(number % 2)
-            if number + 1 < len(buckets):  # asked for before the copies, so that it comes while they are made
-                coming = broadcast(flats[number + 1], group)
-            if not is_checked:
-                self._load(updater, group, bucket, flat, number % 2)
+        parts = [
+            _Part(bucket=bucket, flat=buffers[number % 2][: bucket.num_bytes], buffer=number % 2)
+            for number, bucket in enumerate(buckets)
+        ]
+        check = ReplayCheck(updater.get_model(), buckets)
+        coming = broadcast(parts[0].flat, group)
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            wait(coming, part.flat, group)
+            needs_test = is_checked or part.bucket.needs_test
+            if needs_test:  # before the next is asked for: behind that, a test's first launch might wait for good
+                self._load_and_test(updater, group, part, check, is_checked=is_checked)
+            if following is not None:  # asked for before the copies, so that it comes while they are made
+                coming = broadcast(following.flat, group)
+            if not needs_test:
+                self._load(updater, group, part)
         finish(buffers[0], group)
 
-    def _load(self, updater: Any, group: Any, bucket: KeptBucket, flat: Any, buffer: int) -> None:
+    def _load_and_test(self, updater: Any, group: Any, part: "_Part", check: ReplayCheck, *, is_checked: bool) -> None:
+        """Load with no broadcast under way.  Raises ValueError when it ``is_checked`` and is not what was sent."""
+        bucket = part.bucket
+        if is_checked:
+            check_arrival(part.flat, group, bucket.names[0])
         if not bucket.targets:
-            finish(flat, group)
-            updater.get_model().load_weights(bucket.tensors(flat))
+            self._load(updater, group, part)
         else:
-            bucket.copy(self._buffers, buffer)
+            finish(part.flat, group)
+            bucket.is_tested = check.passes(bucket, part.flat, lambda: bucket.copy(self._buffers, part.buffer))
+            if not bucket.is_tested:
+                self._refuse(bucket)
+        if is_checked:
+            bucket.check(part.buffer)
+
+    def _refuse(self, bucket: KeptBucket) -> None:
+        logger.warning(
+            "asyncrl: a replay of the bucket of %s is not all that SGLang's loaders do; they load it from now on",
+            bucket.names[0],
+        )
+        self._refused.add(bucket.names[0])
+        bucket.forget()
+
+    def _load(self, updater: Any, group: Any, part: "_Part") -> None:
+        if not part.bucket.targets:
+            finish(part.flat, group)
+            updater.get_model().load_weights(part.bucket.tensors(part.flat))
+        else:
+            part.bucket.copy(self._buffers, part.buffer)
 
     def _forget_if_moved(self, model: Any) -> None:
         """Copies to where weights lay would go nowhere: something else has put others in their place."""
@@ -157,6 +196,17 @@ class DirectUpdates:
             size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
             self._buffers = [torch.empty(size, dtype=torch.uint8, device=updater.device) for _ in range(2)]
         return self._buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One bucket of an update of all of them."""
+
+    bucket: KeptBucket
+    flat: Any
+    """Where it arrives: the beginning of a buffer."""
+    buffer: int
+    """That buffer's number."""
 
 
 def _places(model: Any) -> list[int]:
@@ -181,6 +231,20 @@ def first_failure(failure: str | None, ranks: Any) -> str | None:
     all_is_well = torch.tensor(int(failure is None))
     dist.all_reduce(all_is_well, op=dist.ReduceOp.MIN, group=ranks)
     return failure or (None if all_is_well else "another rank of this engine failed; the server's log says why")
+
+
+def refused_by_any(names: Sequence[str], refused: set[str], ranks: Any) -> list[str]:
+    """Those of ``names`` that are ``refused`` on any rank: the driver hears of all ranks from the first one.
+
+    Collective over ``ranks``; ``names`` are the same on all of them.
+    """
+    import torch
+    import torch.distributed as dist
+
+    flags = torch.tensor([name in refused for name in names], dtype=torch.int32)
+    if ranks is not None:
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=ranks)
+    return [name for name, is_refused in zip(names, flags.tolist(), strict=True) if is_refused]
 
 
 def _ranks_of_this_engine() -> Any:

@@ -12,6 +12,9 @@ DIRECT, DIRECT_CHECKED = "asyncrl_direct", "asyncrl_direct_checked"
 KEPT = "asyncrl: kept"
 """How the plug-in answers that it can take the same buckets in such an update from now on."""
 
+NOT_REPLAYED = "asyncrl: buckets that are never replayed again: "
+"""Before a JSON list of names in such an answer: a replay was not all that SGLang's loaders do (``replay_check``)."""
+
 STOOD_STILL = "asyncrl: seconds without a forward pass: "
 """Before the number with which the plug-in answers an update: since the engine had really paused (``stamps``)."""
 
