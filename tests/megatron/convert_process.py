@@ -1,6 +1,6 @@
 """What the tests of the conversion do in processes of their own, several things in each: imports take the time.
 
-    convert_process.py REPORT STEPS
+    python -m tests.megatron.convert_process REPORT STEPS
 
 STEPS is a JSON list of ["command", ARGUMENT ...] and ["split", CHECKPOINT, TARGET]; REPORT gets a JSON list with what
 each returned, the bytes of memory that this process had before, and the most it then had.  The environment says
@@ -22,9 +22,8 @@ with warnings.catch_warnings():
 
     import asyncrl.engines.megatron.checkpoint  # noqa: F401 (without it Megatron's writer starts a process)
 
-from layouts import layout, loaded, processes
-
 from asyncrl.engines.megatron.state import sharded_weights
+from tests.megatron.layouts import layout, loaded, processes
 
 
 def command(*arguments: str) -> int:

@@ -1,6 +1,6 @@
 """Rank 1 of two: training steps with a user's own estimator and loss, in one layout after the other.
 
-    custom_process.py CHECKPOINT FILE CASES
+    python -m tests.megatron.custom_process CHECKPOINT FILE CASES
 
 Prints what ``run`` returns for each of the cases as its last line, in JSON.
 """
@@ -20,13 +20,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from asyncrl.engines.megatron.rank import MegatronRank
 
-from tiny import random_batch, trainer_settings
-
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.errors import AsyncRLError
 from asyncrl.plugins import load_custom
 from asyncrl.types import Batch
+from tests.megatron.tiny import random_batch, trainer_settings
 
 OURS = (None, None)
 BY_PATH = ("grpo", "clipped(0.2)")

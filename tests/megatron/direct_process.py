@@ -1,6 +1,8 @@
 """An engine that takes weight updates as the plug-in ``direct`` does, around a model whose loaders are these.
 
-direct_process.py PORT    with one update a line on standard input, and what came of it on standard output
+    python -m tests.megatron.direct_process PORT
+
+Standard input has one update a line, standard output its outcome.
 """
 
 import json

@@ -2,7 +2,9 @@
 
 It joins as a server with our plug-in does: what hooks are for must be there.
 
-engine_process.py PORT TARGET    with the buckets as JSON on standard input, one line
+    python -m tests.megatron.engine_process PORT TARGET
+
+Standard input has the buckets as one line of JSON.
 """
 
 import json

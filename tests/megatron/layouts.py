@@ -1,6 +1,6 @@
 """Models in any parallel layout, without a trainer around them.
 
-    layouts.py RANK WORLD_SIZE PORT CASES
+    python -m tests.megatron.layouts RANK WORLD_SIZE PORT CASES
 
 As a process of its own it is one of the ranks that go through ``run``.
 """

@@ -1,6 +1,8 @@
 """A member of an update group of three, of whom the second dies: the trainer, or an engine with the plug-in ``direct``.
 
-lost_member.py RANK DEVICE BACKEND PORT SECOND_PORT    prints what came of three updates, the second without its member
+    python -m tests.megatron.lost_member RANK DEVICE BACKEND PORT SECOND_PORT
+
+Prints the outcomes of three updates, the second without its member.
 """
 
 import faulthandler
@@ -12,13 +14,13 @@ import time
 
 import torch
 import torch.distributed as dist
-from direct_process import group_of, met
 
 from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.megatron.outbox import _Sending
 from asyncrl.engines.megatron.update_group import join_update_group
 from asyncrl.engines.sglang.direct import DirectUpdates, around_join
 from asyncrl.engines.sglang.labels import DIRECT
+from tests.megatron.direct_process import group_of, met
 
 NUM_BYTES = 64_000_000
 DIES_AFTER_S = 2.0

@@ -1,6 +1,6 @@
 """One rank of a trainer in several layouts, one after the other: a good step, maybe a poisoned one, and a good one.
 
-    rank_process.py RANK CASES
+    python -m tests.megatron.rank_process RANK CASES
 
 As a process of its own it prints what ``run`` returns for each case that it has a part in as its last line, in JSON.
 """
@@ -18,8 +18,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from asyncrl.engines.megatron.rank import MegatronRank
 
-from tiny import free_port, poisoned, random_batch, trainer_settings
-
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.checkpoints import Origin, folder_of
 from asyncrl.engines.megatron import TrainerSettings
@@ -28,6 +26,7 @@ from asyncrl.engines.megatron.sharding import all_weights, local_weights
 from asyncrl.engines.megatron.weights import splits_of
 from asyncrl.errors import NonFiniteLoss
 from asyncrl.types import Batch
+from tests.megatron.tiny import free_port, poisoned, random_batch, trainer_settings
 
 CPU = torch.device("cpu")
 SEVERAL = 2**14

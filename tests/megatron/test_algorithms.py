@@ -6,12 +6,12 @@ from statistics import fmean, stdev
 import pytest
 import torch
 import transformers
-from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.config.areas import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.metrics.names import is_declared
 from asyncrl.types import Batch
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 TEMPERATURE = 0.8
 

@@ -2,18 +2,18 @@
 
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 
-import checkpoint_process
 import pytest
 import torch
-from tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.checkpoints import Origin, folder_of, latest, read_notes
 from asyncrl.engines.megatron.layers import RMSNorm
 from asyncrl.errors import CheckpointFailed
 from asyncrl.types import TrainReport
+from tests.megatron import checkpoint_process
+from tests.megatron.tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.programs import ROOT, program
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 
@@ -186,8 +186,8 @@ def test_a_save_that_fails_is_a_named_error_and_the_one_before_stays(tmp_path, d
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_checkpoint_whose_writing_was_killed_is_not_loaded(tmp_path, dense):
     """The kernel kills it within the first large file of its second checkpoint."""
-    command = [sys.executable, checkpoint_process.__file__, dense, tmp_path]
-    process = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
+    command = program(checkpoint_process.__name__, dense, tmp_path)
+    process = subprocess.run(command, cwd=ROOT, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
     assert process.returncode == -signal.SIGXFSZ, process.stderr
     assert [path.name for path in tmp_path.glob("iter_*.partial")] == ["iter_0000002.partial"]
     assert list((tmp_path / "iter_0000002.partial").glob("*.distcp"))

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import TINY, write_tiny
-from layouts import layout, loaded, processes
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file, save_file
-from tiny import free_port
 
 from asyncrl.engines.megatron import hf_files
 from asyncrl.engines.megatron.conversion import to_hf, to_torch_dist
@@ -23,6 +20,9 @@ from asyncrl.engines.megatron.sharding import local_weights
 from asyncrl.engines.megatron.state import sharded_weights
 from asyncrl.engines.megatron.weights import save_hf
 from asyncrl.errors import CheckpointFailed, ConfigError
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.layouts import layout, loaded, processes
+from tests.megatron.tiny import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 

@@ -4,23 +4,22 @@ import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from families import TINY, write_tiny
-from layouts import layout, processes
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny import free_port
 
 from asyncrl.engines.megatron.conversion import to_hf
 from asyncrl.engines.megatron.progress import watched
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.layouts import layout, processes
+from tests.megatron.tiny import free_port
+from tests.programs import ROOT, program
 
-SCRIPT = Path(__file__).with_name("convert_process.py")
 DEADLINE_S = 180
 """Importing Megatron takes 10 to 50 s on two shared cores, writing 1.8 GB some seconds more."""
 LAYERS, HIDDEN, INNER, WORDS = 16, 1024, 4096, 8192
@@ -31,8 +30,8 @@ MOST_BYTES = 150 * 2**20
 
 @contextmanager
 def running(report: Path, steps: list[list[str]], **environment: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(SCRIPT), str(report), json.dumps(steps)]
-    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
+    command = program("tests.megatron.convert_process", report, json.dumps(steps))
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import pytest
-from families import TINY, write_tiny
 from safetensors.torch import load_file
-from tiny import one_rank, random_batch, trainer_settings
 
 from asyncrl.config import ShapeConfig
 from asyncrl.engines.checkpoints import folder_of
 from asyncrl.engines.megatron.conversion import to_hf
 from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.errors import ConfigError
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 

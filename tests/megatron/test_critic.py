@@ -6,10 +6,10 @@ from statistics import fmean
 import pytest
 import torch
 import transformers
-from tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.errors import ConfigError, NonFiniteLoss
 from asyncrl.types import Batch
+from tests.megatron.tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
 GAMMA, LAMBD = 0.9, 0.8
 PPO = {"advantage_estimator": "ppo", "gamma": GAMMA, "lambd": LAMBD}

@@ -4,19 +4,15 @@ import json
 import math
 import pickle
 import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import custom_process
 import pytest
 import torch
 import torch.distributed as dist
-from custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, TOUCHY, run
 from megatron.core import parallel_state
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.algorithms.custom import Custom
 from asyncrl.algorithms.losses import ppo_clip
@@ -28,6 +24,10 @@ from asyncrl.engines.megatron.packing import examples_of
 from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
 from asyncrl.metrics.names import is_declared
 from asyncrl.plugins import load_custom
+from tests.megatron import custom_process
+from tests.megatron.custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, TOUCHY, run
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.programs import ROOT, program
 
 DEADLINE_S = 120
 """A process that imports Megatron on two shared cores needs 10 to 50 s."""
@@ -121,8 +121,8 @@ def pairs(checkpoint, file, alone_steps):
     """
     cases = {name: {"port": free_port(), "names": TOUCHY, "parallel": sizes} for name, sizes in LAYOUTS.items()}
     cases["ours"] = {"port": free_port(), "names": OURS}
-    words = [sys.executable, custom_process.__file__, checkpoint, file, json.dumps(list(cases.values()))]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+    words = program(custom_process.__name__, checkpoint, file, json.dumps(list(cases.values())))
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
         try:
             mine = [run(0, 2, checkpoint, file, **case) for case in cases.values()]
             theirs = json.loads(other.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])

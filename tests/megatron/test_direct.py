@@ -7,15 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import count
-from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fp8_checkpoints import in_fp8
 from safetensors.torch import load_file
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.flat import checksum, views
@@ -24,6 +21,10 @@ from asyncrl.engines.megatron.outbox import _wait_for
 from asyncrl.engines.sglang import direct
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
 from asyncrl.errors import WeightUpdateFailed
+from tests.megatron import direct_process
+from tests.megatron.fp8_checkpoints import in_fp8
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.programs import ROOT, program
 
 DEADLINE_S = 60
 
@@ -34,9 +35,8 @@ class Engine:
     """The other process."""
 
     def __init__(self, port):
-        program = Path(__file__).with_name("direct_process.py")
         self.process = subprocess.Popen(
-            [sys.executable, program, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            program(direct_process.__name__, port), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def ask(self, load_format, names, dtypes=(), shapes=(), target=""):

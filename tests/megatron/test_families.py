@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 import transformers
-from families import TINY, write_tiny
-from layouts import Tensors, layout, loaded, logit_weights, logits_and_gradients, processes, sequences
 from safetensors.torch import load_file, save_file
-from tiny import free_port
 
 from asyncrl.engines.megatron.weights import export_bucket, plan_buckets, save_hf
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.layouts import Tensors, layout, loaded, logit_weights, logits_and_gradients, processes, sequences
+from tests.megatron.tiny import free_port
 
 
 @pytest.fixture(scope="module", autouse=True)

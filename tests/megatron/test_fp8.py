@@ -6,10 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from families import TINY, write_tiny
-from fp8_checkpoints import IN_FULL, by_blocks, in_fp8, meant, tensors_of
 from safetensors.torch import save_file
-from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.flat import views
 from asyncrl.engines.megatron.fp8 import fp8_of, quantised
@@ -17,6 +14,9 @@ from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.engines.megatron.sizes import fp8_size, sent_bytes
 from asyncrl.engines.megatron.update_group import flatten
 from asyncrl.errors import ConfigError
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.fp8_checkpoints import IN_FULL, by_blocks, in_fp8, meant, tensors_of
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 E4M3 = torch.float8_e4m3fn
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fp8_checkpoints import IN_FULL, in_fp8
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.disk import DiskUpdater
 from asyncrl.engines.megatron.rank import MegatronRank
@@ -19,6 +17,8 @@ from asyncrl.engines.sglang.launch import ServerLaunch, server_command
 from asyncrl.engines.weights import BroadcastUpdater
 from asyncrl.errors import EngineError
 from asyncrl.types import Weights
+from tests.megatron.fp8_checkpoints import IN_FULL, in_fp8
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 START_S = 300.0
 """SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""

@@ -6,10 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from families import TINY, write_tiny
-from hidden import hide_te
-from layouts import layout, processes
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.config.areas import ModelConfig
 from asyncrl.config.parallel import ParallelConfig
@@ -18,6 +14,10 @@ from asyncrl.engines.megatron.implementation import HAVE_TE, check_alike, settle
 from asyncrl.engines.megatron.model import transformer_config
 from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.errors import ConfigError
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.hidden import hide_te
+from tests.megatron.layouts import layout, processes
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 

@@ -2,19 +2,19 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 
-import layouts
 import pytest
 import torch
-from families import TINY, write_tiny
-from fp8_checkpoints import in_fp8
-from layouts import DEADLINE_S, layout, loaded, logits_and_gradients, processes
 from safetensors.torch import load_file
-from tiny import free_port
 
 from asyncrl.engines.megatron.fp8 import fp8_of
+from tests.megatron import layouts
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.fp8_checkpoints import in_fp8
+from tests.megatron.layouts import DEADLINE_S, layout, loaded, logits_and_gradients, processes
+from tests.megatron.tiny import free_port
+from tests.programs import ROOT, program
 
 FAMILIES = ("qwen2.5-tied", "glm4", "glm4.5", "deepseek-v3")
 """Together they have every rule and every way of splitting."""
@@ -66,7 +66,7 @@ def sent_alone(checkpoints, alone):
 def seen(checkpoints, alone, sent_alone):
     """What two processes make of every family in every layout; one process is done with its process group by then."""
     port, cases = free_port(), [(LAYOUTS[name], str(checkpoints[family])) for name, family in (*CASES, *FP8_CASES)]
-    other = subprocess.Popen([sys.executable, layouts.__file__, "1", "2", str(port), json.dumps(cases)])
+    other = subprocess.Popen(program(layouts.__name__, 1, 2, port, json.dumps(cases)), cwd=ROOT)
     try:
         found = layouts.run(0, 2, port, cases)
         assert other.wait(timeout=DEADLINE_S) == 0

@@ -4,18 +4,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from tiny import free_port
 
 from asyncrl.engines.abandoned import without_watchdog
 from asyncrl.engines.sglang.direct import around_join
 from asyncrl.engines.sglang.labels import KEPT
+from tests.megatron.tiny import free_port
+from tests.programs import ROOT, program
 
-PROGRAM = Path(__file__).with_name("lost_member.py")
 DEADLINE_S = 180
 WATCHDOG = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
 """A watchdog of torch ends its process four times as long after it heard of a failure; by default after a minute."""
@@ -31,8 +29,9 @@ def test_the_others_go_on_without_a_member_that_died(device, backend):
     ports = [str(free_port()), str(free_port())]
     members = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", PROGRAM, str(rank), device, backend, *ports],
-            env=os.environ | WATCHDOG | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{rank}"},
+            program("tests.megatron.lost_member", rank, device, backend, *ports),
+            cwd=ROOT,
+            env=os.environ | WATCHDOG | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{rank}", "PYTHONWARNINGS": "ignore"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

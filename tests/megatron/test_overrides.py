@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 import transformers
-from families import TINY, write_tiny
-from test_algorithms import answers
-from test_shape import DEEPSEEK, QWEN3
-from tiny import one_rank, random_batch, trainer_settings
 
 from asyncrl.config import ShapeConfig
 from asyncrl.engines.megatron.overrides import changes, overridden, server_changes
 from asyncrl.engines.megatron.shape import read_config, read_shape, shape_of
 from asyncrl.errors import ConfigError
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.test_algorithms import answers
+from tests.megatron.test_shape import DEEPSEEK, QWEN3
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings
 
 OLD = {**QWEN3, "rope_theta": 1e6}
 GLM = {**OLD, "architectures": ["Glm4ForCausalLM"]}

@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import pytest
-from tiny import random_batch
 
 from asyncrl.engines.megatron.packing import (
     Example,
@@ -15,6 +14,7 @@ from asyncrl.engines.megatron.packing import (
     microbatches,
     pack,
 )
+from tests.megatron.tiny import random_batch
 
 
 def test_bins_hold_everything_once_and_no_more_than_they_may():

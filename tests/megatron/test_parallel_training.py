@@ -2,19 +2,20 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import rank_process
 import torch
-from families import TINY, write_tiny
-from rank_process import case
 from safetensors.torch import load_file
-from tiny import write_checkpoint
+
+from tests.megatron import rank_process
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.rank_process import case
+from tests.megatron.tiny import write_checkpoint
+from tests.programs import ROOT, program
 
 DEADLINE_S = 240
 """A process that imports Megatron on two shared cores needs 10 to 50 s."""
@@ -69,8 +70,8 @@ def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[s
 
 @contextmanager
 def _process(rank: int, cases: list[dict[str, Any]]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, rank_process.__file__, str(rank), json.dumps(cases)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = program(rank_process.__name__, rank, json.dumps(cases))
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:

@@ -2,17 +2,17 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
-import rank_process
 import torch
-from families import TINY, write_tiny
-from rank_process import case
-from tiny import write_checkpoint
 
 from asyncrl.engines.megatron.implementation import HAVE_TE
+from tests.megatron import rank_process
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.rank_process import case
+from tests.megatron.tiny import write_checkpoint
+from tests.programs import ROOT, program
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
@@ -51,8 +51,8 @@ def seen(tmp_path_factory):
         for layers in LAYERS
         for name, (model, parallel) in LAYOUTS.items()
     }
-    command = [sys.executable, rank_process.__file__, "1", json.dumps(list(together.values()))]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as other:
+    command = program(rank_process.__name__, 1, json.dumps(list(together.values())))
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as other:
         try:
             found = [rank_process.run(0, each) for each in (*alone, *together.values())]
             assert other.wait(timeout=DEADLINE_S) == 0

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.stash import HostMemory, Stash
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 KINDS = [
     {"dtype": "float32"},

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from families import TINY, write_tiny
 from safetensors.torch import load_file
-from tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.megatron.restore import RestorePoint
 from asyncrl.errors import NonFiniteLoss, WeightUpdateFailed
 from asyncrl.types import Batch
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
 GRADIENT_DESCENT = {"lr": 1e4, "adam_eps": 1e4, "clip_grad": 0.0, "weight_decay": 0.0}
 """Adam with an epsilon far above any gradient: the weights move by minus the gradient."""

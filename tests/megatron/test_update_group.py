@@ -3,20 +3,19 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from pathlib import Path
 from threading import Event
 
 import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.megatron.update_group import join_update_group
 from asyncrl.errors import WeightUpdateFailed
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.programs import ROOT, program
 
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 DEADLINE_S = 150
@@ -27,10 +26,8 @@ DEADLINE_S = 150
 def test_what_is_sent_is_what_sglang_receives(tmp_path):
     checkpoint = write_checkpoint(tmp_path / "hf", tied=True)
     port = free_port()
-    program = Path(__file__).with_name("engine_process.py")
-    engine = subprocess.Popen(
-        [sys.executable, program, str(port), tmp_path / "received.safetensors"], stdin=subprocess.PIPE, text=True
-    )
+    command = program("tests.megatron.engine_process", port, tmp_path / "received.safetensors")
+    engine = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True)
     try:
         settings = trainer_settings(checkpoint, update_weight_buffer_size=20_000, timeout_s=DEADLINE_S)
         with one_rank(settings) as rank:
