@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -61,7 +62,8 @@ def run(step: list[str], port: str) -> dict[str, int]:
     os.environ["MASTER_PORT"] = port
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before = memory("VmRSS")
-    code = {"command": command, "split": split}[kind](*arguments)
+    steps: dict[str, Callable[..., int]] = {"command": command, "split": split}
+    code = steps[kind](*arguments)
     return {"code": code, "before": before, "most": memory("VmHWM")}
 
 

@@ -51,16 +51,19 @@ def run(
     ``refused``: with TOUCHY and two ranks, what became of a step for each of FAULTS, which come first.
     """
     advantage, loss = (None if name is None else f"{file}:{name}" for name in names)
-    changes = {
+    settings_of_all: dict[str, Any] = {
         "num_steps_per_rollout": 2,
         "lr": 1e-2,
         "max_tokens_per_gpu": 40,
         "timeout_s": 120.0,
         "use_rollout_logprobs": True,
         "parallel": ParallelConfig(**(parallel or {})),
-    } | changes
+    }
     settings = trainer_settings(
-        checkpoint, custom_advantage_function_path=advantage, custom_loss_function_path=loss, **changes
+        checkpoint,
+        custom_advantage_function_path=advantage,
+        custom_loss_function_path=loss,
+        **(settings_of_all | changes),
     )
     if tuple(names) != OURS:
         settings = replace(settings, custom=partial(load_custom, advantage, loss, SlimeArgs(lr=1.0), file.parent))

@@ -91,7 +91,7 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(case: dict[str, Any]) -> TrainerSettings:
     # 6 samples in the first update and 3 in the second, in small microbatches: unequal shares, some of them empty
-    changes = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
+    changes: dict[str, Any] = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
     changes |= {"max_tokens_per_gpu": 16, "balance_data": case["ranks"] > 1}
     # a critic, a reference model, and the mean advantage over all ranks' tokens
     changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
@@ -114,7 +114,8 @@ def _refuses(trainer: MegatronRank, batch: Batch) -> bool:
 @torch.no_grad()
 def _gradients(trainer: MegatronRank) -> dict[str, torch.Tensor]:
     model, shape = trainer._model, trainer._shape  # noqa: SLF001
-    parts = {name: part.main_grad for name, part in local_weights(model).items() if part.requires_grad}
+    weights: dict[str, Any] = local_weights(model)
+    parts = {name: part.main_grad for name, part in weights.items() if part.requires_grad}
     splits = splits_of(shape)
     return {name: grad.clone() for name, grad in whole_weights(parts, all_weights(parts, splits), splits, CPU, SEVERAL)}
 

@@ -64,7 +64,7 @@ def some(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_memory_is_for_a_weight_and_not_for_the_model(tmp_path):
+def test_memory_is_for_a_weight_and_not_for_the_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     hf, tiny = write_large(tmp_path / "hf"), tmp_path / "hf" / "tiny"
     names = {what: str(tmp_path / what) for what in ("saved", "back", "tiny-saved", "tiny-back", "nothing")}
@@ -101,7 +101,7 @@ def same_file_bits(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_two_processes_share_the_work_and_one_reads_what_they_and_a_split_model_wrote(tmp_path):
+def test_two_processes_share_the_work_and_one_reads_what_they_and_a_split_model_wrote(tmp_path: Path) -> None:
     hf = write_tiny(tmp_path / "hf", TINY["glm4.5"], dtype="bfloat16")
     saved, back, split = (str(tmp_path / name) for name in ("saved", "back", "split"))
     steps = [
@@ -138,7 +138,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_long_conversion_says_how_far_it_is(tmp_path):
+def test_a_long_conversion_says_how_far_it_is(tmp_path: Path) -> None:
     lines, screen, other = io.StringIO(), Terminal(), Terminal()
     for stream, is_first in ((lines, True), (screen, True), (other, False)):
         with watched("to torch_dist", 4 * 2**30, is_first=is_first, stream=stream) as watch:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from asyncrl.config import ShapeConfig
@@ -19,7 +20,7 @@ OTHERWISE = ShapeConfig(rotary_base=5e5, norm_epsilon=1e-3, max_position_embeddi
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_of_a_run_with_shape_flags_is_what_the_run_saves(tmp_path, dtype):
+def test_a_checkpoint_of_a_run_with_shape_flags_is_what_the_run_saves(tmp_path: Path, dtype: str) -> None:
     hf = write_tiny(tmp_path / "hf", TINY["glm4.5"], dtype=dtype)
     with one_rank(trainer_settings(hf, dtype=dtype, shape=OTHERWISE)) as rank:
         rank.train(random_batch())
@@ -37,5 +38,5 @@ def test_a_checkpoint_of_a_run_with_shape_flags_is_what_the_run_saves(tmp_path, 
     assert read_shape(tmp_path / "back").rope.theta == 5e5
 
 
-def tensors_of(folder: Path):
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")

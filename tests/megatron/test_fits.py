@@ -1,6 +1,7 @@
 """Which layouts are refused, and in which words."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,9 @@ MIXTURE = {
         ),
     ],
 )
-def test_a_model_that_cannot_be_split_so_is_refused(config, parallel, device, words):
+def test_a_model_that_cannot_be_split_so_is_refused(
+    config: dict[str, Any], parallel: dict[str, Any], device: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         check_layout(shape_of(config), ParallelConfig(**parallel), device)
 
@@ -89,11 +92,11 @@ def test_a_model_that_cannot_be_split_so_is_refused(config, parallel, device, wo
         (MIXTURE, {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2}),
     ],
 )
-def test_a_model_that_can_be_split_so_is_not(config, parallel):
+def test_a_model_that_can_be_split_so_is_not(config: dict[str, Any], parallel: dict[str, Any]) -> None:
     check_layout(shape_of(config), ParallelConfig(**parallel), "cuda")
 
 
-def test_a_cpu_takes_experts_of_any_size():
+def test_a_cpu_takes_experts_of_any_size() -> None:
     check_layout(shape_of({**MIXTURE, "moe_intermediate_size": 20}), ParallelConfig(), "cpu")
 
 
@@ -111,11 +114,11 @@ def test_a_cpu_takes_experts_of_any_size():
         ({"recompute_modules": ("mlp",)}, 1, "recompute-modules without recompute-granularity selective"),
     ],
 )
-def test_contradictions_have_a_line_each(parallel, num_ranks, words):
+def test_contradictions_have_a_line_each(parallel: dict[str, Any], num_ranks: int, words: str) -> None:
     (line,) = parallel_problems(ParallelConfig(**parallel), num_ranks)
     assert re.search(words, line)
 
 
 @pytest.mark.parametrize(("size", "given"), [(1, True), (2, True), (1, False)])
-def test_sequence_parallel_may_be_said_where_it_is_so(size, given):
+def test_sequence_parallel_may_be_said_where_it_is_so(size: int, given: bool) -> None:
     assert parallel_problems(ParallelConfig(tensor_model_parallel_size=size, sequence_parallel=given), 2) == []

@@ -2,7 +2,10 @@
 
 import json
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +15,17 @@ from asyncrl.engines.megatron.fp8 import fp8_of
 from tests.megatron import layouts
 from tests.megatron.families import TINY, write_tiny
 from tests.megatron.fp8_checkpoints import in_fp8
-from tests.megatron.layouts import DEADLINE_S, layout, loaded, logits_and_gradients, processes
+from tests.megatron.layouts import DEADLINE_S, Tensors, layout, loaded, logits_and_gradients, processes
 from tests.megatron.tiny import free_port
 from tests.programs import ROOT, program
 
 FAMILIES = ("qwen2.5-tied", "glm4", "glm4.5", "deepseek-v3")
 """Together they have every rule and every way of splitting."""
 MIXTURES = ("glm4.5", "deepseek-v3")
+Alone = dict[str, tuple[torch.Tensor | None, Tensors]]
+"""By family, logits and gradients."""
+Seen = dict[tuple[str, str], dict[str, Any]]
+"""By layout and family, what ``layouts.run`` found."""
 LAYOUTS = {
     "tp": {"tensor_model_parallel_size": 2},
     "pp": {"pipeline_model_parallel_size": 2},
@@ -36,7 +43,7 @@ pytestmark = pytest.mark.timeout(3 * DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Of four layers, two for each stage."""
     folder = tmp_path_factory.mktemp("layouts")
     deeper = {name: replace(TINY[name], config={**TINY[name].config, "num_hidden_layers": 4}) for name in FAMILIES}
@@ -45,25 +52,27 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoints):
+def alone(checkpoints: Mapping[str, Path]) -> Alone:
     """Logits and gradients of one process."""
     with processes(0, 1, free_port()), layout():
         return {name: logits_and_gradients(*loaded(checkpoints[name])) for name in FAMILIES}
 
 
 @pytest.fixture(scope="module")
-def sent_alone(checkpoints, alone):
+def sent_alone(checkpoints: Mapping[str, Path], alone: Alone) -> dict[str, Tensors]:
     """What one process sends to engines in fp8, ``alone`` being done with the process group."""
     with processes(0, 1, free_port()), layout():
         found = {}
         for name in {name for _, name in FP8_CASES}:
             model, shape = loaded(checkpoints[name])
-            found[name] = dict(layouts.fp8_sent(model, shape, fp8_of(checkpoints[name], shape)))
+            fp8 = fp8_of(checkpoints[name], shape)
+            assert fp8 is not None
+            found[name] = dict(layouts.fp8_sent(model, shape, fp8))
         return found
 
 
 @pytest.fixture(scope="module")
-def seen(checkpoints, alone, sent_alone):
+def seen(checkpoints: Mapping[str, Path], alone: Alone, sent_alone: dict[str, Tensors]) -> Seen:
     """What two processes make of every family in every layout; one process is done with its process group by then."""
     port, cases = free_port(), [(LAYOUTS[name], str(checkpoints[family])) for name, family in (*CASES, *FP8_CASES)]
     other = subprocess.Popen(program(layouts.__name__, 1, 2, port, json.dumps(cases)), cwd=ROOT)
@@ -77,14 +86,18 @@ def seen(checkpoints, alone, sent_alone):
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)
-def test_what_is_exported_is_the_checkpoint(seen, checkpoints, name, family):
+def test_what_is_exported_is_the_checkpoint(
+    seen: Seen, checkpoints: Mapping[str, Path], name: str, family: str
+) -> None:
     exported, before = seen[name, family]["exported"], load_file(checkpoints[family] / "model.safetensors")
     assert exported.keys() == before.keys()
     assert all(torch.equal(exported[tensor], before[tensor]) for tensor in before)
 
 
 @pytest.mark.parametrize(("name", "family"), FP8_CASES)
-def test_what_is_sent_in_fp8_is_what_one_process_sends(seen, sent_alone, checkpoints, name, family):
+def test_what_is_sent_in_fp8_is_what_one_process_sends(
+    seen: Seen, sent_alone: dict[str, Tensors], checkpoints: Mapping[str, Path], name: str, family: str
+) -> None:
     exported, expected = seen[name, family]["exported"], sent_alone[family]
     assert exported.keys() == expected.keys()
     assert exported.keys() == load_file(checkpoints[family] / "model.safetensors").keys()
@@ -94,16 +107,17 @@ def test_what_is_sent_in_fp8_is_what_one_process_sends(seen, sent_alone, checkpo
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)
-def test_a_rank_holds_a_part_only(seen, checkpoints, name, family):
+def test_a_rank_holds_a_part_only(seen: Seen, checkpoints: Mapping[str, Path], name: str, family: str) -> None:
     whole = sum(tensor.numel() for tensor in load_file(checkpoints[family] / "model.safetensors").values())
     assert seen[name, family]["held"] < 0.8 * whole
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)
-def test_logits_and_gradients_are_those_of_one_process(seen, alone, name, family):
+def test_logits_and_gradients_are_those_of_one_process(seen: Seen, alone: Alone, name: str, family: str) -> None:
     logits, grads = alone[family]
     found = seen[name, family]
     if name != "pp":  # the logits are on the other rank
+        assert logits is not None
         assert (found["logits"] - logits).abs().max() < 1e-5
     assert found["grads"].keys() == grads.keys()
     for tensor, grad in grads.items():

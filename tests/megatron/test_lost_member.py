@@ -24,7 +24,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU
 
 @pytest.mark.timeout(DEADLINE_S + 30)
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=on_a_gpu)])
-def test_the_others_go_on_without_a_member_that_died(device, backend):
+def test_the_others_go_on_without_a_member_that_died(device: str, backend: str) -> None:
     """On a GPU they share it: NCCL takes them for three machines, and goes over a network."""
     ports = [str(free_port()), str(free_port())]
     members = [
@@ -60,7 +60,7 @@ def test_the_others_go_on_without_a_member_that_died(device, backend):
     assert joined_in_s < 30.0
 
 
-def test_groups_made_within_have_no_watchdog_and_later_ones_do(monkeypatch):
+def test_groups_made_within_have_no_watchdog_and_later_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch reads it as it makes one."""
     monkeypatch.delenv(BLOCKING_WAIT, raising=False)
     with without_watchdog():
@@ -72,7 +72,13 @@ def test_groups_made_within_have_no_watchdog_and_later_ones_do(monkeypatch):
     assert os.environ[BLOCKING_WAIT] == "true"
 
 
-def test_servers_make_theirs_without(monkeypatch):
+def test_servers_make_theirs_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BLOCKING_WAIT, "0")
-    answer = around_join(lambda *args, **kwargs: (args, kwargs, os.environ[BLOCKING_WAIT]), 1, name="weights")
-    assert answer == ((1,), {"name": "weights"}, "1")
+    made_with: list[object] = []
+
+    def join(*args: object, **kwargs: object) -> tuple[bool, str]:
+        made_with.extend((args, kwargs, os.environ[BLOCKING_WAIT]))
+        return True, "joined"
+
+    assert around_join(join, 1, name="weights") == (True, "joined")
+    assert made_with == [(1,), {"name": "weights"}, "1"]

@@ -3,11 +3,12 @@
 import json
 import subprocess
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from megatron.core.extensions.transformer_engine import HAVE_TE
 
-from asyncrl.engines.megatron.implementation import HAVE_TE
 from tests.megatron import rank_process
 from tests.megatron.families import TINY, write_tiny
 from tests.megatron.rank_process import case
@@ -24,7 +25,7 @@ DEADLINE_S = 300
 EVERY_EXPERT = {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
 """For every token: by rounding alone some get others, of which each is random here."""
 LAYERS = ("local", "transformer_engine") if HAVE_TE else ("local",)
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "data": ("dense", {}),
     "tensor": ("dense", {"tensor_model_parallel_size": 2}),
     "pipeline": ("dense", {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 1}),
@@ -33,17 +34,21 @@ LAYOUTS = {
     "tensor, mixture": ("mixture", {"tensor_model_parallel_size": 2}),
     "tensor, latent attention": ("latent", {"tensor_model_parallel_size": 2}),
 }
+Seen = dict[str | tuple[str, str], dict[str, Any]]
+"""What rank 0 reported: of one GPU by model, and of two by layout and kind of layers."""
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What rank 0 reported: of one GPU by model, and of two by layout and kind of layers."""
     folder = tmp_path_factory.mktemp("ran")
-    bfloat16, latent = {"dtype": "bfloat16"}, TINY["deepseek-v3"]
+    latent = TINY["deepseek-v3"]
     checkpoints = {
-        "dense": write_checkpoint(folder / "dense", tied=True, num_hidden_layers=3, **bfloat16),
-        "mixture": write_checkpoint(folder / "mixture", moe=True, moe_intermediate_size=32, **bfloat16),
-        "latent": write_tiny(folder / "latent", replace(latent, config={**latent.config, **EVERY_EXPERT}), **bfloat16),
+        "dense": write_checkpoint(folder / "dense", tied=True, num_hidden_layers=3, dtype="bfloat16"),
+        "mixture": write_checkpoint(folder / "mixture", moe=True, moe_intermediate_size=32, dtype="bfloat16"),
+        "latent": write_tiny(
+            folder / "latent", replace(latent, config={**latent.config, **EVERY_EXPERT}), dtype="bfloat16"
+        ),
     }
     alone = [case(path, folder / f"alone {name}", layers="local") for name, path in checkpoints.items()]
     together = {
@@ -63,7 +68,7 @@ def seen(tmp_path_factory):
 
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_two_gpus_train_as_one_does(seen, name, layers):
+def test_two_gpus_train_as_one_does(seen: Seen, name: str, layers: Any) -> None:
     expected, found = seen[LAYOUTS[name][0]], seen[name, layers]
     if LAYOUTS[name][0] == "latent":  # on a CPU, too, its second norms in bfloat16 and in float32 are 28 % apart
         assert found["norms"][0] == pytest.approx(expected["norms"][0], rel=0.1)
