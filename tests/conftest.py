@@ -9,8 +9,8 @@ import os
 
 import pytest
 from hypothesis import settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
+from xdist.remote import Producer  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from asyncrl.engines.cluster import actors
 
@@ -23,7 +23,7 @@ settings.register_profile("no deadline", deadline=None)  # hypothesis' own is 20
 settings.load_profile("no deadline")
 
 
-class InTwo(LoadScopeScheduling):
+class InTwo(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
     """What ``STARTS_MUCH`` is one piece of work, each other file one more."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -44,9 +44,7 @@ def test_tensorboard_reads_back_what_an_unclosed_run_had_written(tmp_path: Path)
     sink = TensorBoardSink(tmp_path)
     sink.write({"step": 3, "reward/mean": 0.5})
     sink.write({"step": 4, "reward/mean": 0.75, "eval/accuracy": 0.25, "eval/step": 2})
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        EventAccumulator,
-    )
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()

@@ -1,6 +1,7 @@
 """What becomes of groups that grow old, are interrupted, or are one too many."""
 
 import asyncio
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from asyncrl.engines.fake import FakeEngine, FakePrompts
 from asyncrl.errors import FilterBudgetSpent
 from asyncrl.pipeline.sampler import draft_seed
-from asyncrl.types import Picked, Request, ScoredGroup, Weights
+from asyncrl.types import Chunk, Picked, Request, ScoredGroup, Weights
 from tests.unit.pipeline.harness import World
 from tests.virtual_time import run_virtually
 
@@ -309,6 +310,10 @@ def test_without_staleness_batches_are_those_of_a_plain_synchronous_loop_group_b
     assert [[content(group) for group in batch.groups] for batch in world.trainer.batches] == expected
 
 
+def _write(written: list[int], chunk: Chunk) -> None:
+    written.extend(chunk.token_ids)
+
+
 async def plain_loop(world: World, lengths: Any) -> list[list[Any]]:
     """Sample prompt after prompt until a batch is full, then train and push.  Shares only the fake engine's draws."""
     engine, prompts, batches, group_id = FakeEngine(lengths), FakePrompts(world.rows), [], 0
@@ -321,7 +326,7 @@ async def plain_loop(world: World, lengths: Any) -> list[list[Any]]:
             for index in range(world.group_size):
                 written: list[int] = []
                 request = world.request(f"plain{group_id}.{index}", prompt, draft_seed(1, group_id, index), step)
-                await engine.generate(request, lambda chunk, written=written: written.extend(chunk.token_ids))
+                await engine.generate(request, partial(_write, written))
                 answers.append(tuple(written))
             if prompt.row % 2 == 0:
                 batch.append((prompt.row, step, answers))

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from itertools import batched
 from typing import Any
 
@@ -146,7 +147,9 @@ class Life:
         self.plan = plan
         self.rows = plan["rows"]
         self.writing_s = plan.pop("writing_s")
-        self.bad = lambda prompt: hash((prompt.epoch, prompt.row, 1)) % 100 < rejected + failing
+        self.bad: Callable[[Prompt], bool] = lambda prompt: (
+            hash((prompt.epoch, prompt.row, 1)) % 100 < rejected + failing
+        )
 
         async def reward(prompt: Prompt, sample: Sample) -> float:
             if hash((prompt.epoch, prompt.row, 1)) % 100 < failing:
@@ -156,7 +159,11 @@ class Life:
         def keep(group: ScoredGroup) -> str | None:
             return "bad" if self.bad(group.prompt) else None
 
-        self.functions = {"reward": reward, "keep": keep, "lengths": lambda request: 1 + request.seed % 5 * tail}
+        self.functions: dict[str, Any] = {
+            "reward": reward,
+            "keep": keep,
+            "lengths": lambda request: 1 + request.seed % 5 * tail,
+        }
         self.before: RunState | None = None
         self.settled: set[Which] = set()
 
