@@ -8,6 +8,7 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -20,7 +21,7 @@ from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weights import BroadcastUpdater
-from asyncrl.protocols import RolloutEngine, WeightUpdater
+from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Weights
 from tests.contract.weight_sets import SendsWeights, scaled
 from tests.tiny_model import tiny_model
@@ -29,12 +30,19 @@ START_S = 300.0
 """SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
 
 
+class Pushes(Protocol):
+    """The part of ``WeightUpdater`` that a place needs."""
+
+    async def push(self, weights: Weights) -> object:
+        """Return once the engine samples from other weights than before, labelled ``weights``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """An engine with somebody who can update its weights and count its requests."""
 
     engine: RolloutEngine
-    updater: WeightUpdater
+    updater: Pushes
     num_running: Callable[[], Awaitable[int]]
     weights: Weights
     """What it serves now."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
 
 import orjson
 import pytest
@@ -305,7 +306,7 @@ def interrupt(first: bytes, last: bytes, request: Request = REQUEST) -> tuple[li
     return tokens(chunks), reason
 
 
-def aborted_event(tokens: list[int], scored: list[int], completion_tokens: int, **more: object) -> bytes:
+def aborted_event(tokens: list[int], scored: list[int], completion_tokens: int, **more: Any) -> bytes:
     """As SGLang ends what is aborted; ``more`` goes to the finish reason."""
     whole = orjson.loads(event(scored, type="abort", message="Aborted", **more).removeprefix(b"data: "))
     whole["output_ids"], whole["meta_info"]["completion_tokens"] = tokens, completion_tokens
@@ -323,7 +324,7 @@ def test_the_token_that_an_abort_repeats_is_not_counted_again() -> None:
 
 
 def test_an_answer_aborted_at_its_last_token_ended_by_itself() -> None:
-    def asked(**sampling: object) -> Request:
+    def asked(**sampling: Any) -> Request:
         return dataclasses.replace(REQUEST, sampling=dataclasses.replace(REQUEST.sampling, **sampling))
 
     last = aborted_event([8, 9], [8, 9], 3)

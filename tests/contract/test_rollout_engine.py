@@ -43,7 +43,7 @@ class Answer:
 
 
 def ask(place: Place, seed: int, max_new_tokens: int, prompt: tuple[int, ...] = PROMPT, **sampling: object) -> Request:
-    params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, **sampling}
+    params: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, **sampling}
     return Request(
         request_id=f"request-{seed}",
         token_ids=prompt,

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -172,7 +173,7 @@ def test_ranks_meet_where_they_are_told(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: str) -> None:
+def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: Literal["cpu", "cuda"]) -> None:
     launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device=device, dtype="float32", seed=1)
     assert flags(server_command(launch).arguments) <= known_server_flags()
     router = RouterLaunch(worker_urls=("http://x",), port=1, prometheus_port=2)
@@ -180,7 +181,7 @@ def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: str) -> Non
 
 
 def test_the_users_flags_win() -> None:
-    users = {"stream-interval": "4", "disable-overlap-schedule": False, "enable-metrics": True}
+    users: dict[str, str | bool] = {"stream-interval": "4", "disable-overlap-schedule": False, "enable-metrics": True}
     launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device="cpu", dtype="float32", seed=1, flags=users)
     arguments = server_command(launch).arguments
     assert arguments[arguments.index("--stream-interval") + 1] == "4"
