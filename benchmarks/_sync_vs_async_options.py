@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal
 
 from asyncrl.config.areas import ClusterConfig, ModelConfig, TrainConfig
 from asyncrl.config.parallel import ParallelConfig, parallel_problems
@@ -93,7 +94,9 @@ def _too_small(asked: argparse.Namespace) -> list[str]:
 def _row_tokens(asked: argparse.Namespace) -> int:
     """Most tokens of a microbatch, over the context-parallel ranks that share it."""
     parallel = parallel_of(asked)
-    return max(asked.prompt_tokens + asked.longest, asked.max_tokens_per_gpu * parallel.context_parallel_size)
+    longest: int = asked.prompt_tokens + asked.longest
+    packed: int = asked.max_tokens_per_gpu * parallel.context_parallel_size
+    return max(longest, packed)
 
 
 def setup(asked: argparse.Namespace) -> Setup:
@@ -122,7 +125,7 @@ def deployment(
 ) -> Deployment:
     """What to start, on all GPUs twice or on each for one thing; the start may take ``left_s`` at most."""
     gpus = asked.trainer_gpus + asked.engine_gpus
-    dtype = "bfloat16" if asked.device == "cuda" else "float32"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if asked.device == "cuda" else "float32"
     return Deployment(
         device=asked.device,
         dtype=dtype,
