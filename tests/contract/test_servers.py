@@ -168,8 +168,8 @@ def test_a_program_that_is_not_there_is_a_server_failure(tmp_path: Path) -> None
 
 
 def test_ranks_meet_where_they_are_told(servers: Servers) -> None:
-    with socket.create_connection(("127.0.0.1", servers.nccl_port), timeout=10):
-        pass
+    with socket.create_connection(("127.0.0.1", servers.nccl_port), timeout=10) as connection:
+        assert connection.getpeername() == ("127.0.0.1", servers.nccl_port)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -69,4 +69,5 @@ assert not {"rich", "tensorboard", "numpy"} & set(sys.modules), sorted(sys.modul
 import asyncrl.metrics.closing, asyncrl.metrics.logs, asyncrl.metrics.reporter
 assert not {"tensorboard", "torch", "ray", "numpy"} & set(sys.modules), sorted(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
