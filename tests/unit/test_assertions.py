@@ -25,7 +25,7 @@ def functions(path: Path) -> dict[str, Function]:
 @cache
 def imported(path: Path) -> dict[str, tuple[Path, str]]:
     """The names that a file imports from other files of the tests, with the file and the name there."""
-    found = {}
+    found: dict[str, tuple[Path, str]] = {}
     for node in ast.walk(module(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tests":
             source = ROOT.joinpath(*node.module.split(".")).with_suffix(".py")
