@@ -28,11 +28,8 @@ from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_setti
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 
-needs_gpu = pytest.mark.skipif(
-    not (torch.cuda.is_available() and not HAVE_TE),
-    reason="needs a GPU, and a CPU run, which TransformerEngine forbids",
-)
-needs_both = pytest.mark.skipif(not (torch.cuda.is_available() and HAVE_TE), reason="needs a GPU and TransformerEngine")
+without_te = pytest.mark.skipif(HAVE_TE, reason="needs a CPU run, which TransformerEngine forbids")
+with_te = pytest.mark.skipif(not HAVE_TE, reason="needs TransformerEngine")
 WITHOUT_LATENT = [name for name in TINY if name not in ("deepseek-v3", "moonlight")]
 """Models with latent attention have local layers either way."""
 SPAWN = multiprocessing.get_context("spawn")
@@ -158,7 +155,8 @@ def without_gpus() -> Iterator[Callable[..., Any]]:
         yield lambda function, *args: pool.submit(function, *args).result(timeout=120.0)
 
 
-@needs_gpu
+@pytest.mark.gpu
+@without_te
 @pytest.mark.parametrize("family", TINY)
 def test_a_gpu_says_what_a_cpu_says(tmp_path: Path, without_gpus: Callable[..., Any], family: str) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
@@ -169,7 +167,8 @@ def test_a_gpu_says_what_a_cpu_says(tmp_path: Path, without_gpus: Callable[..., 
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
 
 
-@needs_both
+@pytest.mark.gpu
+@with_te
 @pytest.mark.parametrize("family", WITHOUT_LATENT)
 def test_both_train_alike(tmp_path: Path, family: str) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
@@ -185,7 +184,8 @@ def test_both_train_alike(tmp_path: Path, family: str) -> None:
         assert fused.grad_norm == pytest.approx(local.grad_norm, rel=0.05)
 
 
-@needs_both
+@pytest.mark.gpu
+@with_te
 @pytest.mark.parametrize("moe", [False, True])
 @pytest.mark.parametrize(("first", "second"), [(LOCAL, FUSED), (FUSED, LOCAL), (FUSED, FUSED)])
 def test_a_checkpoint_of_one_goes_on_in_the_other(
@@ -199,7 +199,8 @@ def test_a_checkpoint_of_one_goes_on_in_the_other(
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=0.05)
 
 
-@needs_both
+@pytest.mark.gpu
+@with_te
 def test_a_policy_that_has_not_begun_is_saved_with_its_critic(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "hf", dtype="bfloat16")
     settings = on_gpu(checkpoint, FUSED, advantage_estimator="ppo", num_critic_only_steps=3)
@@ -214,7 +215,8 @@ def test_a_policy_that_has_not_begun_is_saved_with_its_critic(tmp_path: Path) ->
         assert difference(one.logprobs, other.logprobs) < 0.03
 
 
-@needs_both
+@pytest.mark.gpu
+@with_te
 @pytest.mark.parametrize("had_te", [False, True])
 def test_a_run_goes_on_where_transformer_engine_has_come_or_gone(tmp_path: Path, had_te: bool) -> None:
     settings = on_gpu(write_checkpoint(tmp_path / "hf", dtype="bfloat16"), AUTO)

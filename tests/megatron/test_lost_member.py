@@ -6,7 +6,6 @@ import signal
 import subprocess
 
 import pytest
-import torch
 
 from asyncrl.engines.abandoned import without_watchdog
 from asyncrl.engines.sglang.direct import around_join
@@ -19,11 +18,10 @@ WATCHDOG = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
 """A watchdog of torch ends its process four times as long after it heard of a failure; by default after a minute."""
 OVER_A_NETWORK = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0"}
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
-@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=on_a_gpu)])
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
 def test_the_others_go_on_without_a_member_that_died(device: str, backend: str) -> None:
     """On a GPU they share it: NCCL takes them for three machines, and goes over a network."""
     ports = [str(free_port()), str(free_port())]

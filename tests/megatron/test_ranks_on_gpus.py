@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from megatron.core.extensions.transformer_engine import HAVE_TE
 
 from tests.megatron import rank_process
@@ -16,7 +15,7 @@ from tests.megatron.tiny import write_checkpoint
 from tests.programs import ROOT, program
 
 pytestmark = [
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+    pytest.mark.gpu(count=2),
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:::torch"),  # what it warns about when Megatron calls it
 ]
