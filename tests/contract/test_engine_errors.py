@@ -146,7 +146,7 @@ def test_stamped_tokens_are_as_old_as_their_stamps() -> None:
 
 
 @pytest.mark.parametrize("stamps", [["5"], ["5", None], []])
-def test_stamps_that_do_not_fit_their_tokens_are_not_believed(stamps: list[str]) -> None:
+def test_stamps_that_do_not_fit_their_tokens_are_ignored(stamps: list[str]) -> None:
     chunks, _, _ = generate(sending(event([1, 2], 5, stamps), event([3], 5, ["5"], type="length")))
     assert [(chunk.version, chunk.token_ids) for chunk in chunks] == [(4, (1, 2)), (5, (3,))]
 
@@ -226,7 +226,7 @@ def test_logprobs_of_other_tokens_are_a_loss() -> None:
     assert not chunks
 
 
-def test_nobody_listening_is_a_loss() -> None:
+def test_a_refused_connection_is_a_loss() -> None:
     async def run() -> None:
         async with Wire() as wire:
             url = f"http://127.0.0.1:{free_ports(1)[0]}"
@@ -358,7 +358,9 @@ def test_a_request_that_cannot_be_aborted_is_lost_and_the_interruption_ends() ->
 
 
 @pytest.mark.parametrize("status", [200, 404])
-def test_a_server_is_ready_with_calm_collectors_or_a_warning(status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_is_ready_once_its_garbage_collectors_are_frozen_or_warns(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:

@@ -76,7 +76,7 @@ def test_every_token_of_a_pass_is_stamped_with_the_version_it_ran_under() -> Non
     assert passed(stamps, over, 1) == {STAMPS: ["7"]}
 
 
-def test_an_update_says_for_how_long_no_pass_has_run() -> None:
+def test_an_update_reports_the_time_since_the_last_forward_pass() -> None:
     now = [100.0]
 
     def later(seconds: float) -> None:
@@ -97,7 +97,7 @@ def test_an_update_says_for_how_long_no_pass_has_run() -> None:
     assert updated(stamps, over, "3") == ""
 
 
-def test_what_waits_takes_the_cache_of_the_weights_that_will_serve_it() -> None:
+def test_waiting_requests_use_the_cache_of_the_weights_that_will_serve_them() -> None:
     ours, theirs = request(cache_key(3)), request("score/1")
     stamps, over = TokenStamps(), scheduler(ours, theirs)
     updated(stamps, over, "4")

@@ -80,7 +80,7 @@ def test_ten_steps_are_five_and_five_after_a_restart(tmp_path: Path, moe: bool, 
     assert notes["run"] == {"step": 5}
 
 
-def test_a_critic_goes_on_too_also_when_the_policy_has_not_begun(tmp_path: Path, dense: Path) -> None:
+def test_a_critic_resumes_even_before_the_first_policy_step(tmp_path: Path, dense: Path) -> None:
     settings = trainer_settings(dense, advantage_estimator="ppo", num_critic_only_steps=3)
     with one_rank(settings) as rank:
         straight = steps(rank, 0, 5)
@@ -95,7 +95,7 @@ def test_a_critic_goes_on_too_also_when_the_policy_has_not_begun(tmp_path: Path,
     assert [report.metrics for report in before + after] == [report.metrics for report in straight]
 
 
-def test_random_numbers_go_on_where_they_were(tmp_path: Path, dense: Path) -> None:
+def test_random_number_generators_resume_their_state(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
         torch.manual_seed(7)
@@ -107,7 +107,7 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path, dense: Path) -> No
         assert torch.equal(torch.rand(3), expected)
 
 
-def test_layers_may_have_extra_state_that_the_checkpoint_has_not(
+def test_extra_state_of_layers_may_be_absent_from_the_checkpoint(
     monkeypatch: pytest.MonkeyPatch, dense: Path, saved: Path
 ) -> None:
     """As TransformerEngine's have where Megatron's own, which wrote it, have none."""
@@ -121,7 +121,7 @@ def test_layers_may_have_extra_state_that_the_checkpoint_has_not(
         assert numbers(rank.train(random_batch(step=2))) == expected
 
 
-def test_settings_are_those_of_the_new_run(dense: Path, saved: Path) -> None:
+def test_optimizer_settings_come_from_the_new_run(dense: Path, saved: Path) -> None:
     with one_rank(trainer_settings(dense, lr=7e-5, weight_decay=0.5, adam_beta2=0.9, adam_eps=1e-6)) as rank:
         rank.load(resume(saved))
         groups = rank._optimizer.param_groups  # noqa: SLF001
@@ -146,7 +146,7 @@ def test_weights_alone_start_with_a_fresh_optimizer(tmp_path: Path, dense: Path,
     assert reports[0] != reports[2]
 
 
-def test_a_checkpoint_with_fewer_words_than_the_model_is_refused(tmp_path: Path, saved: Path) -> None:
+def test_a_checkpoint_with_a_smaller_vocabulary_than_the_model_is_refused(tmp_path: Path, saved: Path) -> None:
     larger = trainer_settings(write_checkpoint(tmp_path / "hf", vocab_size=VOCAB + 32))
     with (
         one_rank(larger) as rank,
@@ -169,7 +169,7 @@ def test_the_optimizer_can_be_left_out(tmp_path: Path, dense: Path) -> None:
             rank.load(resume(tmp_path / "without"))
 
 
-def test_a_save_waits_for_the_one_before_and_leaves_both(tmp_path: Path, dense: Path) -> None:
+def test_a_save_waits_for_the_previous_one_and_both_remain(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
         rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)
@@ -180,7 +180,7 @@ def test_a_save_waits_for_the_one_before_and_leaves_both(tmp_path: Path, dense: 
     assert latest(tmp_path) == folder_of(tmp_path, 2)
 
 
-def test_a_save_that_fails_is_a_named_error_and_the_one_before_stays(tmp_path: Path, dense: Path) -> None:
+def test_a_failed_save_raises_and_leaves_the_previous_checkpoint(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
         rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)

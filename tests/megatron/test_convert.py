@@ -87,9 +87,7 @@ def test_a_round_trip_changes_no_bit_and_megatron_reads_it_between(
 
 
 @pytest.mark.parametrize("family", ["qwen2.5-tied", "qwen3", "glm4.5", "deepseek-v3"])
-def test_files_are_described_as_megatron_describes_its_own(
-    tmp_path: Path, checkpoints: Mapping[str, Path], family: str
-) -> None:
+def test_metadata_equals_what_megatron_writes(tmp_path: Path, checkpoints: Mapping[str, Path], family: str) -> None:
     to_torch_dist(checkpoints[family], tmp_path / "ours")
     theirs = saved_by_megatron(checkpoints[family], tmp_path / "theirs")
     assert described(tmp_path / "ours" / "release") == described(theirs)
@@ -138,7 +136,7 @@ def described(folder: Path) -> tuple[Set[str], dict[str, Any], Set[Any]]:
 
 
 @pytest.mark.parametrize("moe_layer_freq", [1, [1, 1, 1]], ids=["layers together", "layers apart"])
-def test_layers_may_be_parts_of_one_tensor_or_tensors(
+def test_layers_may_be_stored_stacked_or_one_by_one(
     tmp_path: Path, checkpoints: Mapping[str, Path], moe_layer_freq: int | list[int]
 ) -> None:
     hf = checkpoints["qwen3-moe"]
@@ -162,9 +160,7 @@ def test_padded_embeddings_are_written_read_by_a_run_and_cut(
     assert same_bits(read_by_megatron(hf, tmp_path / "padded" / "release"), plain)
 
 
-def test_as_many_rows_are_kept_as_one_asks_for_and_config_json_says_so(
-    tmp_path: Path, checkpoints: Mapping[str, Path]
-) -> None:
+def test_vocab_size_sets_the_embedding_rows_and_config_json(tmp_path: Path, checkpoints: Mapping[str, Path]) -> None:
     hf = checkpoints["qwen3"]
     to_torch_dist(hf, tmp_path / "padded", vocab_size=PADDED)
     to_hf(tmp_path / "padded", tmp_path / "back", hf, vocab_size=100)
@@ -176,7 +172,7 @@ def test_as_many_rows_are_kept_as_one_asks_for_and_config_json_says_so(
     assert read_config(tmp_path / "back") == {**read_config(hf), "vocab_size": 100}
 
 
-def test_words_that_are_not_there_are_one_line(tmp_path: Path, checkpoints: Mapping[str, Path]) -> None:
+def test_an_impossible_vocab_size_is_refused_in_one_line(tmp_path: Path, checkpoints: Mapping[str, Path]) -> None:
     hf = checkpoints["qwen3"]
     with pytest.raises(ConfigError, match=r"^vocab-size 95: .* has 96 words, and none can be left out$"):
         to_torch_dist(hf, tmp_path / "fewer", vocab_size=95)
@@ -186,7 +182,7 @@ def test_words_that_are_not_there_are_one_line(tmp_path: Path, checkpoints: Mapp
     assert not list(tmp_path.glob("back*"))
 
 
-def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path, checkpoints: Mapping[str, Path]) -> None:
+def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, checkpoints: Mapping[str, Path]) -> None:
     hf = checkpoints["qwen3-moe"]
     foreign = saved_by_megatron(hf, tmp_path / "foreign")
     for number, (key, value, line) in enumerate(
@@ -225,7 +221,7 @@ def test_fp8_and_layers_for_multi_token_prediction_come_out_as_a_saved_model_has
     assert (tmp_path / "back" / "config.json").read_text() == (tmp_path / "expected" / "config.json").read_text()
 
 
-def test_what_a_killed_conversion_left_goes_and_a_whole_checkpoint_stays(
+def test_leftovers_of_a_killed_conversion_are_removed_and_a_complete_checkpoint_is_kept(
     tmp_path: Path, checkpoints: Mapping[str, Path]
 ) -> None:
     release = tmp_path / "saved" / "release"
@@ -238,7 +234,7 @@ def test_what_a_killed_conversion_left_goes_and_a_whole_checkpoint_stays(
         to_torch_dist(checkpoints["llama3"], tmp_path / "saved")
 
 
-def test_damaged_files_are_one_line_and_no_folder_remains_that_looks_complete(
+def test_damaged_files_are_refused_in_one_line_and_leave_no_target_folder(
     tmp_path: Path, checkpoints: Mapping[str, Path]
 ) -> None:
     hf = checkpoints["llama3"]
@@ -254,7 +250,7 @@ def test_damaged_files_are_one_line_and_no_folder_remains_that_looks_complete(
         to_hf(tmp_path / "saved", tmp_path / "back", hf)
 
 
-def test_a_full_description_begins_another_file(tmp_path: Path) -> None:
+def test_a_safetensors_header_at_its_limit_starts_another_file(tmp_path: Path) -> None:
     tensors = {f"weight.{'x' * 60}.{number}": torch.full((3,), number, dtype=torch.bfloat16) for number in range(3000)}
     shards = hf_files.write_shards(tensors.items(), tmp_path)
     assert len(shards) == 2  # 3,000 times about 140 bytes
@@ -262,7 +258,7 @@ def test_a_full_description_begins_another_file(tmp_path: Path) -> None:
     assert [name for shard in shards for name in shard.names] == list(tensors)
 
 
-def test_tensors_of_several_dtypes_may_lie_anywhere(tmp_path: Path) -> None:
+def test_tensors_of_mixed_dtypes_and_layouts_survive_a_round_trip(tmp_path: Path) -> None:
     tensors = {
         "odd": torch.arange(3, dtype=torch.bfloat16),
         "float": torch.tensor([1.5, -2.0]),

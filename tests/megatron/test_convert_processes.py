@@ -64,7 +64,7 @@ def some(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_memory_is_for_a_weight_and_not_for_the_model(tmp_path: Path) -> None:
+def test_peak_memory_of_a_conversion_is_bounded_by_single_weights(tmp_path: Path) -> None:
     torch.manual_seed(0)
     hf, tiny = write_large(tmp_path / "hf"), tmp_path / "hf" / "tiny"
     names = {what: str(tmp_path / what) for what in ("saved", "back", "tiny-saved", "tiny-back", "nothing")}
@@ -138,7 +138,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_long_conversion_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_long_conversion_reports_progress_on_the_first_process_only(tmp_path: Path) -> None:
     lines, screen, other = io.StringIO(), Terminal(), Terminal()
     for stream, is_first in ((lines, True), (screen, True), (other, False)):
         with watched("to torch_dist", 4 * 2**30, is_first=is_first, stream=stream) as watch:

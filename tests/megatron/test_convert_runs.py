@@ -20,7 +20,7 @@ OTHERWISE = ShapeConfig(rotary_base=5e5, norm_epsilon=1e-3, max_position_embeddi
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_of_a_run_with_shape_flags_is_what_the_run_saves(tmp_path: Path, dtype: str) -> None:
+def test_converting_a_run_with_shape_flags_equals_saving_it(tmp_path: Path, dtype: str) -> None:
     hf = write_tiny(tmp_path / "hf", TINY["glm4.5"], dtype=dtype)
     with one_rank(trainer_settings(hf, dtype=dtype, shape=OTHERWISE)) as rank:
         rank.train(random_batch())

@@ -96,7 +96,7 @@ def test_the_policy_is_trained_with_advantages_over_the_values(checkpoint: Path)
     assert report.loss == pytest.approx(fmean(losses), rel=1e-4)
 
 
-def test_the_critic_learns_and_the_policy_waits_for_it_if_told(checkpoint: Path) -> None:
+def test_the_critic_learns_while_the_policy_waits_for_num_critic_only_steps(checkpoint: Path) -> None:
     batch = random_batch()
     settings = trainer_settings(checkpoint, **PPO, lr=1e-3, critic_lr=3e-3, num_critic_only_steps=6)
     with one_rank(settings) as rank:
@@ -108,7 +108,7 @@ def test_the_critic_learns_and_the_policy_waits_for_it_if_told(checkpoint: Path)
     assert after != reports[0].logprobs
 
 
-def test_a_value_moves_no_further_than_it_may_in_one_step(checkpoint: Path) -> None:
+def test_value_clip_bounds_how_far_a_value_moves_in_one_step(checkpoint: Path) -> None:
     batch = random_batch(groups=2)
     twice = replace(batch, groups=(batch.groups[0], batch.groups[0]))
     settings = trainer_settings(checkpoint, **PPO, num_steps_per_rollout=2, critic_lr=1e-2, value_clip=1e-3)
@@ -117,7 +117,7 @@ def test_a_value_moves_no_further_than_it_may_in_one_step(checkpoint: Path) -> N
     assert report.metrics["train/value_clip_fraction"] == pytest.approx(0.5, abs=0.1)  # the second update's
 
 
-def test_a_critic_may_be_smaller_but_must_know_the_words(tmp_path: Path, checkpoint: Path) -> None:
+def test_a_critic_may_be_smaller_but_must_share_the_vocabulary_size(tmp_path: Path, checkpoint: Path) -> None:
     small = write_checkpoint(tmp_path / "small", num_hidden_layers=1)
     with one_rank(trainer_settings(checkpoint, **PPO, critic_load=small)) as rank:
         assert rank.train(random_batch()).metrics["train/critic_grad_norm"] > 0

@@ -162,7 +162,7 @@ def test_two_ranks_with_parts_of_the_groups_give_the_same_bits_too(pairs: Pairs)
 
 @pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_one_rank_gets_wrong_ends_the_step_with_the_same_error_on_both(pairs: Pairs, layout: str) -> None:
+def test_an_error_of_a_custom_loss_on_one_rank_is_raised_on_both(pairs: Pairs, layout: str) -> None:
     """The steps that come after it are as if nothing had been: see the test above."""
     mine, theirs = pairs[layout]
     words = {
@@ -178,7 +178,9 @@ def test_what_one_rank_gets_wrong_ends_the_step_with_the_same_error_on_both(pair
 
 
 @pytest.mark.parametrize("max_tokens", [9, 1000])
-def test_a_loss_of_its_own_is_averaged_and_reported_like_ours(checkpoint: Path, file: Path, max_tokens: int) -> None:
+def test_a_custom_loss_is_averaged_and_reported_like_the_built_in_one(
+    checkpoint: Path, file: Path, max_tokens: int
+) -> None:
     custom = partial(load_custom, None, f"{file}:squared", SlimeArgs(), file.parent)
     settings = trainer_settings(
         checkpoint, use_rollout_logprobs=True, max_tokens_per_gpu=max_tokens, eps_clip=1e-9, custom=custom
@@ -284,12 +286,14 @@ def raises(samples: StepSamples) -> torch.Tensor:
         ),
     ],
 )
-def test_what_an_advantage_function_gets_wrong_has_a_name_and_numbers(function: Callable[..., Any], words: str) -> None:
+def test_wrong_results_of_an_advantage_function_are_named_with_numbers(
+    function: Callable[..., Any], words: str
+) -> None:
     with pytest.raises(TrainerFailed, match=f"^step 4: advantage function .*{words}"):
         called(function)
 
 
-def test_a_number_that_is_none_has_a_name() -> None:
+def test_a_non_finite_advantage_is_named_with_its_sample_and_token() -> None:
     with pytest.raises(
         NonFiniteLoss, match=r"(\d+) of the \1 trained tokens of sample 3 got no finite .* token \d+: nan"
     ):
@@ -338,7 +342,7 @@ def tokens(stray: float = 0.0) -> tuple[Any, ...]:
     return logprobs, torch.tensor([-1.5, stray, -0.5]), torch.ones(3), torch.tensor([True, False, True]), (2, 1)
 
 
-def test_losses_that_are_not_finite_have_a_name_and_do_not_stop_the_pass() -> None:
+def test_non_finite_losses_are_raised_after_the_pass_on_every_rank() -> None:
     later: list[int] = []
     loss = CheckedLoss(lambda *given: (good(*given)[0] / (0.0 if later else 1.0), {}))
     later.append(1)
@@ -349,7 +353,7 @@ def test_losses_that_are_not_finite_have_a_name_and_do_not_stop_the_pass() -> No
         loss.raise_alike()
 
 
-def test_names_that_change_have_a_name() -> None:
+def test_metrics_of_a_custom_loss_must_keep_their_names() -> None:
     names = ["a"]
     loss = CheckedLoss(lambda *given: (good(*given)[0], dict.fromkeys(names, given[0])))
     names.append("b")
@@ -359,7 +363,7 @@ def test_names_that_change_have_a_name() -> None:
         loss.raise_alike()
 
 
-def test_after_an_error_it_is_not_called_again_until_the_error_is_told() -> None:
+def test_a_custom_loss_that_failed_is_not_called_again_before_its_error_is_raised() -> None:
     calls = []
 
     def second_fails(*given: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -381,7 +385,7 @@ def test_after_an_error_it_is_not_called_again_until_the_error_is_told() -> None
         loss.raise_alike()
 
 
-def test_an_error_on_the_way_back_is_kept_as_well() -> None:
+def test_an_error_in_the_backward_pass_of_a_custom_loss_is_raised_after_the_pass() -> None:
     later: list[int] = []
     loss = CheckedLoss(lambda *given: ((changed_in_place if later else good)(*given)[0], {}))
     later.append(1)
@@ -402,7 +406,7 @@ def test_a_token_that_does_not_count_may_carry_any_number() -> None:
     assert gradients[0] == gradients[1]
 
 
-def test_an_empty_microbatch_is_no_business_of_the_users() -> None:
+def test_a_custom_loss_is_not_called_for_an_empty_microbatch() -> None:
     calls = []
 
     def noted(*given: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -415,7 +419,7 @@ def test_an_empty_microbatch_is_no_business_of_the_users() -> None:
     assert (losses.shape, losses.requires_grad, list(told), len(calls)) == ((0,), True, ["train/custom/x"], 1)
 
 
-def test_a_rank_tries_the_loss_again(checkpoint: Path) -> None:
+def test_every_rank_checks_the_custom_loss_when_it_starts(checkpoint: Path) -> None:
     settings = trainer_settings(checkpoint, custom=partial(Custom, loss=ppo_clip))  # type: ignore[arg-type]  # as a user may get it wrong
     with pytest.raises(PluginError, match=r"loss function ppo_clip: TypeError"), one_rank(settings):
         pass

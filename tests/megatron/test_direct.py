@@ -103,7 +103,7 @@ def same(folder: Path, file: Path) -> bool:
     return all(torch.equal(saved[name].view(torch.uint8), received[name].view(torch.uint8)) for name in saved)
 
 
-def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both: Both, tmp_path: Path) -> None:
+def test_later_updates_are_copies_of_the_snapshot(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
     for step, load_format in enumerate((DIRECT, DIRECT_CHECKED)):
         rank.train(random_batch(step=step))
@@ -119,7 +119,7 @@ def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both
         assert len(with_norms) < len(names)
 
 
-def test_another_thread_sends_what_was_taken_once_more_while_the_trainer_trains(both: Both, tmp_path: Path) -> None:
+def test_another_thread_resends_the_snapshot_while_the_trainer_trains(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
     rank.train(random_batch())
     rank.write_weights(tmp_path / "taken")
@@ -175,7 +175,7 @@ def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_
         assert same(tmp_path / "sent", tmp_path / "received")
 
 
-def test_an_update_that_fails_is_gathered_to_its_end(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other ranks give their parts of all buckets; what rank 0 left would meet the next update."""
     rank, _, names = both
     gathered, each = [], outbox._Copies.each  # noqa: SLF001
@@ -225,7 +225,7 @@ def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both: Both, monkeypa
     assert f"the bucket of {names[0]} has checksum" in said
 
 
-def test_an_update_that_the_trainer_gives_up_is_left_at_once(both: Both) -> None:
+def test_engines_leave_an_abandoned_update_at_once(both: Both) -> None:
     rank, engine, names = both
     engine.ask(DIRECT, names)
     began = time.monotonic()
@@ -236,7 +236,7 @@ def test_an_update_that_the_trainer_gives_up_is_left_at_once(both: Both) -> None
     assert time.monotonic() - began < 10.0
 
 
-def test_giving_up_an_older_group_changes_nothing(both: Both, tmp_path: Path) -> None:
+def test_abandoning_an_older_group_changes_nothing(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
     rank.abandon("an older one")
     rank.write_weights(tmp_path / "taken")
@@ -247,7 +247,7 @@ def test_giving_up_an_older_group_changes_nothing(both: Both, tmp_path: Path) ->
     rank._outbox.finish()  # noqa: SLF001 (raises if the group was given up)
 
 
-def test_what_was_sent_into_a_group_that_was_given_up_did_not_arrive(both: Both) -> None:
+def test_broadcasting_into_an_abandoned_group_raises(both: Both) -> None:
     rank, _, _ = both
     group = engines_of(rank)
     abandon(group)
@@ -277,7 +277,7 @@ def test_an_engine_fails_when_any_of_its_ranks_does() -> None:
     assert second == "None; None; broken"
 
 
-def test_a_trainer_that_has_to_wait_gives_up_and_tells_the_engines(both: Both) -> None:
+def test_a_trainer_that_times_out_abandons_the_group_and_the_engines_notice(both: Both) -> None:
     rank, engine, names = both
     engine.ask(DIRECT, names)
     never = SimpleNamespace(query=lambda: False)
@@ -288,7 +288,7 @@ def test_a_trainer_that_has_to_wait_gives_up_and_tells_the_engines(both: Both) -
     assert "the trainer has given this update up" in said
 
 
-def test_a_bucket_that_never_came_before_is_refused(both: Both) -> None:
+def test_a_direct_update_of_an_unknown_bucket_is_refused(both: Both) -> None:
     _, engine, names = both
     engine.ask(DIRECT, [*names, "another"])
     worked, said, num_loaded = engine.answer()
@@ -297,7 +297,7 @@ def test_a_bucket_that_never_came_before_is_refused(both: Both) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4, 7, 4_000, 40_000_001])
-def test_a_checksum_tells_any_byte_and_any_order(num_bytes: int) -> None:
+def test_a_checksum_changes_with_any_byte_and_any_order(num_bytes: int) -> None:
     flat = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     before = checksum(flat)
     for place in {0, num_bytes // 2, num_bytes - 1}:
@@ -321,7 +321,7 @@ def test_views_are_parts_of_the_buffer() -> None:
     assert flat.view(torch.bfloat16)[:4].tolist() == [1.0] * 4
 
 
-def test_loaders_get_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaders_run_after_the_bucket_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that read a number would wait on a GPU for a bucket of which a member has died, without a deadline."""
     done = []
     model = SimpleNamespace(parameters=list, load_weights=lambda tensors: done.append("loaded"))
@@ -363,7 +363,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleNamespace, direct.Dir
     return updater, hook, done
 
 
-def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(
+def test_kernels_launched_behind_a_broadcast_were_launched_once_before(
     loaded: tuple[SimpleNamespace, direct.DirectUpdates, list[Any]],
 ) -> None:
     """A first launch waits for the GPU to have nothing to do, and a broadcast whose member died never ends."""

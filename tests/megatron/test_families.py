@@ -91,7 +91,9 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path, family: str) -> None
 
 
 @pytest.mark.parametrize("max_bytes", range(500, 8000, 500))
-def test_what_sglang_joins_comes_in_one_bucket(deepseek: tuple[torch.nn.Module, ModelShape], max_bytes: int) -> None:
+def test_weights_that_sglang_fuses_travel_in_one_bucket(
+    deepseek: tuple[torch.nn.Module, ModelShape], max_bytes: int
+) -> None:
     buckets, _ = plan_buckets(*deepseek, max_bytes)
     for bucket in buckets:
         down = [name for name in bucket.names if name.endswith(("q_a_proj.weight", "kv_a_proj_with_mqa.weight"))]

@@ -83,7 +83,7 @@ def refusal(config: dict[str, Any], parallel: dict[str, Any], device: str) -> st
         ),
     ],
 )
-def test_a_model_that_cannot_be_split_so_is_refused(
+def test_a_layout_that_does_not_divide_the_model_is_refused(
     config: dict[str, Any], parallel: dict[str, Any], device: str, words: str
 ) -> None:
     assert re.search(words, str(refusal(config, parallel, device)))
@@ -123,11 +123,11 @@ def test_only_a_gpu_refuses_expert_sizes_that_are_not_multiples_of_8() -> None:
         ({"recompute_modules": ("mlp",)}, 1, "recompute-modules without recompute-granularity selective"),
     ],
 )
-def test_contradictions_have_a_line_each(parallel: dict[str, Any], num_ranks: int, words: str) -> None:
+def test_each_contradiction_in_a_layout_is_one_line(parallel: dict[str, Any], num_ranks: int, words: str) -> None:
     (line,) = parallel_problems(ParallelConfig(**parallel), num_ranks)
     assert re.search(words, line)
 
 
 @pytest.mark.parametrize(("size", "given"), [(1, True), (2, True), (1, False)])
-def test_sequence_parallel_may_be_said_where_it_is_so(size: int, given: bool) -> None:
+def test_sequence_parallel_may_be_given_explicitly(size: int, given: bool) -> None:
     assert parallel_problems(ParallelConfig(tensor_model_parallel_size=size, sequence_parallel=given), 2) == []

@@ -43,7 +43,7 @@ def test_numbers_and_scales_are_those_of_a_loop_over_blocks(rows: int, columns: 
 
 
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16])
-def test_what_is_read_again_is_as_near_as_the_format_can_be(scale_dtype: torch.dtype) -> None:
+def test_rounding_errors_of_fp8_are_within_the_format(scale_dtype: torch.dtype) -> None:
     matrix = random_matrix(300, 260)
     back = meant(*quantised(matrix, (128, 128), scale_dtype), (128, 128))
     _, scales = by_blocks(matrix.numpy(), (128, 128))
@@ -65,7 +65,7 @@ def test_weights_that_came_from_fp8_go_back_unchanged(dtype: torch.dtype) -> Non
     assert torch.equal(scales_again, powers)
 
 
-def test_a_block_of_zeros_stays_zero_tiny_ones_stay_finite_and_what_is_not_finite_shows() -> None:
+def test_fp8_keeps_zeros_and_tiny_blocks_finite_and_propagates_nan() -> None:
     matrix = torch.zeros(128, 256)
     matrix[3, 200] = float("nan")
     numbers, scales = quantised(matrix, (128, 128), torch.float32)
@@ -112,7 +112,7 @@ def test_bytes_are_counted_as_checkpoints_have_them(tmp_path: Path, family: str)
     assert fp8_size(replace(shape, fp8_block=None)).total == 0
 
 
-def test_what_is_taken_is_what_is_written_byte_by_byte(tmp_path: Path) -> None:
+def test_a_snapshot_equals_the_written_checkpoint_byte_by_byte(tmp_path: Path) -> None:
     path = in_fp8(write_checkpoint(tmp_path / "hf", moe=True, dtype="bfloat16"))
     with one_rank(trainer_settings(path, dtype="bfloat16", update_weight_buffer_size=8_000)) as rank:
         rank.train(random_batch())
@@ -145,7 +145,7 @@ def test_a_trained_model_is_saved_without_fp8_and_loads(tmp_path: Path) -> None:
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
 
 
-def test_what_cannot_be_sent_is_one_line(tmp_path: Path) -> None:
+def test_fp8_weights_that_cannot_be_sent_are_refused_in_one_line(tmp_path: Path) -> None:
     path = in_fp8(write_checkpoint(tmp_path / "hf"))
     tensors = tensors_of(path)
     name = "model.layers.0.mlp.up_proj.weight"

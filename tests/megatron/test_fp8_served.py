@@ -111,7 +111,7 @@ async def update_both_ways(server: ServerProcess, url: str, rank: MegatronRank, 
 
 
 @pytest.mark.timeout(START_S + 120)
-def test_updates_in_fp8_are_copies_that_find_their_places_also_after_one_by_disk(tmp_path: Path) -> None:
+def test_fp8_updates_stay_direct_copies_even_after_an_update_by_disk(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "hf", moe=True, moe_intermediate_size=128, dtype="bfloat16", **WHOLE_BLOCKS)
     in_fp8(path, block=(128, 128), in_full=IN_FULL)
     port, nccl_port = free_port(), free_port()

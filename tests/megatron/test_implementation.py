@@ -59,7 +59,9 @@ def asked(layers: TransformerImpl, device: str, dtype: str = "bfloat16", **paral
         (True, AUTO, "cpu", "device cpu: TransformerEngine or Apex is installed"),
     ],
 )
-def test_what_cannot_be_is_said(is_installed: bool, layers: TransformerImpl, device: str, line: str) -> None:
+def test_an_impossible_choice_of_layers_is_refused(
+    is_installed: bool, layers: TransformerImpl, device: str, line: str
+) -> None:
     with pytest.raises(ConfigError, match=line):
         settled(asked(layers, device), has_layers=is_installed, has_adam=is_installed)
 
@@ -78,14 +80,14 @@ def test_what_cannot_be_is_said(is_installed: bool, layers: TransformerImpl, dev
         (True, asked(AUTO, "cuda", recompute_granularity="selective", recompute_modules=("layernorm",)), LOCAL),
     ],
 )
-def test_auto_takes_what_is_there_and_does_what_is_asked(
+def test_auto_takes_transformer_engine_where_it_can_and_explicit_choices_win(
     is_installed: bool, settings: TrainerSettings, layers: TransformerImpl
 ) -> None:
     found = settled(settings, has_layers=is_installed, has_adam=is_installed)
     assert found == replace(settings, model=replace(settings.model, transformer_impl=layers))
 
 
-def test_latent_attention_is_local_and_says_so(tmp_path: Path) -> None:
+def test_latent_attention_uses_local_layers(tmp_path: Path) -> None:
     shape = read_shape(write_tiny(tmp_path / "hf", TINY["deepseek-v3"]))
     with processes(0, 1, free_port()), layout():
         config = transformer_config(shape, torch.device("cuda"), torch.bfloat16, ParallelConfig(), FUSED)
@@ -158,7 +160,7 @@ def without_gpus() -> Iterator[Callable[..., Any]]:
 @pytest.mark.gpu
 @without_te
 @pytest.mark.parametrize("family", TINY)
-def test_a_gpu_says_what_a_cpu_says(tmp_path: Path, without_gpus: Callable[..., Any], family: str) -> None:
+def test_a_gpu_and_a_cpu_compute_the_same_step(tmp_path: Path, without_gpus: Callable[..., Any], family: str) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
     expected = without_gpus(trained_once, checkpoint)
     with one_rank(on_gpu(checkpoint, LOCAL)) as rank:
@@ -170,7 +172,7 @@ def test_a_gpu_says_what_a_cpu_says(tmp_path: Path, without_gpus: Callable[..., 
 @pytest.mark.gpu
 @with_te
 @pytest.mark.parametrize("family", WITHOUT_LATENT)
-def test_both_train_alike(tmp_path: Path, family: str) -> None:
+def test_local_and_transformer_engine_layers_train_alike(tmp_path: Path, family: str) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
     reports, names = {}, {}
     for impl in (LOCAL, FUSED):
@@ -188,7 +190,7 @@ def test_both_train_alike(tmp_path: Path, family: str) -> None:
 @with_te
 @pytest.mark.parametrize("moe", [False, True])
 @pytest.mark.parametrize(("first", "second"), [(LOCAL, FUSED), (FUSED, LOCAL), (FUSED, FUSED)])
-def test_a_checkpoint_of_one_goes_on_in_the_other(
+def test_a_checkpoint_resumes_under_the_other_kind_of_layers(
     tmp_path: Path, first: TransformerImpl, second: TransformerImpl, moe: bool
 ) -> None:
     checkpoint = write_checkpoint(tmp_path / "hf", moe=moe, dtype="bfloat16")
@@ -201,7 +203,7 @@ def test_a_checkpoint_of_one_goes_on_in_the_other(
 
 @pytest.mark.gpu
 @with_te
-def test_a_policy_that_has_not_begun_is_saved_with_its_critic(tmp_path: Path) -> None:
+def test_an_untrained_policy_is_saved_with_its_critic(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "hf", dtype="bfloat16")
     settings = on_gpu(checkpoint, FUSED, advantage_estimator="ppo", num_critic_only_steps=3)
     with one_rank(settings) as rank:
@@ -218,7 +220,7 @@ def test_a_policy_that_has_not_begun_is_saved_with_its_critic(tmp_path: Path) ->
 @pytest.mark.gpu
 @with_te
 @pytest.mark.parametrize("had_te", [False, True])
-def test_a_run_goes_on_where_transformer_engine_has_come_or_gone(tmp_path: Path, had_te: bool) -> None:
+def test_a_run_resumes_after_transformer_engine_was_installed_or_removed(tmp_path: Path, had_te: bool) -> None:
     settings = on_gpu(write_checkpoint(tmp_path / "hf", dtype="bfloat16"), AUTO)
     with ProcessPoolExecutor(1, mp_context=SPAWN, initializer=hide_te) as without_te:
         here, there = (

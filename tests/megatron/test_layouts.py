@@ -95,7 +95,7 @@ def test_what_is_exported_is_the_checkpoint(
 
 
 @pytest.mark.parametrize(("name", "family"), FP8_CASES)
-def test_what_is_sent_in_fp8_is_what_one_process_sends(
+def test_fp8_weights_sent_by_two_ranks_equal_those_of_one(
     seen: Seen, sent_alone: dict[str, Tensors], checkpoints: Mapping[str, Path], name: str, family: str
 ) -> None:
     exported, expected = seen[name, family]["exported"], sent_alone[family]

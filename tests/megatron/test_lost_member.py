@@ -22,7 +22,7 @@ BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 @pytest.mark.timeout(DEADLINE_S + 30)
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
-def test_the_others_go_on_without_a_member_that_died(device: str, backend: str) -> None:
+def test_an_update_group_outlives_the_death_of_a_member(device: str, backend: str) -> None:
     """On a GPU they share it: NCCL takes them for three machines, and goes over a network."""
     ports = [str(free_port()), str(free_port())]
     members = [
@@ -58,7 +58,7 @@ def test_the_others_go_on_without_a_member_that_died(device: str, backend: str) 
     assert joined_in_s < 30.0
 
 
-def test_groups_made_within_have_no_watchdog_and_later_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_watchdog_affects_only_groups_made_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch reads it as it makes one."""
     monkeypatch.delenv(BLOCKING_WAIT, raising=False)
     with without_watchdog():
@@ -70,7 +70,7 @@ def test_groups_made_within_have_no_watchdog_and_later_ones_do(monkeypatch: pyte
     assert os.environ[BLOCKING_WAIT] == "true"
 
 
-def test_servers_make_theirs_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_join_update_groups_without_a_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BLOCKING_WAIT, "0")
     made_with: list[object] = []
 

@@ -107,7 +107,7 @@ def test_the_loss_does_not_depend_on_packing_order_or_ranks(
         np.testing.assert_allclose(apart[2][index], gradient, atol=1e-6)
 
 
-def test_what_a_token_that_does_not_count_carries_changes_nothing() -> None:
+def test_numbers_of_masked_tokens_change_nothing() -> None:
     rng = random.Random(0)
     example = replace(drawn_examples(rng, 1)[0], token_ids=(1, 2, 3, 4), num_response=3, loss_mask=(1, 0, 1))
 

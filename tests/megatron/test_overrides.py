@@ -37,7 +37,7 @@ CONFIGS = {
 FREE = ShapeConfig(rotary_base=5e5, norm_epsilon=1e-3, max_position_embeddings=1024)
 
 
-def test_what_config_json_says_may_be_said_again() -> None:
+def test_shape_flags_equal_to_config_json_change_nothing() -> None:
     again: dict[str, Any] = {
         "num_layers": 2,
         "hidden_size": 32,
@@ -52,7 +52,7 @@ def test_what_config_json_says_may_be_said_again() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_others_win_and_a_changed_config_json_says_so(config: dict[str, Any]) -> None:
+def test_shape_flags_win_and_the_changed_config_json_reads_back(config: dict[str, Any]) -> None:
     shape = overridden(shape_of(config), FREE)
     assert (shape.rope.theta, shape.norm_eps, shape.max_positions) == (5e5, 1e-3, 1024)
     assert shape.rope.scaling == shape_of(config).rope.scaling
@@ -61,7 +61,7 @@ def test_the_others_win_and_a_changed_config_json_says_so(config: dict[str, Any]
 
 
 @pytest.mark.parametrize("name", ["partial", "partial by default", "partial within"])
-def test_the_share_that_is_turned_can_be_changed_where_there_is_one(name: str) -> None:
+def test_rotary_percent_can_be_overridden_where_the_model_has_it(name: str) -> None:
     config = CONFIGS[name]
     shape = overridden(shape_of(config), ShapeConfig(rotary_percent=0.25))
     assert (shape.rope.fraction, shape.rope.theta) == (0.25, 1e6)
@@ -99,7 +99,7 @@ def test_the_share_that_is_turned_can_be_changed_where_there_is_one(name: str) -
         ),
     ],
 )  # fmt: skip
-def test_what_would_not_fit_is_one_line_with_both_numbers(
+def test_shape_flags_that_contradict_the_tensors_are_refused_with_both_numbers(
     config: dict[str, Any], given: dict[str, Any], lines: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as error:
@@ -132,7 +132,7 @@ def in_the_old_format(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_the_trainer_computes_with_them_and_the_saved_model_says_so(tmp_path: Path) -> None:
+def test_the_trainer_computes_with_shape_flags_and_saves_them(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "glm4", TINY["glm4"])
     given = ShapeConfig(rotary_base=50.0, rotary_percent=0.25, norm_epsilon=0.1)
     settings = trainer_settings(folder, lr=1e-30, shape=given)
@@ -153,7 +153,7 @@ def test_the_trainer_computes_with_them_and_the_saved_model_says_so(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["ref_load", "critic"])
-def test_the_models_beside_the_policy_follow(tmp_path: Path, kind: str) -> None:
+def test_shape_flags_apply_to_the_reference_and_the_critic(tmp_path: Path, kind: str) -> None:
     folder = write_tiny(tmp_path / "qwen3", TINY["qwen3"])
     beside = {"use_kl_loss": True, "kl_loss_type": "k3"} if kind == "ref_load" else {"advantage_estimator": "ppo"}
     with one_rank(trainer_settings(folder, shape=ShapeConfig(rotary_base=50.0), **beside)) as rank:

@@ -29,7 +29,7 @@ def test_bins_hold_everything_once_and_no_more_than_they_may() -> None:
         assert len(bins) < 2 or fullness[0] + fullness[1] > 32  # no two bins would fit into one
 
 
-def test_packing_does_not_depend_on_chance() -> None:
+def test_packing_is_deterministic() -> None:
     lengths = [5, 9, 5, 3, 9, 1]
     assert pack(lengths, 10) == [[0, 2], [1, 5], [3], [4]] == pack(lengths, 10)
 
@@ -50,7 +50,7 @@ def test_even_parts_hold_everything_once_and_differ_by_little() -> None:
             assert max(sums) <= 1.02 * sum(sums) / 8
 
 
-def test_microbatches_of_a_number_of_samples_do_not_look_at_lengths() -> None:
+def test_microbatches_of_a_fixed_number_of_samples_ignore_lengths() -> None:
     examples = [example for group in examples_of(random_batch(groups=3, group_size=3)) for example in group]
     rows = microbatches(examples, 0, 1, Packing(max_tokens=1, num_samples=4))
     assert [row.indices for row in rows] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
@@ -113,6 +113,6 @@ def test_a_rank_without_samples_still_has_a_microbatch() -> None:
     assert len(row.targets_R) == 0
 
 
-def test_an_answer_to_nothing_is_refused() -> None:
+def test_an_example_without_a_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="a response of 2 in 2 tokens"):
         Example(index=0, token_ids=(1, 2), num_response=2, loss_mask=(1, 1), behaviour_logprobs=(0.0, 0.0))

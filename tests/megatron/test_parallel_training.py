@@ -169,7 +169,7 @@ def test_gradients_are_those_of_one_process(seen: Seen, alone: Alone, size: int,
 
 
 @pytest.mark.parametrize("model", RESUMED)
-def test_one_process_stops_and_two_that_share_the_model_go_on(seen: Seen, alone: Alone, model: str) -> None:
+def test_two_ranks_resume_the_checkpoint_of_one(seen: Seen, alone: Alone, model: str) -> None:
     (first, _), folder = seen[f"{model} resumed"]
     expected, before = alone[model]
     _same_step(first, expected)
@@ -177,7 +177,7 @@ def test_one_process_stops_and_two_that_share_the_model_go_on(seen: Seen, alone:
 
 
 @pytest.mark.parametrize(("size", "name"), [each for each in CASES if each[1] in SAVED])
-def test_several_ranks_stop_and_one_process_goes_on(
+def test_one_rank_resumes_the_checkpoint_of_several(
     seen: Seen, checkpoints: Mapping[str, Path], tmp_path: Path, size: int, name: str
 ) -> None:
     (expected, *_), folder = seen[f"{size} {name}"]

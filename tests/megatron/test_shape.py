@@ -84,7 +84,7 @@ def test_deepseek_v3s_numbers_are_read(tmp_path: Path) -> None:
     assert (shape.fp8_block, shape.num_next_token_layers) == ((128, 128), 1)
 
 
-def test_null_is_absent(tmp_path: Path) -> None:
+def test_null_in_config_json_means_absent(tmp_path: Path) -> None:
     changes = {"architectures": ["LlamaForCausalLM"], "head_dim": None, "partial_rotary_factor": None}
     shape = read_shape(written(tmp_path, **changes))
     assert (shape.head_dim, shape.rope.fraction, shape.has_qkv_bias) == (8, 1.0, False)

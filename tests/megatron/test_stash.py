@@ -45,7 +45,7 @@ def bytes_left(rank: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["float32", "bfloat16", "whole optimizer", "with a critic"])
-def test_training_goes_on_as_if_nothing_had_been_put_away(tmp_path: Path, kind: dict[str, Any]) -> None:
+def test_offloading_does_not_change_training(tmp_path: Path, kind: dict[str, Any]) -> None:
     settings = trainer_settings(write_checkpoint(tmp_path / "hf"), **kind)
     with one_rank(settings) as rank:
         for step in range(3):
@@ -61,7 +61,7 @@ def test_training_goes_on_as_if_nothing_had_been_put_away(tmp_path: Path, kind: 
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_nothing_of_it_is_left_on_the_device(tmp_path: Path) -> None:
+def test_offloading_frees_the_device(tmp_path: Path) -> None:
     with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"), dtype="bfloat16")) as rank:
         rank.train(random_batch())
         before = bytes_left(rank)

@@ -115,7 +115,7 @@ def test_weights_come_back_bit_by_bit(tmp_path: Path, moe: bool, tied: bool, dty
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_written_for_engines_is_what_would_be_sent(tmp_path: Path, dtype: str) -> None:
+def test_weights_written_for_engines_equal_those_sent(tmp_path: Path, dtype: str) -> None:
     path = write_checkpoint(tmp_path / "hf", moe=True)
     (path / "tokenizer.json").write_text("{}")
     with one_rank(trainer_settings(path, dtype=dtype)) as rank:
@@ -150,7 +150,7 @@ def test_a_checkpoint_in_several_files_is_read_and_written(
     assert largest_difference(model.state_dict(), again.state_dict()) == 0.0
 
 
-def test_a_saved_model_loads_in_transformers_and_says_the_same(tmp_path: Path, checkpoint: Path) -> None:
+def test_a_saved_model_loads_in_transformers_and_gives_the_same_log_probs(tmp_path: Path, checkpoint: Path) -> None:
     batch = random_batch()
     with one_rank(trainer_settings(checkpoint)) as rank:
         rank.train(batch)
@@ -241,7 +241,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(
 
 
 @pytest.mark.parametrize("step", [None, 3])
-def test_steps_that_an_optimizer_counts_by_group_are_taken_back(step: int | None) -> None:
+def test_rollback_restores_step_counts_of_parameter_groups(step: int | None) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     (group,) = optimizer.param_groups
@@ -323,7 +323,7 @@ def test_buckets_hold_every_tensor_once_within_their_size(tmp_path: Path, moe: b
     assert all(bucket.num_bytes <= 20_000 for bucket in buckets)
 
 
-def test_the_bias_that_chooses_experts_stays_in_float32_and_still(tmp_path: Path) -> None:
+def test_the_expert_routing_bias_stays_in_float32_and_is_not_trained(tmp_path: Path) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY["glm4.5"])
     with one_rank(trainer_settings(checkpoint, dtype="bfloat16")) as rank:
         rank.train(random_batch(groups=2))
@@ -334,7 +334,7 @@ def test_the_bias_that_chooses_experts_stays_in_float32_and_still(tmp_path: Path
     assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
 
 
-def test_nothing_is_left_of_a_rank_that_was_closed(tmp_path: Path) -> None:
+def test_a_closed_rank_frees_its_model_and_threads(tmp_path: Path) -> None:
     settings = trainer_settings(write_checkpoint(tmp_path))
     left = []
     for _ in range(2):  # torch has threads of its own from the first one on

@@ -26,7 +26,7 @@ DEADLINE_S = 150
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
-def test_what_is_sent_is_what_sglang_receives(tmp_path: Path) -> None:
+def test_sglang_receives_the_weights_that_were_sent(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "hf", tied=True)
     port = free_port()
     command = program("tests.megatron.engine_process", port, tmp_path / "received.safetensors")
@@ -67,7 +67,7 @@ def test_a_group_has_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[BLOCKING_WAIT] == "0"
 
 
-def test_engines_that_do_not_come_are_a_named_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_do_not_join_raise_weight_update_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.engines.megatron.update_group.JOIN_S", 1.0)
     with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
         with pytest.raises(ValueError, match="no engines have joined"):
@@ -76,9 +76,7 @@ def test_engines_that_do_not_come_are_a_named_error(tmp_path: Path, monkeypatch:
             rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")
 
 
-def test_an_engine_that_died_on_the_way_does_not_hold_up_the_trainer_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joining_without_engines_ends_within_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.engines.megatron.update_group.JOIN_S", 1.0)
     with one_rank(replace(trainer_settings(write_checkpoint(tmp_path / "hf")), timeout_s=60.0)) as rank:
         began = time.monotonic()
@@ -87,7 +85,7 @@ def test_an_engine_that_died_on_the_way_does_not_hold_up_the_trainer_for_long(
         assert time.monotonic() - began < 20.0
 
 
-def test_a_group_is_left_when_what_is_sent_through_it_has_ended(
+def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncrl.engines.megatron.update_group.JOIN_S", 0.1)

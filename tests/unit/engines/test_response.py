@@ -68,7 +68,7 @@ def test_a_connection_that_ends_too_early_is_broken(arrived: bytes) -> None:
         b"x" * 70_000,
     ],
 )
-def test_what_is_no_response_is_refused(wire: bytes) -> None:
+def test_bytes_that_are_not_http_are_refused(wire: bytes) -> None:
     with pytest.raises(BrokenResponse):
         read([wire])
 

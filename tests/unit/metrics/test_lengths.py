@@ -192,7 +192,7 @@ def test_a_group_has_samples() -> None:
         Lengths(0)
 
 
-def test_it_costs_next_to_nothing() -> None:
+def test_recording_lengths_costs_about_a_microsecond() -> None:
     lengths = Lengths(8)
 
     def note() -> None:

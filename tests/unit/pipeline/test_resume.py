@@ -121,7 +121,7 @@ def _evaluated(world: World) -> list[int]:
     return [facts.evaluation.weights.step for facts in world.facts if facts.evaluation]
 
 
-def test_a_state_that_is_none_is_refused() -> None:
+def test_an_invalid_run_state_is_refused() -> None:
     state = stored(_all_checkpoints(World(steps=1))[1])
     assert stored(state.as_json()) == state
     for broken in ({}, {**state.as_json(), "outstanding": [1]}, {**state.as_json(), "more": 1}):

@@ -304,7 +304,7 @@ def test_waiting_for_the_first_evaluation_is_not_waiting_for_data() -> None:
     assert world.facts[0].trainer_waited_s == pytest.approx(0.5)
 
 
-def test_to_look_at_what_is_held_changes_nothing() -> None:
+def test_inspecting_held_groups_changes_nothing() -> None:
     def look(group: ScoredGroup) -> None:
         assert looked.scheduler.gauges().tokens.generated > 0
 
