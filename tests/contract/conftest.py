@@ -112,7 +112,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture
 def as_it_was(servers: Servers) -> Iterator[Servers]:
-    """For tests that serve weights of their own: the others find those that they expect."""
+    """Restore the weights after a test that serves others."""
     yield servers
 
     async def restore() -> None:
@@ -154,7 +154,7 @@ async def open_sglang(servers: Servers) -> AsyncIterator[Place]:
 
 
 class _ConnectsFirst:
-    """``BroadcastUpdater`` with a trainer that scales the weights, in a group of its own for each push."""
+    """``BroadcastUpdater`` with a trainer that scales the weights, with a new group for each push."""
 
     def __init__(self, control: EngineControl, servers: Servers) -> None:
         self._control = control
@@ -185,7 +185,7 @@ async def a_free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens on now; all different."""
+    """Different TCP ports without a listener now."""
     return list(NetworkPlace().free_ports(count))
 
 

@@ -88,7 +88,7 @@ async def server(answer: Answering, aborted: list[str]) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def serving(answers: Mapping[str, Answering]) -> AsyncIterator[str]:
-    """By path; the server's address."""
+    """Serve the answers by path; return the server's address."""
     app = web.Application()
     for path, answer in answers.items():
         app.router.add_route("*", path, answer)
@@ -307,7 +307,7 @@ def interrupt(first: bytes, last: bytes, request: Request = REQUEST) -> tuple[li
 
 
 def aborted_event(tokens: list[int], scored: list[int], completion_tokens: int, **more: Any) -> bytes:
-    """As SGLang ends what is aborted; ``more`` goes to the finish reason."""
+    """The last event of an aborted request, as SGLang writes it; ``more`` goes to the finish reason."""
     whole = orjson.loads(event(scored, type="abort", message="Aborted", **more).removeprefix(b"data: "))
     whole["output_ids"], whole["meta_info"]["completion_tokens"] = tokens, completion_tokens
     return b"data: " + orjson.dumps({**whole, "text": "".join(map(str, tokens))}) + b"\n\n"

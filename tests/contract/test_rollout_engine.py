@@ -1,4 +1,4 @@
-"""What ``RolloutEngine`` and ``WeightUpdater`` promise, on the fake and on the real SGLang."""
+"""The promises of ``RolloutEngine`` and ``WeightUpdater``, on the fake and on the real SGLang."""
 
 import asyncio
 import random
@@ -342,7 +342,7 @@ def test_every_token_is_labelled_with_the_weights_that_made_it(servers: Servers)
 
 def test_packed_and_plain_answers_are_equal(servers: Servers) -> None:
     def written(rid: str) -> list[dict[str, Any]]:
-        """What the server writes, event by event, for the same draw."""
+        """The events that the server writes for the same draw."""
         body = {
             "rid": rid,
             "input_ids": PROMPT,
@@ -434,7 +434,7 @@ async def interrupted(
 
 
 async def full(probe: LoadProbe, running: int) -> tuple[EngineLoad, ...]:
-    """What the probe saw once so many requests ran, or at last."""
+    """The probe's answer once so many requests run, or at the deadline."""
     for _ in range(100):
         loads = await probe.loads()
         if sum(load.running for load in loads) == running:

@@ -130,7 +130,7 @@ CRASHED = "[10:00] Subprocess scheduler_0 (pid=3420) crashed with exit code -9. 
     ],
 )
 def test_a_server_that_killed_itself_says_why(tmp_path: Path, written: str, said: str) -> None:
-    """As SGLang does, with SIGKILL, when a child of it has failed."""
+    """SGLang kills itself with SIGKILL when one of its children has failed."""
     server = start(ENDS_ITSELF.format(written), tmp_path)
     until(lambda: not server.is_alive())
     with pytest.raises(ServerFailed) as error:

@@ -52,7 +52,7 @@ def request(key: str | None = None, *, written: int = 0, sent: int = 0, is_retra
 
 
 def passed(stamps: TokenStamps, over: Any, batch_size: int = 2) -> Any:
-    """What a forward pass gives, stamped."""
+    """The stamps of a forward pass."""
     result = SimpleNamespace(logits_output=SimpleNamespace(customized_info=None))
     batch = SimpleNamespace(reqs=[request()] * batch_size, spec_algorithm=NoSpeculation())
     stamps.after_run_batch(result, over, batch)
@@ -60,7 +60,7 @@ def passed(stamps: TokenStamps, over: Any, batch_size: int = 2) -> Any:
 
 
 def updated(stamps: TokenStamps, over: Any, version: str | None, *, success: bool = True) -> str:
-    """What the server says of it."""
+    """The server's answer to an update."""
     answer = SimpleNamespace(success=success, message="")
     stamps.after_update(answer, SimpleNamespace(scheduler=over), SimpleNamespace(weight_version=version))
     return str(answer.message)

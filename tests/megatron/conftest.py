@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What Megatron, and a library that transformers imports, warn about when they are used is theirs to mend."""
+    """Ignore the warnings of Megatron, and of a library that transformers imports: only they can mend them."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:

@@ -1,4 +1,4 @@
-"""What the tests of the conversion do in processes of their own, several things in each: imports take the time.
+"""The steps that tests of the conversion run in separate processes, several in each because imports take the time.
 
     python -m tests.megatron.convert_process REPORT STEPS
 
@@ -38,7 +38,7 @@ def command(*arguments: str) -> int:
 
 
 def split(checkpoint: str, target: str) -> int:
-    """What Megatron writes of a model that two processes share."""
+    """Let Megatron write the model that two processes share."""
     Path(target).mkdir(exist_ok=True)
     rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
     with processes(rank, 2, port), layout(tensor_model_parallel_size=2, expert_tensor_parallel_size=2):
@@ -57,7 +57,7 @@ def memory(what: str) -> int:
 
 
 def run(step: list[str], port: str) -> dict[str, int]:
-    """What one step returned, and what it took."""
+    """Run one step; return its exit code and the memory that it took."""
     kind, *arguments = step
     os.environ["MASTER_PORT"] = port
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew

@@ -63,7 +63,7 @@ class Model:
 
 
 class Updater:
-    """What SGLang hands to the hook."""
+    """The object that SGLang hands to the hook."""
 
     device = "cpu"
 
@@ -73,14 +73,14 @@ class Updater:
 
 
 def alone() -> dist.ProcessGroup:
-    """A group that nobody else is in, as one is whose members have died."""
+    """A group without other members, as one whose members have died."""
     return group_of(hash_store(), 0, 1, "before", timeout_s=9.0)
 
 
 def group_of(
     store: distributed_c10d.Store, rank: int, size: int, name: str, *, backend: str = "gloo", timeout_s: float = 60.0
 ) -> dist.ProcessGroup:
-    """As SGLang makes them."""
+    """Make a process group as SGLang does."""
     group: dist.ProcessGroup
     group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
         size,

@@ -2,7 +2,7 @@
 
     python -m tests.megatron.layouts RANK WORLD_SIZE PORT CASES
 
-As a process of its own it is one of the ranks that go through ``run``.
+The program is one of the ranks that go through ``run``.
 """
 
 import json
@@ -94,7 +94,7 @@ def logit_weights() -> torch.Tensor:
 
 
 def logits_and_gradients(model: Any, shape: ModelShape) -> tuple[torch.Tensor | None, Tensors]:
-    """Of the packed ``sequences``; logits on the last pipeline stage only, gradients by the checkpoint's names."""
+    """Compute both for the packed ``sequences``: logits on the last pipeline stage, gradients by checkpoint name."""
     parallel = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
     model.config.finalize_model_grads_func = lambda models, tokens, **groups: finalize_model_grads(
         models, None, **groups
@@ -148,7 +148,7 @@ def _weighted_sum(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def run(rank: int, world_size: int, port: int, cases: list[tuple[dict[str, int], str]]) -> list[dict[str, Any]]:
-    """What each layout makes of its checkpoint, as this rank sees it."""
+    """Load each checkpoint in its layout; return what this rank sees of it."""
     found = []
     with processes(rank, world_size, port):
         for sizes, checkpoint in cases:
@@ -158,7 +158,7 @@ def run(rank: int, world_size: int, port: int, cases: list[tuple[dict[str, int],
 
 
 def fp8_sent(model: Any, shape: ModelShape, fp8: BlockFp8) -> Iterator[tuple[str, torch.Tensor]]:
-    """What all buckets hold."""
+    """The tensors of all buckets."""
     _, plan = plan_buckets(model, shape, 8_000, fp8)
     for weights in plan:
         yield from export_bucket(model, shape, weights, fp8)

@@ -44,7 +44,7 @@ class Model:
 
 
 class Updater:
-    """What SGLang hands to the hook."""
+    """The object that SGLang hands to the hook."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -53,7 +53,7 @@ class Updater:
         self.get_model = lambda: model
 
     def join(self, name: str, port: str, rank: int, size: int, backend: str) -> tuple[bool, str]:
-        """As SGLang does."""
+        """Join as SGLang does."""
         self._model_update_group[name] = group_of(met(port, rank, size), rank, size, name, backend=backend)
         return True, ""
 

@@ -2,7 +2,7 @@
 
     python -m tests.megatron.rank_process RANK CASES
 
-As a process of its own it prints what ``run`` returns for each case that it has a part in as its last line, in JSON.
+The last line that the program prints is JSON: what ``run`` returned for each case that has this rank.
 """
 
 import json
@@ -44,7 +44,7 @@ def case(
     layers: str | None = None,
     **parallel: Any,
 ) -> dict[str, Any]:
-    """What ``run`` is to do on so many ``ranks``; ``parallel`` are fields of ParallelConfig.
+    """The task of ``run`` on so many ``ranks``; ``parallel`` are fields of ParallelConfig.
 
     With ``resume``, the ``target`` of another case, only the last step is done, from the checkpoint before it.  With
     ``layers``, whose they are, ranks are on GPUs, in bfloat16.
@@ -55,7 +55,7 @@ def case(
 
 
 def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
-    """What each good step reported, in order, and whether the poisoned step was refused; None if there was none.
+    """Return the report of each good step, in order, and whether the poisoned step was refused; None if there was none.
 
     ``target`` gets the weights after the last step in Hugging Face format; on a CPU, unless each rank has the sum of a
     part of the gradients only, ``gradients.pt`` with those of the first step's last update; and if the case ``saves``,

@@ -84,7 +84,7 @@ def plain_advantages(train: TrainConfig, batch: Batch, kl: list[list[float]]) ->
 def plain_policy_loss(
     train: TrainConfig, a: float, t: int, steps: list[int], p: torch.Tensor, old: torch.Tensor
 ) -> torch.Tensor:
-    """Of token ``t``, before all corrections."""
+    """The loss of token ``t`` before all corrections."""
     ratio = torch.exp(p[t] - old[t])
     if train.advantage_estimator == "gspo":
         ratio = torch.exp(torch.stack([p[s] - old[s] for s in steps]).mean())
@@ -100,7 +100,7 @@ def plain_policy_loss(
 def plain_correction(
     train: TrainConfig, a: float, t: int, steps: list[int], p: list[float], behaviour: list[float]
 ) -> dict[str, float]:
-    """What token ``t`` reports; the loss is multiplied by the weight, and left out if it is masked."""
+    """The metrics of token ``t``; the loss is multiplied by the weight, and left out if it is masked."""
     told = {}
     if train.use_tis:
         weight = math.exp(p[t] - behaviour[t])

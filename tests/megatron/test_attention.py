@@ -1,4 +1,4 @@
-"""What torch's kernel for GPUs asks for."""
+"""The head widths that torch's kernel for GPUs accepts."""
 
 import pytest
 import torch

@@ -110,7 +110,7 @@ def test_random_number_generators_resume_their_state(tmp_path: Path, dense: Path
 def test_extra_state_of_layers_may_be_absent_from_the_checkpoint(
     monkeypatch: pytest.MonkeyPatch, dense: Path, saved: Path
 ) -> None:
-    """As TransformerEngine's have where Megatron's own, which wrote it, have none."""
+    """TransformerEngine's layers have extra state; Megatron's own, which may have written the checkpoint, have none."""
     with one_rank(trainer_settings(dense)) as rank:
         rank.load(resume(saved))
         expected = numbers(rank.train(random_batch(step=2)))

@@ -55,7 +55,7 @@ def same_bits(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tenso
 
 
 def saved_by_megatron(checkpoint: Path, target: Path, *, moe_layer_freq: object = None) -> Path:
-    """What Megatron itself writes of the model in ``checkpoint``."""
+    """Let Megatron itself write the model in ``checkpoint``."""
     target.mkdir()
     model, _ = loaded(checkpoint, torch.bfloat16)
     if moe_layer_freq is not None:
@@ -115,7 +115,7 @@ Q_UP, KV_UP = (f"self_attention.linear_{name}_up_proj.layer_norm_weight" for nam
 def test_norms_are_where_transformer_engines_layers_have_them(
     tmp_path: Path, checkpoints: Mapping[str, Path], family: str, first: set[str], last: set[str]
 ) -> None:
-    """By hand from megatron-core's gpt_layer_specs.py: those layers cannot be made without a GPU."""
+    """The expected places are those in megatron-core's gpt_layer_specs.py: such layers cannot be made without a GPU."""
     to_torch_dist(checkpoints[family], tmp_path)
     names, _, _ = described(tmp_path / "release")
     norms = {name for name in names if "norm" in name and "q_layernorm" not in name and "k_layernorm" not in name}

@@ -40,7 +40,7 @@ def running(report: Path, steps: list[list[str]], **environment: str) -> Iterato
 
 
 def write_large(folder: Path) -> Path:
-    """A random Llama, each layer in a file of its own."""
+    """A random Llama, each layer in a separate file."""
     folder.mkdir()
     config = json.loads((write_tiny(folder / "tiny", TINY["llama3"], dtype="bfloat16") / "config.json").read_text())
     config |= {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "intermediate_size": INNER, "vocab_size": WORDS}

@@ -35,7 +35,7 @@ class PlainCritic(torch.nn.Module):
         torch.nn.init.zeros_(self.head.bias)
 
     def values(self, batch: Batch) -> list[torch.Tensor]:
-        """Of every answer, at the tokens that count."""
+        """The values of every answer at its unmasked tokens."""
         rows = []
         for group in batch.groups:
             for scored in group.samples:

@@ -81,7 +81,7 @@ def touchy(logprobs, old_logprobs, advantages, mask, lengths):
     return losses, {"clip_fraction": is_clipped}
 """
 Pairs = dict[str, tuple[dict[str, Any], dict[str, Any]]]
-"""By layout, what ``run`` returned on each of two ranks."""
+"""The results of ``run`` on each of two ranks, by layout."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {},
     "tensor": {"tensor_model_parallel_size": 2},
@@ -123,7 +123,7 @@ def alone_steps(checkpoint: Path, file: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def pairs(checkpoint: Path, file: Path, alone_steps: list[Any]) -> Pairs:
-    """By layout, what both ranks made of the user's functions; and of ours, where they share nothing but samples.
+    """The results of both ranks with the user's functions by layout, and with ours under data parallelism.
 
     ``alone_steps`` has left its process group by then.
     """
@@ -163,7 +163,7 @@ def test_two_ranks_with_parts_of_the_groups_give_the_same_bits_too(pairs: Pairs)
 @pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_error_of_a_custom_loss_on_one_rank_is_raised_on_both(pairs: Pairs, layout: str) -> None:
-    """The steps that come after it are as if nothing had been: see the test above."""
+    """Later steps are not affected, which the tests above show."""
     mine, theirs = pairs[layout]
     words = {
         "raises": "TrainerFailed: rank 1: loss function touchy: LookupError: no such thing",
@@ -218,7 +218,7 @@ def alone() -> Iterator[None]:
 
 
 def called(function: Any, **changes: Any) -> Any:
-    """What ``function`` makes of a batch whose second sample has no tokens."""
+    """Call ``function`` with a batch whose second sample has no tokens."""
     batch = random_batch(groups=2, group_size=2, step=4)
     group = batch.groups[0]
     empty = replace(group.samples[1].sample, token_ids=(), logprobs=array("f"), spans=())

@@ -41,7 +41,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def asked(layers: TransformerImpl, device: str, dtype: str = "bfloat16", **parallel: Any) -> TrainerSettings:
-    """Settings; nobody opens the folder."""
+    """The settings of a trainer; the folder need not exist."""
     return trainer_settings(
         Path("nowhere"),
         model=ModelConfig(hf_checkpoint=Path("nowhere"), transformer_impl=layers),
@@ -134,7 +134,7 @@ def on_gpu(checkpoint: Path, impl: TransformerImpl, **changes: Any) -> TrainerSe
 
 
 def difference(one: Rows, other: Rows) -> float:
-    """Of log-probs, mean and absolute."""
+    """The mean absolute difference of log-probs."""
     pairs = [(a, b) for ones, others in zip(one, other, strict=True) for a, b in zip(ones, others, strict=True)]
     return sum(abs(a - b) for a, b in pairs) / len(pairs)
 

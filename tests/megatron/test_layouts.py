@@ -23,9 +23,9 @@ FAMILIES = ("qwen2.5-tied", "glm4", "glm4.5", "deepseek-v3")
 """Together they have every rule and every way of splitting."""
 MIXTURES = ("glm4.5", "deepseek-v3")
 Alone = dict[str, tuple[torch.Tensor | None, Tensors]]
-"""By family, logits and gradients."""
+"""Logits and gradients by family."""
 Seen = dict[tuple[str, str], dict[str, Any]]
-"""By layout and family, what ``layouts.run`` found."""
+"""The results of ``layouts.run`` by layout and family."""
 LAYOUTS = {
     "tp": {"tensor_model_parallel_size": 2},
     "pp": {"pipeline_model_parallel_size": 2},
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(3 * DEADLINE_S)
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of four layers, two for each stage."""
+    """Checkpoints of four layers, two for each stage."""
     folder = tmp_path_factory.mktemp("layouts")
     deeper = {name: replace(TINY[name], config={**TINY[name].config, "num_hidden_layers": 4}) for name in FAMILIES}
     fp8 = {f"{name}-fp8": in_fp8(write_tiny(folder / f"{name}-fp8", deeper[name])) for name in ("glm4", "glm4.5")}
@@ -60,7 +60,7 @@ def alone(checkpoints: Mapping[str, Path]) -> Alone:
 
 @pytest.fixture(scope="module")
 def sent_alone(checkpoints: Mapping[str, Path], alone: Alone) -> dict[str, Tensors]:
-    """What one process sends to engines in fp8, ``alone`` being done with the process group."""
+    """The tensors that one process sends to engines in fp8.  ``alone`` has left its process group by then."""
     with processes(0, 1, free_port()), layout():
         found = {}
         for name in {name for _, name in FP8_CASES}:
@@ -73,7 +73,7 @@ def sent_alone(checkpoints: Mapping[str, Path], alone: Alone) -> dict[str, Tenso
 
 @pytest.fixture(scope="module")
 def seen(checkpoints: Mapping[str, Path], alone: Alone, sent_alone: dict[str, Tensors]) -> Seen:
-    """What two processes make of every family in every layout; one process is done with its process group by then."""
+    """The results of two processes for every family and layout.  The fixtures of one process have left their group."""
     port, cases = free_port(), [(LAYOUTS[name], str(checkpoints[family])) for name, family in (*CASES, *FP8_CASES)]
     other = subprocess.Popen(program(layouts.__name__, 1, 2, port, json.dumps(cases)), cwd=ROOT)
     try:

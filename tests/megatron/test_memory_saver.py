@@ -1,4 +1,4 @@
-"""SGLang's memory saver beside Megatron, in a process like SGLang's."""
+"""SGLang's memory saver together with Megatron, in a process like SGLang's."""
 
 import os
 import subprocess

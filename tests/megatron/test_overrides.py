@@ -109,7 +109,7 @@ def test_shape_flags_that_contradict_the_tensors_are_refused_with_both_numbers(
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "glm4", "deepseek-v3"])
 def test_engines_are_told_what_transformers_understands(tmp_path: Path, name: str) -> None:
-    """What SGLang does with its flag: attributes of the configuration that transformers has read."""
+    """SGLang sets the attributes in its flag on the configuration that transformers has read."""
     folder = write_tiny(tmp_path, TINY[name])
     for config in (read_config(folder), in_the_old_format(read_config(folder))):
         (folder / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""Where the tokens of a sample end up."""
+"""The places of a sample's tokens in microbatches."""
 
 import random
 

@@ -47,9 +47,9 @@ LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
     },
 }
 Alone = dict[str, tuple[dict[str, Any], Path]]
-"""By model, what one process makes of it, and where."""
+"""The results of one process by model, with their folders."""
 Seen = dict[str, tuple[list[dict[str, Any]], Path]]
-"""By layout, what all ranks make of it, and where."""
+"""The results of all ranks by layout, with their folders."""
 CASES = [(size, name) for size, layouts in LAYOUTS.items() for name in layouts]
 WITH_GRADIENTS = [(size, name) for size, name in CASES if PLAIN.items() <= LAYOUTS[size][name][1].items()]
 SAVED = ("data, distributed optimizer", "experts", "tensor, pipeline")
@@ -95,7 +95,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def ran(checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
-    """By target, what each rank of each case made of it: one process alone, then four, then two of the four."""
+    """The results of each rank by target: one process alone, then four, then two of the four."""
     folder = tmp_path_factory.mktemp("ran")
     alone = [
         case(path, folder / name, saves=name in RESUMED, poisons=name == "dense") for name, path in checkpoints.items()
@@ -127,14 +127,14 @@ def ran(checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def alone(ran: tuple[Path, dict[str, list[Any]]], checkpoints: Mapping[str, Path]) -> Alone:
-    """What one process makes of each model, and where."""
+    """The results of one process by model, with their folders."""
     folder, found = ran
     return {name: (found[name][0], folder / name) for name in checkpoints}
 
 
 @pytest.fixture(scope="module")
 def seen(ran: tuple[Path, dict[str, list[Any]]]) -> Seen:
-    """What all ranks make of each layout, and where."""
+    """The results of all ranks by layout, with their folders."""
     folder, found = ran
     return {name: (ranks, folder / name) for name, ranks in found.items()}
 

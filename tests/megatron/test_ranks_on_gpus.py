@@ -34,12 +34,12 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tensor, latent attention": ("latent", {"tensor_model_parallel_size": 2}),
 }
 Seen = dict[str | tuple[str, str], dict[str, Any]]
-"""What rank 0 reported: of one GPU by model, and of two by layout and kind of layers."""
+"""The reports of rank 0: on one GPU by model, on two by layout and kind of layers."""
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """What rank 0 reported: of one GPU by model, and of two by layout and kind of layers."""
+    """The reports of rank 0: on one GPU by model, on two by layout and kind of layers."""
     folder = tmp_path_factory.mktemp("ran")
     latent = TINY["deepseek-v3"]
     checkpoints = {

@@ -1,4 +1,4 @@
-"""What is refused before anything starts."""
+"""Models are refused before anything starts."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a trainer puts away while engines have the device comes back bit by bit."""
+"""The memory that a trainer offloads while engines have the device comes back bit by bit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ def weights_after(rank: Any, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def bytes_left(rank: Any) -> dict[str, int]:
-    """Of what the three parts of the trainer's memory are made of."""
+    """The size of the three parts of the trainer's memory on the device."""
     learners = [rank._learner, *([rank._critic.learner] if rank._critic else [])]  # noqa: SLF001
     weights = [parameter for learner in learners for parameter in learner.model.parameters()]
     gradients = [buffer.grad_data for learner in learners for buffer in learner.parallel.buffers]
