@@ -19,11 +19,12 @@ from asyncrl.errors import (
     WeightUpdateFailed,
 )
 from asyncrl.types import UpdateReport, Weights
+from tests.contract.recorders import PausableRecorder, Recorder, TwoBuckets
 from tests.steps import Step, failing, hanging, nothing
 from tests.virtual_time import run_virtually
 
 
-class Engine:
+class Engine(PausableRecorder):
     """Writes down what it is told."""
 
     def __init__(
@@ -36,20 +37,12 @@ class Engine:
         still_s: float | None = None,
         probed: Exception | None = None,
     ) -> None:
-        self.url = url
+        super().__init__(url, step)
         self._probed = probed
         self.num_probes = 0
         self._still_s = still_s
         self._keeps = keeps
         self.num_ranks = num_ranks
-        self.told: list[str] = []
-        self._step = step
-
-    async def pause(self, mode: PauseMode) -> None:
-        await self._do(f"pause {mode}")
-
-    async def go_on(self) -> None:
-        await self._do("go on")
 
     async def probe(self, timeout_s: float) -> None:
         self.num_probes += 1
@@ -74,25 +67,15 @@ class Engine:
         await self._do(f"{names} {label}{' checked' if is_checked else ''}")
         return self._still_s
 
-    async def _do(self, what: str) -> None:
-        self.told.append(what)
-        await self._step(what)
 
-
-class Trainer:
+class Trainer(Recorder, TwoBuckets):
     """Two buckets."""
 
     def __init__(self, step: Step = nothing, *, takes: bool = False, keeps: bool = True) -> None:
-        self.told: list[str] = []
+        super().__init__(step)
         self.within_s: list[float] = []
-        self._step = step
         self._takes = takes
         self._keeps = keeps
-
-    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        return tuple(
-            WeightBucket(names=(name,), dtypes=("float32",), shapes=((2,),), num_bytes=8) for name in ("one", "two")
-        )
 
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
@@ -113,10 +96,6 @@ class Trainer:
 
     async def abandon(self, group_name: str) -> None:
         await self._do(f"abandon {group_name}")
-
-    async def _do(self, what: str) -> None:
-        self.told.append(what)
-        await self._step(what)
 
 
 async def a_port() -> int:
