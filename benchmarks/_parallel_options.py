@@ -23,5 +23,8 @@ def add_parallel(group: Any) -> None:
 
 def parallel_of(asked: argparse.Namespace) -> ParallelConfig:
     """What was asked for."""
-    given = {field.name: getattr(asked, field.name) for field in fields(ParallelConfig)}
-    return ParallelConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    given: dict[str, Any] = {field.name: getattr(asked, field.name) for field in fields(ParallelConfig)}
+    for name, value in given.items():
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    return ParallelConfig(**given)

@@ -41,7 +41,7 @@ def command_line(flags: Mapping[str, object], *, device: str, use_router: bool) 
     """``flags`` by name, and those that SGLang needs to do without its optional kernels on a GPU."""
     own = {f"sglang-{name}": value for name, value in ON_GPUS.items()} if device == "cuda" else {}
     words = ["--device", device, *([] if use_router else ["--no-use-router"])]
-    for name, value in (flags | own).items():
+    for name, value in {**flags, **own}.items():
         words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return words
 

@@ -93,7 +93,9 @@ def _too_small(asked: argparse.Namespace) -> list[str]:
 def _row_tokens(asked: argparse.Namespace) -> int:
     """Most tokens of a microbatch, over the context-parallel ranks that share it."""
     parallel = parallel_of(asked)
-    return max(asked.prompt_tokens + asked.longest, asked.max_tokens_per_gpu * parallel.context_parallel_size)
+    longest: int = asked.prompt_tokens + asked.longest
+    packed: int = asked.max_tokens_per_gpu * parallel.context_parallel_size
+    return max(longest, packed)
 
 
 def setup(asked: argparse.Namespace) -> Setup:

@@ -35,7 +35,7 @@ from asyncrl.engines.sglang.launch import STREAM_INTERVAL
 from benchmarks._circumstances import circumstances
 from benchmarks._controller_case import Case, Measured
 
-CHECKED = {"num_tokens": 1000, "in_flight": 1024, "interval": STREAM_INTERVAL, "tokens_per_s": 1e6}
+CHECKED: dict[str, Any] = {"num_tokens": 1000, "in_flight": 1024, "interval": STREAM_INTERVAL, "tokens_per_s": 1e6}
 """What ``--check`` looks at."""
 MIN_PACE = 0.95
 """Share of the tokens/s written that must arrive: below it the controller is what all wait for.  Samples are counted

@@ -82,7 +82,8 @@ def _in_fp8(checkpoint: Path, tokens_T: Tensor) -> dict[str, Tensor]:
 
 def _rounded(numbers: Tensor, block: tuple[int, int]) -> Tensor:
     """What they are in fp8, each block with a scale of its own."""
-    return scaled(*(each.float() for each in quantised(numbers, block, torch.float32)), block)
+    rounded, scales = quantised(numbers, block, torch.float32)
+    return scaled(rounded.float(), scales.float(), block)
 
 
 def _model(checkpoint: Path, dtype: torch.dtype, attention: str = "sdpa") -> Any:
@@ -96,7 +97,7 @@ def _model(checkpoint: Path, dtype: torch.dtype, attention: str = "sdpa") -> Any
 def _logprobs(model: Any, tokens_T: Tensor) -> Tensor:
     """Of each token but the first, given those before it, in float32."""
     with torch.no_grad():
-        logits_TV = model(tokens_T[None]).logits[0, :-1].float()
+        logits_TV: Tensor = model(tokens_T[None]).logits[0, :-1].float()
     return logits_TV.log_softmax(-1).gather(1, tokens_T[1:, None])[:, 0]
 
 

@@ -98,7 +98,8 @@ def _settings(asked: argparse.Namespace, checkpoint: Path) -> TrainerSettings:
 def _num_samples(asked: argparse.Namespace) -> int:
     parallel = parallel_of(asked)
     copies = asked.ranks // parallel.ranks_per_copy
-    samples = copies * asked.microbatches * asked.tokens * parallel.context_parallel_size // asked.sample_tokens
+    row_tokens: int = asked.tokens * parallel.context_parallel_size
+    samples: int = copies * asked.microbatches * row_tokens // asked.sample_tokens
     return max(GROUP_SIZE, samples // GROUP_SIZE * GROUP_SIZE)
 
 

@@ -6,11 +6,12 @@ other   file by file, the one that takes longest first, so that it is over befor
 
 import gc
 import os
+from functools import cache
 
 import pytest
 from hypothesis import settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
+from xdist.remote import Producer  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from asyncrl.engines.cluster import actors
 
@@ -23,7 +24,7 @@ settings.register_profile("no deadline", deadline=None)  # hypothesis' own is 20
 settings.load_profile("no deadline")
 
 
-class InTwo(LoadScopeScheduling):
+class InTwo(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
     """What ``STARTS_MUCH`` is one piece of work, each other file one more."""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -43,8 +44,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InTwo:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """``FIRST`` first; the others stay in their order."""
+    """Skip tests that need more GPUs than there are, and move ``FIRST`` to the front.  The rest keeps its order."""
+    for item in items:
+        for mark in item.iter_markers("gpu"):
+            wanted = mark.kwargs.get("count", 1)
+            if wanted > num_gpus():
+                item.add_marker(pytest.mark.skip(reason=f"needs {wanted} GPU{'s' if wanted > 1 else ''}"))
     items.sort(key=lambda item: next((n for n, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST)))
+
+
+@cache
+def num_gpus() -> int:
+    """The GPUs that torch sees; 0 without torch."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.device_count()
 
 
 def pytest_collection_finish() -> None:

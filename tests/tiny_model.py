@@ -11,7 +11,7 @@ VOCABULARY = ["<none>", "<pad>", *(chr(code) for code in range(ord("0"), ord("0"
 def tiny_model(folder: Path, *, seed: int = 0) -> Path:
     """Write model and tokenizer to ``folder`` and return it."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # type: ignore[import-untyped]
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)

@@ -1,6 +1,7 @@
 """Advantages against the same arithmetic in plain numpy, or written out as loops."""
 
 import threading
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
@@ -39,7 +40,7 @@ def samples(values: torch.Tensor) -> list[list[float]]:
     return [[next(flat) for _ in range(length)] for length in LENGTHS]
 
 
-def test_normalised_rewards_are_the_group_s_z_scores():
+def test_normalised_rewards_are_the_group_s_z_scores() -> None:
     rewards, groups = interleaved_groups()
     expected = np.zeros_like(rewards)
     for group in set(groups.tolist()) - {900}:
@@ -49,29 +50,31 @@ def test_normalised_rewards_are_the_group_s_z_scores():
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
-def test_centred_rewards_are_not_divided():
+def test_centred_rewards_are_not_divided() -> None:
     rewards, groups = interleaved_groups()
     expected = [reward - rewards[groups == group].mean() for reward, group in zip(rewards, groups, strict=True)]
     np.testing.assert_allclose(group_centred(torch.tensor(rewards), torch.tensor(groups)).numpy(), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("advantages", [group_normalised, group_centred])
-def test_a_group_of_one_and_a_group_of_equals_teach_nothing(advantages):
+def test_a_group_of_one_and_a_group_of_equals_teach_nothing(
+    advantages: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
     rewards = torch.tensor([5.0, 1.0, 1.0, 1.0], dtype=torch.float64)
     assert advantages(rewards, torch.tensor([0, 1, 1, 1])).tolist() == [0.0] * 4
 
 
-def test_a_nan_reward_reaches_its_own_group_only():
+def test_a_nan_reward_reaches_its_own_group_only() -> None:
     rewards = torch.tensor([float("nan"), 1.0, 0.0, 1.0], dtype=torch.float64)
     got = group_normalised(rewards, torch.tensor([0, 0, 1, 1]))
     assert got.isnan().tolist() == [True, True, False, False]
 
 
-def test_every_step_of_a_sample_has_its_value():
+def test_every_step_of_a_sample_has_its_value() -> None:
     assert every_step(torch.tensor([1.0, 2.0, 3.0, 4.0]), LENGTHS).tolist() == [1, 1, 1, 3, 3, 3, 3, 3, 4]
 
 
-def test_the_reward_comes_at_the_last_step_and_kl_is_charged_at_each():
+def test_the_reward_comes_at_the_last_step_and_kl_is_charged_at_each() -> None:
     rewards, kl = [10.0, 20.0, 30.0, 40.0], drawn(9)
     expected = [[-0.5 * each for each in row] for row in samples(kl)]
     for row, reward in zip(expected, rewards, strict=True):
@@ -82,7 +85,7 @@ def test_the_reward_comes_at_the_last_step_and_kl_is_charged_at_each():
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
-def test_reinforce_plus_plus_sums_what_is_still_to_come(gamma):
+def test_reinforce_plus_plus_sums_what_is_still_to_come(gamma: float) -> None:
     rewards, kl = drawn(4), drawn(9) * 0.1
     expected = []
     for reward, row in zip(rewards.tolist(), samples(kl), strict=True):
@@ -94,7 +97,7 @@ def test_reinforce_plus_plus_sums_what_is_still_to_come(gamma):
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-15)
 
 
-def test_the_baseline_variant_charges_each_step_its_own_kl():
+def test_the_baseline_variant_charges_each_step_its_own_kl() -> None:
     centred, kl = drawn(4), drawn(9)
     rows = zip(centred.tolist(), samples(kl), strict=True)
     expected = [value - 0.3 * each for value, row in rows for each in row]
@@ -103,7 +106,7 @@ def test_the_baseline_variant_charges_each_step_its_own_kl():
 
 
 @pytest.mark.parametrize(("gamma", "lambd"), [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0)])
-def test_gae_is_the_weighted_sum_of_temporal_differences(gamma, lambd):
+def test_gae_is_the_weighted_sum_of_temporal_differences(gamma: float, lambd: float) -> None:
     rewards, values = drawn(2, 9)
     expected, returns = [], []
     for r, v in zip(samples(rewards), samples(values), strict=True):
@@ -117,26 +120,26 @@ def test_gae_is_the_weighted_sum_of_temporal_differences(gamma, lambd):
     np.testing.assert_allclose(towards.numpy(), returns, rtol=1e-12)
 
 
-def test_without_discount_returns_are_the_rewards_to_come_whatever_the_values():
+def test_without_discount_returns_are_the_rewards_to_come_whatever_the_values() -> None:
     rewards = step_rewards(torch.tensor([2.0, 9.0, -1.0, 4.0]), torch.zeros(9), LENGTHS, kl_coef=0.0)
     _, returns = gae(rewards, drawn(9).float(), LENGTHS, gamma=1.0, lambd=1.0)
     np.testing.assert_allclose(returns.numpy(), [2.0] * 3 + [-1.0] * 5 + [4.0], atol=1e-6)
 
 
-def test_no_samples_have_no_advantages():
+def test_no_samples_have_no_advantages() -> None:
     nothing = torch.zeros(0)
     assert reinforce_plus_plus(nothing, nothing, [], kl_coef=0.1, gamma=0.9).tolist() == []
     assert reinforce_plus_plus(torch.ones(2), nothing, [0, 0], kl_coef=0.1, gamma=0.9).tolist() == []
     assert gae(nothing, nothing, [], gamma=1.0, lambd=1.0)[1].tolist() == []
 
 
-def test_whitened_values_have_mean_0_and_deviation_1():
+def test_whitened_values_have_mean_0_and_deviation_1() -> None:
     values = drawn(50) * 3 + 7
     expected = (values.numpy() - values.numpy().mean()) / values.numpy().std(ddof=1)
     np.testing.assert_allclose(whitened(values, lambda numbers: numbers).numpy(), expected, rtol=1e-8)
 
 
-def test_ranks_with_unequal_shares_whiten_as_one():
+def test_ranks_with_unequal_shares_whiten_as_one() -> None:
     values = drawn(20) * 3 + 7
     shares = [values[:13], values[13:], values[:0]]
     found: dict[int, torch.Tensor] = {}

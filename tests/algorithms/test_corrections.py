@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.algorithms.corrections import importance_weights, off_policy_sequences
+from asyncrl.algorithms.corrections import Level, Mode, importance_weights, off_policy_sequences
 
 LENGTHS = [3, 5, 1, 2]
 MASK = [1, 0, 1, 1, 1, 1, 0, 1, 1, 0, 0]
@@ -36,7 +36,7 @@ def expected_ratios(level: str, proximal: list[float], behaviour: list[float]) -
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("mode", ["truncate", "mask", "whole"])
-def test_weights_are_the_ratios_truncated_masked_or_whole(level, mode):
+def test_weights_are_the_ratios_truncated_masked_or_whole(level: Level, mode: Mode) -> None:
     proximal, behaviour = drawn(scale=0.2)
     ratios = expected_ratios(level, proximal, behaviour)
     outside = [bool(counts) and not 0.8 <= ratio <= 1.3 for ratio, counts in zip(ratios, MASK, strict=True)]
@@ -59,7 +59,7 @@ def test_weights_are_the_ratios_truncated_masked_or_whole(level, mode):
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-def test_a_masked_token_may_carry_any_number(level):
+def test_a_masked_token_may_carry_any_number(level: Level) -> None:
     behaviour = torch.tensor([-1.0, float("nan"), 1e30])
     weights, outside = importance_weights(
         torch.full((3,), -1.0),
@@ -75,7 +75,7 @@ def test_a_masked_token_may_carry_any_number(level):
     assert not outside.any()
 
 
-def test_weights_are_constants():
+def test_weights_are_constants() -> None:
     proximal = torch.tensor([-1.0, -2.0], requires_grad=True)
     weights, _ = importance_weights(
         proximal, torch.zeros(2), torch.ones(2).bool(), [2], level="token", mode="whole", low=0.0, high=2.0
@@ -83,7 +83,7 @@ def test_weights_are_constants():
     assert not weights.requires_grad
 
 
-def test_sequences_that_moved_away_and_were_bad_are_left_out():
+def test_sequences_that_moved_away_and_were_bad_are_left_out() -> None:
     new, old = drawn()
     advantages = [-1.0] * 3 + [2.0] * 5 + [-1.0] + [-1.0] * 2
     expected, start = [], 0
@@ -92,14 +92,13 @@ def test_sequences_that_moved_away_and_were_bad_are_left_out():
         distance = sum((old[t] - new[t]) * MASK[t] for t in places) / max(1, sum(MASK[t] for t in places))
         expected += [bool(MASK[t]) and advantages[t] < 0 and distance > 0.01 for t in places]
         start += length
-    got = off_policy_sequences(
-        *(torch.tensor(row).double() for row in (new, old, advantages)), torch.tensor(MASK).bool(), LENGTHS, delta=0.01
-    )
+    proximal, behaviour, estimated = (torch.tensor(row).double() for row in (new, old, advantages))
+    got = off_policy_sequences(proximal, behaviour, estimated, torch.tensor(MASK).bool(), LENGTHS, delta=0.01)
     assert got.tolist() == expected
     assert 0 < sum(expected) < sum(MASK)
 
 
-def test_an_empty_microbatch_has_no_corrections():
+def test_an_empty_microbatch_has_no_corrections() -> None:
     nothing, mask = torch.zeros(0), torch.zeros(0, dtype=torch.bool)
     weights, _ = importance_weights(nothing, nothing, mask, (), level="sequence", mode="mask", low=0.5, high=2.0)
     assert weights.tolist() == off_policy_sequences(nothing, nothing, nothing, mask, (), delta=0.1).tolist() == []

@@ -1,14 +1,16 @@
 """KL estimators against numpy, and against the divergence that they estimate."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
-from asyncrl.algorithms.kl import kl_estimate
+from asyncrl.algorithms.kl import KlType, kl_estimate
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
-def test_each_estimate_is_its_formula(kind):
+def test_each_estimate_is_its_formula(kind: KlType) -> None:
     ours, ref = np.random.default_rng(0).normal(size=(2, 100))
     log_ratio = ref - ours
     expected = {
@@ -21,18 +23,18 @@ def test_each_estimate_is_its_formula(kind):
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
-def test_the_unbiased_ones_average_to_the_divergence(kind):
+def test_the_unbiased_ones_average_to_the_divergence(kind: KlType) -> None:
     p, q = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.3, 0.5]).double()
     exact = (p * (p / q).log()).sum()
     assert (p * kl_estimate(kind, p.log(), q.log())).sum().item() == pytest.approx(exact.item())
 
 
-def test_the_mean_gradient_of_k2_is_that_of_the_divergence_and_of_k1_is_nothing():
+def test_the_mean_gradient_of_k2_is_that_of_the_divergence_and_of_k1_is_nothing() -> None:
     logits, q = torch.tensor([0.4, -0.2, 0.1], dtype=torch.float64), torch.tensor([0.2, 0.3, 0.5]).double()
 
-    def gradient(of) -> torch.Tensor:
+    def gradient(of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         moved = logits.clone().requires_grad_()
-        of(moved.log_softmax(-1)).backward()
+        of(moved.log_softmax(-1)).backward()  # type: ignore[no-untyped-call]  # torch is untyped
         assert moved.grad is not None
         return moved.grad
 
@@ -43,8 +45,9 @@ def test_the_mean_gradient_of_k2_is_that_of_the_divergence_and_of_k1_is_nothing(
     assert flat.abs().max().item() < 1e-12
 
 
-def test_a_large_distance_stays_finite_and_low_var_kl_small():
+def test_a_large_distance_stays_finite_and_low_var_kl_small() -> None:
+    kinds: tuple[KlType, ...] = ("k1", "k2", "k3")
     far = (torch.tensor([-1.0]), torch.tensor([-500.0])), (torch.tensor([-500.0]), torch.tensor([-1.0]))
     for ours, ref in far:
-        assert all(kl_estimate(kind, ours, ref).isfinite().all() for kind in ("k1", "k2", "k3"))
+        assert all(kl_estimate(kind, ours, ref).isfinite().all() for kind in kinds)
         assert kl_estimate("low_var_kl", ours, ref).item() == 10.0

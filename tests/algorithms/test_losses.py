@@ -1,5 +1,7 @@
 """Losses against the same arithmetic in plain numpy."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from asyncrl.algorithms.losses import cispo, gspo, ppo_clip, sample_weights, token_weights, value_loss
 
 
-def test_the_clipped_loss_is_equation_7_of_ppo():
+def test_the_clipped_loss_is_equation_7_of_ppo() -> None:
     rng = np.random.default_rng(0)
     new, old, advantages = rng.normal(scale=0.5, size=(3, 200))
     expected, clipped = [], []
@@ -16,15 +18,16 @@ def test_the_clipped_loss_is_equation_7_of_ppo():
         held = min(max(ratio, 0.8), 1.28)
         expected.append(-min(ratio * a, held * a))
         clipped.append(held * a < ratio * a)
+    mask = torch.ones(200, dtype=torch.bool)
     loss, was_clipped = ppo_clip(
-        *map(torch.tensor, (new, old, advantages)), torch.ones(200, dtype=torch.bool), eps_low=0.2, eps_high=0.28
+        torch.tensor(new), torch.tensor(old), torch.tensor(advantages), mask, eps_low=0.2, eps_high=0.28
     )
     np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-12)
     assert was_clipped.tolist() == clipped
     assert 20 < sum(clipped) < 180
 
 
-def test_dual_clip_bounds_the_loss_where_the_advantage_is_negative():
+def test_dual_clip_bounds_the_loss_where_the_advantage_is_negative() -> None:
     rng = np.random.default_rng(1)
     new, old, advantages = rng.normal(scale=1.0, size=(3, 200))
     expected = []
@@ -33,14 +36,14 @@ def test_dual_clip_bounds_the_loss_where_the_advantage_is_negative():
         objective = min(ratio * a, min(max(ratio, 0.8), 1.2) * a)
         expected.append(-max(objective, 3.0 * a) if a < 0 else -objective)
     mask = torch.ones(200, dtype=torch.bool)
-    given = [torch.tensor(row) for row in (new, old, advantages)]
-    loss, clipped = ppo_clip(*given, mask, eps_low=0.2, eps_high=0.2, eps_dual=3.0)
+    given = torch.tensor(new), torch.tensor(old), torch.tensor(advantages), mask
+    loss, clipped = ppo_clip(*given, eps_low=0.2, eps_high=0.2, eps_dual=3.0)
     np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-12)
-    single, was_clipped = ppo_clip(*given, mask, eps_low=0.2, eps_high=0.2)
+    single, was_clipped = ppo_clip(*given, eps_low=0.2, eps_high=0.2)
     assert 0 < (loss < single).sum() == (clipped & ~was_clipped).sum()
 
 
-def test_gspo_s_ratio_is_the_geometric_mean_over_the_sample():
+def test_gspo_s_ratio_is_the_geometric_mean_over_the_sample() -> None:
     rng = np.random.default_rng(2)
     lengths, mask = [4, 1, 6], np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1])
     new, old = rng.normal(scale=0.4, size=(2, 11))
@@ -66,16 +69,16 @@ def test_gspo_s_ratio_is_the_geometric_mean_over_the_sample():
     assert not clipped[mask == 0].any()
 
 
-def test_gspo_s_gradient_is_spread_evenly_over_the_sample():
+def test_gspo_s_gradient_is_spread_evenly_over_the_sample() -> None:
     new = torch.tensor([-1.0, -2.0, -3.0, -4.0], requires_grad=True)
     mask = torch.tensor([True, True, False, True])
     loss, _ = gspo(new, new.detach(), torch.full((4,), 2.0), mask, [4], eps_low=0.2, eps_high=0.2)
-    (loss * sample_weights(mask, [4])).sum().backward()
+    (loss * sample_weights(mask, [4])).sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
     assert new.grad is not None
     np.testing.assert_allclose(new.grad.numpy(), [-2 / 3, -2 / 3, 0.0, -2 / 3], rtol=1e-6)
 
 
-def test_cispo_s_clipped_tokens_keep_their_gradient():
+def test_cispo_s_clipped_tokens_keep_their_gradient() -> None:
     rng = np.random.default_rng(3)
     new, old, advantages = rng.normal(scale=0.5, size=(3, 100))
     held = np.clip(np.exp(new - old), 0.0, 1.3)
@@ -83,7 +86,7 @@ def test_cispo_s_clipped_tokens_keep_their_gradient():
     loss, clipped = cispo(
         moved, torch.tensor(old), torch.tensor(advantages), torch.ones(100).bool(), eps_low=1.0, eps_high=0.3
     )
-    loss.sum().backward()
+    loss.sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
     assert moved.grad is not None
     np.testing.assert_allclose(loss.detach().numpy(), -held * advantages * new, rtol=1e-12)
     np.testing.assert_allclose(moved.grad.numpy(), -held * advantages, rtol=1e-12)
@@ -91,7 +94,7 @@ def test_cispo_s_clipped_tokens_keep_their_gradient():
     assert clipped.any()
 
 
-def test_the_value_loss_is_the_larger_of_two_squares():
+def test_the_value_loss_is_the_larger_of_two_squares() -> None:
     values, old, returns = np.random.default_rng(4).normal(size=(3, 100))
     held = old + np.clip(values - old, -0.2, 0.2)
     expected = np.maximum((values - returns) ** 2, (held - returns) ** 2)
@@ -100,59 +103,59 @@ def test_the_value_loss_is_the_larger_of_two_squares():
     assert clipped.tolist() == (np.abs(values - old) > 0.2).tolist()
 
 
-def test_a_masked_token_may_carry_any_number():
+def test_a_masked_token_may_carry_any_number() -> None:
     new = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     old = torch.tensor([-1.0, float("nan"), -1e30])
     mask = torch.tensor([True, False, False])
     loss, clipped = ppo_clip(new, old, torch.ones(3), mask, eps_low=0.2, eps_high=0.2)
-    (loss * token_weights(mask, [3])).sum().backward()
+    (loss * token_weights(mask, [3])).sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
     assert new.grad is not None
     assert new.grad.tolist() == [-1.0, 0.0, 0.0]
     assert not clipped.any()
 
 
-def test_a_ratio_that_would_overflow_teaches_nothing_instead_of_ending_the_run():
+def test_a_ratio_that_would_overflow_teaches_nothing_instead_of_ending_the_run() -> None:
     new = torch.tensor([-1.0], requires_grad=True)
     loss, _ = ppo_clip(
         new, torch.tensor([-200.0]), torch.zeros(1), torch.ones(1, dtype=torch.bool), eps_low=0.2, eps_high=0.2
     )
-    loss.sum().backward()
+    loss.sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
     assert loss.item() == 0.0
     assert new.grad is not None
     assert new.grad.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("loss_of", [ppo_clip, cispo])
-def test_no_masked_token_is_clipped(loss_of):
+def test_no_masked_token_is_clipped(loss_of: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> None:
     far = torch.tensor([3.0, 3.0])
     _, clipped = loss_of(far, -far, torch.ones(2), torch.tensor([True, False]), eps_low=0.2, eps_high=0.2)
     assert clipped.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("weigh", [token_weights, sample_weights])
-def test_an_empty_microbatch_has_no_weights(weigh):
+def test_an_empty_microbatch_has_no_weights(weigh: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]) -> None:
     assert weigh(torch.zeros(0, dtype=torch.bool), ()).tolist() == []
 
 
-def test_the_gradient_at_ratio_one_is_minus_the_advantage():
+def test_the_gradient_at_ratio_one_is_minus_the_advantage() -> None:
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
     loss, _ = ppo_clip(
         new, new.detach(), torch.tensor([2.0, -3.0]), torch.ones(2, dtype=torch.bool), eps_low=0.2, eps_high=0.2
     )
-    loss.sum().backward()
+    loss.sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
     assert new.grad is not None
     assert new.grad.tolist() == [-2.0, 3.0]
 
 
-def test_sample_weights_give_the_mean_of_the_means():
+def test_sample_weights_give_the_mean_of_the_means() -> None:
     lengths = [3, 1, 4]
     mask = torch.tensor([1, 0, 1, 0, 1, 1, 1, 0]).bool()
     loss = torch.arange(8.0)
-    means = [np.mean([0, 2]), 0.0, np.mean([4, 5, 6])]  # the second sample has no token that counts
+    means = [1.0, 0.0, 5.0]  # the second sample has no token that counts
     assert (loss * sample_weights(mask, lengths)).sum().item() / 3 == pytest.approx(np.mean(means))
 
 
-def test_the_weighted_sum_does_not_depend_on_where_it_is_cut():
+def test_the_weighted_sum_does_not_depend_on_where_it_is_cut() -> None:
     lengths = [3, 1, 4]
     mask = torch.tensor([1, 0, 1, 0, 1, 1, 1, 0]).bool()
     whole = sample_weights(mask, lengths)
@@ -160,6 +163,6 @@ def test_the_weighted_sum_does_not_depend_on_where_it_is_cut():
     assert whole.tolist() == pieces.tolist()
 
 
-def test_lengths_that_do_not_fit_the_mask_are_refused():
+def test_lengths_that_do_not_fit_the_mask_are_refused() -> None:
     with pytest.raises(ValueError, match="lengths add up to 2, mask_T has 3 entries"):
         token_weights(torch.ones(3), [1, 1])

@@ -3,6 +3,7 @@
 import pickle
 import sys
 from functools import partial
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,9 @@ def samples(**changes: Any) -> StepSamples:
 def test_native_advantages_and_losses_load() -> None:
     assert load_plugin("mine.py:ours", ADVANTAGE, ARGS)(samples()).tolist() == [1.0, 0.0]  # type: ignore[union-attr]
     assert load_plugin("mine:scaled(2.0)", ADVANTAGE, ARGS)(samples()).tolist() == [2.0, 0.0]  # type: ignore[union-attr]
-    assert load_plugin("mine.loss", LOSS, ARGS).__name__ == "loss"
+    loss = load_plugin("mine.loss", LOSS, ARGS)
+    assert isfunction(loss)
+    assert loss.__name__ == "loss"
 
 
 @pytest.mark.usefixtures("here")

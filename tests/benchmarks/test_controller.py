@@ -67,7 +67,7 @@ def test_one_long_block_counts_for_all_that_was_due_meanwhile() -> None:
     assert most == 1000.0
 
 
-def row(**measured: float) -> dict[str, Any]:
+def row(**measured: Any) -> dict[str, Any]:
     """Of the case that is checked, at the pace it asks for."""
     case = replace(SMALL, **controller.CHECKED)
     return {

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -20,7 +21,7 @@ from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_
 from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weights import BroadcastUpdater
-from asyncrl.protocols import RolloutEngine, WeightUpdater
+from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Weights
 from tests.contract.weight_sets import SendsWeights, scaled
 from tests.tiny_model import tiny_model
@@ -42,12 +43,19 @@ class ServerControl(EngineControl):
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
+class Publishes(Protocol):
+    """The part of ``WeightUpdater`` that a place needs."""
+
+    async def publish(self, weights: Weights) -> object:
+        """Return once the engine samples from other weights than before, labelled ``weights``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """An engine with somebody who can update its weights and count its requests."""
 
     engine: RolloutEngine
-    updater: WeightUpdater
+    updater: Publishes
     num_running: Callable[[], Awaitable[int]]
     weights: Weights
     """What it serves now."""
@@ -117,7 +125,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture
 def as_it_was(servers: Servers) -> Iterator[Servers]:
-    """For tests that serve weights of their own: the others find those that they expect."""
+    """Restore the weights after a test that serves others."""
     yield servers
 
     async def restore() -> None:
@@ -190,7 +198,7 @@ async def a_free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens on now; all different."""
+    """Different TCP ports without a listener now."""
     return list(NetworkPlace().free_ports(count))
 
 

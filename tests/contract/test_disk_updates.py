@@ -7,29 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.disk import DiskUpdater, WeightReader, check_disk
-from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.roster import Roster
 from asyncrl.errors import ConfigError, EngineLost, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
+from tests.contract.recorders import PausableRecorder, TwoBuckets
 from tests.steps import Step, failing, hanging, nothing
 
 
-class Engine:
+class Engine(PausableRecorder):
     """Writes down what it is told, and what it finds in the folder."""
 
     def __init__(self, url: str, step: Step = nothing, still_s: float | None = None) -> None:
-        self.url = url
-        self.told: list[str] = []
-        self._step = step
+        super().__init__(url, step)
         self._still_s = still_s
-
-    async def pause(self, mode: PauseMode) -> None:
-        await self._do(f"pause {mode}")
-
-    async def go_on(self) -> None:
-        await self._do("go on")
 
     async def probe(self, timeout_s: float) -> None:
         """It answers."""
@@ -38,23 +29,14 @@ class Engine:
         await self._do(f"{folder.name} {(folder / 'weights').read_text()} as {label}")
         return self._still_s
 
-    async def _do(self, what: str) -> None:
-        self.told.append(what)
-        await self._step(what)
 
-
-class Trainer:
+class Trainer(TwoBuckets):
     """Two buckets; its weights are a number that each step raises."""
 
     def __init__(self, step: Step = nothing) -> None:
         self.number = 0
         self.written = 0
         self._step = step
-
-    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        return tuple(
-            WeightBucket(names=(name,), dtypes=("float32",), shapes=((2,),), num_bytes=8) for name in ("one", "two")
-        )
 
     async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
         await self._step("write")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
 
 import orjson
 import pytest
@@ -87,7 +88,7 @@ async def server(answer: Answering, aborted: list[str]) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def serving(answers: Mapping[str, Answering]) -> AsyncIterator[str]:
-    """By path; the server's address."""
+    """Serve the answers by path; return the server's address."""
     app = web.Application()
     for path, answer in answers.items():
         app.router.add_route("*", path, answer)
@@ -145,7 +146,7 @@ def test_stamped_tokens_are_as_old_as_their_stamps() -> None:
 
 
 @pytest.mark.parametrize("stamps", [["5"], ["5", None], []])
-def test_stamps_that_do_not_fit_their_tokens_are_not_believed(stamps: list[str]) -> None:
+def test_stamps_that_do_not_fit_their_tokens_are_ignored(stamps: list[str]) -> None:
     chunks, _, _ = generate(sending(event([1, 2], 5, stamps), event([3], 5, ["5"], type="length")))
     assert [(chunk.version, chunk.token_ids) for chunk in chunks] == [(4, (1, 2)), (5, (3,))]
 
@@ -225,7 +226,7 @@ def test_logprobs_of_other_tokens_are_a_loss() -> None:
     assert not chunks
 
 
-def test_nobody_listening_is_a_loss() -> None:
+def test_a_refused_connection_is_a_loss() -> None:
     async def run() -> None:
         async with Wire() as wire:
             url = f"http://127.0.0.1:{free_ports(1)[0]}"
@@ -305,8 +306,8 @@ def interrupt(first: bytes, last: bytes, request: Request = REQUEST) -> tuple[li
     return tokens(chunks), reason
 
 
-def aborted_event(tokens: list[int], scored: list[int], completion_tokens: int, **more: object) -> bytes:
-    """As SGLang ends what is aborted; ``more`` goes to the finish reason."""
+def aborted_event(tokens: list[int], scored: list[int], completion_tokens: int, **more: Any) -> bytes:
+    """The last event of an aborted request, as SGLang writes it; ``more`` goes to the finish reason."""
     whole = orjson.loads(event(scored, type="abort", message="Aborted", **more).removeprefix(b"data: "))
     whole["output_ids"], whole["meta_info"]["completion_tokens"] = tokens, completion_tokens
     return b"data: " + orjson.dumps({**whole, "text": "".join(map(str, tokens))}) + b"\n\n"
@@ -323,7 +324,7 @@ def test_the_token_that_an_abort_repeats_is_not_counted_again() -> None:
 
 
 def test_an_answer_aborted_at_its_last_token_ended_by_itself() -> None:
-    def asked(**sampling: object) -> Request:
+    def asked(**sampling: Any) -> Request:
         return dataclasses.replace(REQUEST, sampling=dataclasses.replace(REQUEST.sampling, **sampling))
 
     last = aborted_event([8, 9], [8, 9], 3)
@@ -357,7 +358,9 @@ def test_a_request_that_cannot_be_aborted_is_lost_and_the_interruption_ends() ->
 
 
 @pytest.mark.parametrize("status", [200, 404])
-def test_a_server_is_ready_with_calm_collectors_or_a_warning(status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_is_ready_once_its_garbage_collectors_are_frozen_or_warns(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:

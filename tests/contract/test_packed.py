@@ -32,7 +32,7 @@ def event(tokens: list[tuple[int, float]], stamps: list[str | None] | None, rid:
 
 
 @given(tokens=TOKENS, splits=st.lists(st.integers(1, 9), max_size=4))
-def test_what_is_read_is_what_was_written_packed_or_not(tokens: list[tuple[int, float]], splits: list[int]) -> None:
+def test_answers_survive_packing(tokens: list[tuple[int, float]], splits: list[int]) -> None:
     stamps = [str(version) for version, length in enumerate([*splits, len(tokens)]) for _ in range(length)]
     plain = event(tokens, [*stamps[: len(tokens)]])
     packed = pack(plain)
@@ -46,7 +46,7 @@ def test_what_is_read_is_what_was_written_packed_or_not(tokens: list[tuple[int, 
     assert ours == {**theirs, "meta_info": {k: v for k, v in theirs["meta_info"].items() if k[:5] != "input"}}
 
 
-def test_only_who_asks_gets_packed_answers() -> None:
+def test_answers_are_packed_only_on_request() -> None:
     assert pack(event([(5, -1.0)], None, rid="somebody else's")) is None
     assert pack({"error": {"message": "no"}}) is None
     assert pack(event([], None)) is None

@@ -1,4 +1,4 @@
-"""What ``RolloutEngine`` and ``WeightUpdater`` promise, on the fake and on the real SGLang."""
+"""The promises of ``RolloutEngine`` and ``WeightUpdater``, on the fake and on the real SGLang."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ class Answer:
 
 
 def ask(place: Place, seed: int, max_new_tokens: int, prompt: tuple[int, ...] = PROMPT, **sampling: object) -> Request:
-    params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, **sampling}
+    params: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, **sampling}
     return Request(
         request_id=f"request-{seed}",
         token_ids=prompt,
@@ -87,7 +87,7 @@ def test_scoring_an_answer_gives_the_logprobs_it_was_sampled_with(open_place: Op
     asyncio.run(run())
 
 
-def test_the_same_seed_gives_the_same_tokens_in_any_company(open_place: OpenPlace) -> None:
+def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(open_place: OpenPlace) -> None:
     async def run() -> None:
         async with open_place() as place:
             requests = [ask(place, seed, 40 + seed % 7) for seed in range(32)]
@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_tokens_in_any_company(open_place: OpenPlac
     asyncio.run(run())
 
 
-def test_an_answer_resumed_from_its_prefix_goes_on_as_it_would_have(open_place: OpenPlace) -> None:
+def test_an_answer_resumed_from_its_prefix_continues_identically(open_place: OpenPlace) -> None:
     async def run() -> None:
         async with open_place() as place:
             whole = await answer(place.engine, ask(place, 7, 50))
@@ -164,7 +164,7 @@ def test_a_request_that_was_just_sent_is_interrupted_too(open_place: OpenPlace) 
     asyncio.run(run())
 
 
-def test_what_ends_by_itself_when_it_is_interrupted_ends_as_it_would_have(open_place: OpenPlace) -> None:
+def test_an_answer_that_finishes_during_an_interruption_keeps_its_finish_reason(open_place: OpenPlace) -> None:
     async def run() -> None:
         async with open_place() as place:
             requests = [ask(place, seed, 1 + seed * 5) for seed in range(32)]
@@ -249,7 +249,7 @@ def test_a_server_whose_scheduler_hangs_does_not_answer_a_probe(servers: Servers
     asyncio.run(run())
 
 
-def test_a_server_says_how_full_it_is_and_a_dead_one_is_left_out(servers: Servers) -> None:
+def test_load_is_reported_per_server_and_dead_servers_are_omitted(servers: Servers) -> None:
     async def run() -> None:
         dead = f"http://127.0.0.1:{free_ports(1)[0]}"
         async with open_sglang(servers) as place, Wire() as wire:
@@ -340,9 +340,9 @@ def test_every_token_is_labelled_with_the_weights_that_made_it(servers: Servers)
     asyncio.run(run())
 
 
-def test_an_answer_is_packed_for_who_asks_and_the_same_for_everybody(servers: Servers) -> None:
+def test_packed_and_plain_answers_are_equal(servers: Servers) -> None:
     def written(rid: str) -> list[dict[str, Any]]:
-        """What the server writes, event by event, for the same draw."""
+        """The events that the server writes for the same draw."""
         body = {
             "rid": rid,
             "input_ids": PROMPT,
@@ -434,7 +434,7 @@ async def interrupted(
 
 
 async def full(probe: LoadProbe, running: int) -> tuple[EngineLoad, ...]:
-    """What the probe saw once so many requests ran, or at last."""
+    """The probe's answer once so many requests run, or at the deadline."""
     for _ in range(100):
         loads = await probe.loads()
         if sum(load.running for load in loads) == running:

@@ -32,7 +32,7 @@ def test_a_draw_does_not_depend_on_the_other_rows() -> None:
     assert together.shape == (32, 1)
 
 
-def test_what_has_no_probability_is_never_drawn() -> None:
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
     nothing = float("-inf")
     logprobs = torch.tensor([[nothing, 0.0, -1.0, nothing]]).expand(DRAWS, -1)
     assert set(draw_with_seed(logprobs, torch.arange(DRAWS), torch.arange(DRAWS)).view(-1).tolist()) == {1, 2}

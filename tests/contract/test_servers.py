@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -44,7 +45,7 @@ def start(code: str, folder: Path) -> ServerProcess:
     return ServerProcess("server", [sys.executable, "-c", code], {"GREETING": "hello"}, folder / "logs" / "server.log")
 
 
-def test_stopping_ends_the_whole_family(tmp_path: Path) -> None:
+def test_stopping_a_server_ends_its_whole_process_tree(tmp_path: Path) -> None:
     server = start(WITH_CHILD, tmp_path)
     until(lambda: "up" in server.tail())
     assert len(session_of(server.pid)) == 2
@@ -129,7 +130,7 @@ CRASHED = "[10:00] Subprocess scheduler_0 (pid=3420) crashed with exit code -9. 
     ],
 )
 def test_a_server_that_killed_itself_says_why(tmp_path: Path, written: str, said: str) -> None:
-    """As SGLang does, with SIGKILL, when a child of it has failed."""
+    """SGLang kills itself with SIGKILL when one of its children has failed."""
     server = start(ENDS_ITSELF.format(written), tmp_path)
     until(lambda: not server.is_alive())
     with pytest.raises(ServerFailed) as error:
@@ -137,14 +138,14 @@ def test_a_server_that_killed_itself_says_why(tmp_path: Path, written: str, said
     assert str(error.value).startswith(f"server was ended by signal 9, Killed: {said} (log: ")
 
 
-def test_what_is_said_of_signals_else_is_no_cause(tmp_path: Path) -> None:
+def test_mentions_of_signals_in_a_log_are_not_a_cause_of_death(tmp_path: Path) -> None:
     server = start(ENDS_ITSELF.format("server_args=ServerArgs(custom_sigquit_handler=None)"), tmp_path)
     until(lambda: not server.is_alive())
     with pytest.raises(ServerFailed, match=r"Killed \(log: "):
         server.raise_if_dead()
 
 
-def test_a_log_that_is_gone_hides_no_signal(tmp_path: Path) -> None:
+def test_a_deleted_log_does_not_hide_the_signal(tmp_path: Path) -> None:
     server = start(ENDS_ITSELF.format("up"), tmp_path)
     until(lambda: not server.is_alive())
     server.log_path.unlink()
@@ -152,7 +153,7 @@ def test_a_log_that_is_gone_hides_no_signal(tmp_path: Path) -> None:
         server.raise_if_dead()
 
 
-def test_what_an_earlier_server_wrote_is_no_cause(tmp_path: Path) -> None:
+def test_the_log_of_an_earlier_server_is_not_a_cause_of_death(tmp_path: Path) -> None:
     first = start(ENDS_ITSELF.format(f"{RAN_OUT}\n{SIGQUIT}"), tmp_path)
     until(lambda: not first.is_alive())
     second = start(ENDS_ITSELF.format("up"), tmp_path)
@@ -166,13 +167,13 @@ def test_a_program_that_is_not_there_is_a_server_failure(tmp_path: Path) -> None
         ServerProcess("server", ["/no/such/program"], {}, tmp_path / "log")
 
 
-def test_ranks_meet_where_they_are_told(servers: Servers) -> None:
-    with socket.create_connection(("127.0.0.1", servers.nccl_port), timeout=10):
-        pass
+def test_ranks_rendezvous_at_the_given_port(servers: Servers) -> None:
+    with socket.create_connection(("127.0.0.1", servers.nccl_port), timeout=10) as connection:
+        assert connection.getpeername() == ("127.0.0.1", servers.nccl_port)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: str) -> None:
+def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: Literal["cpu", "cuda"]) -> None:
     launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device=device, dtype="float32", seed=1)
     assert flags(server_command(launch).arguments) <= known_server_flags()
     router = RouterLaunch(worker_urls=("http://x",), port=1, prometheus_port=2)
@@ -180,7 +181,7 @@ def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: str) -> Non
 
 
 def test_the_users_flags_win() -> None:
-    users = {"stream-interval": "4", "disable-overlap-schedule": False, "enable-metrics": True}
+    users: dict[str, str | bool] = {"stream-interval": "4", "disable-overlap-schedule": False, "enable-metrics": True}
     launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device="cpu", dtype="float32", seed=1, flags=users)
     arguments = server_command(launch).arguments
     assert arguments[arguments.index("--stream-interval") + 1] == "4"
@@ -188,7 +189,7 @@ def test_the_users_flags_win() -> None:
     assert arguments[-1] == "--enable-metrics"
 
 
-def test_flags_are_read_without_importing_sglang_and_soon() -> None:
+def test_known_flags_are_read_fast_and_without_importing_sglang() -> None:
     code = (
         "import sys, time; began = time.process_time();"
         "from asyncrl.engines.sglang.flags import known_server_flags as server, known_router_flags as router;"

@@ -52,7 +52,7 @@ def request(key: str | None = None, *, written: int = 0, sent: int = 0, is_retra
 
 
 def passed(stamps: TokenStamps, over: Any, batch_size: int = 2) -> Any:
-    """What a forward pass gives, stamped."""
+    """The stamps of a forward pass."""
     result = SimpleNamespace(logits_output=SimpleNamespace(customized_info=None))
     batch = SimpleNamespace(reqs=[request()] * batch_size, spec_algorithm=NoSpeculation())
     stamps.after_run_batch(result, over, batch)
@@ -60,7 +60,7 @@ def passed(stamps: TokenStamps, over: Any, batch_size: int = 2) -> Any:
 
 
 def updated(stamps: TokenStamps, over: Any, version: str | None, *, success: bool = True) -> str:
-    """What the server says of it."""
+    """The server's answer to an update."""
     answer = SimpleNamespace(success=success, message="")
     stamps.after_update(answer, SimpleNamespace(scheduler=over), SimpleNamespace(weight_version=version))
     return str(answer.message)
@@ -76,7 +76,7 @@ def test_every_token_of_a_pass_is_stamped_with_the_version_it_ran_under() -> Non
     assert passed(stamps, over, 1) == {STAMPS: ["7"]}
 
 
-def test_an_update_says_for_how_long_no_pass_has_run() -> None:
+def test_an_update_reports_the_time_since_the_last_forward_pass() -> None:
     now = [100.0]
 
     def later(seconds: float) -> None:
@@ -97,7 +97,7 @@ def test_an_update_says_for_how_long_no_pass_has_run() -> None:
     assert updated(stamps, over, "3") == ""
 
 
-def test_what_waits_takes_the_cache_of_the_weights_that_will_serve_it() -> None:
+def test_waiting_requests_use_the_cache_of_the_weights_that_will_serve_them() -> None:
     ours, theirs = request(cache_key(3)), request("score/1")
     stamps, over = TokenStamps(), scheduler(ours, theirs)
     updated(stamps, over, "4")
@@ -133,7 +133,8 @@ def test_the_plug_in_imports_nothing_heavy() -> None:
         "import sys, asyncrl.engines.sglang.stamps;"
         "assert not {'torch', 'sglang', 'aiohttp', 'numpy'} & set(sys.modules), sorted(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_sglang_without_what_is_hooked_is_left_as_it_is() -> None:

@@ -136,7 +136,7 @@ def test_silence_is_counted_from_the_last_piece() -> None:
     asyncio.run(run())
 
 
-def test_what_the_taker_raises_is_raised_and_it_is_not_called_again() -> None:
+def test_an_error_of_the_callback_is_raised_and_ends_the_stream() -> None:
     calls: list[bytes] = []
 
     def take(status: int, piece: bytes) -> None:

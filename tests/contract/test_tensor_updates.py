@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl
 from asyncrl.engines.sglang.http import Wire
@@ -17,6 +16,7 @@ from asyncrl.engines.turns import SharedGpus
 from asyncrl.errors import EngineLost, TrainerFailed, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 from tests.contract.conftest import Servers
+from tests.contract.recorders import TwoBuckets
 from tests.contract.weight_sets import SendsWeights, Teacher, scaled, weight_set
 
 TOKENS = tuple(range(2, 34))
@@ -24,18 +24,13 @@ CLOSE = 1e-4
 """Engine and teacher agree to 5e-6; other weights are apart by whole nats."""
 
 
-class Sharer:
+class Sharer(TwoBuckets):
     """A trainer of several ranks with two buckets, whose handles are their names."""
 
     def __init__(self, num_ranks: int, told: list[str], error: Exception | None = None) -> None:
         self._num_ranks = num_ranks
         self._told = told
         self._error = error
-
-    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        return tuple(
-            WeightBucket(names=(name,), dtypes=("float32",), shapes=((2,),), num_bytes=8) for name in ("one", "two")
-        )
 
     async def share(self, bucket: int) -> list[str]:
         self._told.append(f"share {bucket}")

@@ -19,11 +19,12 @@ from asyncrl.errors import (
     WeightUpdateFailed,
 )
 from asyncrl.types import UpdateReport, Weights
+from tests.contract.recorders import PausableRecorder, Recorder, TwoBuckets
 from tests.steps import Step, failing, hanging, nothing
 from tests.virtual_time import run_virtually
 
 
-class Engine:
+class Engine(PausableRecorder):
     """Writes down what it is told."""
 
     def __init__(
@@ -37,21 +38,13 @@ class Engine:
         probed: Exception | None = None,
         not_replayed: tuple[str, ...] = (),
     ) -> None:
-        self.url = url
+        super().__init__(url, step)
         self._probed = probed
         self.num_probes = 0
         self._still_s = still_s
         self._keeps = keeps
         self._not_replayed = not_replayed
         self.num_ranks = num_ranks
-        self.told: list[str] = []
-        self._step = step
-
-    async def pause(self, mode: PauseMode) -> None:
-        await self._do(f"pause {mode}")
-
-    async def go_on(self) -> None:
-        await self._do("go on")
 
     async def probe(self, timeout_s: float) -> None:
         self.num_probes += 1
@@ -76,25 +69,15 @@ class Engine:
         await self._do(f"{names} {label}{' checked' if is_checked else ''}")
         return Received(is_kept=True, still_s=self._still_s, not_replayed=self._not_replayed)
 
-    async def _do(self, what: str) -> None:
-        self.told.append(what)
-        await self._step(what)
 
-
-class Trainer:
+class Trainer(Recorder, TwoBuckets):
     """Two buckets."""
 
     def __init__(self, step: Step = nothing, *, copies: bool = False, keeps: bool = True) -> None:
-        self.told: list[str] = []
+        super().__init__(step)
         self.within_s: list[float] = []
-        self._step = step
         self._copies = copies
         self._keeps = keeps
-
-    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        return tuple(
-            WeightBucket(names=(name,), dtypes=("float32",), shapes=((2,),), num_bytes=8) for name in ("one", "two")
-        )
 
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
@@ -115,10 +98,6 @@ class Trainer:
 
     async def abandon(self, group_name: str) -> None:
         await self._do(f"abandon {group_name}")
-
-    async def _do(self, what: str) -> None:
-        self.told.append(what)
-        await self._step(what)
 
 
 async def a_port() -> int:
@@ -247,7 +226,7 @@ def test_a_pause_begins_when_the_first_engine_says_that_it_stood_still() -> None
 def test_a_bucket_whose_copies_are_incomplete_is_one_warning_for_each_engine(caplog: pytest.LogCaptureFixture) -> None:
     """Engines repeat it with every update; the run's log has what this logger says."""
     a, b = Engine("a", keeps=True, not_replayed=("one",)), Engine("b", keeps=True)
-    push(a, b, trainer=Trainer(), times=3)
+    publish(a, b, trainer=Trainer(), times=3)
     (warning,) = caplog.records
     assert (warning.name, warning.levelname) == ("asyncrl.engines.weights", "WARNING")
     assert warning.getMessage().startswith("a: SGLang's loader did more for the bucket of one than the copies")

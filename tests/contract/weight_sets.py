@@ -138,7 +138,7 @@ class Teacher:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Two threads that spin beside a server on two cores took 18 times as long."""
+    """Limit torch to one thread: two that spin next to a server on two cores took 18 times as long."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,6 +1,6 @@
 """A trainer that writes a checkpoint after a step, and dies of the next one.
 
-checkpoint_process.py CHECKPOINT ROOT
+python -m tests.megatron.checkpoint_process CHECKPOINT ROOT
 """
 
 import resource
@@ -15,7 +15,7 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from tiny import one_rank, random_batch, trainer_settings
+    from tests.megatron.tiny import one_rank, random_batch, trainer_settings
 
 from asyncrl.engines.checkpoints import folder_of
 

@@ -4,6 +4,7 @@ import gc
 import importlib
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ with warnings.catch_warnings():
     importlib.import_module("megatron.core.models.mimo.optimizer")  # get_megatron_optimizer imports it when called
 
 
-def pytest_collection_modifyitems(items):
-    """What Megatron, and a library that transformers imports, warn about when they are used is theirs to mend."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ignore the warnings of Megatron, and of a library that transformers imports: only they can mend them."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -28,7 +29,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def few_threads():
+def few_threads() -> Iterator[None]:
     """A rank's gloo groups have threads of their own, which live until the models that know them are collected.
 
     There were 2,000 after two files, and the kernel had a quarter of the time.

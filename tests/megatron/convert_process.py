@@ -1,6 +1,6 @@
-"""What the tests of the conversion do in processes of their own, several things in each: imports take the time.
+"""The steps that tests of the conversion run in separate processes, several in each because imports take the time.
 
-    convert_process.py REPORT STEPS
+    python -m tests.megatron.convert_process REPORT STEPS
 
 STEPS is a JSON list of ["command", ARGUMENT ...] and ["split", CHECKPOINT, TARGET]; REPORT gets a JSON list with what
 each returned, the bytes of memory that this process had before, and the most it then had.  The environment says
@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,9 +23,8 @@ with warnings.catch_warnings():
 
     import asyncrl.engines.megatron.checkpoint  # noqa: F401 (without it Megatron's writer starts a process)
 
-from layouts import layout, loaded, processes
-
 from asyncrl.engines.megatron.state import sharded_weights
+from tests.megatron.layouts import layout, loaded, processes
 
 
 def command(*arguments: str) -> int:
@@ -38,7 +38,7 @@ def command(*arguments: str) -> int:
 
 
 def split(checkpoint: str, target: str) -> int:
-    """What Megatron writes of a model that two processes share."""
+    """Let Megatron write the model that two processes share."""
     Path(target).mkdir(exist_ok=True)
     rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
     with processes(rank, 2, port), layout(tensor_model_parallel_size=2, expert_tensor_parallel_size=2):
@@ -57,12 +57,13 @@ def memory(what: str) -> int:
 
 
 def run(step: list[str], port: str) -> dict[str, int]:
-    """What one step returned, and what it took."""
+    """Run one step; return its exit code and the memory that it took."""
     kind, *arguments = step
     os.environ["MASTER_PORT"] = port
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before = memory("VmRSS")
-    code = {"command": command, "split": split}[kind](*arguments)
+    steps: dict[str, Callable[..., int]] = {"command": command, "split": split}
+    code = steps[kind](*arguments)
     return {"code": code, "before": before, "most": memory("VmHWM")}
 
 

@@ -1,6 +1,6 @@
 """Rank 1 of two: training steps with a user's own estimator and loss, in one layout after the other.
 
-    custom_process.py CHECKPOINT FILE CASES
+    python -m tests.megatron.custom_process CHECKPOINT FILE CASES
 
 Prints what ``run`` returns for each of the cases as its last line, in JSON.
 """
@@ -20,13 +20,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from asyncrl.engines.megatron.rank import MegatronRank
 
-from tiny import random_batch, trainer_settings
-
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.errors import AsyncRLError
 from asyncrl.plugins import load_custom
 from asyncrl.types import Batch
+from tests.megatron.tiny import random_batch, trainer_settings
 
 OURS = (None, None)
 BY_PATH = ("grpo", "clipped(0.2)")
@@ -52,16 +51,19 @@ def run(
     ``refused``: with TOUCHY and two ranks, what became of a step for each of FAULTS, which come first.
     """
     advantage, loss = (None if name is None else f"{file}:{name}" for name in names)
-    changes = {
+    settings_of_all: dict[str, Any] = {
         "num_steps_per_rollout": 2,
         "lr": 1e-2,
         "max_tokens_per_gpu": 40,
         "timeout_s": 120.0,
         "use_rollout_logprobs": True,
         "parallel": ParallelConfig(**(parallel or {})),
-    } | changes
+    }
     settings = trainer_settings(
-        checkpoint, custom_advantage_function_path=advantage, custom_loss_function_path=loss, **changes
+        checkpoint,
+        custom_advantage_function_path=advantage,
+        custom_loss_function_path=loss,
+        **(settings_of_all | changes),
     )
     if tuple(names) != OURS:
         settings = replace(settings, custom=partial(load_custom, advantage, loss, SlimeArgs(lr=1.0), file.parent))

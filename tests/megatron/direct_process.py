@@ -1,11 +1,15 @@
 """An engine that takes weight updates as the plug-in ``direct`` does, around a model whose loaders are these.
 
-direct_process.py PORT    with one update a line on standard input, and what came of it on standard output
+    python -m tests.megatron.direct_process PORT
+
+Standard input has one update a line, standard output its outcome.
 """
 
 import json
 import sys
+from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,13 +29,13 @@ class Model:
         self.weights: dict[str, torch.Tensor] = {}
         self.num_loaded = 0
 
-    def load_weights(self, tensors):
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:
             self.num_loaded += 1
             place = self._place(name, tensor)
             place.copy_(tensor.float().to(tensor.dtype) * 1 if name.endswith("norm.weight") else tensor)
 
-    def _place(self, name, tensor):
+    def _place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         for number, part in enumerate(("q_proj", "k_proj", "v_proj")):
             if part in name:
                 joined = name.replace(part, "qkv_proj")
@@ -42,16 +46,16 @@ class Model:
             self.weights[name] = torch.empty_like(tensor)
         return self.weights[name]
 
-    def parameters(self):
+    def parameters(self) -> Iterable[torch.Tensor]:
         return self.weights.values()
 
-    def buffers(self):
+    def buffers(self) -> Iterable[torch.Tensor]:
         return ()
 
-    def move(self):
+    def move(self) -> None:
         self.weights = {name: weight.clone() for name, weight in self.weights.items()}
 
-    def parts(self, buckets):
+    def parts(self, buckets: Iterable[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """The weights again, by the names and sizes that they came with."""
         found = {}
         for bucket in buckets:
@@ -62,38 +66,60 @@ class Model:
 
 
 class Updater:
-    """What SGLang hands to the hook."""
+    """The object that SGLang hands to the hook."""
 
     device = "cpu"
 
-    def __init__(self, group, model) -> None:
+    def __init__(self, group: dist.ProcessGroup, model: Model) -> None:
         self._model_update_group = {"before": alone(), "weights": group}
         self.get_model = lambda: model
 
 
-def alone():
-    """A group that nobody else is in, as one is whose members have died."""
-    return group_of(dist.HashStore(), 0, 1, "before", timeout_s=9.0)
+def alone() -> dist.ProcessGroup:
+    """A group without other members, as one whose members have died."""
+    return group_of(hash_store(), 0, 1, "before", timeout_s=9.0)
 
 
-def group_of(store, rank, size, name, *, backend="gloo", timeout_s=60.0):
-    """As SGLang makes them."""
+def group_of(
+    store: distributed_c10d.Store, rank: int, size: int, name: str, *, backend: str = "gloo", timeout_s: float = 60.0
+) -> dist.ProcessGroup:
+    """Make a process group as SGLang does."""
+    group: dist.ProcessGroup
     group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
-        size, rank, [], backend, dist.PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=timeout_s)
+        size,
+        rank,
+        [],
+        backend,
+        distributed_c10d.PrefixStore(name, store),
+        group_name=distributed_c10d.GroupName(name),
+        timeout=timedelta(seconds=timeout_s),
     )
     distributed_c10d._world.pg_group_ranks[group] = {member: member for member in range(size)}  # noqa: SLF001
     return group
 
 
-def met(port, rank, size):
+def hash_store() -> distributed_c10d.Store:
+    """A store for a group of one process."""
+    store: distributed_c10d.Store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not re-export it
+    return store
+
+
+def met(port: int | str, rank: int, size: int) -> distributed_c10d.Store:
     """The store of a group's members, who are there now."""
+    store: distributed_c10d.Store
     store, _, _ = next(rendezvous(f"tcp://127.0.0.1:{port}", rank, size, timeout=timedelta(seconds=60)))
     return store
 
 
+def never(*about: object) -> tuple[bool, str]:
+    """SGLang's own method, for other formats than ours."""
+    raise NotImplementedError
+
+
 def main(port: str) -> None:
     group = group_of(met(port, 1, 2), 1, 2, "weights")
-    model, hook, buckets = Model(), DirectUpdates(), []
+    model, hook = Model(), DirectUpdates()
+    buckets: list[dict[str, Any]] = []
     updater = Updater(group, model)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -105,7 +131,7 @@ def main(port: str) -> None:
             buckets.append(asked)
             model.parts([asked])  # makes room, as a model has before it is loaded
         answer = hook.around_receive(
-            None, updater, asked["names"], asked["dtypes"], asked["shapes"], "weights", asked["load_format"]
+            never, updater, asked["names"], asked["dtypes"], asked["shapes"], "weights", asked["load_format"]
         )
         assert list(updater._model_update_group) == ["weights"]  # noqa: SLF001
         if asked["target"]:
@@ -115,5 +141,5 @@ def main(port: str) -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=hash_store(), rank=0, world_size=1)
     main(*sys.argv[1:])

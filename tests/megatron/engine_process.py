@@ -2,13 +2,16 @@
 
 It joins as a server with our plug-in does: what hooks are for must be there.
 
-engine_process.py PORT TARGET    with the buckets as JSON on standard input, one line
+    python -m tests.megatron.engine_process PORT TARGET
+
+Standard input has the buckets as one line of JSON.
 """
 
 import json
 import os
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,13 +21,14 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
 from asyncrl.engines.sglang import direct
+from tests.megatron.direct_process import hash_store
 
 
-def joined(port: str):
+def joined(port: str) -> dist.ProcessGroup:
     """The group, made without torch's watchdog."""
     make, made_with = weight_updater.init_custom_process_group, []
 
-    def make_and_look(**about):
+    def make_and_look(**about: Any) -> Any:
         made_with.append(os.environ["TORCH_NCCL_BLOCKING_WAIT"])
         return make(**about)
 
@@ -35,7 +39,8 @@ def joined(port: str):
     join = weight_updater.WeightUpdater.init_weights_update_group
     assert join(updater, "127.0.0.1", int(port), 1, 2, "weights", "gloo")[0]
     assert made_with == ["1"]
-    return updater._model_update_group["weights"]  # noqa: SLF001
+    group: dist.ProcessGroup = updater._model_update_group["weights"]  # noqa: SLF001
+    return group
 
 
 def main(port: str, target: str) -> None:
@@ -51,5 +56,5 @@ def main(port: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=hash_store(), rank=0, world_size=1)
     main(*sys.argv[1:])

@@ -32,7 +32,7 @@ def by_blocks(matrix: np.ndarray, block: tuple[int, int]) -> tuple[np.ndarray, n
 
 
 def meant(numbers: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """What fp8 numbers stand for."""
+    """The numbers that fp8 numbers and their scales stand for."""
     found = numbers.float().clone()
     for i, j in np.ndindex(*scales.shape):
         found[i * block[0] : (i + 1) * block[0], j * block[1] : (j + 1) * block[1]] *= scales[i, j].float()

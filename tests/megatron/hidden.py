@@ -1,4 +1,4 @@
-"""What a process of its own calls before anything is imported; so this imports nothing."""
+"""The initializer of separate processes, called before any other import; so this imports nothing else."""
 
 import sys
 

@@ -1,17 +1,18 @@
 """Models in any parallel layout, without a trainer around them.
 
-    layouts.py RANK WORLD_SIZE PORT CASES
+    python -m tests.megatron.layouts RANK WORLD_SIZE PORT CASES
 
-As a process of its own it is one of the ranks that go through ``run``.
+The program is one of the ranks that go through ``run``.
 """
 
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ from asyncrl.engines.megatron.fp8 import BlockFp8, fp8_of
 from asyncrl.engines.megatron.gathering import whole_weights
 from asyncrl.engines.megatron.model import build_model
 from asyncrl.engines.megatron.packing import Example, Packing, microbatches
-from asyncrl.engines.megatron.shape import read_shape
+from asyncrl.engines.megatron.shape import ModelShape, read_shape
 from asyncrl.engines.megatron.sharding import all_weights, local_weights
 from asyncrl.engines.megatron.weights import export_bucket, export_hf, load_hf, plan_buckets, splits_of, to_hf
 
@@ -73,7 +74,7 @@ def layout(**sizes: int) -> Iterator[None]:
         parallel_state.destroy_model_parallel()
 
 
-def loaded(checkpoint: Path, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, object]:
+def loaded(checkpoint: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, ModelShape]:
     """This rank's part of the model in ``checkpoint``, and its shape."""
     shape = read_shape(checkpoint)
     model = build_model(shape, CPU, dtype)
@@ -92,8 +93,8 @@ def logit_weights() -> torch.Tensor:
     return torch.randn(sum(LENGTHS), VOCAB, generator=torch.Generator().manual_seed(2))
 
 
-def logits_and_gradients(model: torch.nn.Module, shape: object) -> tuple[torch.Tensor | None, Tensors]:
-    """Of the packed ``sequences``; logits on the last pipeline stage only, gradients by the checkpoint's names."""
+def logits_and_gradients(model: Any, shape: ModelShape) -> tuple[torch.Tensor | None, Tensors]:
+    """Compute both for the packed ``sequences``: logits on the last pipeline stage, gradients by checkpoint name."""
     parallel = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
     model.config.finalize_model_grads_func = lambda models, tokens, **groups: finalize_model_grads(
         models, None, **groups
@@ -108,7 +109,8 @@ def logits_and_gradients(model: torch.nn.Module, shape: object) -> tuple[torch.T
         micro_batch_size=1,
         forward_only=False,
     )
-    grads = {name: part.main_grad for name, part in local_weights(model).items() if part.requires_grad}
+    parts: dict[str, Any] = local_weights(model)
+    grads = {name: part.main_grad for name, part in parts.items() if part.requires_grad}
     splits = splits_of(shape)
     copies = parallel_state.get_data_parallel_world_size()  # every copy of the model saw the same tokens
     found = whole_weights(grads, all_weights(grads, splits), splits, CPU, SEVERAL)
@@ -116,7 +118,7 @@ def logits_and_gradients(model: torch.nn.Module, shape: object) -> tuple[torch.T
     return (outcomes[0] if outcomes else None), by_name
 
 
-def _step(rows, model):
+def _step(rows: Iterator[None], model: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
     (row,) = microbatches(
         [
             Example(
@@ -138,15 +140,15 @@ def _step(rows, model):
     return output, _weighted_sum
 
 
-def _weighted_sum(logits):
+def _weighted_sum(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
     group = parallel_state.get_tensor_model_parallel_group()
     mine = logit_weights().chunk(group.size(), dim=1)[group.rank()]
     whole = gather_from_tensor_model_parallel_region(logits.detach(), group=group)
     return (logits[0] * mine).sum(), torch.zeros((), dtype=torch.int), whole[0]
 
 
-def run(rank: int, world_size: int, port: int, cases: list[tuple[dict[str, int], str]]) -> list[dict[str, object]]:
-    """What each layout makes of its checkpoint, as this rank sees it."""
+def run(rank: int, world_size: int, port: int, cases: list[tuple[dict[str, int], str]]) -> list[dict[str, Any]]:
+    """Load each checkpoint in its layout; return what this rank sees of it."""
     found = []
     with processes(rank, world_size, port):
         for sizes, checkpoint in cases:
@@ -155,14 +157,14 @@ def run(rank: int, world_size: int, port: int, cases: list[tuple[dict[str, int],
     return found
 
 
-def fp8_sent(model: torch.nn.Module, shape: object, fp8: BlockFp8) -> Iterator[tuple[str, torch.Tensor]]:
-    """What all buckets hold."""
+def fp8_sent(model: Any, shape: ModelShape, fp8: BlockFp8) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of all buckets."""
     _, plan = plan_buckets(model, shape, 8_000, fp8)
     for weights in plan:
         yield from export_bucket(model, shape, weights, fp8)
 
 
-def _seen(checkpoint: Path) -> dict[str, object]:
+def _seen(checkpoint: Path) -> dict[str, Any]:
     model, shape = loaded(checkpoint)
     fp8 = fp8_of(checkpoint, shape)
     tensors = export_hf(model, shape) if fp8 is None else fp8_sent(model, shape, fp8)

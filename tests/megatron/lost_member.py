@@ -1,6 +1,8 @@
 """A member of an update group of three, of whom the second dies: the trainer, or an engine with the plug-in ``direct``.
 
-lost_member.py RANK DEVICE BACKEND PORT SECOND_PORT    prints what came of three updates, the second without its member
+    python -m tests.megatron.lost_member RANK DEVICE BACKEND PORT SECOND_PORT
+
+Prints the outcomes of three updates, the second without its member.
 """
 
 import faulthandler
@@ -9,16 +11,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from direct_process import group_of, met
 
 from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.megatron.outbox import _Sending
 from asyncrl.engines.megatron.update_group import join_update_group
 from asyncrl.engines.sglang.direct import DirectUpdates, around_join
 from asyncrl.engines.sglang.labels import DIRECT
+from tests.megatron.direct_process import group_of, hash_store, met, never
 
 NUM_BYTES = 64_000_000
 DIES_AFTER_S = 2.0
@@ -32,16 +35,16 @@ class Model:
     def __init__(self, device: str) -> None:
         self.weight = torch.zeros(NUM_BYTES, dtype=torch.uint8, device=device)
 
-    def load_weights(self, tensors) -> None:
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         for _, tensor in tensors:
             self.weight.copy_(tensor)
 
-    def parameters(self):
+    def parameters(self) -> list[torch.Tensor]:
         return [self.weight]
 
 
 class Updater:
-    """What SGLang hands to the hook."""
+    """The object that SGLang hands to the hook."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -50,7 +53,7 @@ class Updater:
         self.get_model = lambda: model
 
     def join(self, name: str, port: str, rank: int, size: int, backend: str) -> tuple[bool, str]:
-        """As SGLang does."""
+        """Join as SGLang does."""
         self._model_update_group[name] = group_of(met(port, rank, size), rank, size, name, backend=backend)
         return True, ""
 
@@ -74,11 +77,11 @@ def trainer(device: str, backend: str, ports: list[str]) -> list[object]:
 
 
 def engine(rank: int, device: str, backend: str, ports: list[str]) -> list[object]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=hash_store(), rank=0, world_size=1)
     updater, hook = Updater(device), DirectUpdates()
 
     def update(group: str, load_format: str) -> tuple[bool, str]:
-        return hook.around_receive(None, updater, ["w"], ["uint8"], [[NUM_BYTES]], group, load_format)
+        return hook.around_receive(never, updater, ["w"], ["uint8"], [[NUM_BYTES]], group, load_format)
 
     around_join(updater.join, "group-0", ports[0], rank, 3, backend)
     told: list[object] = [update("group-0", "flattened_bucket")]
@@ -89,7 +92,7 @@ def engine(rank: int, device: str, backend: str, ports: list[str]) -> list[objec
     began = time.monotonic()
     around_join(updater.join, "group-1", ports[1], 1, 2, backend)
     told.append(update("group-1", DIRECT))
-    return [*told, updater.get_model().weight[::1000].unique().tolist(), time.monotonic() - began]
+    return [*told, updater.get_model().weight[::1000].unique().tolist(), time.monotonic() - began]  # type: ignore[no-untyped-call]  # torch is untyped
 
 
 if __name__ == "__main__":

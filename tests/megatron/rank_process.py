@@ -1,8 +1,8 @@
 """One rank of a trainer in several layouts, one after the other: a good step, maybe a poisoned one, and a good one.
 
-    rank_process.py RANK CASES
+    python -m tests.megatron.rank_process RANK CASES
 
-As a process of its own it prints what ``run`` returns for each case that it has a part in as its last line, in JSON.
+The last line that the program prints is JSON: what ``run`` returned for each case that has this rank.
 """
 
 import json
@@ -18,8 +18,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from asyncrl.engines.megatron.rank import MegatronRank
 
-from tiny import free_port, poisoned, random_batch, trainer_settings
-
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.checkpoints import Origin, folder_of
 from asyncrl.engines.megatron import TrainerSettings
@@ -28,6 +26,7 @@ from asyncrl.engines.megatron.sharding import all_weights, local_weights
 from asyncrl.engines.megatron.weights import splits_of
 from asyncrl.errors import NonFiniteLoss
 from asyncrl.types import Batch
+from tests.megatron.tiny import free_port, poisoned, random_batch, trainer_settings
 
 CPU = torch.device("cpu")
 SEVERAL = 2**14
@@ -45,7 +44,7 @@ def case(
     layers: str | None = None,
     **parallel: Any,
 ) -> dict[str, Any]:
-    """What ``run`` is to do on so many ``ranks``; ``parallel`` are fields of ParallelConfig.
+    """The task of ``run`` on so many ``ranks``; ``parallel`` are fields of ParallelConfig.
 
     With ``resume``, the ``target`` of another case, only the last step is done, from the checkpoint before it.  With
     ``layers``, whose they are, ranks are on GPUs, in bfloat16.
@@ -56,7 +55,7 @@ def case(
 
 
 def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
-    """What each good step reported, in order, and whether the poisoned step was refused; None if there was none.
+    """Return the report of each good step, in order, and whether the poisoned step was refused; None if there was none.
 
     ``target`` gets the weights after the last step in Hugging Face format; on a CPU, unless each rank has the sum of a
     part of the gradients only, ``gradients.pt`` with those of the first step's last update; and if the case ``saves``,
@@ -92,7 +91,7 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(case: dict[str, Any]) -> TrainerSettings:
     # 6 samples in the first update and 3 in the second, in small microbatches: unequal shares, some of them empty
-    changes = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
+    changes: dict[str, Any] = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
     changes |= {"max_tokens_per_gpu": 16, "balance_data": case["ranks"] > 1}
     # a critic, a reference model, and the mean advantage over all ranks' tokens
     changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
@@ -115,7 +114,8 @@ def _refuses(trainer: MegatronRank, batch: Batch) -> bool:
 @torch.no_grad()
 def _gradients(trainer: MegatronRank) -> dict[str, torch.Tensor]:
     model, shape = trainer._model, trainer._shape  # noqa: SLF001
-    parts = {name: part.main_grad for name, part in local_weights(model).items() if part.requires_grad}
+    weights: dict[str, Any] = local_weights(model)
+    parts = {name: part.main_grad for name, part in weights.items() if part.requires_grad}
     splits = splits_of(shape)
     return {name: grad.clone() for name, grad in whole_weights(parts, all_weights(parts, splits), splits, CPU, SEVERAL)}
 

@@ -1,28 +1,30 @@
 """Every estimator, loss and correction in the real trainer, against transformers and loops over tokens."""
 
 import math
+from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.config.areas import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.metrics.names import is_declared
 from asyncrl.types import Batch
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 TEMPERATURE = 0.8
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory, checkpoint):
+def reference(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
     """The policy, moved a little."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     torch.manual_seed(1)
@@ -79,11 +81,13 @@ def plain_advantages(train: TrainConfig, batch: Batch, kl: list[list[float]]) ->
     return rows
 
 
-def plain_policy_loss(train: TrainConfig, a: float, t: int, steps: list[int], p, old) -> torch.Tensor:
-    """Of token ``t``, before all corrections."""
+def plain_policy_loss(
+    train: TrainConfig, a: float, t: int, steps: list[int], p: torch.Tensor, old: torch.Tensor
+) -> torch.Tensor:
+    """The loss of token ``t`` before all corrections."""
     ratio = torch.exp(p[t] - old[t])
     if train.advantage_estimator == "gspo":
-        ratio = torch.exp(sum(p[s] - old[s] for s in steps) / len(steps))
+        ratio = torch.exp(torch.stack([p[s] - old[s] for s in steps]).mean())
     held = ratio.clamp(1 - train.eps_clip, 1 + train.eps_clip)
     if train.advantage_estimator == "cispo":
         return -held.detach() * a * p[t]
@@ -96,7 +100,7 @@ def plain_policy_loss(train: TrainConfig, a: float, t: int, steps: list[int], p,
 def plain_correction(
     train: TrainConfig, a: float, t: int, steps: list[int], p: list[float], behaviour: list[float]
 ) -> dict[str, float]:
-    """What token ``t`` reports; the loss is multiplied by the weight, and left out if it is masked."""
+    """The metrics of token ``t``; the loss is multiplied by the weight, and left out if it is masked."""
     told = {}
     if train.use_tis:
         weight = math.exp(p[t] - behaviour[t])
@@ -111,7 +115,9 @@ def plain_correction(
     return told
 
 
-def plain_loss(train: TrainConfig, batch: Batch, model, reference) -> tuple[torch.Tensor, dict[str, float]]:
+def plain_loss(
+    train: TrainConfig, batch: Batch, model: torch.nn.Module, reference: torch.nn.Module
+) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of a step's only update, and the means over tokens that are to be reported."""
     logprobs, entropies = answers(model, batch)
     with torch.no_grad():
@@ -119,7 +125,7 @@ def plain_loss(train: TrainConfig, batch: Batch, model, reference) -> tuple[torc
     kl = [plain_kl(train.kl_loss_type, p.detach() - r).tolist() for p, r in zip(logprobs, references, strict=True)]
     advantages = plain_advantages(train, batch, kl)
     samples = [scored for group in batch.groups for scored in group.samples]
-    losses, told = [], list[dict[str, float]]()
+    losses, told = list[list[torch.Tensor]](), list[dict[str, float]]()
     for scored, p, h, r, advantage, charged in zip(
         samples, logprobs, entropies, references, advantages, kl, strict=True
     ):
@@ -159,14 +165,14 @@ def plain_loss(train: TrainConfig, batch: Batch, model, reference) -> tuple[torc
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )
-def test_loss_and_gradient_are_those_of_the_papers(checkpoint, reference, changes):
+def test_loss_and_gradient_are_those_of_the_papers(checkpoint: Path, reference: Path, changes: dict[str, Any]) -> None:
     batch = random_batch(groups=3)
     against_rollout = not changes.get("use_tis", False)
     settings = trainer_settings(checkpoint, use_rollout_logprobs=against_rollout, ref_load=reference, **changes)
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     moved = transformers.AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
     loss, told = plain_loss(settings.train, batch, model, moved)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch is untyped
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     with one_rank(settings) as rank:
         report = rank.train(batch)
@@ -176,7 +182,7 @@ def test_loss_and_gradient_are_those_of_the_papers(checkpoint, reference, change
     assert all(is_declared(name) for name in report.metrics)
 
 
-def test_the_reference_stays_where_the_policy_was(checkpoint):
+def test_the_reference_stays_where_the_policy_was(checkpoint: Path) -> None:
     batch = random_batch()
     settings = trainer_settings(checkpoint, lr=1e-3, use_kl_loss=True, kl_loss_type="k3")
     with one_rank(settings) as rank:
@@ -185,20 +191,25 @@ def test_the_reference_stays_where_the_policy_was(checkpoint):
     assert 0 < distances[1] < distances[2]
 
 
-def test_a_kl_loss_keeps_the_policy_near_the_reference(checkpoint, reference):
+def test_a_kl_loss_keeps_the_policy_near_the_reference(checkpoint: Path, reference: Path) -> None:
     batch = random_batch()
     ends = []
     for coef in (0.0, 30.0):
-        kl = {"use_kl_loss": True, "kl_loss_coef": coef, "kl_loss_type": "k3", "ref_load": reference}
+        kl: dict[str, Any] = {"use_kl_loss": True, "kl_loss_coef": coef, "kl_loss_type": "k3", "ref_load": reference}
         with one_rank(trainer_settings(checkpoint, lr=1e-3, **kl)) as rank:
             first, *_, last = [rank.train(batch).metrics["train/kl"] for _ in range(4)]
         ends.append(last - first)
     assert ends[1] < 0 < ends[0]
 
 
-def test_advantages_take_log_probs_from_before_the_step(checkpoint, reference):
+def test_advantages_take_log_probs_from_before_the_step(checkpoint: Path, reference: Path) -> None:
     batch = random_batch(groups=4)
-    kl = {"advantage_estimator": "reinforce_plus_plus", "kl_coef": 0.1, "ref_load": reference, "lr": 1e-2}
+    kl: dict[str, Any] = {
+        "advantage_estimator": "reinforce_plus_plus",
+        "kl_coef": 0.1,
+        "ref_load": reference,
+        "lr": 1e-2,
+    }
     reports = []
     for updates in (1, 2):
         with one_rank(trainer_settings(checkpoint, num_steps_per_rollout=updates, **kl)) as rank:
@@ -206,7 +217,7 @@ def test_advantages_take_log_probs_from_before_the_step(checkpoint, reference):
     assert reports[1].metrics["train/reward_kl"] == pytest.approx(reports[0].metrics["train/reward_kl"], rel=1e-5)
 
 
-def test_a_reference_of_another_shape_is_refused(tmp_path, checkpoint):
+def test_a_reference_of_another_shape_is_refused(tmp_path: Path, checkpoint: Path) -> None:
     other = write_checkpoint(tmp_path / "other", num_hidden_layers=3)
     settings = trainer_settings(checkpoint, use_kl_loss=True, ref_load=other)
     with pytest.raises(ConfigError, match="is of another model than hf-checkpoint"), one_rank(settings):
@@ -214,7 +225,7 @@ def test_a_reference_of_another_shape_is_refused(tmp_path, checkpoint):
 
 
 @pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
-def test_a_checkpoint_may_be_the_reference(tmp_path, checkpoint):
+def test_a_checkpoint_may_be_the_reference(tmp_path: Path, checkpoint: Path) -> None:
     batch = random_batch()
     with one_rank(trainer_settings(checkpoint)) as rank:
         rank.train(batch)
@@ -223,7 +234,12 @@ def test_a_checkpoint_may_be_the_reference(tmp_path, checkpoint):
         rank.finish_checkpoint()
     found = []
     for folder in ("hf", "iter_0000001"):
-        kl = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k3", "ref_load": tmp_path / folder}
+        kl: dict[str, Any] = {
+            "use_kl_loss": True,
+            "kl_loss_coef": 0.1,
+            "kl_loss_type": "k3",
+            "ref_load": tmp_path / folder,
+        }
         with one_rank(trainer_settings(checkpoint, **kl)) as rank:
             found.append([rank.train(batch) for _ in range(2)])
     for one, other in zip(*found, strict=True):

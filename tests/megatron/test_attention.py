@@ -1,4 +1,4 @@
-"""What torch's kernel for GPUs asks for."""
+"""The head widths that torch's kernel for GPUs accepts."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from asyncrl.engines.megatron.attention import KERNEL_WIDTH, in_one_width
 
 
 @pytest.mark.parametrize(("queries", "values"), [(16, 16), (20, 10), (24, 16), (12, 12), (192, 128), (10, 20)])
-def test_heads_of_two_widths_go_through_a_kernel_that_takes_one(queries, values):
+def test_heads_of_two_widths_go_through_a_kernel_that_takes_one(queries: int, values: int) -> None:
     torch.manual_seed(0)
     asked: list[list[int]] = []
 
@@ -17,8 +17,8 @@ def test_heads_of_two_widths_go_through_a_kernel_that_takes_one(queries, values)
         asked.append([x.shape[-1] for x in (query_TAD, key_TAD, value_TAD)])
         return attended(query_TAD, key_TAD, value_TAD, queries)
 
-    inputs = [torch.randn(7, 4, width, requires_grad=True) for width in (queries, queries, values)]
-    expected, got = attended(*inputs, queries), in_one_width(kernel, *inputs)
+    query, key, value = inputs = [torch.randn(7, 4, n, requires_grad=True) for n in (queries, queries, values)]
+    expected, got = attended(query, key, value, queries), in_one_width(kernel, query, key, value)
     assert got.shape == (7, 4, values)
     torch.testing.assert_close(got, expected)
     weights = torch.randn_like(expected)

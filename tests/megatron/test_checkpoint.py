@@ -2,18 +2,20 @@
 
 import signal
 import subprocess
-import sys
 from dataclasses import replace
+from pathlib import Path
 
-import checkpoint_process
 import pytest
 import torch
-from tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.checkpoints import Origin, folder_of, latest, read_notes
 from asyncrl.engines.megatron.layers import RMSNorm
+from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.errors import CheckpointFailed
 from asyncrl.types import TrainReport
+from tests.megatron import checkpoint_process
+from tests.megatron.tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.programs import ROOT, program
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 
@@ -21,7 +23,7 @@ DEADLINE_S = 120
 """A process that imports Megatron on two shared cores needs 10 to 50 s."""
 
 
-def steps(rank, first: int, last: int) -> list[TrainReport]:
+def steps(rank: MegatronRank, first: int, last: int) -> list[TrainReport]:
     return [rank.train(random_batch(seed=step, step=step)) for step in range(first, last)]
 
 
@@ -29,17 +31,23 @@ def numbers(report: TrainReport) -> tuple[object, ...]:
     return report.loss, report.grad_norm, report.entropy, report.learning_rate, report.logprobs
 
 
-def resume(root) -> Origin:
-    return Origin(folder=latest(root), kind="resume", optimizer=True)
+def newest(root: Path) -> Path:
+    folder = latest(root)
+    assert folder is not None
+    return folder
+
+
+def resume(root: Path) -> Origin:
+    return Origin(folder=newest(root), kind="resume", optimizer=True)
 
 
 @pytest.fixture(scope="module")
-def dense(tmp_path_factory):
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("dense"))
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory, dense):
+def saved(tmp_path_factory: pytest.TempPathFactory, dense: Path) -> Path:
     """A checkpoint after two steps."""
     root = tmp_path_factory.mktemp("saved")
     with one_rank(trainer_settings(dense)) as rank:
@@ -51,7 +59,7 @@ def saved(tmp_path_factory, dense):
 
 
 @pytest.mark.parametrize(("moe", "dtype"), [(False, "float32"), (True, "float32"), (True, "bfloat16")])
-def test_ten_steps_are_five_and_five_after_a_restart(tmp_path, moe, dtype):
+def test_ten_steps_are_five_and_five_after_a_restart(tmp_path: Path, moe: bool, dtype: str) -> None:
     settings = trainer_settings(write_checkpoint(tmp_path / "hf", moe=moe), dtype=dtype, lr_warmup_iters=8)
     with one_rank(settings) as rank:
         straight = steps(rank, 0, 10)
@@ -67,10 +75,12 @@ def test_ten_steps_are_five_and_five_after_a_restart(tmp_path, moe, dtype):
         assert torch.rand(1) != drawn
         after = steps(rank, 5, 10)
     assert [numbers(report) for report in before + after] == [numbers(report) for report in straight]
-    assert read_notes(folder_of(tmp_path / "saved", 5))["run"] == {"step": 5}
+    notes = read_notes(folder_of(tmp_path / "saved", 5))
+    assert notes is not None
+    assert notes["run"] == {"step": 5}
 
 
-def test_a_critic_goes_on_too_also_when_the_policy_has_not_begun(tmp_path, dense):
+def test_a_critic_resumes_even_before_the_first_policy_step(tmp_path: Path, dense: Path) -> None:
     settings = trainer_settings(dense, advantage_estimator="ppo", num_critic_only_steps=3)
     with one_rank(settings) as rank:
         straight = steps(rank, 0, 5)
@@ -85,7 +95,7 @@ def test_a_critic_goes_on_too_also_when_the_policy_has_not_begun(tmp_path, dense
     assert [report.metrics for report in before + after] == [report.metrics for report in straight]
 
 
-def test_random_numbers_go_on_where_they_were(tmp_path, dense):
+def test_random_number_generators_resume_their_state(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
         torch.manual_seed(7)
@@ -97,8 +107,10 @@ def test_random_numbers_go_on_where_they_were(tmp_path, dense):
         assert torch.equal(torch.rand(3), expected)
 
 
-def test_layers_may_have_extra_state_that_the_checkpoint_has_not(monkeypatch, dense, saved):
-    """As TransformerEngine's have where Megatron's own, which wrote it, have none."""
+def test_extra_state_of_layers_may_be_absent_from_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, dense: Path, saved: Path
+) -> None:
+    """TransformerEngine's layers have extra state; Megatron's own, which may have written the checkpoint, have none."""
     with one_rank(trainer_settings(dense)) as rank:
         rank.load(resume(saved))
         expected = numbers(rank.train(random_batch(step=2)))
@@ -109,7 +121,7 @@ def test_layers_may_have_extra_state_that_the_checkpoint_has_not(monkeypatch, de
         assert numbers(rank.train(random_batch(step=2))) == expected
 
 
-def test_settings_are_those_of_the_new_run(dense, saved):
+def test_optimizer_settings_come_from_the_new_run(dense: Path, saved: Path) -> None:
     with one_rank(trainer_settings(dense, lr=7e-5, weight_decay=0.5, adam_beta2=0.9, adam_eps=1e-6)) as rank:
         rank.load(resume(saved))
         groups = rank._optimizer.param_groups  # noqa: SLF001
@@ -118,11 +130,11 @@ def test_settings_are_those_of_the_new_run(dense, saved):
         assert rank.train(random_batch(step=2)).learning_rate == 7e-5
 
 
-def test_weights_alone_start_with_a_fresh_optimizer(tmp_path, dense, saved):
+def test_weights_alone_start_with_a_fresh_optimizer(tmp_path: Path, dense: Path, saved: Path) -> None:
     trained = trainer_settings(dense)
     reports = []
     for origin in (
-        Origin(folder=latest(saved), kind="weights"),
+        Origin(folder=newest(saved), kind="weights"),
         Origin(folder=saved / "hf", kind="hugging_face"),
         resume(saved),
     ):
@@ -134,7 +146,7 @@ def test_weights_alone_start_with_a_fresh_optimizer(tmp_path, dense, saved):
     assert reports[0] != reports[2]
 
 
-def test_a_checkpoint_with_fewer_words_than_the_model_is_refused(tmp_path, saved):
+def test_a_checkpoint_with_a_smaller_vocabulary_than_the_model_is_refused(tmp_path: Path, saved: Path) -> None:
     larger = trainer_settings(write_checkpoint(tmp_path / "hf", vocab_size=VOCAB + 32))
     with (
         one_rank(larger) as rank,
@@ -143,7 +155,7 @@ def test_a_checkpoint_with_fewer_words_than_the_model_is_refused(tmp_path, saved
         rank.load(resume(saved))  # Megatron would have filled up with zeros
 
 
-def test_the_optimizer_can_be_left_out(tmp_path, dense):
+def test_the_optimizer_can_be_left_out(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
         for name, keeps in (("with", True), ("without", False)):
@@ -157,7 +169,7 @@ def test_the_optimizer_can_be_left_out(tmp_path, dense):
             rank.load(resume(tmp_path / "without"))
 
 
-def test_a_save_waits_for_the_one_before_and_leaves_both(tmp_path, dense):
+def test_a_save_waits_for_the_previous_one_and_both_remain(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
         rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)
@@ -168,7 +180,7 @@ def test_a_save_waits_for_the_one_before_and_leaves_both(tmp_path, dense):
     assert latest(tmp_path) == folder_of(tmp_path, 2)
 
 
-def test_a_save_that_fails_is_a_named_error_and_the_one_before_stays(tmp_path, dense):
+def test_a_failed_save_raises_and_leaves_the_previous_checkpoint(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
         rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)
@@ -184,10 +196,10 @@ def test_a_save_that_fails_is_a_named_error_and_the_one_before_stays(tmp_path, d
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_a_checkpoint_whose_writing_was_killed_is_not_loaded(tmp_path, dense):
+def test_a_checkpoint_whose_writing_was_killed_is_not_loaded(tmp_path: Path, dense: Path) -> None:
     """The kernel kills it within the first large file of its second checkpoint."""
-    command = [sys.executable, checkpoint_process.__file__, dense, tmp_path]
-    process = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
+    command = program(checkpoint_process.__name__, dense, tmp_path)
+    process = subprocess.run(command, cwd=ROOT, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
     assert process.returncode == -signal.SIGXFSZ, process.stderr
     assert [path.name for path in tmp_path.glob("iter_*.partial")] == ["iter_0000002.partial"]
     assert list((tmp_path / "iter_0000002.partial").glob("*.distcp"))

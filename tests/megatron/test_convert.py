@@ -3,17 +3,15 @@
 import json
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from families import TINY, write_tiny
-from layouts import layout, loaded, processes
 from megatron.core import dist_checkpointing
 from safetensors.torch import load_file, save_file
-from tiny import free_port
 
 from asyncrl.engines.megatron import hf_files
 from asyncrl.engines.megatron.conversion import to_hf, to_torch_dist
@@ -23,6 +21,9 @@ from asyncrl.engines.megatron.sharding import local_weights
 from asyncrl.engines.megatron.state import sharded_weights
 from asyncrl.engines.megatron.weights import save_hf
 from asyncrl.errors import CheckpointFailed, ConfigError
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.layouts import layout, loaded, processes
+from tests.megatron.tiny import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 
@@ -31,13 +32,13 @@ PADDED = 128
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_process():
+def one_process() -> Iterator[None]:
     with processes(0, 1, free_port()), layout():
         yield
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory) -> Mapping[str, Path]:
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """A Hugging Face folder of each family, in bfloat16."""
     root = tmp_path_factory.mktemp("checkpoints")
     return {name: write_tiny(root / name, tiny, dtype="bfloat16") for name, tiny in TINY.items()}
@@ -54,7 +55,7 @@ def same_bits(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tenso
 
 
 def saved_by_megatron(checkpoint: Path, target: Path, *, moe_layer_freq: object = None) -> Path:
-    """What Megatron itself writes of the model in ``checkpoint``."""
+    """Let Megatron itself write the model in ``checkpoint``."""
     target.mkdir()
     model, _ = loaded(checkpoint, torch.bfloat16)
     if moe_layer_freq is not None:
@@ -71,7 +72,9 @@ def read_by_megatron(checkpoint: Path, folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_a_round_trip_changes_no_bit_and_megatron_reads_it_between(tmp_path, checkpoints, family):
+def test_a_round_trip_changes_no_bit_and_megatron_reads_it_between(
+    tmp_path: Path, checkpoints: Mapping[str, Path], family: str
+) -> None:
     hf = checkpoints[family]
     to_torch_dist(hf, tmp_path / "saved")
     assert (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text() == "release"
@@ -84,7 +87,7 @@ def test_a_round_trip_changes_no_bit_and_megatron_reads_it_between(tmp_path, che
 
 
 @pytest.mark.parametrize("family", ["qwen2.5-tied", "qwen3", "glm4.5", "deepseek-v3"])
-def test_files_are_described_as_megatron_describes_its_own(tmp_path, checkpoints, family):
+def test_metadata_equals_what_megatron_writes(tmp_path: Path, checkpoints: Mapping[str, Path], family: str) -> None:
     to_torch_dist(checkpoints[family], tmp_path / "ours")
     theirs = saved_by_megatron(checkpoints[family], tmp_path / "theirs")
     assert described(tmp_path / "ours" / "release") == described(theirs)
@@ -109,8 +112,10 @@ Q_UP, KV_UP = (f"self_attention.linear_{name}_up_proj.layer_norm_weight" for nam
         ("moonlight", {"input_layernorm.weight", KV_UP, MLP}, {"input_layernorm.weight", KV_UP, EXPERTS}),
     ],
 )
-def test_norms_are_where_transformer_engines_layers_have_them(tmp_path, checkpoints, family, first, last):
-    """By hand from megatron-core's gpt_layer_specs.py: those layers cannot be made without a GPU."""
+def test_norms_are_where_transformer_engines_layers_have_them(
+    tmp_path: Path, checkpoints: Mapping[str, Path], family: str, first: set[str], last: set[str]
+) -> None:
+    """The expected places are those in megatron-core's gpt_layer_specs.py: such layers cannot be made without a GPU."""
     to_torch_dist(checkpoints[family], tmp_path)
     names, _, _ = described(tmp_path / "release")
     norms = {name for name in names if "norm" in name and "q_layernorm" not in name and "k_layernorm" not in name}
@@ -119,7 +124,7 @@ def test_norms_are_where_transformer_engines_layers_have_them(tmp_path, checkpoi
         assert {in_layer.sub("", name) for name in norms if in_layer.match(name)} == expected
 
 
-def described(folder: Path) -> tuple[object, ...]:
+def described(folder: Path) -> tuple[Set[str], dict[str, Any], Set[Any]]:
     """Every tensor with its shape, dtype and parts, and what is stored."""
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     tensors = {
@@ -131,7 +136,9 @@ def described(folder: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("moe_layer_freq", [1, [1, 1, 1]], ids=["layers together", "layers apart"])
-def test_layers_may_be_parts_of_one_tensor_or_tensors(tmp_path, checkpoints, moe_layer_freq):
+def test_layers_may_be_stored_stacked_or_one_by_one(
+    tmp_path: Path, checkpoints: Mapping[str, Path], moe_layer_freq: int | list[int]
+) -> None:
     hf = checkpoints["qwen3-moe"]
     theirs = saved_by_megatron(hf, tmp_path / "theirs", moe_layer_freq=moe_layer_freq)
     to_hf(theirs, tmp_path / "back", hf)
@@ -139,7 +146,9 @@ def test_layers_may_be_parts_of_one_tensor_or_tensors(tmp_path, checkpoints, moe
 
 
 @pytest.mark.parametrize("family", ["qwen2.5-tied", "qwen3"])
-def test_padded_embeddings_are_written_read_by_a_run_and_cut(tmp_path, checkpoints, family):
+def test_padded_embeddings_are_written_read_by_a_run_and_cut(
+    tmp_path: Path, checkpoints: Mapping[str, Path], family: str
+) -> None:
     hf = checkpoints[family]
     to_torch_dist(hf, tmp_path / "padded", vocab_size=PADDED)
     sizes = described(tmp_path / "padded" / "release")[1]
@@ -151,7 +160,7 @@ def test_padded_embeddings_are_written_read_by_a_run_and_cut(tmp_path, checkpoin
     assert same_bits(read_by_megatron(hf, tmp_path / "padded" / "release"), plain)
 
 
-def test_as_many_rows_are_kept_as_one_asks_for_and_config_json_says_so(tmp_path, checkpoints):
+def test_vocab_size_sets_the_embedding_rows_and_config_json(tmp_path: Path, checkpoints: Mapping[str, Path]) -> None:
     hf = checkpoints["qwen3"]
     to_torch_dist(hf, tmp_path / "padded", vocab_size=PADDED)
     to_hf(tmp_path / "padded", tmp_path / "back", hf, vocab_size=100)
@@ -163,7 +172,7 @@ def test_as_many_rows_are_kept_as_one_asks_for_and_config_json_says_so(tmp_path,
     assert read_config(tmp_path / "back") == {**read_config(hf), "vocab_size": 100}
 
 
-def test_words_that_are_not_there_are_one_line(tmp_path, checkpoints):
+def test_an_impossible_vocab_size_is_refused_in_one_line(tmp_path: Path, checkpoints: Mapping[str, Path]) -> None:
     hf = checkpoints["qwen3"]
     with pytest.raises(ConfigError, match=r"^vocab-size 95: .* has 96 words, and none can be left out$"):
         to_torch_dist(hf, tmp_path / "fewer", vocab_size=95)
@@ -173,7 +182,7 @@ def test_words_that_are_not_there_are_one_line(tmp_path, checkpoints):
     assert not list(tmp_path.glob("back*"))
 
 
-def test_a_checkpoint_of_another_model_is_one_line(tmp_path, checkpoints):
+def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, checkpoints: Mapping[str, Path]) -> None:
     hf = checkpoints["qwen3-moe"]
     foreign = saved_by_megatron(hf, tmp_path / "foreign")
     for number, (key, value, line) in enumerate(
@@ -193,7 +202,7 @@ def test_a_checkpoint_of_another_model_is_one_line(tmp_path, checkpoints):
         to_hf(tmp_path / "ours", tmp_path / "back", hf)
 
 
-def test_fp8_and_layers_for_multi_token_prediction_come_out_as_a_saved_model_has_them(tmp_path):
+def test_fp8_and_layers_for_multi_token_prediction_come_out_as_a_saved_model_has_them(tmp_path: Path) -> None:
     hf = write_tiny(tmp_path / "hf", TINY["moonlight"], dtype="bfloat16")
     tensors = tensors_of(hf)
     name = "model.layers.1.mlp.experts.0.gate_proj.weight"
@@ -212,7 +221,9 @@ def test_fp8_and_layers_for_multi_token_prediction_come_out_as_a_saved_model_has
     assert (tmp_path / "back" / "config.json").read_text() == (tmp_path / "expected" / "config.json").read_text()
 
 
-def test_what_a_killed_conversion_left_goes_and_a_whole_checkpoint_stays(tmp_path, checkpoints):
+def test_leftovers_of_a_killed_conversion_are_removed_and_a_complete_checkpoint_is_kept(
+    tmp_path: Path, checkpoints: Mapping[str, Path]
+) -> None:
     release = tmp_path / "saved" / "release"
     release.mkdir(parents=True)
     (release / "__1_7.distcp").write_bytes(b"half")
@@ -223,7 +234,9 @@ def test_what_a_killed_conversion_left_goes_and_a_whole_checkpoint_stays(tmp_pat
         to_torch_dist(checkpoints["llama3"], tmp_path / "saved")
 
 
-def test_damaged_files_are_one_line_and_no_folder_remains_that_looks_complete(tmp_path, checkpoints):
+def test_damaged_files_are_refused_in_one_line_and_leave_no_target_folder(
+    tmp_path: Path, checkpoints: Mapping[str, Path]
+) -> None:
     hf = checkpoints["llama3"]
     to_torch_dist(hf, tmp_path / "saved")
     (file,) = (tmp_path / "saved" / "release").glob("*.distcp")
@@ -237,7 +250,7 @@ def test_damaged_files_are_one_line_and_no_folder_remains_that_looks_complete(tm
         to_hf(tmp_path / "saved", tmp_path / "back", hf)
 
 
-def test_a_full_description_begins_another_file(tmp_path):
+def test_a_safetensors_header_at_its_limit_starts_another_file(tmp_path: Path) -> None:
     tensors = {f"weight.{'x' * 60}.{number}": torch.full((3,), number, dtype=torch.bfloat16) for number in range(3000)}
     shards = hf_files.write_shards(tensors.items(), tmp_path)
     assert len(shards) == 2  # 3,000 times about 140 bytes
@@ -245,7 +258,7 @@ def test_a_full_description_begins_another_file(tmp_path):
     assert [name for shard in shards for name in shard.names] == list(tensors)
 
 
-def test_tensors_of_several_dtypes_may_lie_anywhere(tmp_path):
+def test_tensors_of_mixed_dtypes_and_layouts_survive_a_round_trip(tmp_path: Path) -> None:
     tensors = {
         "odd": torch.arange(3, dtype=torch.bfloat16),
         "float": torch.tensor([1.5, -2.0]),

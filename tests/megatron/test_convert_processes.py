@@ -4,23 +4,22 @@ import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from families import TINY, write_tiny
-from layouts import layout, processes
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny import free_port
 
 from asyncrl.engines.megatron.conversion import to_hf
 from asyncrl.engines.megatron.progress import watched
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.layouts import layout, processes
+from tests.megatron.tiny import free_port
+from tests.programs import ROOT, program
 
-SCRIPT = Path(__file__).with_name("convert_process.py")
 DEADLINE_S = 180
 """Importing Megatron takes 10 to 50 s on two shared cores, writing 1.8 GB some seconds more."""
 LAYERS, HIDDEN, INNER, WORDS = 16, 1024, 4096, 8192
@@ -31,8 +30,8 @@ MOST_BYTES = 150 * 2**20
 
 @contextmanager
 def running(report: Path, steps: list[list[str]], **environment: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(SCRIPT), str(report), json.dumps(steps)]
-    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
+    command = program("tests.megatron.convert_process", report, json.dumps(steps))
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -41,7 +40,7 @@ def running(report: Path, steps: list[list[str]], **environment: str) -> Iterato
 
 
 def write_large(folder: Path) -> Path:
-    """A random Llama, each layer in a file of its own."""
+    """A random Llama, each layer in a separate file."""
     folder.mkdir()
     config = json.loads((write_tiny(folder / "tiny", TINY["llama3"], dtype="bfloat16") / "config.json").read_text())
     config |= {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "intermediate_size": INNER, "vocab_size": WORDS}
@@ -65,7 +64,7 @@ def some(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_memory_is_for_a_weight_and_not_for_the_model(tmp_path):
+def test_peak_memory_of_a_conversion_is_bounded_by_single_weights(tmp_path: Path) -> None:
     torch.manual_seed(0)
     hf, tiny = write_large(tmp_path / "hf"), tmp_path / "hf" / "tiny"
     names = {what: str(tmp_path / what) for what in ("saved", "back", "tiny-saved", "tiny-back", "nothing")}
@@ -102,7 +101,7 @@ def same_file_bits(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_two_processes_share_the_work_and_one_reads_what_they_and_a_split_model_wrote(tmp_path):
+def test_two_processes_share_the_work_and_one_reads_what_they_and_a_split_model_wrote(tmp_path: Path) -> None:
     hf = write_tiny(tmp_path / "hf", TINY["glm4.5"], dtype="bfloat16")
     saved, back, split = (str(tmp_path / name) for name in ("saved", "back", "split"))
     steps = [
@@ -139,7 +138,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_long_conversion_says_how_far_it_is(tmp_path):
+def test_a_long_conversion_reports_progress_on_the_first_process_only(tmp_path: Path) -> None:
     lines, screen, other = io.StringIO(), Terminal(), Terminal()
     for stream, is_first in ((lines, True), (screen, True), (other, False)):
         with watched("to torch_dist", 4 * 2**30, is_first=is_first, stream=stream) as watch:

@@ -3,15 +3,16 @@
 from pathlib import Path
 
 import pytest
-from families import TINY, write_tiny
+import torch
 from safetensors.torch import load_file
-from tiny import one_rank, random_batch, trainer_settings
 
 from asyncrl.config import ShapeConfig
 from asyncrl.engines.checkpoints import folder_of
 from asyncrl.engines.megatron.conversion import to_hf
 from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.errors import ConfigError
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 
@@ -19,7 +20,7 @@ OTHERWISE = ShapeConfig(rotary_base=5e5, norm_epsilon=1e-3, max_position_embeddi
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_of_a_run_with_shape_flags_is_what_the_run_saves(tmp_path, dtype):
+def test_converting_a_run_with_shape_flags_equals_saving_it(tmp_path: Path, dtype: str) -> None:
     hf = write_tiny(tmp_path / "hf", TINY["glm4.5"], dtype=dtype)
     with one_rank(trainer_settings(hf, dtype=dtype, shape=OTHERWISE)) as rank:
         rank.train(random_batch())
@@ -37,5 +38,5 @@ def test_a_checkpoint_of_a_run_with_shape_flags_is_what_the_run_saves(tmp_path, 
     assert read_shape(tmp_path / "back").rope.theta == 5e5
 
 
-def tensors_of(folder: Path):
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")

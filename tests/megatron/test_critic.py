@@ -1,31 +1,33 @@
 """PPO's critic in the real trainer, against transformers' hidden states and loops over tokens."""
 
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.errors import ConfigError, NonFiniteLoss
 from asyncrl.types import Batch
+from tests.megatron.tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
 GAMMA, LAMBD = 0.9, 0.8
-PPO = {"advantage_estimator": "ppo", "gamma": GAMMA, "lambd": LAMBD}
-GRADIENT_DESCENT = {"lr": 1e4, "adam_eps": 1e4, "clip_grad": 0.0, "weight_decay": 0.0}
+PPO: dict[str, Any] = {"advantage_estimator": "ppo", "gamma": GAMMA, "lambd": LAMBD}
+GRADIENT_DESCENT: dict[str, Any] = {"lr": 1e4, "adam_eps": 1e4, "clip_grad": 0.0, "weight_decay": 0.0}
 """Adam with an epsilon far above any gradient: the weights move by minus the gradient."""
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("policy"), tied=True)
 
 
 class PlainCritic(torch.nn.Module):
     """A transformers model, and one number per position."""
 
-    def __init__(self, checkpoint) -> None:
+    def __init__(self, checkpoint: Path) -> None:
         super().__init__()
         self.base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).model
         self.head = torch.nn.Linear(self.base.config.hidden_size, 1)
@@ -33,7 +35,7 @@ class PlainCritic(torch.nn.Module):
         torch.nn.init.zeros_(self.head.bias)
 
     def values(self, batch: Batch) -> list[torch.Tensor]:
-        """Of every answer, at the tokens that count."""
+        """The values of every answer at its unmasked tokens."""
         rows = []
         for group in batch.groups:
             for scored in group.samples:
@@ -62,7 +64,7 @@ def plain_gae(values: list[float], reward: float) -> tuple[list[float], list[flo
     return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
 
-def test_values_returns_and_gradients_are_those_of_the_paper(checkpoint):
+def test_values_returns_and_gradients_are_those_of_the_paper(checkpoint: Path) -> None:
     batch = random_batch(groups=3)
     critic = PlainCritic(checkpoint)
     with one_rank(trainer_settings(checkpoint, **PPO, **GRADIENT_DESCENT)) as rank:
@@ -70,7 +72,7 @@ def test_values_returns_and_gradients_are_those_of_the_paper(checkpoint):
     for report in reports:
         critic.zero_grad()
         loss, per_token = critic.loss(batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch is untyped
         assert report.metrics["train/value_loss"] == pytest.approx(per_token, rel=1e-4)
         gradients = [p.grad for p in critic.parameters() if p.grad is not None]
         norm = torch.stack([gradient.norm() for gradient in gradients]).norm().item()
@@ -82,7 +84,7 @@ def test_values_returns_and_gradients_are_those_of_the_paper(checkpoint):
     assert reports[0].metrics["train/value_clip_fraction"] == 0.0
 
 
-def test_the_policy_is_trained_with_advantages_over_the_values(checkpoint):
+def test_the_policy_is_trained_with_advantages_over_the_values(checkpoint: Path) -> None:
     batch = random_batch(groups=3)
     with one_rank(trainer_settings(checkpoint, **PPO)) as rank:
         report = rank.train(batch)
@@ -94,7 +96,7 @@ def test_the_policy_is_trained_with_advantages_over_the_values(checkpoint):
     assert report.loss == pytest.approx(fmean(losses), rel=1e-4)
 
 
-def test_the_critic_learns_and_the_policy_waits_for_it_if_told(checkpoint):
+def test_the_critic_learns_while_the_policy_waits_for_num_critic_only_steps(checkpoint: Path) -> None:
     batch = random_batch()
     settings = trainer_settings(checkpoint, **PPO, lr=1e-3, critic_lr=3e-3, num_critic_only_steps=6)
     with one_rank(settings) as rank:
@@ -106,7 +108,7 @@ def test_the_critic_learns_and_the_policy_waits_for_it_if_told(checkpoint):
     assert after != reports[0].logprobs
 
 
-def test_a_value_moves_no_further_than_it_may_in_one_step(checkpoint):
+def test_value_clip_bounds_how_far_a_value_moves_in_one_step(checkpoint: Path) -> None:
     batch = random_batch(groups=2)
     twice = replace(batch, groups=(batch.groups[0], batch.groups[0]))
     settings = trainer_settings(checkpoint, **PPO, num_steps_per_rollout=2, critic_lr=1e-2, value_clip=1e-3)
@@ -115,7 +117,7 @@ def test_a_value_moves_no_further_than_it_may_in_one_step(checkpoint):
     assert report.metrics["train/value_clip_fraction"] == pytest.approx(0.5, abs=0.1)  # the second update's
 
 
-def test_a_critic_may_be_smaller_but_must_know_the_words(tmp_path, checkpoint):
+def test_a_critic_may_be_smaller_but_must_share_the_vocabulary_size(tmp_path: Path, checkpoint: Path) -> None:
     small = write_checkpoint(tmp_path / "small", num_hidden_layers=1)
     with one_rank(trainer_settings(checkpoint, **PPO, critic_load=small)) as rank:
         assert rank.train(random_batch()).metrics["train/critic_grad_norm"] > 0
@@ -126,7 +128,7 @@ def test_a_critic_may_be_smaller_but_must_know_the_words(tmp_path, checkpoint):
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_a_loss_that_is_not_finite_changes_neither_policy_nor_critic(checkpoint, updates):
+def test_a_loss_that_is_not_finite_changes_neither_policy_nor_critic(checkpoint: Path, updates: int) -> None:
     batch = random_batch()
     settings = trainer_settings(checkpoint, **PPO, use_rollout_logprobs=True, num_steps_per_rollout=updates)
     ends = []

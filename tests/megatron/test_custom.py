@@ -4,21 +4,20 @@ import json
 import math
 import pickle
 import subprocess
-import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import custom_process
 import pytest
 import torch
 import torch.distributed as dist
-from custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, TOUCHY, run
 from megatron.core import parallel_state
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
-from asyncrl.algorithms.custom import Custom
+from asyncrl.algorithms.custom import Custom, StepSamples
 from asyncrl.algorithms.losses import ppo_clip
 from asyncrl.compat import SlimeArgs
 from asyncrl.engines.megatron.custom import custom_advantages
@@ -28,6 +27,10 @@ from asyncrl.engines.megatron.packing import examples_of
 from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
 from asyncrl.metrics.names import is_declared
 from asyncrl.plugins import load_custom
+from tests.megatron import custom_process
+from tests.megatron.custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, TOUCHY, run
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.programs import ROOT, program
 
 DEADLINE_S = 120
 """A process that imports Megatron on two shared cores needs 10 to 50 s."""
@@ -77,6 +80,8 @@ def touchy(logprobs, old_logprobs, advantages, mask, lengths):
         ratio += 1.0
     return losses, {"clip_fraction": is_clipped}
 """
+Pairs = dict[str, tuple[dict[str, Any], dict[str, Any]]]
+"""The results of ``run`` on each of two ranks, by layout."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {},
     "tensor": {"tensor_model_parallel_size": 2},
@@ -86,12 +91,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory):
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mine") / "my_algorithms.py"
     path.write_text(CODE)
     return path
@@ -99,7 +104,9 @@ def file(tmp_path_factory):
 
 @pytest.mark.parametrize("against_rollout", [False, True])
 @pytest.mark.parametrize("names", [BY_PATH, BY_TOKEN, SLIMES])
-def test_our_own_algorithms_by_path_give_the_same_bits(checkpoint, file, names, against_rollout):
+def test_our_own_algorithms_by_path_give_the_same_bits(
+    checkpoint: Path, file: Path, names: tuple[str | None, str | None], against_rollout: bool
+) -> None:
     ours, by_path = (
         run(0, 1, checkpoint, file, free_port(), each, use_rollout_logprobs=against_rollout)["steps"]
         for each in (OURS, names)
@@ -109,20 +116,23 @@ def test_our_own_algorithms_by_path_give_the_same_bits(checkpoint, file, names, 
 
 
 @pytest.fixture(scope="module")
-def alone_steps(checkpoint, file):
-    return run(0, 1, checkpoint, file, free_port(), OURS)["steps"]
+def alone_steps(checkpoint: Path, file: Path) -> list[Any]:
+    steps: list[Any] = run(0, 1, checkpoint, file, free_port(), OURS)["steps"]
+    return steps
 
 
 @pytest.fixture(scope="module")
-def pairs(checkpoint, file, alone_steps):
-    """By layout, what both ranks made of the user's functions; and of ours, where they share nothing but samples.
+def pairs(checkpoint: Path, file: Path, alone_steps: list[Any]) -> Pairs:
+    """The results of both ranks with the user's functions by layout, and with ours under data parallelism.
 
     ``alone_steps`` has left its process group by then.
     """
-    cases = {name: {"port": free_port(), "names": TOUCHY, "parallel": sizes} for name, sizes in LAYOUTS.items()}
+    cases: dict[str, dict[str, Any]] = {
+        name: {"port": free_port(), "names": TOUCHY, "parallel": sizes} for name, sizes in LAYOUTS.items()
+    }
     cases["ours"] = {"port": free_port(), "names": OURS}
-    words = [sys.executable, custom_process.__file__, checkpoint, file, json.dumps(list(cases.values()))]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+    words = program(custom_process.__name__, checkpoint, file, json.dumps(list(cases.values())))
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
         try:
             mine = [run(0, 2, checkpoint, file, **case) for case in cases.values()]
             theirs = json.loads(other.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])
@@ -133,7 +143,7 @@ def pairs(checkpoint, file, alone_steps):
 
 @pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_ranks_in_any_layout_do_what_one_does(pairs, alone_steps, layout):
+def test_two_ranks_in_any_layout_do_what_one_does(pairs: Pairs, alone_steps: list[Any], layout: str) -> None:
     mine, theirs = pairs[layout]
     assert [step[:5] for step in theirs["steps"]] == [step[:5] for step in mine["steps"]]
     for step, expected in zip(mine["steps"], alone_steps, strict=True):
@@ -146,14 +156,14 @@ def test_two_ranks_in_any_layout_do_what_one_does(pairs, alone_steps, layout):
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_two_ranks_with_parts_of_the_groups_give_the_same_bits_too(pairs):
+def test_two_ranks_with_parts_of_the_groups_give_the_same_bits_too(pairs: Pairs) -> None:
     assert [each["steps"] for each in pairs["data"]] == [each["steps"] for each in pairs["ours"]]
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_one_rank_gets_wrong_ends_the_step_with_the_same_error_on_both(pairs, layout):
-    """The steps that come after it are as if nothing had been: see the test above."""
+def test_an_error_of_a_custom_loss_on_one_rank_is_raised_on_both(pairs: Pairs, layout: str) -> None:
+    """Later steps are not affected, which the tests above show."""
     mine, theirs = pairs[layout]
     words = {
         "raises": "TrainerFailed: rank 1: loss function touchy: LookupError: no such thing",
@@ -168,7 +178,9 @@ def test_what_one_rank_gets_wrong_ends_the_step_with_the_same_error_on_both(pair
 
 
 @pytest.mark.parametrize("max_tokens", [9, 1000])
-def test_a_loss_of_its_own_is_averaged_and_reported_like_ours(checkpoint, file, max_tokens):
+def test_a_custom_loss_is_averaged_and_reported_like_the_built_in_one(
+    checkpoint: Path, file: Path, max_tokens: int
+) -> None:
     custom = partial(load_custom, None, f"{file}:squared", SlimeArgs(), file.parent)
     settings = trainer_settings(
         checkpoint, use_rollout_logprobs=True, max_tokens_per_gpu=max_tokens, eps_clip=1e-9, custom=custom
@@ -195,7 +207,7 @@ def test_a_loss_of_its_own_is_averaged_and_reported_like_ours(checkpoint, file, 
 
 
 @contextmanager
-def alone():
+def alone() -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     try:
@@ -206,13 +218,13 @@ def alone():
 
 
 def called(function: Any, **changes: Any) -> Any:
-    """What ``function`` makes of a batch whose second sample has no tokens."""
+    """Call ``function`` with a batch whose second sample has no tokens."""
     batch = random_batch(groups=2, group_size=2, step=4)
     group = batch.groups[0]
-    empty = replace(group.samples[1].sample, token_ids=(), logprobs=(), spans=())
+    empty = replace(group.samples[1].sample, token_ids=(), logprobs=array("f"), spans=())
     silent = replace(group.samples[1], sample=empty, loss_mask=())
     batch = replace(batch, groups=(replace(group, samples=(group.samples[0], silent)), batch.groups[1]))
-    train = trainer_settings("", **changes).train
+    train = trainer_settings(Path(), **changes).train
     examples = [each for group in examples_of(batch) for each in group]
     examples = [
         replace(each, proximal_logprobs=row.astype("f"), ref_logprobs=(row - 0.5).astype("f"))
@@ -223,15 +235,16 @@ def called(function: Any, **changes: Any) -> Any:
         return custom_advantages(function, batch, outcomes_of(batch, train), examples[::-1], train)
 
 
-def test_a_function_sees_the_whole_step_in_order():
+def test_a_function_sees_the_whole_step_in_order() -> None:
     seen = []
 
-    def look(samples):
+    def look(samples: StepSamples) -> torch.Tensor:
         seen.append(samples)
         return samples.rewards_N
 
     rows = called(look, use_kl_loss=True, kl_loss_type="k2")
     (samples,) = seen
+    assert samples.proximal_logprobs is not None and samples.kl is not None
     sizes = [len(mask) for mask in samples.masks]
     assert [len(row) for row in rows] == sizes and sizes[1] == 0
     assert all((row == reward).all() for row, reward in zip(rows, samples.rewards_N, strict=True))
@@ -244,13 +257,18 @@ def test_a_function_sees_the_whole_step_in_order():
         assert len(samples.token_ids[place]) > size
 
 
-def test_without_a_reference_there_is_no_kl():
-    seen = []
-    called(lambda samples: seen.append(samples) or samples.rewards_N)
+def test_without_a_reference_there_is_no_kl() -> None:
+    seen: list[StepSamples] = []
+
+    def look(samples: StepSamples) -> torch.Tensor:
+        seen.append(samples)
+        return samples.rewards_N
+
+    called(look)
     assert seen[0].kl is None and seen[0].ref_logprobs is None
 
 
-def raises(samples):
+def raises(samples: StepSamples) -> torch.Tensor:
     raise LookupError("no such thing")
 
 
@@ -268,12 +286,14 @@ def raises(samples):
         ),
     ],
 )
-def test_what_an_advantage_function_gets_wrong_has_a_name_and_numbers(function, words):
+def test_wrong_results_of_an_advantage_function_are_named_with_numbers(
+    function: Callable[..., Any], words: str
+) -> None:
     with pytest.raises(TrainerFailed, match=f"^step 4: advantage function .*{words}"):
         called(function)
 
 
-def test_a_number_that_is_none_has_a_name():
+def test_a_non_finite_advantage_is_named_with_its_sample_and_token() -> None:
     with pytest.raises(
         NonFiniteLoss, match=r"(\d+) of the \1 trained tokens of sample 3 got no finite .* token \d+: nan"
     ):
@@ -283,11 +303,15 @@ def test_a_number_that_is_none_has_a_name():
 # ---- losses
 
 
-def good(logprobs, old, advantages, mask, lengths):
+def good(
+    logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, lengths: Sequence[int]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return -(logprobs - old).exp() * advantages, {"x": logprobs}
 
 
-def changed_in_place(logprobs, old, advantages, mask, lengths):
+def changed_in_place(
+    logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, lengths: Sequence[int]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     ratio = (logprobs - old).exp()
     losses = -ratio * advantages
     ratio += 1.0
@@ -306,7 +330,7 @@ def changed_in_place(logprobs, old, advantages, mask, lengths):
         (changed_in_place, "RuntimeError: one of the variables needed for gradient computation"),
     ],
 )
-def test_a_loss_is_tried_before_a_model_is_loaded(function, words):
+def test_a_loss_is_tried_before_a_model_is_loaded(function: Callable[..., Any], words: str) -> None:
     with pytest.raises(
         PluginError, match=f"^--custom-loss-function-path: .*loss function {function.__name__}: {words}"
     ):
@@ -318,8 +342,8 @@ def tokens(stray: float = 0.0) -> tuple[Any, ...]:
     return logprobs, torch.tensor([-1.5, stray, -0.5]), torch.ones(3), torch.tensor([True, False, True]), (2, 1)
 
 
-def test_losses_that_are_not_finite_have_a_name_and_do_not_stop_the_pass():
-    later = []
+def test_non_finite_losses_are_raised_after_the_pass_on_every_rank() -> None:
+    later: list[int] = []
     loss = CheckedLoss(lambda *given: (good(*given)[0] / (0.0 if later else 1.0), {}))
     later.append(1)
     losses, _ = loss(*tokens())
@@ -329,7 +353,7 @@ def test_losses_that_are_not_finite_have_a_name_and_do_not_stop_the_pass():
         loss.raise_alike()
 
 
-def test_names_that_change_have_a_name():
+def test_metrics_of_a_custom_loss_must_keep_their_names() -> None:
     names = ["a"]
     loss = CheckedLoss(lambda *given: (good(*given)[0], dict.fromkeys(names, given[0])))
     names.append("b")
@@ -339,10 +363,10 @@ def test_names_that_change_have_a_name():
         loss.raise_alike()
 
 
-def test_after_an_error_it_is_not_called_again_until_the_error_is_told():
+def test_a_custom_loss_that_failed_is_not_called_again_before_its_error_is_raised() -> None:
     calls = []
 
-    def second_fails(*given):
+    def second_fails(*given: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         calls.append(given)
         if len(calls) == 2:
             raise LookupError("no such thing")
@@ -361,36 +385,41 @@ def test_after_an_error_it_is_not_called_again_until_the_error_is_told():
         loss.raise_alike()
 
 
-def test_an_error_on_the_way_back_is_kept_as_well():
-    later = []
+def test_an_error_in_the_backward_pass_of_a_custom_loss_is_raised_after_the_pass() -> None:
+    later: list[int] = []
     loss = CheckedLoss(lambda *given: ((changed_in_place if later else good)(*given)[0], {}))
     later.append(1)
     given = tokens()
-    loss(*given)[0].sum().backward()
+    loss(*given)[0].sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
     assert given[0].grad.tolist() == [0.0] * 3
     with alone(), pytest.raises(TrainerFailed, match="<lambda>: RuntimeError: one of the variables needed"):
         loss.raise_alike()
 
 
-def test_a_token_that_does_not_count_may_carry_any_number():
+def test_a_token_that_does_not_count_may_carry_any_number() -> None:
     gradients = []
     for stray in (math.nan, -3.0):
         given = tokens(stray)
         losses, _ = CheckedLoss(good)(*given)
-        torch.where(given[3], losses, 0.0).sum().backward()
+        torch.where(given[3], losses, 0.0).sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
         gradients.append(given[0].grad.tolist())
     assert gradients[0] == gradients[1]
 
 
-def test_an_empty_microbatch_is_no_business_of_the_users():
+def test_a_custom_loss_is_not_called_for_an_empty_microbatch() -> None:
     calls = []
-    loss = CheckedLoss(lambda *given: calls.append(given) or good(*given))
+
+    def noted(*given: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        calls.append(given)
+        return good(*given)
+
+    loss = CheckedLoss(noted)
     nothing = torch.zeros(0, requires_grad=True)
     losses, told = loss(nothing, torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.bool), ())
     assert (losses.shape, losses.requires_grad, list(told), len(calls)) == ((0,), True, ["train/custom/x"], 1)
 
 
-def test_a_rank_tries_the_loss_again(checkpoint):
-    settings = trainer_settings(checkpoint, custom=partial(Custom, loss=ppo_clip))
+def test_every_rank_checks_the_custom_loss_when_it_starts(checkpoint: Path) -> None:
+    settings = trainer_settings(checkpoint, custom=partial(Custom, loss=ppo_clip))  # type: ignore[arg-type]  # as a user may get it wrong
     with pytest.raises(PluginError, match=r"loss function ppo_clip: TypeError"), one_rank(settings):
         pass

@@ -4,26 +4,33 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from fp8_checkpoints import in_fp8
 from safetensors.torch import load_file
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from torch.distributed import ProcessGroup
 
 from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.flat import checksum, views
 from asyncrl.engines.megatron import outbox
 from asyncrl.engines.megatron.outbox import _wait_for
+from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.engines.sglang import direct
+from asyncrl.engines.sglang.copies import KeptBucket
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
 from asyncrl.errors import WeightUpdateFailed
+from tests.megatron import direct_process
+from tests.megatron.fp8_checkpoints import in_fp8
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.programs import ROOT, program
 
 DEADLINE_S = 60
 
@@ -33,24 +40,36 @@ pytestmark = pytest.mark.timeout(180)
 class Engine:
     """The other process."""
 
-    def __init__(self, port):
-        program = Path(__file__).with_name("direct_process.py")
+    def __init__(self, port: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, program, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            program(direct_process.__name__, port), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def ask(self, load_format, names, dtypes=(), shapes=(), target=""):
+    def ask(
+        self,
+        load_format: str,
+        names: Sequence[str],
+        dtypes: Sequence[str] = (),
+        shapes: Sequence[Sequence[int]] = (),
+        target: Path | str = "",
+    ) -> None:
         asked = {"load_format": load_format, "names": names, "dtypes": dtypes, "shapes": shapes}
+        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({**asked, "target": str(target)}) + "\n")
         self.process.stdin.flush()
 
-    def answer(self):
+    def answer(self) -> Any:
         """Whether it worked, what it says, and how many tensors went through the model's loaders."""
+        assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
 
+Both = tuple[MegatronRank, Engine, list[str]]
+"""A trainer, an engine that has had its first update, and the first name in each bucket."""
+
+
 @pytest.fixture(params=["in full", "fp8"])
-def both(tmp_path, request):
+def both(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Both]:
     """A trainer and an engine that has had its first update."""
     checkpoint = write_checkpoint(tmp_path / "hf", moe=True)
     if request.param == "fp8":
@@ -71,13 +90,20 @@ def both(tmp_path, request):
         engine.process.communicate()
 
 
-def same(folder, file):
+def engines_of(rank: MegatronRank) -> ProcessGroup:
+    """The group that the trainer and its engines share."""
+    group = rank._engines  # noqa: SLF001
+    assert group is not None
+    return group
+
+
+def same(folder: Path, file: Path) -> bool:
     saved, received = load_file(folder / "model.safetensors"), load_file(file)
     assert saved.keys() == received.keys()
     return all(torch.equal(saved[name].view(torch.uint8), received[name].view(torch.uint8)) for name in saved)
 
 
-def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both, tmp_path):
+def test_later_updates_are_copies_of_the_snapshot(both: Both, tmp_path: Path) -> None:
     """The first of them, and those that are checked, load twice what they copy: with other bytes, and once more."""
     rank, engine, names = both
     for step, (load_format, times) in enumerate(((DIRECT, 2), (DIRECT, 0), (DIRECT_CHECKED, 2))):
@@ -96,7 +122,7 @@ def test_later_updates_are_copies_of_what_the_trainer_had_when_it_took_them(both
         assert len(with_norms) < len(names)
 
 
-def test_another_thread_sends_what_was_taken_once_more_while_the_trainer_trains(both, tmp_path):
+def test_another_thread_resends_the_snapshot_while_the_trainer_trains(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
     rank.train(random_batch())
     rank.write_weights(tmp_path / "taken")
@@ -105,7 +131,7 @@ def test_another_thread_sends_what_was_taken_once_more_while_the_trainer_trains(
     assert engine.answer()[:2] == [True, KEPT]
     may_end = Event()
 
-    def train():
+    def train() -> None:
         for step in count(1):
             rank.train(random_batch(step=step, seed=9))
             if may_end.is_set():
@@ -124,7 +150,7 @@ def test_another_thread_sends_what_was_taken_once_more_while_the_trainer_trains(
     assert same(tmp_path / "taken", tmp_path / "again")
 
 
-def test_weights_that_were_moved_are_loaded_again(both, tmp_path):
+def test_weights_that_were_moved_are_loaded_again(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
     engine.ask("move", [])
     rank.train(random_batch())
@@ -137,7 +163,7 @@ def test_weights_that_were_moved_are_loaded_again(both, tmp_path):
     assert same(tmp_path / "taken", tmp_path / "received")
 
 
-def test_a_trainer_without_room_for_copies_sends_while_it_waits(both, tmp_path):
+def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
     rank._outbox._goes_beside = False  # noqa: SLF001
     assert len(names) > 3  # buffers are two
@@ -152,21 +178,21 @@ def test_a_trainer_without_room_for_copies_sends_while_it_waits(both, tmp_path):
         assert same(tmp_path / "sent", tmp_path / "received")
 
 
-def test_an_update_that_fails_is_gathered_to_its_end(both, monkeypatch):
+def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other ranks give their parts of all buckets; what rank 0 left would meet the next update."""
     rank, _, names = both
-    gathered, each = [], outbox._Copies.each  # noqa: SLF001
+    gathered, each = [], outbox._Copies.snapshot  # noqa: SLF001
 
-    def counted(copies, model):
+    def counted(copies: outbox._Copies, model: torch.nn.Module) -> Iterator[torch.Tensor]:
         for flat in each(copies, model):
             gathered.append(flat)
             yield flat
 
-    def fails(flats, group, **_):
+    def fails(flats: Iterator[torch.Tensor], group: object, **_: object) -> None:
         next(flats)
         raise RuntimeError("an engine died")
 
-    monkeypatch.setattr(outbox._Copies, "each", counted)  # noqa: SLF001
+    monkeypatch.setattr(outbox._Copies, "snapshot", counted)  # noqa: SLF001
     monkeypatch.setattr(outbox, "_broadcast", fails)
     rank._outbox._goes_beside = False  # noqa: SLF001
     assert not rank.snapshot(is_checked=False)
@@ -175,19 +201,19 @@ def test_an_update_that_fails_is_gathered_to_its_end(both, monkeypatch):
     assert len(gathered) == len(names)
 
 
-def test_one_bucket_needs_one_buffer(tmp_path):
+def test_one_bucket_needs_one_buffer(tmp_path: Path) -> None:
     with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
         (bucket,) = rank.weight_buckets()
-        (flat,) = rank._outbox._new_copies(2).each(rank._model)  # noqa: SLF001
+        (flat,) = rank._outbox._new_copies(2).snapshot(rank._model)  # noqa: SLF001
     assert flat.numel() == bucket.num_bytes
 
 
-def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both, monkeypatch):
+def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     rank, engine, names = both
     answers = []
     monkeypatch.setattr("asyncrl.engines.megatron.outbox.checksum", lambda flat: checksum(flat) + 1)
 
-    def end_with_the_answer():
+    def end_with_the_answer() -> None:
         answers.append(engine.answer())
         engine.process.kill()
 
@@ -202,7 +228,7 @@ def test_a_wrong_checksum_is_an_error_that_names_the_bucket(both, monkeypatch):
     assert f"the bucket of {names[0]} has checksum" in said
 
 
-def test_an_update_that_the_trainer_gives_up_is_left_at_once(both):
+def test_engines_leave_an_abandoned_update_at_once(both: Both) -> None:
     rank, engine, names = both
     engine.ask(DIRECT, names)
     began = time.monotonic()
@@ -213,7 +239,7 @@ def test_an_update_that_the_trainer_gives_up_is_left_at_once(both):
     assert time.monotonic() - began < 10.0
 
 
-def test_giving_up_an_older_group_changes_nothing(both, tmp_path):
+def test_abandoning_an_older_group_changes_nothing(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
     rank.abandon("an older one")
     rank.write_weights(tmp_path / "taken")
@@ -224,11 +250,12 @@ def test_giving_up_an_older_group_changes_nothing(both, tmp_path):
     rank._outbox.finish()  # noqa: SLF001 (raises if the group was given up)
 
 
-def test_what_was_sent_into_a_group_that_was_given_up_did_not_arrive(both):
+def test_broadcasting_into_an_abandoned_group_raises(both: Both) -> None:
     rank, _, _ = both
-    abandon(rank._engines)  # noqa: SLF001
+    group = engines_of(rank)
+    abandon(group)
     with pytest.raises(RuntimeError, match="given up"):
-        outbox._broadcast(iter(()), rank._engines, is_checked=False)  # noqa: SLF001
+        outbox._broadcast(iter(()), group, is_checked=False)  # noqa: SLF001
 
 
 AGREES = """
@@ -241,7 +268,7 @@ print(first_failure(None, None), first_failure(None, dist.group.WORLD),
 """
 
 
-def test_an_engine_fails_when_any_of_its_ranks_does():
+def test_an_engine_fails_when_any_of_its_ranks_does() -> None:
     """SGLang answers with what its rank 0 says."""
     port = str(free_port())
     ranks = [
@@ -253,18 +280,18 @@ def test_an_engine_fails_when_any_of_its_ranks_does():
     assert second == "None; None; broken"
 
 
-def test_a_trainer_that_has_to_wait_gives_up_and_tells_the_engines(both):
+def test_a_trainer_that_times_out_abandons_the_group_and_the_engines_notice(both: Both) -> None:
     rank, engine, names = both
     engine.ask(DIRECT, names)
     never = SimpleNamespace(query=lambda: False)
     with pytest.raises(RuntimeError, match="not every engine took a bucket"):
-        _wait_for(never, rank._engines, 0.05)  # noqa: SLF001
+        _wait_for(never, engines_of(rank), 0.05)
     worked, said, num_loaded = engine.answer()
     assert (worked, num_loaded) == (False, 0)
     assert "the trainer has given this update up" in said
 
 
-def test_a_bucket_that_never_came_before_is_refused(both):
+def test_a_direct_update_of_an_unknown_bucket_is_refused(both: Both) -> None:
     _, engine, names = both
     engine.ask(DIRECT, [*names, "another"])
     worked, said, num_loaded = engine.answer()
@@ -273,7 +300,7 @@ def test_a_bucket_that_never_came_before_is_refused(both):
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4, 7, 4_000, 40_000_001])
-def test_a_checksum_tells_any_byte_and_any_order(num_bytes):
+def test_a_checksum_changes_with_any_byte_and_any_order(num_bytes: int) -> None:
     flat = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     before = checksum(flat)
     for place in {0, num_bytes // 2, num_bytes - 1}:
@@ -288,7 +315,7 @@ def test_a_checksum_tells_any_byte_and_any_order(num_bytes):
         assert checksum(flat) != before
 
 
-def test_views_are_parts_of_the_buffer():
+def test_views_are_parts_of_the_buffer() -> None:
     flat = torch.zeros(16, dtype=torch.uint8)
     first, second = views(flat, ("bfloat16", "float32"), ((2, 2), (2,)))
     first.fill_(1.0)
@@ -297,7 +324,7 @@ def test_views_are_parts_of_the_buffer():
     assert flat.view(torch.bfloat16)[:4].tolist() == [1.0] * 4
 
 
-def test_loaders_get_what_has_arrived(monkeypatch):
+def test_loaders_run_after_the_bucket_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that read a number would wait on a GPU for a bucket of which a member has died, without a deadline."""
     done = []
     model = SimpleNamespace(parameters=list, load_weights=lambda tensors: done.append("loaded"))
@@ -314,16 +341,16 @@ def test_loaders_get_what_has_arrived(monkeypatch):
 
 
 @pytest.fixture
-def loaded(monkeypatch):
+def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleNamespace, direct.DirectUpdates, list[Any]]:
     """A model of three weights, and its hook without a network: ``done`` says what was done in which order."""
     weights = {"a": torch.zeros(4), "b": torch.zeros(2, 2), "c": torch.zeros(3, dtype=torch.bfloat16)}
-    done, copy = [], torch._foreach_copy_
+    done, copy = list[Any](), torch._foreach_copy_
 
-    def load(tensors):
+    def load(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:
             weights[name].copy_(tensor)
 
-    def noted(targets, sources):
+    def noted(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         done.append({(each.dtype, each.stride()) for each in (*targets, *sources)})
         copy(targets, sources)
 
@@ -331,7 +358,7 @@ def loaded(monkeypatch):
     monkeypatch.setattr(direct, "broadcast", lambda flat, group: done.append("asked"))
     monkeypatch.setattr(direct, "wait", lambda coming, flat, group: flat.fill_(1))
     monkeypatch.setattr(direct, "check_arrival", lambda flat, group, name: None)
-    monkeypatch.setattr(direct.KeptBucket, "check", lambda bucket, number: done.append("checked"))
+    monkeypatch.setattr(KeptBucket, "check", lambda bucket, number: done.append("checked"))
     model = SimpleNamespace(parameters=weights.values, buffers=tuple, load_weights=load)
     updater, hook = SimpleNamespace(device="cpu", get_model=lambda: model), direct.DirectUpdates()
     for names, dtypes, shapes in ((["a", "c"], ["float32", "bfloat16"], [[4], [3]]), (["b"], ["bfloat16"], [[2, 2]])):
@@ -339,7 +366,9 @@ def loaded(monkeypatch):
     return updater, hook, done
 
 
-def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(loaded):
+def test_kernels_launched_behind_a_broadcast_were_launched_once_before(
+    loaded: tuple[SimpleNamespace, direct.DirectUpdates, list[Any]],
+) -> None:
     """A first launch waits for the GPU to have nothing to do, and a broadcast whose member died never ends."""
     updater, hook, done = loaded
     first = [each for each in done if each != "asked"]
@@ -353,7 +382,9 @@ def test_what_later_updates_launch_behind_a_broadcast_is_launched_before_one(loa
     assert len(first) == 3
 
 
-def test_checks_are_launched_with_no_broadcast_under_way(loaded):
+def test_checks_are_launched_with_no_broadcast_under_way(
+    loaded: tuple[SimpleNamespace, direct.DirectUpdates, list[Any]],
+) -> None:
     updater, hook, done = loaded
     done.clear()
     hook._receive_all(updater, None, ["a", "b"], is_checked=True)  # noqa: SLF001

@@ -2,38 +2,41 @@
 
 import itertools
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from families import TINY, write_tiny
-from layouts import Tensors, layout, loaded, logit_weights, logits_and_gradients, processes, sequences
 from safetensors.torch import load_file, save_file
-from tiny import free_port
 
+from asyncrl.engines.megatron.shape import ModelShape
 from asyncrl.engines.megatron.weights import export_bucket, plan_buckets, save_hf
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.layouts import Tensors, layout, loaded, logit_weights, logits_and_gradients, processes, sequences
+from tests.megatron.tiny import free_port
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_process():
+def one_process() -> Iterator[None]:
     with processes(0, 1, free_port()), layout():
         yield
 
 
 @pytest.fixture(scope="module")
-def deepseek(tmp_path_factory, one_process):
+def deepseek(tmp_path_factory: pytest.TempPathFactory, one_process: None) -> tuple[torch.nn.Module, ModelShape]:
     return loaded(write_tiny(tmp_path_factory.mktemp("deepseek") / "hf", TINY["deepseek-v3"]))
 
 
-def reference(checkpoint) -> tuple[torch.Tensor, Tensors]:
+def reference(checkpoint: Path) -> tuple[torch.Tensor, Tensors]:
     """Logits and gradients as ``logits_and_gradients`` has them."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     logits = torch.cat([model(row[None], use_cache=False).logits[0] for row in sequences()])
-    (logits * logit_weights()).sum().backward()
+    (logits * logit_weights()).sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
     return logits.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def stacked_as_in_transformers(grads, name) -> torch.Tensor:
+def stacked_as_in_transformers(grads: Tensors, name: str) -> torch.Tensor:
     """transformers has all experts of a layer in one tensor."""
     if name in grads:
         return grads[name]
@@ -44,20 +47,21 @@ def stacked_as_in_transformers(grads, name) -> torch.Tensor:
     return torch.stack([torch.cat([grads[f"{layer}.{e}.{kind}_proj.weight"] for kind in kinds]) for e in experts])
 
 
-def change_config(checkpoint, **changes) -> None:
+def change_config(checkpoint: Path, **changes: object) -> None:
     path = checkpoint / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def tensors_of(folder) -> Tensors:
+def tensors_of(folder: Path) -> Tensors:
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_logits_logprobs_and_gradients_are_those_of_transformers(tmp_path, family):
+def test_logits_logprobs_and_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     checkpoint = write_tiny(tmp_path, TINY[family])
     expected, expected_grads = reference(checkpoint)
     got, grads = logits_and_gradients(*loaded(checkpoint))
+    assert got is not None
     assert expected.std() > 0.3  # far enough from nothing
     assert (got - expected).abs().max() < 1e-4
     assert (got.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < 1e-4
@@ -66,7 +70,7 @@ def test_logits_logprobs_and_gradients_are_those_of_transformers(tmp_path, famil
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_a_checkpoint_comes_back_bit_by_bit(tmp_path, family):
+def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path, family: str) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
     model, shape = loaded(checkpoint, torch.bfloat16)
     save_hf(model, shape, checkpoint, tmp_path / "out")
@@ -87,7 +91,9 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path, family):
 
 
 @pytest.mark.parametrize("max_bytes", range(500, 8000, 500))
-def test_what_sglang_joins_comes_in_one_bucket(deepseek, max_bytes):
+def test_weights_that_sglang_fuses_travel_in_one_bucket(
+    deepseek: tuple[torch.nn.Module, ModelShape], max_bytes: int
+) -> None:
     buckets, _ = plan_buckets(*deepseek, max_bytes)
     for bucket in buckets:
         down = [name for name in bucket.names if name.endswith(("q_a_proj.weight", "kv_a_proj_with_mqa.weight"))]
@@ -97,7 +103,7 @@ def test_what_sglang_joins_comes_in_one_bucket(deepseek, max_bytes):
         }
 
 
-def test_fp8_is_read_as_the_numbers_that_it_stands_for(tmp_path):
+def test_fp8_is_read_as_the_numbers_that_it_stands_for(tmp_path: Path) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY["moonlight"], dtype="bfloat16")
     before = tensors_of(checkpoint)
     name = "model.layers.1.self_attn.kv_a_proj_with_mqa.weight"  # 24 x 32: the last blocks are not full
@@ -117,7 +123,9 @@ def test_fp8_is_read_as_the_numbers_that_it_stands_for(tmp_path):
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
-def test_layers_for_multi_token_prediction_are_left_out_with_a_warning(tmp_path, caplog):
+def test_layers_for_multi_token_prediction_are_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY["glm4.5"])
     before = tensors_of(checkpoint)
     extra = {"model.layers.3.eh_proj.weight": torch.ones(2, 2)}

@@ -2,14 +2,12 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from families import TINY, write_tiny
-from fp8_checkpoints import IN_FULL, by_blocks, in_fp8, meant, tensors_of
 from safetensors.torch import save_file
-from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.flat import views
 from asyncrl.engines.megatron.fp8 import fp8_of, quantised
@@ -17,6 +15,9 @@ from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.engines.megatron.sizes import fp8_size, sent_bytes
 from asyncrl.engines.megatron.update_group import flatten
 from asyncrl.errors import ConfigError
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.fp8_checkpoints import IN_FULL, by_blocks, in_fp8, meant, tensors_of
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 E4M3 = torch.float8_e4m3fn
 
@@ -32,7 +33,7 @@ def random_matrix(rows: int, columns: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(256, 384), (128, 128), (1, 1), (130, 500), (576, 64)])
-def test_numbers_and_scales_are_those_of_a_loop_over_blocks(rows, columns):
+def test_numbers_and_scales_are_those_of_a_loop_over_blocks(rows: int, columns: int) -> None:
     matrix = random_matrix(rows, columns)
     numbers, scales = quantised(matrix, (128, 128), torch.float32)
     scaled, expected = by_blocks(matrix.numpy(), (128, 128))
@@ -42,7 +43,7 @@ def test_numbers_and_scales_are_those_of_a_loop_over_blocks(rows, columns):
 
 
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16])
-def test_what_is_read_again_is_as_near_as_the_format_can_be(scale_dtype):
+def test_rounding_errors_of_fp8_are_within_the_format(scale_dtype: torch.dtype) -> None:
     matrix = random_matrix(300, 260)
     back = meant(*quantised(matrix, (128, 128), scale_dtype), (128, 128))
     _, scales = by_blocks(matrix.numpy(), (128, 128))
@@ -53,7 +54,7 @@ def test_what_is_read_again_is_as_near_as_the_format_can_be(scale_dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_that_came_from_fp8_go_back_unchanged(dtype):
+def test_weights_that_came_from_fp8_go_back_unchanged(dtype: torch.dtype) -> None:
     numbers, scales = quantised(random_matrix(256, 300), (128, 128), torch.float32)
     again, scales_again = quantised(meant(numbers, scales, (128, 128)).to(dtype), (128, 128), torch.float32)
     assert same_bits(again, numbers)
@@ -64,7 +65,7 @@ def test_weights_that_came_from_fp8_go_back_unchanged(dtype):
     assert torch.equal(scales_again, powers)
 
 
-def test_a_block_of_zeros_stays_zero_tiny_ones_stay_finite_and_what_is_not_finite_shows():
+def test_fp8_keeps_zeros_and_tiny_blocks_finite_and_propagates_nan() -> None:
     matrix = torch.zeros(128, 256)
     matrix[3, 200] = float("nan")
     numbers, scales = quantised(matrix, (128, 128), torch.float32)
@@ -77,7 +78,9 @@ def test_a_block_of_zeros_stays_zero_tiny_ones_stay_finite_and_what_is_not_finit
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "glm4", "deepseek-v3"])
 @pytest.mark.parametrize(("scale_dtype", "dtype"), [(torch.float32, "bfloat16"), (torch.bfloat16, "float32")])
-def test_what_is_sent_has_the_checkpoints_names_dtypes_and_shapes(tmp_path, family, scale_dtype, dtype):
+def test_what_is_sent_has_the_checkpoints_names_dtypes_and_shapes(
+    tmp_path: Path, family: str, scale_dtype: torch.dtype, dtype: str
+) -> None:
     path = in_fp8(write_tiny(tmp_path / "hf", TINY[family], dtype=dtype), scale_dtype=scale_dtype)
     with one_rank(trainer_settings(path, dtype=dtype, update_weight_buffer_size=8_000)) as rank:
         rank.write_weights(tmp_path / "written")
@@ -100,7 +103,7 @@ def test_what_is_sent_has_the_checkpoints_names_dtypes_and_shapes(tmp_path, fami
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_bytes_are_counted_as_checkpoints_have_them(tmp_path, family):
+def test_bytes_are_counted_as_checkpoints_have_them(tmp_path: Path, family: str) -> None:
     path = in_fp8(write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16"), block=(1, 1), in_full=IN_FULL)
     shape, tensors = read_shape(path), tensors_of(path)
     assert fp8_size(shape).total == sum(tensor.numel() for tensor in tensors.values() if tensor.dtype == E4M3)
@@ -109,13 +112,13 @@ def test_bytes_are_counted_as_checkpoints_have_them(tmp_path, family):
     assert fp8_size(replace(shape, fp8_block=None)).total == 0
 
 
-def test_what_is_taken_is_what_is_written_byte_by_byte(tmp_path):
+def test_a_snapshot_equals_the_written_checkpoint_byte_by_byte(tmp_path: Path) -> None:
     path = in_fp8(write_checkpoint(tmp_path / "hf", moe=True, dtype="bfloat16"))
     with one_rank(trainer_settings(path, dtype="bfloat16", update_weight_buffer_size=8_000)) as rank:
         rank.train(random_batch())
         rank.write_weights(tmp_path / "written")
         outbox = rank._outbox  # noqa: SLF001
-        in_turns = outbox._new_copies(2).each(rank._model)  # noqa: SLF001
+        in_turns = outbox._new_copies(2).snapshot(rank._model)  # noqa: SLF001
         copies = [flat.clone() for flat in in_turns]
         gathered = [outbox._gathered(weights) for weights in outbox._plan]  # noqa: SLF001
         buckets = rank.weight_buckets()
@@ -130,7 +133,7 @@ def test_what_is_taken_is_what_is_written_byte_by_byte(tmp_path):
     assert any(not same_bits(written[name], tensor) for name, tensor in before.items() if tensor.dtype == E4M3)
 
 
-def test_a_trained_model_is_saved_without_fp8_and_loads(tmp_path):
+def test_a_trained_model_is_saved_without_fp8_and_loads(tmp_path: Path) -> None:
     path = in_fp8(write_checkpoint(tmp_path / "hf", moe=True, dtype="bfloat16"))
     with one_rank(trainer_settings(path, dtype="bfloat16")) as rank:
         rank.train(random_batch())
@@ -142,7 +145,7 @@ def test_a_trained_model_is_saved_without_fp8_and_loads(tmp_path):
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
 
 
-def test_what_cannot_be_sent_is_one_line(tmp_path):
+def test_fp8_weights_that_cannot_be_sent_are_refused_in_one_line(tmp_path: Path) -> None:
     path = in_fp8(write_checkpoint(tmp_path / "hf"))
     tensors = tensors_of(path)
     name = "model.layers.0.mlp.up_proj.weight"

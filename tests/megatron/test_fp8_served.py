@@ -3,12 +3,12 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fp8_checkpoints import IN_FULL, in_fp8
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
+from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.disk import DiskUpdater
 from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.engines.roster import Roster
@@ -18,11 +18,14 @@ from asyncrl.engines.sglang.http import Wire
 from asyncrl.engines.sglang.launch import ServerLaunch, server_command
 from asyncrl.engines.weights import BroadcastUpdater
 from asyncrl.errors import EngineError
+from asyncrl.protocols import WeightUpdater
 from asyncrl.types import Weights
+from tests.megatron.fp8_checkpoints import IN_FULL, in_fp8
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 START_S = 300.0
 """SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
-WHOLE_BLOCKS = {
+WHOLE_BLOCKS: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_attention_heads": 8,
@@ -40,21 +43,32 @@ class Sender:
     def __init__(self, rank: MegatronRank) -> None:
         self._rank = rank
 
-    async def weight_buckets(self):
+    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
         return self._rank.weight_buckets()
 
-    async def join_engines(self, *, master_address, master_port, world_size, group_name, backend):
+    async def join_engines(
+        self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
+    ) -> None:
         group = master_address, master_port, world_size, group_name, backend
         await asyncio.to_thread(self._rank.join_engines, *group)
 
-    async def snapshot(self, *, is_checked):
+    async def snapshot(self, *, is_checked: bool) -> bool:
         return self._rank.snapshot(is_checked)
 
-    async def write_weights(self, folder, *, timeout_s):
+    async def resend(self, *, is_checked: bool) -> bool:
+        return self._rank.resend(is_checked)
+
+    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
+        self._rank.send(is_checked)
+
+    async def abandon(self, group_name: str) -> None:
+        self._rank.abandon(group_name)
+
+    async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
         self._rank.write_weights(folder)
 
 
-async def a_port():
+async def a_port() -> int:
     return free_port()
 
 
@@ -88,7 +102,8 @@ async def update_both_ways(server: ServerProcess, url: str, rank: MegatronRank, 
         disk = DiskUpdater(Roster((control,)), Sender(rank), folder=folder, timeout_s=60.0)
         await broadcast.connect()
         await disk.connect()
-        for version, updater in enumerate((broadcast, broadcast, disk, broadcast), 1):
+        updaters: tuple[WeightUpdater, ...] = broadcast, broadcast, disk, broadcast
+        for version, updater in enumerate(updaters, 1):
             rank.train(random_batch(step=version))
             await updater.snapshot()
             await updater.publish(Weights(version=version, step=version))
@@ -96,7 +111,7 @@ async def update_both_ways(server: ServerProcess, url: str, rank: MegatronRank, 
 
 
 @pytest.mark.timeout(START_S + 120)
-def test_updates_in_fp8_are_copies_that_find_their_places_also_after_one_by_disk(tmp_path):
+def test_fp8_updates_stay_direct_copies_even_after_an_update_by_disk(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "hf", moe=True, moe_intermediate_size=128, dtype="bfloat16", **WHOLE_BLOCKS)
     in_fp8(path, block=(128, 128), in_full=IN_FULL)
     port, nccl_port = free_port(), free_port()

@@ -1,42 +1,50 @@
 """Whose layers the trainer has.  Those of TransformerEngine need a GPU: without one only their names are tested."""
 
 import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from families import TINY, write_tiny
-from hidden import hide_te
-from layouts import layout, processes
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from megatron.core.extensions.transformer_engine import HAVE_TE
 
-from asyncrl.config.areas import ModelConfig
+from asyncrl.config.areas import ModelConfig, TransformerImpl
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.checkpoints import Origin, folder_of, latest
-from asyncrl.engines.megatron.implementation import HAVE_TE, check_alike, settled, unfused
+from asyncrl.engines.megatron import TrainerSettings
+from asyncrl.engines.megatron.implementation import check_alike, settled, unfused
 from asyncrl.engines.megatron.model import transformer_config
+from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.engines.megatron.shape import read_shape
 from asyncrl.errors import ConfigError
+from asyncrl.types import TrainReport
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.hidden import hide_te
+from tests.megatron.layouts import layout, processes
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 
-needs_gpu = pytest.mark.skipif(
-    not (torch.cuda.is_available() and not HAVE_TE),
-    reason="needs a GPU, and a CPU run, which TransformerEngine forbids",
-)
-needs_both = pytest.mark.skipif(not (torch.cuda.is_available() and HAVE_TE), reason="needs a GPU and TransformerEngine")
+without_te = pytest.mark.skipif(HAVE_TE, reason="needs a CPU run, which TransformerEngine forbids")
+with_te = pytest.mark.skipif(not HAVE_TE, reason="needs TransformerEngine")
 WITHOUT_LATENT = [name for name in TINY if name not in ("deepseek-v3", "moonlight")]
 """Models with latent attention have local layers either way."""
 SPAWN = multiprocessing.get_context("spawn")
-AUTO, LOCAL, FUSED = "auto", "local", "transformer_engine"
+AUTO: TransformerImpl = "auto"
+LOCAL: TransformerImpl = "local"
+FUSED: TransformerImpl = "transformer_engine"
+Rows = Sequence[Sequence[float]]
+"""Log-probs of each sample."""
 
 
-def asked(layers: str, device: str, dtype: str = "bfloat16", **parallel):
-    """Settings; nobody opens the folder."""
+def asked(layers: TransformerImpl, device: str, dtype: str = "bfloat16", **parallel: Any) -> TrainerSettings:
+    """The settings of a trainer; the folder need not exist."""
     return trainer_settings(
-        "nowhere",
-        model=ModelConfig(hf_checkpoint="nowhere", transformer_impl=layers),
+        Path("nowhere"),
+        model=ModelConfig(hf_checkpoint=Path("nowhere"), transformer_impl=layers),
         device=device,
         dtype=dtype,
         parallel=ParallelConfig(**parallel),
@@ -51,7 +59,9 @@ def asked(layers: str, device: str, dtype: str = "bfloat16", **parallel):
         (True, AUTO, "cpu", "device cpu: TransformerEngine or Apex is installed"),
     ],
 )
-def test_what_cannot_be_is_said(is_installed, layers, device, line):
+def test_an_impossible_choice_of_layers_is_refused(
+    is_installed: bool, layers: TransformerImpl, device: str, line: str
+) -> None:
     with pytest.raises(ConfigError, match=line):
         settled(asked(layers, device), has_layers=is_installed, has_adam=is_installed)
 
@@ -70,19 +80,21 @@ def test_what_cannot_be_is_said(is_installed, layers, device, line):
         (True, asked(AUTO, "cuda", recompute_granularity="selective", recompute_modules=("layernorm",)), LOCAL),
     ],
 )
-def test_auto_takes_what_is_there_and_does_what_is_asked(is_installed, settings, layers):
+def test_auto_takes_transformer_engine_where_it_can_and_explicit_choices_win(
+    is_installed: bool, settings: TrainerSettings, layers: TransformerImpl
+) -> None:
     found = settled(settings, has_layers=is_installed, has_adam=is_installed)
     assert found == replace(settings, model=replace(settings.model, transformer_impl=layers))
 
 
-def test_latent_attention_is_local_and_says_so(tmp_path):
+def test_latent_attention_uses_local_layers(tmp_path: Path) -> None:
     shape = read_shape(write_tiny(tmp_path / "hf", TINY["deepseek-v3"]))
     with processes(0, 1, free_port()), layout():
         config = transformer_config(shape, torch.device("cuda"), torch.bfloat16, ParallelConfig(), FUSED)
     assert config.transformer_impl == LOCAL
 
 
-def test_ranks_must_have_the_same_layers(monkeypatch):
+def test_ranks_must_have_the_same_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = asked(LOCAL, "cuda")
     monkeypatch.setattr("asyncrl.engines.megatron.implementation.of_every_rank", lambda mine: [mine, FUSED, mine])
     with pytest.raises(ConfigError, match="cannot be imported on ranks 0, 2, but on others"):
@@ -107,11 +119,11 @@ def test_ranks_must_have_the_same_layers(monkeypatch):
         ],
     ],
 )
-def test_weights_have_one_name(fused, plain):
+def test_weights_have_one_name(fused: str, plain: str) -> None:
     assert unfused(fused) == plain
 
 
-def on_gpu(checkpoint, impl: str, **changes):
+def on_gpu(checkpoint: Path, impl: TransformerImpl, **changes: Any) -> TrainerSettings:
     return trainer_settings(
         checkpoint,
         model=ModelConfig(hf_checkpoint=checkpoint, transformer_impl=impl),
@@ -121,19 +133,19 @@ def on_gpu(checkpoint, impl: str, **changes):
     )
 
 
-def difference(one, other) -> float:
-    """Of log-probs, mean and absolute."""
+def difference(one: Rows, other: Rows) -> float:
+    """The mean absolute difference of log-probs."""
     pairs = [(a, b) for ones, others in zip(one, other, strict=True) for a, b in zip(ones, others, strict=True)]
     return sum(abs(a - b) for a, b in pairs) / len(pairs)
 
 
-def trained_once(checkpoint):
+def trained_once(checkpoint: Path) -> TrainReport:
     with one_rank(trainer_settings(checkpoint)) as rank:
         return rank.train(random_batch())
 
 
 @pytest.fixture(scope="module")
-def without_gpus():
+def without_gpus() -> Iterator[Callable[..., Any]]:
     """Calls a function in a process that sees none: Megatron takes a GPU where it sees one."""
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -145,9 +157,10 @@ def without_gpus():
         yield lambda function, *args: pool.submit(function, *args).result(timeout=120.0)
 
 
-@needs_gpu
+@pytest.mark.gpu
+@without_te
 @pytest.mark.parametrize("family", TINY)
-def test_a_gpu_says_what_a_cpu_says(tmp_path, without_gpus, family):
+def test_a_gpu_and_a_cpu_compute_the_same_step(tmp_path: Path, without_gpus: Callable[..., Any], family: str) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
     expected = without_gpus(trained_once, checkpoint)
     with one_rank(on_gpu(checkpoint, LOCAL)) as rank:
@@ -156,9 +169,10 @@ def test_a_gpu_says_what_a_cpu_says(tmp_path, without_gpus, family):
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
 
 
-@needs_both
+@pytest.mark.gpu
+@with_te
 @pytest.mark.parametrize("family", WITHOUT_LATENT)
-def test_both_train_alike(tmp_path, family):
+def test_local_and_transformer_engine_layers_train_alike(tmp_path: Path, family: str) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY[family], dtype="bfloat16")
     reports, names = {}, {}
     for impl in (LOCAL, FUSED):
@@ -172,10 +186,13 @@ def test_both_train_alike(tmp_path, family):
         assert fused.grad_norm == pytest.approx(local.grad_norm, rel=0.05)
 
 
-@needs_both
+@pytest.mark.gpu
+@with_te
 @pytest.mark.parametrize("moe", [False, True])
 @pytest.mark.parametrize(("first", "second"), [(LOCAL, FUSED), (FUSED, LOCAL), (FUSED, FUSED)])
-def test_a_checkpoint_of_one_goes_on_in_the_other(tmp_path, first, second, moe):
+def test_a_checkpoint_resumes_under_the_other_kind_of_layers(
+    tmp_path: Path, first: TransformerImpl, second: TransformerImpl, moe: bool
+) -> None:
     checkpoint = write_checkpoint(tmp_path / "hf", moe=moe, dtype="bfloat16")
     _, straight = trained_until_the_fifth(on_gpu(checkpoint, first), tmp_path / "saved", True)
     _, after = trained_until_the_fifth(on_gpu(checkpoint, second), tmp_path / "saved", False)
@@ -184,8 +201,9 @@ def test_a_checkpoint_of_one_goes_on_in_the_other(tmp_path, first, second, moe):
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=0.05)
 
 
-@needs_both
-def test_a_policy_that_has_not_begun_is_saved_with_its_critic(tmp_path):
+@pytest.mark.gpu
+@with_te
+def test_an_untrained_policy_is_saved_with_its_critic(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "hf", dtype="bfloat16")
     settings = on_gpu(checkpoint, FUSED, advantage_estimator="ppo", num_critic_only_steps=3)
     with one_rank(settings) as rank:
@@ -199,9 +217,10 @@ def test_a_policy_that_has_not_begun_is_saved_with_its_critic(tmp_path):
         assert difference(one.logprobs, other.logprobs) < 0.03
 
 
-@needs_both
+@pytest.mark.gpu
+@with_te
 @pytest.mark.parametrize("had_te", [False, True])
-def test_a_run_goes_on_where_transformer_engine_has_come_or_gone(tmp_path, had_te):
+def test_a_run_resumes_after_transformer_engine_was_installed_or_removed(tmp_path: Path, had_te: bool) -> None:
     settings = on_gpu(write_checkpoint(tmp_path / "hf", dtype="bfloat16"), AUTO)
     with ProcessPoolExecutor(1, mp_context=SPAWN, initializer=hide_te) as without_te:
         here, there = (
@@ -217,7 +236,7 @@ def test_a_run_goes_on_where_transformer_engine_has_come_or_gone(tmp_path, had_t
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=0.05)
 
 
-def trained_until_the_fifth(settings, folder, begins: bool):
+def trained_until_the_fifth(settings: TrainerSettings, folder: Path, begins: bool) -> tuple[str, list[TrainReport]]:
     """Whose layers, and what the last three steps reported; the first two are taken, or loaded."""
     with one_rank(settings) as rank:
         if begins:
@@ -229,10 +248,12 @@ def trained_until_the_fifth(settings, folder, begins: bool):
         return rank.layers, [rank.train(random_batch(seed=step, step=step)) for step in range(2, 5)]
 
 
-def save(rank, root, step: int) -> None:
+def save(rank: MegatronRank, root: Path, step: int) -> None:
     rank.begin_checkpoint(folder_of(root, step), {}, with_optimizer=True)
     rank.finish_checkpoint()
 
 
-def load(rank, root) -> None:
-    rank.load(Origin(folder=latest(root), kind="resume", optimizer=True))
+def load(rank: MegatronRank, root: Path) -> None:
+    folder = latest(root)
+    assert folder is not None
+    rank.load(Origin(folder=folder, kind="resume", optimizer=True))

@@ -4,35 +4,32 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-import torch
-from tiny import free_port
 
 from asyncrl.engines.abandoned import without_watchdog
 from asyncrl.engines.sglang.direct import around_join
 from asyncrl.engines.sglang.labels import KEPT
+from tests.megatron.tiny import free_port
+from tests.programs import ROOT, program
 
-PROGRAM = Path(__file__).with_name("lost_member.py")
 DEADLINE_S = 180
 WATCHDOG = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
 """A watchdog of torch ends its process four times as long after it heard of a failure; by default after a minute."""
 OVER_A_NETWORK = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0"}
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
-@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=on_a_gpu)])
-def test_the_others_go_on_without_a_member_that_died(device, backend):
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
+def test_an_update_group_outlives_the_death_of_a_member(device: str, backend: str) -> None:
     """On a GPU they share it: NCCL takes them for three machines, and goes over a network."""
     ports = [str(free_port()), str(free_port())]
     members = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", PROGRAM, str(rank), device, backend, *ports],
-            env=os.environ | WATCHDOG | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{rank}"},
+            program("tests.megatron.lost_member", rank, device, backend, *ports),
+            cwd=ROOT,
+            env=os.environ | WATCHDOG | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{rank}", "PYTHONWARNINGS": "ignore"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -61,7 +58,7 @@ def test_the_others_go_on_without_a_member_that_died(device, backend):
     assert joined_in_s < 30.0
 
 
-def test_groups_made_within_have_no_watchdog_and_later_ones_do(monkeypatch):
+def test_without_watchdog_affects_only_groups_made_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch reads it as it makes one."""
     monkeypatch.delenv(BLOCKING_WAIT, raising=False)
     with without_watchdog():
@@ -73,7 +70,13 @@ def test_groups_made_within_have_no_watchdog_and_later_ones_do(monkeypatch):
     assert os.environ[BLOCKING_WAIT] == "true"
 
 
-def test_servers_make_theirs_without(monkeypatch):
+def test_servers_join_update_groups_without_a_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BLOCKING_WAIT, "0")
-    answer = around_join(lambda *args, **kwargs: (args, kwargs, os.environ[BLOCKING_WAIT]), 1, name="weights")
-    assert answer == ((1,), {"name": "weights"}, "1")
+    made_with: list[object] = []
+
+    def join(*args: object, **kwargs: object) -> tuple[bool, str]:
+        made_with.extend((args, kwargs, os.environ[BLOCKING_WAIT]))
+        return True, "joined"
+
+    assert around_join(join, 1, name="weights") == (True, "joined")
+    assert made_with == [(1,), {"name": "weights"}, "1"]

@@ -1,4 +1,4 @@
-"""SGLang's memory saver beside Megatron, in a process like SGLang's."""
+"""SGLang's memory saver together with Megatron, in a process like SGLang's."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ load_plugins()
 
 
 @pytest.mark.timeout(300)
-def test_graphs_can_be_given_back_where_megatron_is_installed() -> None:
+def test_cuda_graphs_can_be_offloaded_where_megatron_is_installed() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],
         env={**os.environ, SAVES_GRAPHS: "true"},

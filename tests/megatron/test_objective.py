@@ -68,7 +68,7 @@ def evaluated(
         flat = np.concatenate([np.zeros(0, np.float32), *(present[index] for index in row.indices)])
         logprobs = torch.tensor(flat, requires_grad=True)
         loss, told = objective.loss(row, logprobs, -0.5 * logprobs)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch is untyped
         assert logprobs.grad is not None
         parts = np.split(logprobs.grad.numpy(), np.cumsum(row.lengths)[:-1]) if row.lengths else []
         gradients |= {index: part.tolist() for index, part in zip(row.indices, parts, strict=True)}
@@ -79,7 +79,9 @@ def evaluated(
 
 @settings(max_examples=60, deadline=None)
 @given(train=TRAIN, seed=st.integers(0, 2**31), count=st.integers(1, 12), ranks=st.integers(1, 3))
-def test_the_loss_does_not_depend_on_packing_order_or_ranks(train, seed, count, ranks):
+def test_the_loss_does_not_depend_on_packing_order_or_ranks(
+    train: TrainConfig, seed: int, count: int, ranks: int
+) -> None:
     rng = random.Random(seed)
     examples = drawn_examples(rng, count)
     outcomes = torch.tensor([rng.uniform(-1, 1) for _ in examples], dtype=torch.float64)
@@ -89,7 +91,9 @@ def test_the_loss_does_not_depend_on_packing_order_or_ranks(train, seed, count, 
     other, told_again = with_advantages(shuffled, outcomes, train, lambda numbers: numbers)
     advantages = {e.index: e.advantages for e in one}
     for example in other:
-        np.testing.assert_allclose(example.advantages, advantages[example.index], atol=1e-6)
+        expected = advantages[example.index]
+        assert example.advantages is not None and expected is not None
+        np.testing.assert_allclose(example.advantages, expected, atol=1e-6)
     np.testing.assert_allclose(list(told_again.values()), list(told.values()), rtol=1e-12)
 
     together = evaluated(train, microbatches(one, 0, 1, Packing(max_tokens=1000)), present, count)
@@ -103,7 +107,7 @@ def test_the_loss_does_not_depend_on_packing_order_or_ranks(train, seed, count, 
         np.testing.assert_allclose(apart[2][index], gradient, atol=1e-6)
 
 
-def test_what_a_token_that_does_not_count_carries_changes_nothing():
+def test_numbers_of_masked_tokens_change_nothing() -> None:
     rng = random.Random(0)
     example = replace(drawn_examples(rng, 1)[0], token_ids=(1, 2, 3, 4), num_response=3, loss_mask=(1, 0, 1))
 

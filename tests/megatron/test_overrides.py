@@ -1,19 +1,21 @@
 """Shape flags against ``config.json``: who wins, and who else is told."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from families import TINY, write_tiny
-from test_algorithms import answers
-from test_shape import DEEPSEEK, QWEN3
-from tiny import one_rank, random_batch, trainer_settings
 
 from asyncrl.config import ShapeConfig
 from asyncrl.engines.megatron.overrides import changes, overridden, server_changes
 from asyncrl.engines.megatron.shape import read_config, read_shape, shape_of
 from asyncrl.errors import ConfigError
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.test_algorithms import answers
+from tests.megatron.test_shape import DEEPSEEK, QWEN3
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings
 
 OLD = {**QWEN3, "rope_theta": 1e6}
 GLM = {**OLD, "architectures": ["Glm4ForCausalLM"]}
@@ -35,8 +37,14 @@ CONFIGS = {
 FREE = ShapeConfig(rotary_base=5e5, norm_epsilon=1e-3, max_position_embeddings=1024)
 
 
-def test_what_config_json_says_may_be_said_again():
-    again = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48, "num_attention_heads": 4, "num_query_groups": 2}
+def test_shape_flags_equal_to_config_json_change_nothing() -> None:
+    again: dict[str, Any] = {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "ffn_hidden_size": 48,
+        "num_attention_heads": 4,
+        "num_query_groups": 2,
+    }
     again |= {"kv_channels": 16, "max_position_embeddings": 512, "rotary_base": 1e6, "rotary_percent": 1.0}
     assert overridden(shape_of(OLD), ShapeConfig(**again, norm_epsilon=1e-6)) == shape_of(OLD)
     assert overridden(shape_of(OLD), ShapeConfig()) == shape_of(OLD)
@@ -44,7 +52,7 @@ def test_what_config_json_says_may_be_said_again():
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_others_win_and_a_changed_config_json_says_so(config):
+def test_shape_flags_win_and_the_changed_config_json_reads_back(config: dict[str, Any]) -> None:
     shape = overridden(shape_of(config), FREE)
     assert (shape.rope.theta, shape.norm_eps, shape.max_positions) == (5e5, 1e-3, 1024)
     assert shape.rope.scaling == shape_of(config).rope.scaling
@@ -53,7 +61,7 @@ def test_the_others_win_and_a_changed_config_json_says_so(config):
 
 
 @pytest.mark.parametrize("name", ["partial", "partial by default", "partial within"])
-def test_the_share_that_is_turned_can_be_changed_where_there_is_one(name):
+def test_rotary_percent_can_be_overridden_where_the_model_has_it(name: str) -> None:
     config = CONFIGS[name]
     shape = overridden(shape_of(config), ShapeConfig(rotary_percent=0.25))
     assert (shape.rope.fraction, shape.rope.theta) == (0.25, 1e6)
@@ -91,15 +99,17 @@ def test_the_share_that_is_turned_can_be_changed_where_there_is_one(name):
         ),
     ],
 )  # fmt: skip
-def test_what_would_not_fit_is_one_line_with_both_numbers(config, given, lines):
+def test_shape_flags_that_contradict_the_tensors_are_refused_with_both_numbers(
+    config: dict[str, Any], given: dict[str, Any], lines: list[str]
+) -> None:
     with pytest.raises(ConfigError) as error:
         overridden(shape_of(config), ShapeConfig(**given))
     assert str(error.value).split("\n") == lines
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "glm4", "deepseek-v3"])
-def test_engines_are_told_what_transformers_understands(tmp_path, name):
-    """What SGLang does with its flag: attributes of the configuration that transformers has read."""
+def test_engines_are_told_what_transformers_understands(tmp_path: Path, name: str) -> None:
+    """SGLang sets the attributes in its flag on the configuration that transformers has read."""
     folder = write_tiny(tmp_path, TINY[name])
     for config in (read_config(folder), in_the_old_format(read_config(folder))):
         (folder / "config.json").write_text(json.dumps(config))
@@ -111,7 +121,7 @@ def test_engines_are_told_what_transformers_understands(tmp_path, name):
         assert read.max_position_embeddings == 600
 
 
-def in_the_old_format(config):
+def in_the_old_format(config: dict[str, Any]) -> dict[str, Any]:
     rope = config.pop("rope_parameters")
     theta, kind, share = rope.pop("rope_theta"), rope.pop("rope_type"), rope.pop("partial_rotary_factor", None)
     return {
@@ -122,7 +132,7 @@ def in_the_old_format(config):
     }
 
 
-def test_the_trainer_computes_with_them_and_the_saved_model_says_so(tmp_path):
+def test_the_trainer_computes_with_shape_flags_and_saves_them(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "glm4", TINY["glm4"])
     given = ShapeConfig(rotary_base=50.0, rotary_percent=0.25, norm_epsilon=0.1)
     settings = trainer_settings(folder, lr=1e-30, shape=given)
@@ -143,7 +153,7 @@ def test_the_trainer_computes_with_them_and_the_saved_model_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["ref_load", "critic"])
-def test_the_models_beside_the_policy_follow(tmp_path, kind):
+def test_shape_flags_apply_to_the_reference_and_the_critic(tmp_path: Path, kind: str) -> None:
     folder = write_tiny(tmp_path / "qwen3", TINY["qwen3"])
     beside = {"use_kl_loss": True, "kl_loss_type": "k3"} if kind == "ref_load" else {"advantage_estimator": "ppo"}
     with one_rank(trainer_settings(folder, shape=ShapeConfig(rotary_base=50.0), **beside)) as rank:
@@ -151,6 +161,7 @@ def test_the_models_beside_the_policy_follow(tmp_path, kind):
         if kind == "ref_load":
             assert report.metrics["train/kl"] == pytest.approx(0.0, abs=1e-9)
         else:
+            assert rank._critic is not None  # noqa: SLF001
             assert rank._critic.learner.model.turns_at.keywords["frequencies_F"][1] == pytest.approx(  # noqa: SLF001
                 rank._model.turns_at.keywords["frequencies_F"][1].item()  # noqa: SLF001
             )

@@ -2,19 +2,20 @@
 
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import rank_process
 import torch
-from families import TINY, write_tiny
-from rank_process import case
 from safetensors.torch import load_file
-from tiny import write_checkpoint
+
+from tests.megatron import rank_process
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.rank_process import case
+from tests.megatron.tiny import write_checkpoint
+from tests.programs import ROOT, program
 
 DEADLINE_S = 240
 """A process that imports Megatron on two shared cores needs 10 to 50 s."""
@@ -45,12 +46,16 @@ LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
         "experts": ("mixture", EXPERT | PLAIN),
     },
 }
+Alone = dict[str, tuple[dict[str, Any], Path]]
+"""The results of one process by model, with their folders."""
+Seen = dict[str, tuple[list[dict[str, Any]], Path]]
+"""The results of all ranks by layout, with their folders."""
 CASES = [(size, name) for size, layouts in LAYOUTS.items() for name in layouts]
 WITH_GRADIENTS = [(size, name) for size, name in CASES if PLAIN.items() <= LAYOUTS[size][name][1].items()]
 SAVED = ("data, distributed optimizer", "experts", "tensor, pipeline")
 POISONED = ("data", "data, distributed optimizer", "tensor", "pipeline", "context", "experts", "tensor, pipeline")
 """Each way to share a model, and each way to sum up gradients."""
-RESUMED = {"dense": TENSOR, "mixture": EXPERT}
+RESUMED: dict[str, dict[str, Any]] = {"dense": TENSOR, "mixture": EXPERT}
 """How two ranks go on with what one has saved."""
 
 pytestmark = [
@@ -69,8 +74,8 @@ def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[s
 
 @contextmanager
 def _process(rank: int, cases: list[dict[str, Any]]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, rank_process.__file__, str(rank), json.dumps(cases)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = program(rank_process.__name__, rank, json.dumps(cases))
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -79,7 +84,7 @@ def _process(rank: int, cases: list[dict[str, Any]]) -> Iterator[subprocess.Pope
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("hf")
     return {
         "dense": write_checkpoint(folder / "dense", tied=True, num_hidden_layers=3),
@@ -89,8 +94,8 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ran(checkpoints, tmp_path_factory):
-    """By target, what each rank of each case made of it: one process alone, then four, then two of the four."""
+def ran(checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
+    """The results of each rank by target: one process alone, then four, then two of the four."""
     folder = tmp_path_factory.mktemp("ran")
     alone = [
         case(path, folder / name, saves=name in RESUMED, poisons=name == "dense") for name, path in checkpoints.items()
@@ -121,21 +126,21 @@ def ran(checkpoints, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(ran, checkpoints):
-    """What one process makes of each model, and where."""
+def alone(ran: tuple[Path, dict[str, list[Any]]], checkpoints: Mapping[str, Path]) -> Alone:
+    """The results of one process by model, with their folders."""
     folder, found = ran
     return {name: (found[name][0], folder / name) for name in checkpoints}
 
 
 @pytest.fixture(scope="module")
-def seen(ran):
-    """What all ranks make of each layout, and where."""
+def seen(ran: tuple[Path, dict[str, list[Any]]]) -> Seen:
+    """The results of all ranks by layout, with their folders."""
     folder, found = ran
     return {name: (ranks, folder / name) for name, ranks in found.items()}
 
 
 @pytest.mark.parametrize(("size", "name"), CASES)
-def test_reports_are_those_of_one_process(seen, alone, size, name):
+def test_reports_are_those_of_one_process(seen: Seen, alone: Alone, size: int, name: str) -> None:
     (first, *others), _ = seen[f"{size} {name}"]
     expected, _ = alone[LAYOUTS[size][name][0]]
     assert first["losses"] == pytest.approx(expected["losses"], rel=1e-5, abs=1e-6)  # sums of terms around 1
@@ -151,12 +156,12 @@ def test_reports_are_those_of_one_process(seen, alone, size, name):
 
 
 @pytest.mark.parametrize(("size", "name"), CASES)
-def test_weights_are_those_of_one_process(seen, alone, size, name):
+def test_weights_are_those_of_one_process(seen: Seen, alone: Alone, size: int, name: str) -> None:
     _same_weights(*_folders(seen, alone, size, name))
 
 
 @pytest.mark.parametrize(("size", "name"), WITH_GRADIENTS)
-def test_gradients_are_those_of_one_process(seen, alone, size, name):
+def test_gradients_are_those_of_one_process(seen: Seen, alone: Alone, size: int, name: str) -> None:
     one, many = (torch.load(folder / "gradients.pt") for folder in _folders(seen, alone, size, name))
     assert one.keys() == many.keys()
     for weight, grad in one.items():
@@ -164,7 +169,7 @@ def test_gradients_are_those_of_one_process(seen, alone, size, name):
 
 
 @pytest.mark.parametrize("model", RESUMED)
-def test_one_process_stops_and_two_that_share_the_model_go_on(seen, alone, model):
+def test_two_ranks_resume_the_checkpoint_of_one(seen: Seen, alone: Alone, model: str) -> None:
     (first, _), folder = seen[f"{model} resumed"]
     expected, before = alone[model]
     _same_step(first, expected)
@@ -172,7 +177,9 @@ def test_one_process_stops_and_two_that_share_the_model_go_on(seen, alone, model
 
 
 @pytest.mark.parametrize(("size", "name"), [each for each in CASES if each[1] in SAVED])
-def test_several_ranks_stop_and_one_process_goes_on(seen, checkpoints, tmp_path, size, name):
+def test_one_rank_resumes_the_checkpoint_of_several(
+    seen: Seen, checkpoints: Mapping[str, Path], tmp_path: Path, size: int, name: str
+) -> None:
     (expected, *_), folder = seen[f"{size} {name}"]
     model, parallel = LAYOUTS[size][name]
     plain = {setting: parallel[setting] for setting in PLAIN if setting in parallel}
@@ -180,18 +187,18 @@ def test_several_ranks_stop_and_one_process_goes_on(seen, checkpoints, tmp_path,
     _same_weights(tmp_path, folder)
 
 
-def _same_step(resumed, straight):
+def _same_step(resumed: dict[str, Any], straight: dict[str, Any]) -> None:
     assert resumed["losses"] == pytest.approx(straight["losses"][-1:], rel=1e-5, abs=1e-6)
     assert resumed["norms"] == pytest.approx(straight["norms"][-1:], rel=1e-5)
     for got, row in zip(resumed["logprobs"], straight["logprobs"], strict=True):
         assert got == pytest.approx(row, abs=1e-5)
 
 
-def _same_weights(*folders):
+def _same_weights(*folders: Path) -> None:
     one, many = (load_file(folder / "hf" / "model.safetensors") for folder in folders)
     assert one.keys() == many.keys()
     assert max((one[tensor] - many[tensor]).abs().max().item() for tensor in one) < 1e-5
 
 
-def _folders(seen, alone, size, name):
+def _folders(seen: Seen, alone: Alone, size: int, name: str) -> tuple[Path, Path]:
     return alone[LAYOUTS[size][name][0]][1], seen[f"{size} {name}"][1]

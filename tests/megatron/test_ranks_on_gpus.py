@@ -2,20 +2,20 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
-import rank_process
-import torch
-from families import TINY, write_tiny
-from rank_process import case
-from tiny import write_checkpoint
+from megatron.core.extensions.transformer_engine import HAVE_TE
 
-from asyncrl.engines.megatron.implementation import HAVE_TE
+from tests.megatron import rank_process
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.rank_process import case
+from tests.megatron.tiny import write_checkpoint
+from tests.programs import ROOT, program
 
 pytestmark = [
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+    pytest.mark.gpu(count=2),
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:::torch"),  # what it warns about when Megatron calls it
 ]
@@ -24,7 +24,7 @@ DEADLINE_S = 300
 EVERY_EXPERT = {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
 """For every token: by rounding alone some get others, of which each is random here."""
 LAYERS = ("local", "transformer_engine") if HAVE_TE else ("local",)
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "data": ("dense", {}),
     "tensor": ("dense", {"tensor_model_parallel_size": 2}),
     "pipeline": ("dense", {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 1}),
@@ -33,17 +33,21 @@ LAYOUTS = {
     "tensor, mixture": ("mixture", {"tensor_model_parallel_size": 2}),
     "tensor, latent attention": ("latent", {"tensor_model_parallel_size": 2}),
 }
+Seen = dict[str | tuple[str, str], dict[str, Any]]
+"""The reports of rank 0: on one GPU by model, on two by layout and kind of layers."""
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """What rank 0 reported: of one GPU by model, and of two by layout and kind of layers."""
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """The reports of rank 0: on one GPU by model, on two by layout and kind of layers."""
     folder = tmp_path_factory.mktemp("ran")
-    bfloat16, latent = {"dtype": "bfloat16"}, TINY["deepseek-v3"]
+    latent = TINY["deepseek-v3"]
     checkpoints = {
-        "dense": write_checkpoint(folder / "dense", tied=True, num_hidden_layers=3, **bfloat16),
-        "mixture": write_checkpoint(folder / "mixture", moe=True, moe_intermediate_size=32, **bfloat16),
-        "latent": write_tiny(folder / "latent", replace(latent, config={**latent.config, **EVERY_EXPERT}), **bfloat16),
+        "dense": write_checkpoint(folder / "dense", tied=True, num_hidden_layers=3, dtype="bfloat16"),
+        "mixture": write_checkpoint(folder / "mixture", moe=True, moe_intermediate_size=32, dtype="bfloat16"),
+        "latent": write_tiny(
+            folder / "latent", replace(latent, config={**latent.config, **EVERY_EXPERT}), dtype="bfloat16"
+        ),
     }
     alone = [case(path, folder / f"alone {name}", layers="local") for name, path in checkpoints.items()]
     together = {
@@ -51,8 +55,8 @@ def seen(tmp_path_factory):
         for layers in LAYERS
         for name, (model, parallel) in LAYOUTS.items()
     }
-    command = [sys.executable, rank_process.__file__, "1", json.dumps(list(together.values()))]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as other:
+    command = program(rank_process.__name__, 1, json.dumps(list(together.values())))
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as other:
         try:
             found = [rank_process.run(0, each) for each in (*alone, *together.values())]
             assert other.wait(timeout=DEADLINE_S) == 0
@@ -63,7 +67,7 @@ def seen(tmp_path_factory):
 
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_two_gpus_train_as_one_does(seen, name, layers):
+def test_two_gpus_train_as_one_does(seen: Seen, name: str, layers: Any) -> None:
     expected, found = seen[LAYOUTS[name][0]], seen[name, layers]
     if LAYOUTS[name][0] == "latent":  # on a CPU, too, its second norms in bfloat16 and in float32 are 28 % apart
         assert found["norms"][0] == pytest.approx(expected["norms"][0], rel=0.1)

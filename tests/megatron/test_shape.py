@@ -1,8 +1,10 @@
-"""What is refused before anything starts."""
+"""Models are refused before anything starts."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,12 +56,12 @@ DEEPSEEK = {
 """DeepSeek V3's own numbers, where the architecture asks for numbers that Qwen3 has not."""
 
 
-def written(folder, **changes):
+def written(folder: Path, **changes: object) -> Path:
     (folder / "config.json").write_text(json.dumps({**QWEN3, "rope_theta": 1e6, **changes}))
     return folder
 
 
-def test_rope_theta_is_found_in_the_old_place_and_in_the_new_one(tmp_path):
+def test_rope_theta_is_found_in_the_old_place_and_in_the_new_one(tmp_path: Path) -> None:
     assert read_shape(written(tmp_path)).rope.theta == 1e6
     (tmp_path / "config.json").write_text(
         json.dumps({**QWEN3, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
@@ -67,12 +69,12 @@ def test_rope_theta_is_found_in_the_old_place_and_in_the_new_one(tmp_path):
     assert read_shape(tmp_path).rope.theta == 5e5
 
 
-def test_the_dtype_of_the_checkpoint_has_two_names(tmp_path):
+def test_the_dtype_of_the_checkpoint_has_two_names(tmp_path: Path) -> None:
     assert read_shape(written(tmp_path)).dtype == "bfloat16"
     assert read_shape(written(tmp_path, dtype="float32")).dtype == "float32"
 
 
-def test_deepseek_v3s_numbers_are_read(tmp_path):
+def test_deepseek_v3s_numbers_are_read(tmp_path: Path) -> None:
     shape = read_shape(written(tmp_path, **DEEPSEEK, quantization_config={**FP8, "fmt": "e4m3"}))
     assert shape.latent is not None and shape.experts is not None
     assert (shape.latent.query_rank, shape.latent.rotary_dim, shape.latent.value_dim) == (1536, 64, 128)
@@ -82,7 +84,7 @@ def test_deepseek_v3s_numbers_are_read(tmp_path):
     assert (shape.fp8_block, shape.num_next_token_layers) == ((128, 128), 1)
 
 
-def test_null_is_absent(tmp_path):
+def test_null_in_config_json_means_absent(tmp_path: Path) -> None:
     changes = {"architectures": ["LlamaForCausalLM"], "head_dim": None, "partial_rotary_factor": None}
     shape = read_shape(written(tmp_path, **changes))
     assert (shape.head_dim, shape.rope.fraction, shape.has_qkv_bias) == (8, 1.0, False)
@@ -110,21 +112,22 @@ def test_null_is_absent(tmp_path):
         ({**DEEPSEEK, "rope_scaling": {**YARN, "truncate": False}}, "truncate = False in yarn, only True"),
     ],
 )
-def test_what_cannot_be_trained_is_named(tmp_path, changes, message):
+def test_what_cannot_be_trained_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         read_shape(written(tmp_path, **changes))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_checkpoint_is_a_configuration_error(tmp_path):
+def test_a_missing_checkpoint_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json; give a local folder in Hugging Face format"):
         read_shape(tmp_path)
 
 
-def test_checking_imports_neither_torch_nor_megatron():
+def test_checking_imports_neither_torch_nor_megatron() -> None:
     program = (
         "import sys, asyncrl.engines.megatron; heavy = {'torch', 'megatron', 'numpy', 'ray'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a trainer puts away while engines have the device comes back bit by bit."""
+"""The memory that a trainer offloads while engines have the device comes back bit by bit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.stash import HostMemory, Stash
+from tests.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 KINDS = [
     {"dtype": "float32"},
@@ -26,7 +26,7 @@ def weights_after(rank: Any, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def bytes_left(rank: Any) -> dict[str, int]:
-    """Of what the three parts of the trainer's memory are made of."""
+    """The size of the three parts of the trainer's memory on the device."""
     learners = [rank._learner, *([rank._critic.learner] if rank._critic else [])]  # noqa: SLF001
     weights = [parameter for learner in learners for parameter in learner.model.parameters()]
     gradients = [buffer.grad_data for learner in learners for buffer in learner.parallel.buffers]
@@ -45,7 +45,7 @@ def bytes_left(rank: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["float32", "bfloat16", "whole optimizer", "with a critic"])
-def test_training_goes_on_as_if_nothing_had_been_put_away(tmp_path: Path, kind: dict[str, Any]) -> None:
+def test_offloading_does_not_change_training(tmp_path: Path, kind: dict[str, Any]) -> None:
     settings = trainer_settings(write_checkpoint(tmp_path / "hf"), **kind)
     with one_rank(settings) as rank:
         for step in range(3):
@@ -61,7 +61,7 @@ def test_training_goes_on_as_if_nothing_had_been_put_away(tmp_path: Path, kind: 
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_nothing_of_it_is_left_on_the_device(tmp_path: Path) -> None:
+def test_offloading_frees_the_device(tmp_path: Path) -> None:
     with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"), dtype="bfloat16")) as rank:
         rank.train(random_batch())
         before = bytes_left(rank)
@@ -86,7 +86,7 @@ def test_weights_are_shared_while_the_optimizer_is_away(tmp_path: Path) -> None:
         for number, bucket in enumerate(rank.weight_buckets()):
             assert rank.share(number)
             flat, start = rank._outbox._shared, 0  # noqa: SLF001
-            assert flat.is_shared()
+            assert flat is not None and flat.is_shared()  # type: ignore[no-untyped-call]  # torch is untyped
             for name, shape in zip(bucket.names, bucket.shapes, strict=True):
                 found[name] = flat.view(torch.float32)[start : start + torch.Size(shape).numel()].view(shape).clone()
                 start += torch.Size(shape).numel()

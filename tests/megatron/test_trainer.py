@@ -4,30 +4,36 @@ import gc
 import math
 import os
 import weakref
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from families import TINY, write_tiny
 from safetensors.torch import load_file
-from tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
 from asyncrl.engines.megatron.restore import RestorePoint
 from asyncrl.errors import NonFiniteLoss, WeightUpdateFailed
 from asyncrl.types import Batch
+from tests.megatron.families import TINY, write_tiny
+from tests.megatron.tiny import one_rank, poisoned, random_batch, trainer_settings, write_checkpoint
 
-GRADIENT_DESCENT = {"lr": 1e4, "adam_eps": 1e4, "clip_grad": 0.0, "weight_decay": 0.0}
+GRADIENT_DESCENT: dict[str, float] = {"lr": 1e4, "adam_eps": 1e4, "clip_grad": 0.0, "weight_decay": 0.0}
 """Adam with an epsilon far above any gradient: the weights move by minus the gradient."""
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("dense"))
 
 
-def reference_logprobs(checkpoint, batch: Batch, temperature: float) -> tuple[torch.nn.Module, list[torch.Tensor]]:
+def reference_logprobs(
+    checkpoint: Path, batch: Batch, temperature: float
+) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     """transformers' log-probs of every answer."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     rows = []
@@ -54,21 +60,21 @@ def reference_loss(batch: Batch, rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
-def weights_of(folder) -> dict[str, torch.Tensor]:
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
 
 
-def largest_difference(one, other) -> float:
+def largest_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     assert one.keys() == other.keys()
     return max((one[name].float() - other[name].float()).abs().max().item() for name in one)
 
 
-def worst_difference(logprobs, expected: list[torch.Tensor]) -> float:
+def worst_difference(logprobs: Sequence[Sequence[float]], expected: list[torch.Tensor]) -> float:
     pairs = zip(logprobs, expected, strict=True)
     return max((torch.tensor(got) - row).abs().max().item() for got, row in pairs)
 
 
-def trained(checkpoint, target, batch, **changes) -> dict[str, torch.Tensor]:
+def trained(checkpoint: Path, target: Path, batch: Batch, **changes: Any) -> dict[str, torch.Tensor]:
     """The weights after one step."""
     with one_rank(trainer_settings(checkpoint, **changes)) as rank:
         rank.train(batch)
@@ -78,13 +84,13 @@ def trained(checkpoint, target, batch, **changes) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("moe", [False, True])
-def test_logprobs_loss_and_gradient_are_those_of_transformers(tmp_path, moe, tied):
+def test_logprobs_loss_and_gradient_are_those_of_transformers(tmp_path: Path, moe: bool, tied: bool) -> None:
     path = write_checkpoint(tmp_path / "hf", moe=moe, tied=tied)
     batch = random_batch()
     settings = trainer_settings(path, use_rollout_logprobs=True)
     model, expected = reference_logprobs(path, batch, settings.temperature)
     loss = reference_loss(batch, expected)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch is untyped
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     with one_rank(settings) as rank:
         report = rank.train(batch)
@@ -99,7 +105,7 @@ def test_logprobs_loss_and_gradient_are_those_of_transformers(tmp_path, moe, tie
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("moe", "tied"), [(False, False), (True, True)])
-def test_weights_come_back_bit_by_bit(tmp_path, moe, tied, dtype):
+def test_weights_come_back_bit_by_bit(tmp_path: Path, moe: bool, tied: bool, dtype: str) -> None:
     path = write_checkpoint(tmp_path / "hf", moe=moe, tied=tied, dtype=dtype)
     with one_rank(trainer_settings(path)) as rank:
         rank.save(tmp_path / "out")
@@ -109,7 +115,7 @@ def test_weights_come_back_bit_by_bit(tmp_path, moe, tied, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_written_for_engines_is_what_would_be_sent(tmp_path, dtype):
+def test_weights_written_for_engines_equal_those_sent(tmp_path: Path, dtype: str) -> None:
     path = write_checkpoint(tmp_path / "hf", moe=True)
     (path / "tokenizer.json").write_text("{}")
     with one_rank(trainer_settings(path, dtype=dtype)) as rank:
@@ -130,7 +136,9 @@ def test_what_is_written_for_engines_is_what_would_be_sent(tmp_path, dtype):
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written") is not None
 
 
-def test_a_checkpoint_in_several_files_is_read_and_written(tmp_path, checkpoint, monkeypatch):
+def test_a_checkpoint_in_several_files_is_read_and_written(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
@@ -142,7 +150,7 @@ def test_a_checkpoint_in_several_files_is_read_and_written(tmp_path, checkpoint,
     assert largest_difference(model.state_dict(), again.state_dict()) == 0.0
 
 
-def test_a_saved_model_loads_in_transformers_and_says_the_same(tmp_path, checkpoint):
+def test_a_saved_model_loads_in_transformers_and_gives_the_same_log_probs(tmp_path: Path, checkpoint: Path) -> None:
     batch = random_batch()
     with one_rank(trainer_settings(checkpoint)) as rank:
         rank.train(batch)
@@ -157,7 +165,7 @@ def test_a_saved_model_loads_in_transformers_and_says_the_same(tmp_path, checkpo
 
 
 @pytest.mark.parametrize("per_token", [False, True])
-def test_loss_and_gradients_do_not_depend_on_packing(tmp_path, checkpoint, per_token):
+def test_loss_and_gradients_do_not_depend_on_packing(tmp_path: Path, checkpoint: Path, per_token: bool) -> None:
     batch = random_batch()
     common = {"calculate_per_token_loss": per_token, "use_rollout_logprobs": True, **GRADIENT_DESCENT}
     reports, weights = [], []
@@ -173,7 +181,7 @@ def test_loss_and_gradients_do_not_depend_on_packing(tmp_path, checkpoint, per_t
         assert largest_difference(moved, weights[0]) < 1e-6
 
 
-def test_a_step_makes_rewarded_answers_likelier(checkpoint):
+def test_a_step_makes_rewarded_answers_likelier(checkpoint: Path) -> None:
     batch = random_batch(groups=6)
     with one_rank(trainer_settings(checkpoint, lr=1e-3)) as rank:
         before, after = (rank.train(batch).logprobs for _ in range(2))
@@ -185,13 +193,13 @@ def test_a_step_makes_rewarded_answers_likelier(checkpoint):
         assert advantage_times_gain > 0 or len(set(rewards)) == 1
 
 
-def test_the_same_batch_gives_the_same_bits(tmp_path, checkpoint):
+def test_the_same_batch_gives_the_same_bits(tmp_path: Path, checkpoint: Path) -> None:
     batch = random_batch()
     once, again = (trained(checkpoint, tmp_path / name, batch) for name in "ab")
     assert all(torch.equal(once[name], again[name]) for name in once)
 
 
-def test_several_updates_report_log_probs_from_before_the_step(checkpoint):
+def test_several_updates_report_log_probs_from_before_the_step(checkpoint: Path) -> None:
     batch = random_batch(groups=5)
     _, expected = reference_logprobs(checkpoint, batch, 0.8)
     with one_rank(trainer_settings(checkpoint, num_steps_per_rollout=3)) as rank:
@@ -200,7 +208,7 @@ def test_several_updates_report_log_probs_from_before_the_step(checkpoint):
     assert worst < 1e-4
 
 
-def test_the_second_update_is_clipped_against_the_start_of_the_step(checkpoint):
+def test_the_second_update_is_clipped_against_the_start_of_the_step(checkpoint: Path) -> None:
     batch = random_batch(groups=2)
     twice = replace(batch, groups=(batch.groups[0], batch.groups[0]))
     with one_rank(trainer_settings(checkpoint, num_steps_per_rollout=2, lr=1e-2)) as rank:
@@ -210,7 +218,9 @@ def test_the_second_update_is_clipped_against_the_start_of_the_step(checkpoint):
 
 @pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.parametrize("first_a_good_step", [False, True])
-def test_a_loss_that_is_not_finite_changes_nothing(tmp_path, checkpoint, updates, first_a_good_step):
+def test_a_loss_that_is_not_finite_changes_nothing(
+    tmp_path: Path, checkpoint: Path, updates: int, first_a_good_step: bool
+) -> None:
     batch = random_batch()
     settings = trainer_settings(checkpoint, use_rollout_logprobs=True, num_steps_per_rollout=updates)
     with one_rank(settings) as rank:
@@ -231,7 +241,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(tmp_path, checkpoint, updates
 
 
 @pytest.mark.parametrize("step", [None, 3])
-def test_steps_that_an_optimizer_counts_by_group_are_taken_back(step):
+def test_rollback_restores_step_counts_of_parameter_groups(step: int | None) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     (group,) = optimizer.param_groups
@@ -243,7 +253,7 @@ def test_steps_that_an_optimizer_counts_by_group_are_taken_back(step):
     assert group.get("step") == step
 
 
-def test_a_nan_reward_changes_nothing(checkpoint):
+def test_a_nan_reward_changes_nothing(checkpoint: Path) -> None:
     batch = random_batch()
     group = batch.groups[0]
     bad = replace(group, samples=(replace(group.samples[0], reward=math.nan), *group.samples[1:]))
@@ -251,7 +261,7 @@ def test_a_nan_reward_changes_nothing(checkpoint):
         rank.train(replace(batch, groups=(bad, *batch.groups[1:])))
 
 
-def test_matrices_decay_and_norms_do_not(tmp_path, checkpoint):
+def test_matrices_decay_and_norms_do_not(tmp_path: Path, checkpoint: Path) -> None:
     alike = random_batch()
     alike = replace(
         alike,
@@ -266,17 +276,19 @@ def test_matrices_decay_and_norms_do_not(tmp_path, checkpoint):
         torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_the_learning_rate_rises_and_stays(checkpoint):
+def test_the_learning_rate_rises_and_stays(checkpoint: Path) -> None:
     with one_rank(trainer_settings(checkpoint, lr=1e-3, lr_warmup_iters=4)) as rank:
         rates = [rank.train(random_batch(groups=1, step=step)).learning_rate for step in (0, 1, 3, 9)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 1e-3, 1e-3])
 
 
-def test_an_answer_without_tokens_counts_and_teaches_nothing(checkpoint):
+def test_an_answer_without_tokens_counts_and_teaches_nothing(checkpoint: Path) -> None:
     batch = random_batch(groups=1)
     group = batch.groups[0]
     empty = replace(
-        group.samples[0], sample=replace(group.samples[0].sample, token_ids=(), logprobs=(), spans=()), loss_mask=()
+        group.samples[0],
+        sample=replace(group.samples[0].sample, token_ids=(), logprobs=array("f"), spans=()),
+        loss_mask=(),
     )
     with one_rank(trainer_settings(checkpoint)) as rank:
         report = rank.train(replace(batch, groups=(replace(group, samples=(empty, *group.samples[1:])),)))
@@ -284,7 +296,7 @@ def test_an_answer_without_tokens_counts_and_teaches_nothing(checkpoint):
     assert math.isfinite(report.loss)
 
 
-def test_bfloat16_is_sent_and_float32_is_saved(tmp_path, checkpoint):
+def test_bfloat16_is_sent_and_float32_is_saved(tmp_path: Path, checkpoint: Path) -> None:
     batch = random_batch()
     _, expected = reference_logprobs(checkpoint, batch, 0.8)
     with one_rank(trainer_settings(checkpoint, dtype="bfloat16", lr=1e-5)) as rank:
@@ -299,7 +311,7 @@ def test_bfloat16_is_sent_and_float32_is_saved(tmp_path, checkpoint):
 
 
 @pytest.mark.parametrize("moe", [False, True])
-def test_buckets_hold_every_tensor_once_within_their_size(tmp_path, moe):
+def test_buckets_hold_every_tensor_once_within_their_size(tmp_path: Path, moe: bool) -> None:
     path = write_checkpoint(tmp_path / "hf", moe=moe, tied=True)
     with one_rank(trainer_settings(path, update_weight_buffer_size=20_000)) as rank:
         buckets = rank.weight_buckets()
@@ -311,7 +323,7 @@ def test_buckets_hold_every_tensor_once_within_their_size(tmp_path, moe):
     assert all(bucket.num_bytes <= 20_000 for bucket in buckets)
 
 
-def test_the_bias_that_chooses_experts_stays_in_float32_and_still(tmp_path):
+def test_the_expert_routing_bias_stays_in_float32_and_is_not_trained(tmp_path: Path) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY["glm4.5"])
     with one_rank(trainer_settings(checkpoint, dtype="bfloat16")) as rank:
         rank.train(random_batch(groups=2))
@@ -322,7 +334,7 @@ def test_the_bias_that_chooses_experts_stays_in_float32_and_still(tmp_path):
     assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
 
 
-def test_nothing_is_left_of_a_rank_that_was_closed(tmp_path):
+def test_a_closed_rank_frees_its_model_and_threads(tmp_path: Path) -> None:
     settings = trainer_settings(write_checkpoint(tmp_path))
     left = []
     for _ in range(2):  # torch has threads of its own from the first one on

@@ -3,20 +3,22 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from threading import Event
 
 import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
-from tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from torch.distributed import distributed_c10d
 
 from asyncrl.engines.megatron.update_group import join_update_group
 from asyncrl.errors import WeightUpdateFailed
+from tests.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.programs import ROOT, program
 
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 DEADLINE_S = 150
@@ -24,13 +26,11 @@ DEADLINE_S = 150
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
-def test_what_is_sent_is_what_sglang_receives(tmp_path):
+def test_sglang_receives_the_weights_that_were_sent(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "hf", tied=True)
     port = free_port()
-    program = Path(__file__).with_name("engine_process.py")
-    engine = subprocess.Popen(
-        [sys.executable, program, str(port), tmp_path / "received.safetensors"], stdin=subprocess.PIPE, text=True
-    )
+    command = program("tests.megatron.engine_process", port, tmp_path / "received.safetensors")
+    engine = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True)
     try:
         settings = trainer_settings(checkpoint, update_weight_buffer_size=20_000, timeout_s=DEADLINE_S)
         with one_rank(settings) as rank:
@@ -51,12 +51,12 @@ def test_what_is_sent_is_what_sglang_receives(tmp_path):
     assert all((saved[name] == received[name]).all() for name in saved)
 
 
-def test_a_group_has_no_watchdog(monkeypatch):
+def test_a_group_has_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch reads it as it makes the backend."""
     monkeypatch.setenv(BLOCKING_WAIT, "0")
     made_with = []
 
-    def make(store, rank, size, timeout):
+    def make(store: distributed_c10d.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
         made_with.append(os.environ[BLOCKING_WAIT])
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
@@ -67,7 +67,7 @@ def test_a_group_has_no_watchdog(monkeypatch):
     assert os.environ[BLOCKING_WAIT] == "0"
 
 
-def test_engines_that_do_not_come_are_a_named_error(tmp_path, monkeypatch):
+def test_engines_that_do_not_join_raise_weight_update_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.engines.megatron.update_group.JOIN_S", 1.0)
     with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
         with pytest.raises(ValueError, match="no engines have joined"):
@@ -76,7 +76,7 @@ def test_engines_that_do_not_come_are_a_named_error(tmp_path, monkeypatch):
             rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")
 
 
-def test_an_engine_that_died_on_the_way_does_not_hold_up_the_trainer_for_long(tmp_path, monkeypatch):
+def test_joining_without_engines_ends_within_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.engines.megatron.update_group.JOIN_S", 1.0)
     with one_rank(replace(trainer_settings(write_checkpoint(tmp_path / "hf")), timeout_s=60.0)) as rank:
         began = time.monotonic()
@@ -85,11 +85,13 @@ def test_an_engine_that_died_on_the_way_does_not_hold_up_the_trainer_for_long(tm
         assert time.monotonic() - began < 20.0
 
 
-def test_a_group_is_left_when_what_is_sent_through_it_has_ended(tmp_path, monkeypatch):
+def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("asyncrl.engines.megatron.update_group.JOIN_S", 0.1)
     told, began, may_end = [], Event(), Event()
 
-    def send(group, *, is_checked):
+    def send(group: object, *, is_checked: bool) -> None:
         began.set()
         may_end.wait(20.0)
         told.append("sent")
@@ -99,7 +101,7 @@ def test_a_group_is_left_when_what_is_sent_through_it_has_ended(tmp_path, monkey
         monkeypatch.context() as fakes,
         ThreadPoolExecutor(2) as threads,
     ):
-        rank._engines = "a group"  # noqa: SLF001
+        rank._engines = "a group"  # type: ignore[assignment]  # noqa: SLF001 (of which nothing is asked)
         fakes.setattr(rank._outbox, "send", send)  # noqa: SLF001
         fakes.setattr("asyncrl.engines.megatron.rank.abandon", lambda group: told.append("given up"))
         fakes.setattr("torch.distributed.destroy_process_group", lambda group: told.append("left"))

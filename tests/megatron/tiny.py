@@ -79,7 +79,7 @@ def one_rank(settings: TrainerSettings) -> Iterator[MegatronRank]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now, and that the kernel gives to no outgoing connection."""
+    """A port without a listener just now, outside the range of outgoing connections."""
     (port,) = NetworkPlace().free_ports(1)
     return port
 

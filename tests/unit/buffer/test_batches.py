@@ -62,7 +62,7 @@ def test_groups_beyond_what_the_steps_can_hold_have_no_claim() -> None:
     assert late.oldest_in_time(step=0, size=2) == NotYet(deadline=0, missing=1)
 
 
-def test_what_is_past_its_deadline_is_doomed() -> None:
+def test_a_group_past_its_deadline_is_doomed() -> None:
     groups = outstanding([due(0, 1)], [due(1, 1), due(2, 2)])
     assert ids(groups.doomed(step=2, size=2)) == ids(groups.overdue(step=2)) == [0, 1]
 

@@ -12,16 +12,16 @@ PAGE = Path(__file__).parents[3] / "docs" / "slime.md"
 OURS = {flag for action in parser()._actions for flag in action.option_strings}  # noqa: SLF001
 
 
-def test_none_of_them_is_a_flag_here() -> None:
+def test_flags_of_slime_without_an_equivalent_are_not_flags() -> None:
     assert not {f"--{name}" for name in INSTEAD} & OURS
 
 
-def test_every_flag_that_is_there_instead_is_one() -> None:
+def test_every_replacement_of_a_slime_flag_is_a_flag() -> None:
     named = {flag for text in INSTEAD.values() for flag in re.findall(r"--[a-z0-9-]+", text)}
     assert named <= OURS
 
 
-def test_the_page_says_the_same() -> None:
+def test_the_docs_list_the_same_flags_of_slime() -> None:
     told = {
         flag: text
         for flags, text in re.findall(
@@ -43,6 +43,6 @@ def test_the_page_says_the_same() -> None:
         (["--num-epoch", "3"], "unknown flag --num-epoch, one of slime's or Megatron's; --num-rollout counts training"),
     ],
 )
-def test_the_line_says_what_there_is_instead(words: list[str], line: str) -> None:
+def test_the_error_for_a_flag_of_slime_names_its_replacement(words: list[str], line: str) -> None:
     (mistake,) = read_flags(words)[1].mistakes
     assert mistake.startswith(line)

@@ -50,7 +50,7 @@ def test_the_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"
 
 
-def test_one_that_was_not_finished_is_not_seen_and_goes_with_the_next(tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_ignored_and_removed_by_the_next(tmp_path: Path) -> None:
     complete = written(tmp_path, 5)
     left = open_partial(folder_of(tmp_path, 10))
     (left / "__0_0.distcp").write_bytes(b"half")

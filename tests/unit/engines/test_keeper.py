@@ -121,7 +121,7 @@ def test_an_engine_that_ends_is_back_after_the_next_update() -> None:
     assert log.said == [(5.0, "a leaves"), (20.0, "a joins"), (35.0, "a is routed")]
 
 
-def test_it_waits_for_an_update_that_began_when_it_was_there() -> None:
+def test_a_restarted_engine_waits_for_an_update_that_began_after_its_restart() -> None:
     log = kept({"a": [12.0, 1000.0]}, 3, 50.0)
     assert log.said == [(12.0, "a leaves"), (40.0, "a joins")]
 
@@ -136,29 +136,29 @@ def test_an_engine_may_end_while_it_waits_for_an_update() -> None:
     assert log.said == [(21.0, "a leaves"), (60.0, "a joins")]
 
 
-def test_one_that_is_condemned_is_ended_and_started_again() -> None:
+def test_an_unresponsive_engine_is_killed_and_restarted() -> None:
     log = kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 3, 50.0, condemned_at=5.0)
     assert log.said == [(5.0, "a leaves"), (20.0, "a joins"), (35.0, "a is routed")]
 
 
-def test_one_that_is_condemned_counts_and_says_why() -> None:
+def test_unresponsive_engine_counts_as_lost_and_reports_reason() -> None:
     with pytest.raises(ExceptionGroup) as error:
         kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 0, 50.0, condemned_at=5.0)
     assert error.group_contains(ServerFailed, match="a does not answer")
 
 
-def test_one_that_came_back_may_be_condemned_before_it_is_served() -> None:
+def test_a_restarted_engine_may_become_unresponsive_before_its_update() -> None:
     log = kept({"a": [21.0, 1000.0, 1000.0]}, 3, 70.0, condemned_at=33.0)  # ready at 31, again at 53, served at 60
     assert log.said == [(21.0, "a leaves"), (60.0, "a joins")]
 
 
-def test_one_that_lives_and_does_not_answer_is_ended_and_started_again() -> None:
+def test_an_engine_that_fails_its_liveness_probe_is_killed_and_restarted() -> None:
     """Asked at 10, when it answers, and at 20, when it does not for 30 s; ready at 60, served at 80."""
     log = kept({"a": [1000.0, 1000.0]}, 3, 82.0, hangs_at=15.0)
     assert log.said == [(50.0, "a leaves"), (80.0, "a joins")]
 
 
-def test_one_that_does_not_know_the_question_is_left_alone() -> None:
+def test_an_engine_without_a_liveness_probe_is_left_alone() -> None:
     log = kept({"a": [1000.0]}, 0, 90.0, hangs_at=15.0, answer=EngineRejected("404"))
     assert log.said == []
 
@@ -176,13 +176,13 @@ def test_an_engine_that_does_not_start_is_started_again() -> None:
     assert log.said == [(5.0, "a leaves"), (80.0, "a joins"), (95.0, "a is routed")]
 
 
-def test_a_start_that_fails_counts() -> None:
+def test_a_failed_restart_counts_as_a_loss() -> None:
     with pytest.raises(ExceptionGroup) as error:
         kept({"a": [5.0, 1000.0], "b": [1000.0]}, 2, 60.0, refusals=REFUSALS)
     assert error.group_contains(ServerFailed, match="not ready within 10 s")
 
 
-def test_one_too_many_ends_the_run() -> None:
+def test_too_many_engine_losses_end_the_run() -> None:
     with pytest.raises(ExceptionGroup) as error:
         kept({"a": [5.0, 1000.0], "b": [6.0]}, 1, 50.0)
     assert error.group_contains(ServerFailed, match="b ended")

@@ -8,7 +8,7 @@ from asyncrl.engines.cluster import actors
 from asyncrl.engines.cluster.actors import NetworkPlace
 
 
-def test_none_that_somebody_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_in_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, free = NetworkPlace().free_ports(2)
     monkeypatch.setattr(actors, "PORTS", [taken, free])
     with socket.create_server(("", taken)):
@@ -16,7 +16,7 @@ def test_none_that_somebody_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(NetworkPlace().free_ports(2)) == {taken, free}
 
 
-def test_none_that_ray_gives_to_its_workers() -> None:
+def test_ports_of_ray_workers_are_not_chosen() -> None:
     from ray.scripts.scripts import start
 
     of_ray = {option.name: option.default for option in start.params}
@@ -24,7 +24,7 @@ def test_none_that_ray_gives_to_its_workers() -> None:
     assert actors.PORTS[-1] < 32_768  # the kernel's first, for outgoing connections
 
 
-def test_who_asks_at_the_same_time_gets_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_callers_get_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     few = NetworkPlace().free_ports(12)
     monkeypatch.setattr(actors, "PORTS", few)
     found = [NetworkPlace().free_ports(4, share, 3) for share in range(3)]

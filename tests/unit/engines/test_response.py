@@ -72,7 +72,7 @@ def test_a_connection_that_ends_too_early_is_broken(arrived: bytes) -> None:
         b"HTTP/1.1 101 Switching\r\nupgrade: other\r\nconnection: upgrade\r\n\r\n",
     ],
 )
-def test_what_is_no_response_is_refused(wire: bytes) -> None:
+def test_bytes_that_are_not_http_are_refused(wire: bytes) -> None:
     with pytest.raises(BrokenResponse):
         read([wire])
 

@@ -58,7 +58,7 @@ def shared(told: list[str], turn: Turn, *, engine: Step = nothing, trainer: Step
     return SharedGpus(engines, Trainer(told, trainer), turn=turn, timeout_s=5.0)
 
 
-def test_nobody_takes_memory_before_the_other_has_given_it_back() -> None:
+def test_gpu_memory_is_acquired_only_after_the_other_side_released_it() -> None:
     told: list[str] = []
 
     async def a_step() -> None:
@@ -83,7 +83,7 @@ def test_nobody_takes_memory_before_the_other_has_given_it_back() -> None:
     ]
 
 
-def test_whose_turn_it_is_gets_nothing_twice() -> None:
+def test_acquiring_the_gpus_twice_has_no_effect() -> None:
     told: list[str] = []
 
     async def twice() -> None:
@@ -127,7 +127,7 @@ def test_a_trainer_that_fails_is_named_and_gets_no_turn() -> None:
     assert gpus.turn == "engines"
 
 
-def test_weights_of_nobody_are_not_pushed() -> None:
+def test_taking_shared_gpus_out_of_order_is_refused() -> None:
     with pytest.raises(AssertionError):
         run_virtually(shared([], "engines").to_update())
     with pytest.raises(AssertionError):

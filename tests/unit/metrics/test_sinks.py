@@ -44,9 +44,7 @@ def test_tensorboard_reads_back_what_an_unclosed_run_had_written(tmp_path: Path)
     sink = TensorBoardSink(tmp_path)
     sink.write({"step": 3, "reward/mean": 0.5})
     sink.write({"step": 4, "reward/mean": 0.75, "eval/accuracy": 0.25, "eval/step": 2})
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        EventAccumulator,
-    )
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -71,4 +69,5 @@ assert not {"rich", "tensorboard", "numpy"} & set(sys.modules), sorted(sys.modul
 import asyncrl.metrics.closing, asyncrl.metrics.logs, asyncrl.metrics.reporter
 assert not {"tensorboard", "torch", "ray", "numpy"} & set(sys.modules), sorted(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 import itertools
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,5 @@ def test_a_resumed_run_leaves_the_first_timeline_alone(tmp_path: Path) -> None:
 def test_the_timeline_that_is_off_takes_the_same_calls() -> None:
     record(NoTimeline())
     NoTimeline().close()
+    for name in ("span", "sample", "counter", "close"):
+        assert signature(getattr(NoTimeline, name)) == signature(getattr(TimelineFile, name))

@@ -15,6 +15,7 @@ from asyncrl.engines.fake import (
     FakeTurns,
     FakeUpdater,
 )
+from asyncrl.errors import EngineError
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
@@ -87,7 +88,7 @@ class World:
     keeps_copies: bool = True
     reward: Any = token_sum
     keep: Any = keep_all
-    failures: dict[str, Exception] = field(default_factory=dict)
+    failures: dict[str, EngineError] = field(default_factory=dict)
     retries: int = 2
     max_failed_groups: int = 3
     max_filtered_groups: int = 50

@@ -38,7 +38,7 @@ CAPPED = loads((0.3, 16, 8), (0.3, 16, 8))
         pytest.param((), BUSY, 40, 40, 40, id="nobody answered"),
     ],
 )
-def test_how_many_fit(
+def test_the_limit_is_the_number_of_answers_that_fit_the_cache(
     now: tuple[EngineLoad, ...], before: tuple[EngineLoad, ...], fit: int, in_use: int, expected: int
 ) -> None:
     assert next_fit(now, before, fit=fit, in_use=in_use, size=100) == expected

@@ -37,7 +37,8 @@ class Story:
         self.rejoins: int = plan.pop("rejoins")
         share_failing, share_rejected = plan.pop("failing"), plan.pop("rejected")
         self.cancel_at: float | None = plan.pop("cancel_at")
-        tail, short = plan.pop("tail"), plan.pop("short")
+        tail: int = plan.pop("tail")
+        short: int = plan.pop("short")
         picky = plan.pop("picky")
 
         def lengths(request: Request) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from itertools import batched
 from typing import Any
 
@@ -122,7 +123,7 @@ def _evaluated(world: World) -> list[int]:
     return [facts.evaluation.weights.step for facts in world.facts if facts.evaluation]
 
 
-def test_a_state_that_is_none_is_refused() -> None:
+def test_an_invalid_run_state_is_refused() -> None:
     state = stored(_all_checkpoints(World(steps=1))[1])
     assert stored(state.as_json()) == state
     for broken in ({}, {**state.as_json(), "outstanding": [1]}, {**state.as_json(), "more": 1}):
@@ -148,7 +149,9 @@ class Life:
         self.plan = plan
         self.rows = plan["rows"]
         self.writing_s = plan.pop("writing_s")
-        self.bad = lambda prompt: hash((prompt.epoch, prompt.row, 1)) % 100 < rejected + failing
+        self.bad: Callable[[Prompt], bool] = lambda prompt: (
+            hash((prompt.epoch, prompt.row, 1)) % 100 < rejected + failing
+        )
 
         async def reward(prompt: Prompt, sample: Sample) -> float:
             if hash((prompt.epoch, prompt.row, 1)) % 100 < failing:
@@ -158,7 +161,11 @@ class Life:
         def keep(group: ScoredGroup) -> str | None:
             return "bad" if self.bad(group.prompt) else None
 
-        self.functions = {"reward": reward, "keep": keep, "lengths": lambda request: 1 + request.seed % 5 * tail}
+        self.functions: dict[str, Any] = {
+            "reward": reward,
+            "keep": keep,
+            "lengths": lambda request: 1 + request.seed % 5 * tail,
+        }
         self.before: RunState | None = None
         self.settled: set[Which] = set()
 

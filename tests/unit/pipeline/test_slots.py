@@ -24,7 +24,7 @@ def test_the_lowest_free_slot_is_held_and_given_back_however_the_body_ends() -> 
     run_virtually(main())
 
 
-def test_who_waits_for_a_slot_gets_it_in_turn_and_may_be_cancelled() -> None:
+def test_waiters_get_slots_in_order_and_may_be_cancelled() -> None:
     async def main() -> list[tuple[str, float]]:
         slots, got = Slots(1), list[tuple[str, float]]()
 

@@ -51,7 +51,7 @@ def colocated(**changes: Any) -> World:
     return world
 
 
-def test_each_works_in_its_turn_alone() -> None:
+def test_engines_trainer_and_update_alternate_on_shared_gpus() -> None:
     world = colocated(steps=3).run()
     assert world.turns is not None
     assert world.turns.taken == [*TURN * 3, "trainer"]  # the last one is for saving the model
