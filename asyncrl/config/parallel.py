@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from asyncrl.config.ranges import at_least, must, refuse
 
@@ -11,38 +11,45 @@ from asyncrl.config.ranges import at_least, must, refuse
 class ParallelConfig:
     """How the trainer's ranks share the model and the work; the ranks that are left over share the samples."""
 
-    tensor_model_parallel_size: int = 1
-    """Ranks that share each layer's matrices."""
-    sequence_parallel: bool = True
-    """Ranks that share the matrices share the activations between them, too.  It is never otherwise:
-    --no-sequence-parallel is for --tensor-model-parallel-size 1, where there is nothing to share."""
-    pipeline_model_parallel_size: int = 1
-    """Ranks that share the layers."""
-    decoder_first_pipeline_num_layers: int | None = None
-    """Layers of the first pipeline rank; default: as many as the others."""
-    decoder_last_pipeline_num_layers: int | None = None
-    """Layers of the last pipeline rank; default: as many as the others."""
-    context_parallel_size: int = 1
-    """Ranks that share the tokens of each sample."""
-    expert_model_parallel_size: int = 1
-    """Ranks that share the experts of each layer."""
-    expert_tensor_parallel_size: int | None = None
-    """Ranks that share the matrices of each expert; default: 1 with --expert-model-parallel-size above 1, else
-    --tensor-model-parallel-size."""
-    use_distributed_optimizer: bool = True
-    """Ranks that share the samples share the optimizer's state as well."""
-    overlap_grad_reduce: bool = True
-    """Sum up gradients over ranks while the backward pass goes on."""
-    recompute_granularity: Literal["full", "selective"] | None = None
-    """Compute activations again in the backward pass instead of keeping them: whole layers, or the parts of
-    --recompute-modules.  Default: keep them."""
-    recompute_method: Literal["uniform", "block"] | None = None
-    """full: keep the input of every --recompute-num-layers layers (uniform), or compute only the first
-    --recompute-num-layers of each pipeline rank again (block).  Default: uniform."""
-    recompute_num_layers: int | None = None
-    """Default: 1."""
-    recompute_modules: tuple[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"], ...] = ()
-    """selective: which parts; default: core_attn."""
+    tensor_model_parallel_size: Annotated[int, "Ranks that share each layer's matrices."] = 1
+    sequence_parallel: Annotated[
+        bool,
+        "Ranks that share the matrices share the activations between them, too. It is never otherwise: "
+        "--no-sequence-parallel is for --tensor-model-parallel-size 1, where there is nothing to share.",
+    ] = True
+    pipeline_model_parallel_size: Annotated[int, "Ranks that share the layers."] = 1
+    decoder_first_pipeline_num_layers: Annotated[
+        int | None, "Layers of the first pipeline rank; default: as many as the others."
+    ] = None
+    decoder_last_pipeline_num_layers: Annotated[
+        int | None, "Layers of the last pipeline rank; default: as many as the others."
+    ] = None
+    context_parallel_size: Annotated[int, "Ranks that share the tokens of each sample."] = 1
+    expert_model_parallel_size: Annotated[int, "Ranks that share the experts of each layer."] = 1
+    expert_tensor_parallel_size: Annotated[
+        int | None,
+        "Ranks that share the matrices of each expert; default: 1 with --expert-model-parallel-size above 1, "
+        "else --tensor-model-parallel-size.",
+    ] = None
+    use_distributed_optimizer: Annotated[bool, "Ranks that share the samples share the optimizer's state as well."] = (
+        True
+    )
+    overlap_grad_reduce: Annotated[bool, "Sum up gradients over ranks while the backward pass goes on."] = True
+    recompute_granularity: Annotated[
+        Literal["full", "selective"] | None,
+        "Compute activations again in the backward pass instead of keeping them: whole layers, or the parts "
+        "of --recompute-modules. Default: keep them.",
+    ] = None
+    recompute_method: Annotated[
+        Literal["uniform", "block"] | None,
+        "full: keep the input of every --recompute-num-layers layers (uniform), or compute only the first "
+        "--recompute-num-layers of each pipeline rank again (block). Default: uniform.",
+    ] = None
+    recompute_num_layers: Annotated[int | None, "Default: 1."] = None
+    recompute_modules: Annotated[
+        tuple[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"], ...],
+        "selective: which parts; default: core_attn.",
+    ] = ()
 
     def __post_init__(self) -> None:
         refuse(

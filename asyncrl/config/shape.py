@@ -1,6 +1,7 @@
 """The model's shape, for those who have it in Megatron's flags."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from asyncrl.config.ranges import above, at_least, must, refuse
 
@@ -12,26 +13,24 @@ class ShapeConfig:
     A number that tensors depend on must be that of config.json; the others go before it.
     """
 
-    num_layers: int | None = None
-    """Must be config.json's."""
-    hidden_size: int | None = None
-    """Must be config.json's."""
-    ffn_hidden_size: int | None = None
-    """Numbers in an MLP that is no expert; must be config.json's."""
-    num_attention_heads: int | None = None
-    """Must be config.json's."""
-    num_query_groups: int | None = None
-    """Heads of keys and values; must be config.json's."""
-    kv_channels: int | None = None
-    """Numbers in a head; must be config.json's."""
-    max_position_embeddings: int | None = None
-    """Longest context in tokens, of trainer and engines; default: config.json's."""
-    rotary_base: float | None = None
-    """Base of the rotary frequencies (rope theta), of trainer and engines; default: config.json's."""
-    rotary_percent: float | None = None
-    """Share of each head that positions turn, 0 to 1, of trainer and engines; default: config.json's."""
-    norm_epsilon: float | None = None
-    """Epsilon of the norms, of trainer and engines; default: config.json's."""
+    num_layers: Annotated[int | None, "Must be config.json's."] = None
+    hidden_size: Annotated[int | None, "Must be config.json's."] = None
+    ffn_hidden_size: Annotated[int | None, "Numbers in an MLP that is no expert; must be config.json's."] = None
+    num_attention_heads: Annotated[int | None, "Must be config.json's."] = None
+    num_query_groups: Annotated[int | None, "Heads of keys and values; must be config.json's."] = None
+    kv_channels: Annotated[int | None, "Numbers in a head; must be config.json's."] = None
+    max_position_embeddings: Annotated[
+        int | None, "Longest context in tokens, of trainer and engines; default: config.json's."
+    ] = None
+    rotary_base: Annotated[
+        float | None, "Base of the rotary frequencies (rope theta), of trainer and engines; default: config.json's."
+    ] = None
+    rotary_percent: Annotated[
+        float | None, "Share of each head that positions turn, 0 to 1, of trainer and engines; default: config.json's."
+    ] = None
+    norm_epsilon: Annotated[float | None, "Epsilon of the norms, of trainer and engines; default: config.json's."] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         share = self.rotary_percent
