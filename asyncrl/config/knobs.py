@@ -23,34 +23,34 @@ AREAS: dict[str, type[Any]] = {
     "evaluation": areas.EvalConfig,
     "output": areas.OutputConfig,
 }
-"""By the name of their field in RunConfig."""
+"""The areas by the name of their field in RunConfig."""
 
 ALIASES = {"prompt-key": "input-key"}
-"""Other spellings of a flag."""
+"""The alternative spellings of flags."""
 
 PASSED_THROUGH = ("sglang-", "router-")
-"""Prefixes of flags that belong to the SGLang server and to its router."""
+"""The prefixes of flags that belong to the SGLang server and to its router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One setting."""
+    """A setting."""
 
     name: str
-    """Flag without its dashes; TOML key."""
+    """The flag without its dashes, which is also the TOML key."""
     area: str
-    """Field of RunConfig that holds it."""
+    """The field of RunConfig that holds the setting."""
     field: str
     type: Any
-    """Of one value: bool, int, float, str or Path."""
+    """The type of one value: bool, int, float, str or Path."""
     choices: tuple[str, ...]
-    """Allowed texts; empty if any."""
+    """The allowed values; empty if there is no such limit."""
     is_many: bool
-    """A tuple of values."""
+    """Whether the field holds a tuple of values."""
     default: Any
-    """MISSING if the setting must be given."""
+    """The default value; MISSING if the setting is required."""
     help: str
-    """Text of the field's annotation; a test refuses an empty one."""
+    """The string in the field's annotation.  A test refuses an empty one."""
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def knobs() -> dict[str, Knob]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant."""
+    """The closest of ``names`` to a misspelled ``name``, or None if none is close."""
     dashed = name.replace("_", "-").lower()
     return next(iter(difflib.get_close_matches(dashed, sorted(names), n=1, cutoff=0.7)), None)
 

@@ -37,10 +37,13 @@ def test_the_page_says_the_same() -> None:
     [
         (
             ["--swiglu"],
-            "unknown flag --swiglu, one of slime's or Megatron's; not needed: the model's config.json says it",
+            "unknown flag --swiglu (of slime or Megatron); not needed: read from the model's config.json",
         ),
-        (["--offload-train"], "unknown flag --offload-train, one of slime's or Megatron's; --colocate does it"),
-        (["--num-epoch", "3"], "unknown flag --num-epoch, one of slime's or Megatron's; --num-rollout counts training"),
+        (["--offload-train"], "unknown flag --offload-train (of slime or Megatron); use --colocate"),
+        (
+            ["--num-epoch", "3"],
+            "unknown flag --num-epoch (of slime or Megatron); use --num-rollout, which counts training",
+        ),
     ],
 )
 def test_the_line_says_what_there_is_instead(words: list[str], line: str) -> None:
