@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Literal, NoReturn
 from uuid import uuid4
 
-from asyncrl.checks import Checked, check_served, custom_functions, server_flags
+from asyncrl.checks import Checked, check_served, custom_functions
 from asyncrl.collector import calm_the_collector
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
 from asyncrl.config.derived import (
@@ -72,7 +72,7 @@ async def conduct(
     holds, every few seconds.  Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
-    check_served(checked.run.model.hf_checkpoint, device)
+    check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
     async with deployed(ray, _deployment(checked, device, run_dir), phase) as running:
         parts = _parts(checked, running, timeline)
         async with _failing_well(running):
@@ -153,7 +153,7 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], run_dir: Path)
             row_tokens=row_tokens(run),
             custom=custom_functions(run),
         ),
-        server_flags=server_flags(run),
+        server_flags=checked.model.server_flags,
         router_flags=run.router,
         logs=run_dir / LOGS_FOLDER,
         start_timeout_s=run.cluster.start_timeout_s,

@@ -1,10 +1,12 @@
 """What is read and resolved before anything expensive starts: a run that passes has files and functions that fit."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from asyncrl.config import RunConfig, check_passthrough
 from asyncrl.config.derived import longest_responses, weight_bytes
@@ -17,7 +19,7 @@ from asyncrl.engines.disk import check_disk
 from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.overrides import overridden, server_changes
 from asyncrl.engines.megatron.settings import Resolver
-from asyncrl.engines.megatron.shape import ModelShape, read_config, read_shape, shape_of
+from asyncrl.engines.megatron.shape import ModelShape, read_config, shape_of
 from asyncrl.engines.megatron.sizes import sent_bytes
 from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
 from asyncrl.errors import ConfigError
@@ -33,10 +35,23 @@ OVERRIDE_FLAG = "json-model-override-args"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedModel:
+    """A model that can be trained, split and served as the run asks, from one reading of ``config.json``."""
+
+    config: Mapping[str, Any]
+    """The parsed ``config.json``."""
+    shape: ModelShape
+    """The shape in ``config``, with the run's shape flags applied."""
+    server_flags: dict[str, str | bool]
+    """The SGLang server's flags: the user's, and shape flags that override ``config.json``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A run whose files and functions are there and fit together."""
+    """A run whose files and functions exist and fit together."""
 
     run: RunConfig
+    model: CheckedModel
     tokenizer: TextTokenizer
     end_tokens: tuple[int, ...]
     prompts: EndlessPrompts
@@ -58,19 +73,20 @@ def check(run: RunConfig) -> Checked:
     return check_files(run, check_model(run))
 
 
-def check_files(run: RunConfig, shape: ModelShape) -> Checked:
-    """The rest, once the model's ``shape`` is known.  Raises ConfigError, DataError or PluginError."""
+def check_files(run: RunConfig, model: CheckedModel) -> Checked:
+    """Read and resolve everything but the model.  Raises ConfigError, DataError or PluginError."""
     _check_custom(run)
     if run.train.update_weight_disk_dir is not None:
-        check_disk(run.train.update_weight_disk_dir, sent_bytes(shape, weight_bytes(run.model)))
+        check_disk(run.train.update_weight_disk_dir, sent_bytes(model.shape, weight_bytes(run.model)))
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
     prompts = load_prompts(run.data, tokenizer)
     return Checked(
         run=run,
+        model=model,
         tokenizer=tokenizer,
-        end_tokens=end_tokens(run.model.hf_checkpoint),
+        end_tokens=end_tokens(run.model.hf_checkpoint, model.config),
         prompts=prompts,
-        start=find_start(run, prompts),
+        start=find_start(run, prompts, model.shape),
         held_out=HeldOut(
             prompts={name: load_held_out(path, run.data, tokenizer) for name, path in run.evaluation.data_sets},
             samples_per_prompt=run.evaluation.n_samples_per_eval_prompt,
@@ -81,17 +97,15 @@ def check_files(run: RunConfig, shape: ModelShape) -> Checked:
     )
 
 
-def check_model(run: RunConfig) -> ModelShape:
-    """The model as the run has it, which it can train, split and serve: all that ``config.json`` alone can tell.
-
-    Raises ConfigError.
-    """
-    shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
+def check_model(run: RunConfig) -> CheckedModel:
+    """Read ``config.json`` and check that the run can train, split and serve its model.  Raises ConfigError."""
+    config = read_config(run.model.hf_checkpoint)
+    shape = overridden(shape_of(config), run.shape)
     check_layout(shape, run.parallel, run.cluster.device)
-    check_served(run.model.hf_checkpoint, run.cluster.device)
-    server_flags(run)
+    check_served(run.model.hf_checkpoint, shape, run.cluster.device)
+    server_flags = _server_flags(run, config, shape)
     refuse(_too_long(run, shape))
-    return shape
+    return CheckedModel(config=config, shape=shape, server_flags=server_flags)
 
 
 def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
@@ -110,9 +124,9 @@ def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
     )
 
 
-def check_served(checkpoint: Path, device: str) -> None:
+def check_served(checkpoint: Path, shape: ModelShape, device: str) -> None:
     """Raise ConfigError if SGLang cannot serve ``checkpoint`` on ``device``: 0.5.16 has no fp8 without a GPU."""
-    if device == "cpu" and read_shape(checkpoint).fp8_block is not None:
+    if device == "cpu" and shape.fp8_block is not None:
         raise ConfigError(
             f"hf-checkpoint: {checkpoint} is in fp8, which SGLang serves on GPUs alone; make a copy that is not: "
             "python -m asyncrl.engines.megatron.convert to-torch-dist, then to-hf"
@@ -132,13 +146,12 @@ def check_flags(run: RunConfig) -> None:
     check_passthrough(run, *_known_flags(run.cluster.use_router))
 
 
-def server_flags(run: RunConfig) -> dict[str, str | bool]:
-    """The user's, and the shape flags that go before ``config.json``, which engines read by themselves.
+def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) -> dict[str, str | bool]:
+    """The user's server flags, and one with the values of ``shape`` that engines must not take from ``config.json``.
 
     Raises ConfigError.
     """
-    config = read_config(run.model.hf_checkpoint)
-    changes = server_changes(config, overridden(shape_of(config), run.shape))
+    changes = server_changes(config, shape)
     if not changes:
         return run.sglang
     if OVERRIDE_FLAG in run.sglang:
