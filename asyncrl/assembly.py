@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Literal, NoReturn
 from uuid import uuid4
 
-from asyncrl.checks import Checked, check_served, custom_functions
+from asyncrl.checks import Checked, check_served
 from asyncrl.collector import calm_the_collector
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
 from asyncrl.config.derived import (
@@ -151,7 +151,7 @@ def _deployment(checked: Checked, device: Literal["cpu", "cuda"], run_dir: Path)
             timeout_s=60 * run.cluster.distributed_timeout_minutes,
             save_timeout_s=run.failures.train_timeout_s,
             row_tokens=row_tokens(run),
-            custom=custom_functions(run),
+            custom=checked.custom,
         ),
         server_flags=checked.model.server_flags,
         router_flags=run.router,

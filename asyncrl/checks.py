@@ -1,4 +1,4 @@
-"""What is read and resolved before anything expensive starts: a run that passes has files and functions that fit."""
+"""The checks before anything expensive starts: they read every file and resolve every function of a run."""
 
 import json
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from asyncrl.rewards import BUILT_IN
 from asyncrl.types import ScoredGroup
 
 OVERRIDE_FLAG = "json-model-override-args"
-"""SGLang's, for what config.json says otherwise."""
+"""The SGLang flag that overrides values of config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,12 @@ class Checked:
     reward: RewardFn
     keep: KeepFn
     pick: PickFn | None
+    custom: Resolver | None
+    """Finds the user's advantage and loss functions in the driver and in every rank; None without any."""
 
     @property
     def num_processes(self) -> int:
-        """Trainer ranks and engines."""
+        """The number of trainer ranks and engines."""
         return self.run.cluster.num_trainer_ranks + self.run.cluster.num_engines
 
 
@@ -75,7 +77,7 @@ def check(run: RunConfig) -> Checked:
 
 def check_files(run: RunConfig, model: CheckedModel) -> Checked:
     """Read and resolve everything but the model.  Raises ConfigError, DataError or PluginError."""
-    _check_custom(run)
+    custom = _custom(run)
     if run.train.update_weight_disk_dir is not None:
         check_disk(run.train.update_weight_disk_dir, sent_bytes(model.shape, weight_bytes(run.model)))
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
@@ -94,6 +96,7 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
         reward=_reward(run),
         keep=_keep(run),
         pick=_pick(run),
+        custom=custom,
     )
 
 
@@ -109,7 +112,7 @@ def check_model(run: RunConfig) -> CheckedModel:
 
 
 def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
-    """SGLang refuses every request for more tokens than there are positions."""
+    """One line for each length above the number of positions, because SGLang refuses such requests."""
     limit, (response, held_out) = run.data.rollout_max_prompt_len, longest_responses(run)
     prompt = limit or 0
     there = f"tokens, the model has {shape.max_positions} positions (max-position-embeddings)"
@@ -138,11 +141,11 @@ def check_functions(run: RunConfig) -> None:
     _reward(run)
     _keep(run)
     _pick(run)
-    _check_custom(run)
+    _custom(run)
 
 
 def check_flags(run: RunConfig) -> None:
-    """Raises ConfigError if the installed server or router lacks a flag of the run, or is not installed."""
+    """Raise ConfigError if the installed server or router lacks a flag of the run, or is not installed."""
     check_passthrough(run, *_known_flags(run.cluster.use_router))
 
 
@@ -159,16 +162,8 @@ def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) 
     return {**run.sglang, OVERRIDE_FLAG: json.dumps(changes)}
 
 
-def custom_functions(run: RunConfig) -> Resolver | None:
-    """Finds the user's own advantage and loss; their room is none of the engines' business."""
-    advantage, loss = run.train.custom_advantage_function_path, run.train.custom_loss_function_path
-    if advantage is None and loss is None:
-        return None
-    return partial(load_custom, advantage, loss, SimpleNamespace(**flat(run)), Path.cwd())
-
-
 def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """Of the installed SGLang server and router."""
+    """Return the flags of the installed SGLang server and router.  Raises ConfigError."""
     try:
         return known_server_flags(), known_router_flags() if use_router else frozenset()
     except ModuleNotFoundError as error:
@@ -178,7 +173,7 @@ def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
 
 def _reward(run: RunConfig) -> RewardFn:
     if run.rollout.custom_rm_path is not None:
-        return load_plugin(run.rollout.custom_rm_path, REWARD, SimpleNamespace(**flat(run)))
+        return load_plugin(run.rollout.custom_rm_path, REWARD, _plugin_args(run))
     if run.rollout.rm_type is None:
         raise AssertionError("checked by the configuration: there is a reward")
     return BUILT_IN[run.rollout.rm_type]
@@ -186,20 +181,32 @@ def _reward(run: RunConfig) -> RewardFn:
 
 def _keep(run: RunConfig) -> KeepFn:
     path = run.rollout.dynamic_sampling_filter_path
-    return _keep_all if path is None else load_plugin(path, KEEP, SimpleNamespace(**flat(run)))
+    return _keep_all if path is None else load_plugin(path, KEEP, _plugin_args(run))
 
 
 def _pick(run: RunConfig) -> PickFn | None:
     path = run.rollout.buffer_filter_path
-    return None if path is None else load_plugin(path, PICK, SimpleNamespace(**flat(run)))
+    return None if path is None else load_plugin(path, PICK, _plugin_args(run))
 
 
-def _check_custom(run: RunConfig) -> None:
-    resolve = custom_functions(run)
-    if resolve is not None:
-        from asyncrl.engines.megatron.custom import custom_of  # imports torch
+def _custom(run: RunConfig) -> Resolver | None:
+    """Return a resolver of the user's advantage and loss functions, after one call of it.  Raises PluginError.
 
-        custom_of(resolve)
+    The resolver is handed to the ranks, so that the engines need not know plug-ins.
+    """
+    advantage, loss = run.train.custom_advantage_function_path, run.train.custom_loss_function_path
+    if advantage is None and loss is None:
+        return None
+    from asyncrl.engines.megatron.custom import custom_of  # imports torch
+
+    resolve = partial(load_custom, advantage, loss, _plugin_args(run), Path.cwd())
+    custom_of(resolve)
+    return resolve
+
+
+def _plugin_args(run: RunConfig) -> SimpleNamespace:
+    """The ``args`` of plug-ins with slime's signatures."""
+    return SimpleNamespace(**flat(run))
 
 
 def _keep_all(group: ScoredGroup) -> str | None:
