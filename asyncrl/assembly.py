@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Literal, NoReturn
 from uuid import uuid4
 
-from asyncrl.checks import Checked, check_served, custom_functions, server_flags
+from asyncrl.checks import Checked, check_served
 from asyncrl.collector import calm_the_collector
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
 from asyncrl.config.derived import (
@@ -75,7 +75,7 @@ async def conduct(
     holds, every few seconds.  Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
-    check_served(checked.run.model.hf_checkpoint, device)
+    check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
     async with deployed(ray, _deployment(checked, device, run_dir), phase) as running:
         parts = _parts(checked, running, timeline)
         async with _failing_well(running):
@@ -129,8 +129,8 @@ def _deployment(checked: Checked, device: Device, run_dir: Path) -> Deployment:
     return Deployment(
         cluster=run.cluster,
         failures=run.failures,
-        trainer=_trainer_settings(run, device),
-        server_flags=server_flags(run),
+        trainer=_trainer_settings(checked, device),
+        server_flags=checked.model.server_flags,
         router_flags=run.router,
         logs=run_dir / LOGS_FOLDER,
         origin=checked.start.origin,
@@ -139,7 +139,8 @@ def _deployment(checked: Checked, device: Device, run_dir: Path) -> Deployment:
     )
 
 
-def _trainer_settings(run: RunConfig, device: Device) -> TrainerSettings:
+def _trainer_settings(checked: Checked, device: Device) -> TrainerSettings:
+    run = checked.run
     return TrainerSettings(
         model=run.model,
         shape=run.shape,
@@ -153,7 +154,7 @@ def _trainer_settings(run: RunConfig, device: Device) -> TrainerSettings:
         timeout_s=60 * run.cluster.distributed_timeout_minutes,
         save_timeout_s=run.failures.train_timeout_s,
         row_tokens=row_tokens(run),
-        custom=custom_functions(run),
+        custom=checked.custom,
     )
 
 

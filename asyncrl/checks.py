@@ -1,10 +1,12 @@
-"""What is read and resolved before anything expensive starts: a run that passes has files and functions that fit."""
+"""The checks before anything expensive starts: they read every file and resolve every function of a run."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from asyncrl.config import RunConfig, check_passthrough
 from asyncrl.config.derived import longest_responses, weight_bytes
@@ -17,7 +19,7 @@ from asyncrl.engines.disk import check_disk
 from asyncrl.engines.megatron.fits import check_layout
 from asyncrl.engines.megatron.overrides import overridden, server_changes
 from asyncrl.engines.megatron.settings import Resolver
-from asyncrl.engines.megatron.shape import ModelShape, read_config, read_shape, shape_of
+from asyncrl.engines.megatron.shape import ModelShape, read_config, shape_of
 from asyncrl.engines.megatron.sizes import sent_bytes
 from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
 from asyncrl.errors import ConfigError
@@ -29,14 +31,27 @@ from asyncrl.rewards import BUILT_IN
 from asyncrl.types import ScoredGroup
 
 OVERRIDE_FLAG = "json-model-override-args"
-"""SGLang's, for what config.json says otherwise."""
+"""The SGLang flag that overrides values of config.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedModel:
+    """A model that can be trained, split and served as the run asks, from one reading of ``config.json``."""
+
+    config: Mapping[str, Any]
+    """The parsed ``config.json``."""
+    shape: ModelShape
+    """The shape in ``config``, with the run's shape flags applied."""
+    server_flags: dict[str, str | bool]
+    """The SGLang server's flags: the user's, and shape flags that override ``config.json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A run whose files and functions are there and fit together."""
+    """A run whose files and functions exist and fit together."""
 
     run: RunConfig
+    model: CheckedModel
     tokenizer: TextTokenizer
     end_tokens: tuple[int, ...]
     prompts: EndlessPrompts
@@ -45,10 +60,12 @@ class Checked:
     reward: RewardFn
     keep: KeepFn
     pick: PickFn | None
+    custom: Resolver | None
+    """Finds the user's advantage and loss functions in the driver and in every rank; None without any."""
 
     @property
     def num_processes(self) -> int:
-        """Trainer ranks and engines."""
+        """The number of trainer ranks and engines."""
         return self.run.cluster.num_trainer_ranks + self.run.cluster.num_engines
 
 
@@ -58,19 +75,20 @@ def check(run: RunConfig) -> Checked:
     return check_files(run, check_model(run))
 
 
-def check_files(run: RunConfig, shape: ModelShape) -> Checked:
-    """The rest, once the model's ``shape`` is known.  Raises ConfigError, DataError or PluginError."""
-    _check_custom(run)
+def check_files(run: RunConfig, model: CheckedModel) -> Checked:
+    """Read and resolve everything but the model.  Raises ConfigError, DataError or PluginError."""
+    custom = _custom(run)
     if run.train.update_weight_disk_dir is not None:
-        check_disk(run.train.update_weight_disk_dir, sent_bytes(shape, weight_bytes(run.model)))
+        check_disk(run.train.update_weight_disk_dir, sent_bytes(model.shape, weight_bytes(run.model)))
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
     prompts = load_prompts(run.data, tokenizer)
     return Checked(
         run=run,
+        model=model,
         tokenizer=tokenizer,
-        end_tokens=end_tokens(run.model.hf_checkpoint),
+        end_tokens=end_tokens(run.model.hf_checkpoint, model.config),
         prompts=prompts,
-        start=find_start(run, prompts),
+        start=find_start(run, prompts, model.shape),
         held_out=HeldOut(
             prompts={name: load_held_out(path, run.data, tokenizer) for name, path in run.evaluation.data_sets},
             samples_per_prompt=run.evaluation.n_samples_per_eval_prompt,
@@ -78,24 +96,23 @@ def check_files(run: RunConfig, shape: ModelShape) -> Checked:
         reward=_reward(run),
         keep=_keep(run),
         pick=_pick(run),
+        custom=custom,
     )
 
 
-def check_model(run: RunConfig) -> ModelShape:
-    """The model as the run has it, which it can train, split and serve: all that ``config.json`` alone can tell.
-
-    Raises ConfigError.
-    """
-    shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
+def check_model(run: RunConfig) -> CheckedModel:
+    """Read ``config.json`` and check that the run can train, split and serve its model.  Raises ConfigError."""
+    config = read_config(run.model.hf_checkpoint)
+    shape = overridden(shape_of(config), run.shape)
     check_layout(shape, run.parallel, run.cluster.device)
-    check_served(run.model.hf_checkpoint, run.cluster.device)
-    server_flags(run)
+    check_served(run.model.hf_checkpoint, shape, run.cluster.device)
+    server_flags = _server_flags(run, config, shape)
     refuse(_too_long(run, shape))
-    return shape
+    return CheckedModel(config=config, shape=shape, server_flags=server_flags)
 
 
 def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
-    """SGLang refuses every request for more tokens than there are positions."""
+    """One line for each length above the number of positions, because SGLang refuses such requests."""
     limit, (response, held_out) = run.data.rollout_max_prompt_len, longest_responses(run)
     prompt = limit or 0
     there = f"tokens, the model has {shape.max_positions} positions (max-position-embeddings)"
@@ -110,9 +127,9 @@ def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
     )
 
 
-def check_served(checkpoint: Path, device: str) -> None:
+def check_served(checkpoint: Path, shape: ModelShape, device: str) -> None:
     """Raise ConfigError if SGLang cannot serve ``checkpoint`` on ``device``: 0.5.16 has no fp8 without a GPU."""
-    if device == "cpu" and read_shape(checkpoint).fp8_block is not None:
+    if device == "cpu" and shape.fp8_block is not None:
         raise ConfigError(
             f"hf-checkpoint: {checkpoint} is in fp8, which SGLang serves on GPUs alone; make a copy that is not: "
             "python -m asyncrl.engines.megatron.convert to-torch-dist, then to-hf"
@@ -124,21 +141,20 @@ def check_functions(run: RunConfig) -> None:
     _reward(run)
     _keep(run)
     _pick(run)
-    _check_custom(run)
+    _custom(run)
 
 
 def check_flags(run: RunConfig) -> None:
-    """Raises ConfigError if the installed server or router lacks a flag of the run, or is not installed."""
+    """Raise ConfigError if the installed server or router lacks a flag of the run, or is not installed."""
     check_passthrough(run, *_known_flags(run.cluster.use_router))
 
 
-def server_flags(run: RunConfig) -> dict[str, str | bool]:
-    """The user's, and the shape flags that go before ``config.json``, which engines read by themselves.
+def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) -> dict[str, str | bool]:
+    """The user's server flags, and one with the values of ``shape`` that engines must not take from ``config.json``.
 
     Raises ConfigError.
     """
-    config = read_config(run.model.hf_checkpoint)
-    changes = server_changes(config, overridden(shape_of(config), run.shape))
+    changes = server_changes(config, shape)
     if not changes:
         return run.sglang
     if OVERRIDE_FLAG in run.sglang:
@@ -146,16 +162,8 @@ def server_flags(run: RunConfig) -> dict[str, str | bool]:
     return {**run.sglang, OVERRIDE_FLAG: json.dumps(changes)}
 
 
-def custom_functions(run: RunConfig) -> Resolver | None:
-    """Finds the user's own advantage and loss; their room is none of the engines' business."""
-    advantage, loss = run.train.custom_advantage_function_path, run.train.custom_loss_function_path
-    if advantage is None and loss is None:
-        return None
-    return partial(load_custom, advantage, loss, SimpleNamespace(**flat(run)), Path.cwd())
-
-
 def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """Of the installed SGLang server and router."""
+    """Return the flags of the installed SGLang server and router.  Raises ConfigError."""
     try:
         return known_server_flags(), known_router_flags() if use_router else frozenset()
     except ModuleNotFoundError as error:
@@ -165,7 +173,7 @@ def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
 
 def _reward(run: RunConfig) -> RewardFn:
     if run.rollout.custom_rm_path is not None:
-        return load_plugin(run.rollout.custom_rm_path, REWARD, SimpleNamespace(**flat(run)))
+        return load_plugin(run.rollout.custom_rm_path, REWARD, _plugin_args(run))
     if run.rollout.rm_type is None:
         raise AssertionError("checked by the configuration: there is a reward")
     return BUILT_IN[run.rollout.rm_type]
@@ -173,20 +181,32 @@ def _reward(run: RunConfig) -> RewardFn:
 
 def _keep(run: RunConfig) -> KeepFn:
     path = run.rollout.dynamic_sampling_filter_path
-    return _keep_all if path is None else load_plugin(path, KEEP, SimpleNamespace(**flat(run)))
+    return _keep_all if path is None else load_plugin(path, KEEP, _plugin_args(run))
 
 
 def _pick(run: RunConfig) -> PickFn | None:
     path = run.rollout.buffer_filter_path
-    return None if path is None else load_plugin(path, PICK, SimpleNamespace(**flat(run)))
+    return None if path is None else load_plugin(path, PICK, _plugin_args(run))
 
 
-def _check_custom(run: RunConfig) -> None:
-    resolve = custom_functions(run)
-    if resolve is not None:
-        from asyncrl.engines.megatron.custom import custom_of  # imports torch
+def _custom(run: RunConfig) -> Resolver | None:
+    """Return a resolver of the user's advantage and loss functions, after one call of it.  Raises PluginError.
 
-        custom_of(resolve)
+    The resolver is handed to the ranks, so that the engines need not know plug-ins.
+    """
+    advantage, loss = run.train.custom_advantage_function_path, run.train.custom_loss_function_path
+    if advantage is None and loss is None:
+        return None
+    from asyncrl.engines.megatron.custom import custom_of  # imports torch
+
+    resolve = partial(load_custom, advantage, loss, _plugin_args(run), Path.cwd())
+    custom_of(resolve)
+    return resolve
+
+
+def _plugin_args(run: RunConfig) -> SimpleNamespace:
+    """The ``args`` of plug-ins with slime's signatures."""
+    return SimpleNamespace(**flat(run))
 
 
 def _keep_all(group: ScoredGroup) -> str | None:

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.checks import check_files, check_flags, check_functions, check_model
+from asyncrl.checks import CheckedModel, check_files, check_flags, check_functions, check_model
 from asyncrl.config import RunConfig, missing_files
 from asyncrl.config.derived import (
     critic_load,
@@ -69,7 +69,7 @@ def dry_run(run: RunConfig, console: Console) -> None:
     Raises ConfigError if a setting is wrong or a GPU too small.  Files that are not there are named, no more.
     """
     lacking = missing_files(run)
-    shape = _checked(run, lacking)
+    shape = _checked(run, lacking).shape
     for line in lacking:
         console.print(f"not there yet: {line}", highlight=False, soft_wrap=True)
     found = estimate(run, shape)
@@ -108,18 +108,18 @@ def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
     )
 
 
-def _checked(run: RunConfig, lacking: list[str]) -> ModelShape:
+def _checked(run: RunConfig, lacking: list[str]) -> CheckedModel:
     """All that ``check`` checks, as far as files are there; appends to ``lacking``."""
     if find_spec("sglang") is None:
         lacking.append("sglang is not installed: --sglang- and --router- flags are not checked")
     else:
         check_flags(run)
-    shape = check_model(run)
+    model = check_model(run)
     if missing_files(run, needs_weights=False):
         check_functions(run)
     else:
-        check_files(_without_new_folder(run), shape)
-    return shape
+        check_files(_without_new_folder(run), model)
+    return model
 
 
 def _without_new_folder(run: RunConfig) -> RunConfig:
@@ -129,11 +129,12 @@ def _without_new_folder(run: RunConfig) -> RunConfig:
 
 
 def _critic(run: RunConfig, policy: ModelShape) -> ModelShape | None:
-    """Where its folder is not there yet: as large as the policy."""
+    """The critic's shape.  It is the policy's where they share a folder, or where the critic's is missing."""
     if not has_critic(run.train):
         return None
     folder = critic_load(run.train, run.model)
-    return read_shape(folder) if (folder / "config.json").is_file() else policy
+    is_other = folder != run.model.hf_checkpoint and (folder / "config.json").is_file()
+    return read_shape(folder) if is_other else policy
 
 
 def _too_small(run: RunConfig, found: Estimate) -> list[str]:

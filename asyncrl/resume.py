@@ -10,7 +10,7 @@ from asyncrl.config.derived import has_critic
 from asyncrl.data.prompts import EndlessPrompts
 from asyncrl.engines.checkpoints import Origin, check_model, check_save, find_origin, read_notes
 from asyncrl.engines.megatron.overrides import overridden
-from asyncrl.engines.megatron.shape import read_shape
+from asyncrl.engines.megatron.shape import ModelShape, read_shape
 from asyncrl.errors import ConfigError
 from asyncrl.pipeline.run_state import RunState
 from asyncrl.types import Prompt, Weights
@@ -46,20 +46,20 @@ START = Weights(version=0, step=0)
 """Of a new run."""
 
 
-def find_start(run: RunConfig, prompts: EndlessPrompts) -> Start:
-    """Where ``run`` begins; ``prompts`` are put to where it stood.  Raises ConfigError."""
+def find_start(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
+    """Find where ``run``, whose model has ``shape``, begins, and move ``prompts`` there.  Raises ConfigError."""
     check_save(run.checkpoint)
-    start = _found(run, prompts)
+    start = _found(run, prompts, shape)
     if run.checkpoint.save is None:
         return start
     return replace(start, about={**about(prompts), "critic": has_critic(run.train)})
 
 
-def _found(run: RunConfig, prompts: EndlessPrompts) -> Start:
+def _found(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
     origin = find_origin(run.checkpoint, run.train.ref_load)
     if origin is None:
         return Start()
-    notes = _checked_notes(run, origin)
+    notes = _checked_notes(run, origin, shape)
     if origin.kind != "resume":
         logger.info("weights of %s", origin.folder)
         return Start(origin=origin)
@@ -86,9 +86,8 @@ def about(prompts: EndlessPrompts) -> dict[str, Any]:
     return {"prompts": len(prompts), "fingerprint": prompts.fingerprint}
 
 
-def _checked_notes(run: RunConfig, origin: Origin) -> dict[str, Any] | None:
-    """What is known of the checkpoint, whose model is that of the run."""
-    shape = overridden(read_shape(run.model.hf_checkpoint), run.shape)
+def _checked_notes(run: RunConfig, origin: Origin, shape: ModelShape) -> dict[str, Any] | None:
+    """Return the notes of the checkpoint, or None if it has none.  Raises ConfigError if its model is another."""
     if origin.kind == "hugging_face":
         check_model(origin.folder, asdict(overridden(read_shape(origin.folder), run.shape)), shape)
         return None

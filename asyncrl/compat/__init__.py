@@ -1,4 +1,7 @@
-"""slime's plug-in shapes, translated at the edge.  Plug-ins import ``Sample`` and ``DynamicFilterOutput`` from here."""
+"""The adapters for plug-ins with slime's signatures.
+
+Plug-ins import ``Sample`` and ``DynamicFilterOutput`` from here.
+"""
 
 from asyncrl.compat.advantages import advantage_from_slime
 from asyncrl.compat.buffer_filters import pick_from_slime

@@ -1,19 +1,19 @@
-"""slime's advantage functions as ours."""
+"""The adapter for slime's advantage functions."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.compat.slime import SlimeArgs
 
-if TYPE_CHECKING:  # it imports torch, which a run without such a function does not need here
+if TYPE_CHECKING:  # imports torch, which a run without such a function does not need
     from asyncrl.algorithms.custom import AdvantageFn, StepSamples
 
 
 def advantage_from_slime(function: Callable[..., Any], args: SlimeArgs) -> "AdvantageFn":
-    """``fn(args, rollout_data)``, which sets ``rollout_data["advantages"]``, as an AdvantageFn.
+    """Adapt ``fn(args, rollout_data)``, which sets ``rollout_data["advantages"]``, to an AdvantageFn.
 
-    It is handed the whole training step, where slime hands out the share of a rank.  ``returns`` are not used: they
-    would be a critic's.
+    The function receives the whole training step; in slime it receives one rank's share.  ``returns`` are ignored,
+    because only a critic would use them.
     """
     name = getattr(function, "__name__", type(function).__name__)
 
@@ -34,7 +34,7 @@ def advantage_from_slime(function: Callable[..., Any], args: SlimeArgs) -> "Adva
 
 
 def _rollout_data(samples: "StepSamples") -> dict[str, Any]:
-    """slime's names; numbers are float32, as there."""
+    """The samples under slime's names, with slime's float32."""
     proximal = [row.float() for row in samples.proximal_logprobs]
     found = {
         "tokens": list(samples.token_ids),

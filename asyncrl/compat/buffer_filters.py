@@ -1,4 +1,4 @@
-"""slime's buffer filters as ours."""
+"""The adapter for slime's buffer filters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,13 +10,14 @@ from asyncrl.types import GroupId, Picked, ScoredGroup
 
 
 def pick_from_slime(function: Callable[..., Any], args: SlimeArgs) -> PickFn:
-    """``buffer_filter(args, rollout_id, buffer, num_samples)`` as a PickFn.
+    """Adapt ``buffer_filter(args, rollout_id, buffer, num_samples)`` to a PickFn.
 
-    ``buffer`` is a list of groups, each a list of Samples.  What the function returns is trained; what it neither
-    returns nor leaves in ``buffer`` is dropped, with its name as the reason.  ``rollout_id`` is the step.
+    ``buffer`` is a list of groups, each a list of Samples.  Returned groups are trained.  Groups that the function
+    neither returns nor leaves in ``buffer`` are dropped, with the function's name as the reason.  ``rollout_id`` is
+    the step.
     """
     name = getattr(function, "__name__", type(function).__name__)
-    translated: dict[GroupId, list[Sample]] = {}  # once per group: the filter is asked again for every group that ends
+    translated: dict[GroupId, list[Sample]] = {}  # a cache: the filter is called for every group that ends
 
     def pick(step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
         known = {group.group_id: translated.get(group.group_id) or group_to_slime(group) for group in waiting}
@@ -34,7 +35,10 @@ def pick_from_slime(function: Callable[..., Any], args: SlimeArgs) -> PickFn:
 
 
 def _whole(group: object, known: Mapping[GroupId, list[Sample]], what: str) -> GroupId:
-    """The id of a group of the buffer, told by its samples.  Raises FilterFailed unless it is one, and whole."""
+    """Return the id of a group, read from its samples.
+
+    Raises FilterFailed unless ``group`` is a group of the buffer with all its samples.
+    """
     samples = group if isinstance(group, list | tuple) else ()
     ids = {sample.group_id if isinstance(sample, Sample) else None for sample in samples}
     group_id = ids.pop() if len(ids) == 1 else None
@@ -46,7 +50,5 @@ def _whole(group: object, known: Mapping[GroupId, list[Sample]], what: str) -> G
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return (
-        text if len(text) <= 80 else f"{text[:80]}..."
-    )  # a group's text can be megabytes; a line has room for so much
+    text = repr(value)  # may be megabytes for a group
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,4 +1,4 @@
-"""slime's rewards and filters as ours."""
+"""The adapters for slime's rewards and filters."""
 
 from collections.abc import Awaitable, Callable
 from numbers import Real
@@ -11,7 +11,7 @@ from asyncrl.types import Prompt, Sample, ScoredGroup
 
 
 def reward_from_slime(function: Callable[..., Awaitable[Any]], args: SlimeArgs) -> RewardFn:
-    """``async rm(args, sample, **kwargs) -> float`` as a RewardFn."""
+    """Adapt ``async rm(args, sample, **kwargs) -> float`` to a RewardFn."""
 
     async def reward(prompt: Prompt, sample: Sample, /) -> float:
         value = await function(args, to_slime(prompt, sample, None, (1,) * len(sample.token_ids)))
@@ -23,7 +23,10 @@ def reward_from_slime(function: Callable[..., Awaitable[Any]], args: SlimeArgs) 
 
 
 def filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> KeepFn:
-    """``filter(args, samples, **kwargs)`` as a KeepFn; it returns a bool or an object with ``keep`` and ``reason``."""
+    """Adapt ``filter(args, samples, **kwargs)`` to a KeepFn.
+
+    The function returns a bool or an object with ``keep`` and ``reason``.
+    """
     name = getattr(function, "__name__", type(function).__name__)
 
     def keep(group: ScoredGroup, /) -> str | None:
@@ -39,6 +42,6 @@ def filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> KeepFn:
 
 
 def _as_bool(verdict: Any) -> bool | None:
-    """A bool, also one of numpy or a tensor of one element; None for anything else."""
+    """Convert a bool, a numpy bool or a one-element tensor to a bool; None for anything else."""
     plain = verdict.item() if hasattr(verdict, "item") else verdict
     return plain if isinstance(plain, bool) else None

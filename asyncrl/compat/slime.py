@@ -1,4 +1,4 @@
-"""What slime's plug-ins expect to be handed: its ``Sample`` and its ``args``."""
+"""The objects that slime's plug-ins receive: ``Sample`` and ``args``."""
 
 import enum
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from asyncrl.types import FinishReason, GroupId, Prompt, ScoredGroup
 from asyncrl.types import Sample as OurSample
 
 SlimeArgs = SimpleNamespace
-"""Every flag of the run by its name with underscores: ``SlimeArgs(**config.flat(run))``."""
+"""The value of every flag by its name with underscores: ``SlimeArgs(**config.flat(run))``."""
 
 
 class SlimeStatus(enum.Enum):
-    """slime's names of how a sample ended."""
+    """slime's names for the state of a sample."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -25,50 +25,50 @@ class SlimeStatus(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """slime's view of one answer.  A copy: what a plug-in writes to it is lost."""
+    """slime's view of one sample.  This is a copy: what a plug-in writes to it is lost."""
 
     Status: ClassVar[type[SlimeStatus]] = SlimeStatus
 
     group_index: int
-    """Row of the prompt in its file."""
+    """The row of the prompt in its file."""
     index: int
-    """Place in its group."""
+    """The position in its group."""
     prompt: str
     tokens: list[int]
-    """Prompt and answer."""
+    """The tokens of prompt and response."""
     response: str
     response_length: int
-    """Tokens of the answer."""
+    """The number of response tokens."""
     label: str | None
     reward: float | None
-    """None until it is scored."""
+    """The reward; None until the sample is scored."""
     loss_mask: list[int]
     weight_versions: list[str]
-    """One per set of weights that wrote some of it, in order."""
+    """The versions of the weights that generated parts of the response, in order."""
     rollout_log_probs: list[float]
     status: SlimeStatus
     metadata: dict[str, Any] = field(default_factory=dict)
     group_id: GroupId | None = None
-    """Ours: which group it belongs to, None before there is one.  ``group_index`` comes again every epoch."""
+    """The group's unique id, None before there is one.  slime lacks it: ``group_index`` repeats every epoch."""
 
     def get_reward_value(self, args: SlimeArgs) -> float | None:
-        """The reward, as slime's own filters ask for it."""
+        """Return the reward.  slime's own filters call this."""
         return self.reward
 
 
 @dataclass(slots=True)
 class DynamicFilterOutput:
-    """slime's verdict of a filter; may be changed after it was made, as slime's own filters do."""
+    """slime's result of a filter.  Mutable, because slime's own filters change it."""
 
     keep: bool
     reason: str | None = None
     keep_when_insufficient: bool = False
-    """No effect.  In slime it keeps a rejected group whose loss would start another wave of sampling; here a rejected
-    group is replaced by one group, so there are no waves."""
+    """No effect.  In slime it keeps a rejected group if replacing it would start another wave of sampling.  Here there
+    are no waves: one new group replaces a rejected one."""
 
 
 def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask: Sequence[int]) -> Sample:
-    """One answer in slime's terms."""
+    """Convert one sample to slime's terms."""
     return Sample(
         group_index=prompt.row,
         index=sample.index,
@@ -87,7 +87,7 @@ def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask:
 
 
 def group_to_slime(group: ScoredGroup) -> list[Sample]:
-    """All answers of a group in slime's terms."""
+    """Convert all samples of a group to slime's terms."""
     samples = [to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask) for scored in group.samples]
     for sample in samples:
         sample.group_id = group.group_id
@@ -97,10 +97,10 @@ def group_to_slime(group: ScoredGroup) -> list[Sample]:
 _FILTERS = "slime.rollout.filter_hub.dynamic_sampling_filters"
 OUR_NAMES = {
     f"{_FILTERS}.check_reward_nonzero_std": "asyncrl.filters.check_reward_nonzero_std",
-    # Its fallback keeps equal rewards rather than start another wave of sampling; here there are no waves.
+    # slime's fallback keeps equal rewards rather than start another wave of sampling.  Here there are no waves.
     f"{_FILTERS}.check_reward_nonzero_std_with_fallback": "asyncrl.filters.check_reward_nonzero_std",
 }
-"""slime's built-in functions that we have as well, by dotted path."""
+"""The equivalents of slime's built-in functions, by slime's dotted path."""
 
 _STATUS = {
     FinishReason.STOP: SlimeStatus.COMPLETED,

@@ -1,4 +1,4 @@
-"""What a run is: settings from flags and TOML, checked before anything starts."""
+"""The settings of a run, read from flags and TOML and checked before anything starts."""
 
 from asyncrl.config.areas import (
     CheckpointConfig,

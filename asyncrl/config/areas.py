@@ -1,13 +1,14 @@
-"""What a run is: one frozen dataclass per area.  A field's name is its flag and its TOML key, with ``-`` for ``_``.
+"""The settings of a run: one frozen dataclass per area.
 
-The text under a field is its help text.  slime's names and meanings hold wherever the feature exists.  An area checks
-the range of each of its fields; what involves two fields or the file system is in ``problems.py``, and defaults that
-come from other areas are in ``derived.py``.
+A field's name, with ``-`` for ``_``, is its flag and its TOML key.  The string in its annotation is its help text.
+slime's names and meanings hold wherever the feature exists.  ``__post_init__`` checks the range of each field.
+``problems.py`` finds contradictions between fields and missing files; ``derived.py`` computes defaults that depend on
+other areas.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import above, at_least, must, refuse
@@ -18,18 +19,25 @@ TransformerImpl = Literal["auto", "local", "transformer_engine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model."""
+    """The model and its number format."""
 
-    hf_checkpoint: Path
-    """Folder in Hugging Face format: config.json, tokenizer, safetensors.  In fp8 in blocks, engines serve it so, and
-    the trainer begins with the numbers that it stands for, unless --load or --ref-load has others."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations; auto is bfloat16 on GPUs and float32 on a CPU, where bfloat16 is 4-6 times slower."""
-    transformer_impl: TransformerImpl = "auto"
-    """The trainer's layers: Megatron's own, or TransformerEngine's, which must be installed, need GPUs, and fuse norms
-    and activations with what is beside them.  auto takes those where they can be had, in bfloat16."""
-    seed: int = 1234
-    """Of the trainer and of the draws of the rollout engines."""
+    hf_checkpoint: Annotated[
+        Path,
+        "Model folder in Hugging Face format: config.json, tokenizer, safetensors. Block-FP8 checkpoints are served "
+        "as is; the trainer starts from the dequantized weights, unless --load or --ref-load provides others.",
+    ]
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        "Data type of weights and activations. auto is bfloat16 on GPUs and float32 on CPUs, where bfloat16 is 4-6 "
+        "times slower.",
+    ] = "auto"
+    transformer_impl: Annotated[
+        TransformerImpl,
+        "Implementation of the trainer's layers: Megatron's own (local), or TransformerEngine's, which fuses norms "
+        "and activations with adjacent operations, needs GPUs and must be installed. auto is TransformerEngine in "
+        "bfloat16 where it is available, else local.",
+    ] = "auto"
+    seed: Annotated[int, "Random seed of the trainer and of sampling in the rollout engines."] = 1234
 
     def __post_init__(self) -> None:
         refuse(must(0 <= self.seed < 2**31, f"seed must be at least 0 and below 2**31, got {self.seed}"))
@@ -37,29 +45,36 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Where things run."""
+    """The nodes and GPUs of trainer and engines."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes GPUs where Ray offers them."""
-    actor_num_nodes: int = 1
-    """Nodes of the trainer."""
-    actor_num_gpus_per_node: int = 1
-    """Trainer ranks per node; on a CPU, processes."""
-    rollout_num_gpus: int | None = None
-    """GPUs of all rollout engines together; on a CPU, engines.  Default: 1, with --colocate the trainer's."""
-    rollout_num_gpus_per_engine: int = 1
-    """GPUs of one engine (its tensor parallel size)."""
-    colocate: bool = False
-    """Trainer and engines have the same GPUs, in turns: each gives its memory back while the other works.  Such a run
-    is synchronous (--max-staleness 0)."""
-    use_router: bool = True
-    """Put sglang-router in front of the engines; without it requests go to the engines in turn."""
-    start_timeout_s: float = 600.0
-    """Until every process must be ready, in seconds."""
-    distributed_timeout_minutes: float = 10.0
-    """For one collective operation, in minutes."""
-    gpu_memory_gb: float = 141.0
-    """Of one GPU, in 10^9 bytes, for --dry-run.  The default is an H200's data sheet; its driver shows 6% more."""
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], "Device of trainer and engines. auto is GPUs if Ray offers any, else CPUs."
+    ] = "auto"
+    actor_num_nodes: Annotated[int, "Number of trainer nodes."] = 1
+    actor_num_gpus_per_node: Annotated[
+        int, "Number of trainer ranks per node: one GPU each, or one process each on CPUs."
+    ] = 1
+    rollout_num_gpus: Annotated[
+        int | None,
+        "Number of GPUs of all rollout engines together; on CPUs, number of engines. Default: 1, or the trainer's "
+        "number with --colocate.",
+    ] = None
+    rollout_num_gpus_per_engine: Annotated[int, "Number of GPUs of one engine (its tensor-parallel size)."] = 1
+    colocate: Annotated[
+        bool,
+        "Share the same GPUs between trainer and engines, which alternate: each frees its memory while the other "
+        "works. Requires synchronous training (--max-staleness 0).",
+    ] = False
+    use_router: Annotated[
+        bool, "Place sglang-router in front of the engines. If off, requests are spread over the engines in rotation."
+    ] = True
+    start_timeout_s: Annotated[float, "Time limit for all processes to become ready, in seconds."] = 600.0
+    distributed_timeout_minutes: Annotated[float, "Time limit for one collective operation, in minutes."] = 10.0
+    gpu_memory_gb: Annotated[
+        float,
+        "Memory of one GPU in GB (10^9 bytes), for --dry-run. The default is an H200's data sheet; its driver shows "
+        "6% more.",
+    ] = 141.0
 
     def __post_init__(self) -> None:
         refuse(
@@ -70,42 +85,37 @@ class ClusterConfig:
 
     @property
     def num_trainer_ranks(self) -> int:
-        """Over all nodes."""
+        """The number of trainer ranks over all nodes."""
         return self.actor_num_nodes * self.actor_num_gpus_per_node
 
     @property
     def num_rollout_gpus(self) -> int:
-        """Of all rollout engines together."""
+        """The number of GPUs of all rollout engines together."""
         if self.rollout_num_gpus is not None:
             return self.rollout_num_gpus
         return self.num_trainer_ranks if self.colocate else 1
 
     @property
     def num_engines(self) -> int:
-        """Rollout engines; on a CPU as well."""
+        """The number of rollout engines, on GPUs or CPUs."""
         return self.num_rollout_gpus // self.rollout_num_gpus_per_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Which prompts."""
+    """The training prompts."""
 
-    prompt_data: Path
-    """JSONL file of training prompts, one object per line."""
-    input_key: str = "input"
-    """Key of the prompt: a string, or a list of chat messages with --apply-chat-template."""
-    label_key: str | None = None
-    """Key of the reference answer."""
-    metadata_key: str | None = None
-    """Key of an object handed to rewards and filters as it is."""
-    apply_chat_template: bool = False
-    """Render chat messages with the tokenizer's template."""
-    rollout_shuffle: bool = False
-    """Shuffle the prompts anew in each epoch."""
-    rollout_seed: int = 42
-    """Of the shuffle."""
-    rollout_max_prompt_len: int | None = None
-    """Leave out prompts of more tokens; they are counted in the log."""
+    prompt_data: Annotated[Path, "JSONL file of training prompts, one object per line."]
+    input_key: Annotated[str, "Key of the prompt: a string, or chat messages with --apply-chat-template."] = "input"
+    label_key: Annotated[str | None, "Key of the reference answer."] = None
+    metadata_key: Annotated[str | None, "Key of an object that rewards and filters receive unchanged."] = None
+    apply_chat_template: Annotated[bool, "Render chat messages with the tokenizer's chat template."] = False
+    rollout_shuffle: Annotated[bool, "Shuffle the prompts anew in each epoch."] = False
+    rollout_seed: Annotated[int, "Random seed of --rollout-shuffle."] = 42
+    rollout_max_prompt_len: Annotated[
+        int | None,
+        "Maximum prompt length in tokens. Longer prompts are skipped and counted in the log. Default: no limit.",
+    ] = None
 
     def __post_init__(self) -> None:
         refuse(
@@ -117,58 +127,74 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    """What is generated, and how old it may be."""
+    """The generation of samples, their rewards, and the staleness bound."""
 
-    num_rollout: int
-    """Training steps in the run (slime's name: one rollout batch each)."""
-    rollout_batch_size: int
-    """Prompts (groups) per training step."""
-    n_samples_per_prompt: int = 1
-    """Samples per group."""
-    rollout_temperature: float = 1.0
-    """Above 0."""
-    rollout_top_p: float = 1.0
-    """1.0 is off."""
-    rollout_top_k: int = -1
-    """-1 is off."""
-    rollout_max_response_len: int = 1024
-    """Most tokens of one answer."""
-    rollout_stop: tuple[str, ...] = ()
-    """Texts that end an answer."""
-    rollout_stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end an answer, besides the model's end token."""
-    sglang_server_concurrency: int = 512
-    """Samples in flight per rollout engine."""
-    update_weights_interval: int = 1
-    """Push weights to the engines after every so many training steps."""
-    max_staleness: int | None = None
-    """No trained token is older than this many steps; default: --update-weights-interval.  0 trains synchronously."""
-    stale_policy: Literal["wait", "mask", "drop"] = "wait"
-    """When a group due now is unfinished: wait for it, or mask its over-age tokens out of the loss when it comes, or
-    drop it and return its prompt."""
-    weight_update_mode: Literal["in_place", "retract", "abort"] = "in_place"
-    """What an update does to samples in flight: they keep their KV cache, or recompute it, or are aborted and
-    resubmitted with what they had written."""
-    dynamic_sampling_filter_path: str | None = None
-    """Function that decides which groups are kept: dotted.path, module:function or file.py:function."""
-    over_sampling_batch_size: int | None = None
-    """Most groups in flight for every --rollout-batch-size wanted; default: as many as the filter's running acceptance
-    rate asks for, with --stale-policy drop just those wanted."""
-    async_buffer_size: int | None = None
-    """Most groups that wait to be trained, those in flight that will join them included; default: what --max-staleness
-    allows."""
-    buffer_filter_path: str | None = None
-    """Function that picks the groups of a batch among those that wait, named likewise; default: oldest first."""
-    partial_rollout: bool = False
-    """A group that grew too old before it was done keeps its tokens and goes on under newer weights."""
-    mask_offpolicy_in_partial_rollout: bool = False
-    """Of such a group, train only on what was written after it went on."""
-    follow_kv_cache: bool = False
-    """Start no more samples than the engines' KV caches can hold."""
-    custom_rm_path: str | None = None
-    """Reward function, named likewise.  Goes before --rm-type."""
-    rm_type: Literal["number", "exact"] | None = None
-    """Built-in reward: number compares the last number in the answer with the label, exact the stripped texts."""
+    num_rollout: Annotated[int, "Number of training steps in the run (slime's name: one rollout batch per step)."]
+    rollout_batch_size: Annotated[int, "Number of prompts (groups) per training step."]
+    n_samples_per_prompt: Annotated[int, "Number of samples per group."] = 1
+    rollout_temperature: Annotated[float, "Sampling temperature, above 0."] = 1.0
+    rollout_top_p: Annotated[float, "Top-p of nucleus sampling; 1.0 is off."] = 1.0
+    rollout_top_k: Annotated[int, "Top-k of sampling; -1 is off."] = -1
+    rollout_max_response_len: Annotated[int, "Maximum length of one response in tokens."] = 1024
+    rollout_stop: Annotated[tuple[str, ...], "Stop strings: texts that end a response."] = ()
+    rollout_stop_token_ids: Annotated[
+        tuple[int, ...], "Ids of tokens that end a response, in addition to the model's end token."
+    ] = ()
+    sglang_server_concurrency: Annotated[int, "Maximum number of samples in flight per rollout engine."] = 512
+    update_weights_interval: Annotated[int, "Number of training steps between weight updates of the engines."] = 1
+    max_staleness: Annotated[
+        int | None,
+        "Maximum age of a trained token, in training steps; 0 is synchronous training. Default: "
+        "--update-weights-interval.",
+    ] = None
+    stale_policy: Annotated[
+        Literal["wait", "mask", "drop"],
+        "Action when a group that is due now is unfinished: wait for it, mask its over-age tokens out of the loss "
+        "when it arrives, or drop it and return its prompt.",
+    ] = "wait"
+    weight_update_mode: Annotated[
+        Literal["in_place", "retract", "abort"],
+        "Effect of a weight update on samples in flight: they keep their KV cache (in_place), recompute it "
+        "(retract), or are aborted and resubmitted with their tokens so far (abort).",
+    ] = "in_place"
+    dynamic_sampling_filter_path: Annotated[
+        str | None,
+        "Function that decides which groups are kept, as dotted.path, module:function or file.py:function. Default: "
+        "keep all.",
+    ] = None
+    over_sampling_batch_size: Annotated[
+        int | None,
+        "Maximum number of groups in flight per --rollout-batch-size groups needed. Default: as many as the filter's "
+        "running acceptance rate requires; with --stale-policy drop, only those needed.",
+    ] = None
+    async_buffer_size: Annotated[
+        int | None,
+        "Maximum number of groups that wait for training, including those in flight that will join them. Default: as "
+        "many as --max-staleness allows.",
+    ] = None
+    buffer_filter_path: Annotated[
+        str | None,
+        "Function that picks the groups of a batch among those waiting, in the notation of "
+        "--dynamic-sampling-filter-path. Default: oldest first.",
+    ] = None
+    partial_rollout: Annotated[
+        bool,
+        "Interrupt groups that would exceed the staleness bound, keep their tokens, and resume them under newer "
+        "weights.",
+    ] = False
+    mask_offpolicy_in_partial_rollout: Annotated[
+        bool, "Train a resumed group only on tokens generated after it was resumed; requires --partial-rollout."
+    ] = False
+    follow_kv_cache: Annotated[bool, "Limit the samples in flight to what the engines' KV caches can hold."] = False
+    custom_rm_path: Annotated[
+        str | None,
+        "Reward function, in the notation of --dynamic-sampling-filter-path. Takes precedence over --rm-type.",
+    ] = None
+    rm_type: Annotated[
+        Literal["number", "exact"] | None,
+        "Built-in reward: number compares the last number in the response with the label; exact compares the "
+        "stripped texts.",
+    ] = None
 
     def __post_init__(self) -> None:
         top_p, top_k = self.rollout_top_p, self.rollout_top_k
@@ -180,43 +206,41 @@ class RolloutConfig:
             + at_least(self, 1, "sglang_server_concurrency", "update_weights_interval")
             + at_least(self, 1, "over_sampling_batch_size", "async_buffer_size")
             + at_least(self, 0, "max_staleness")
-            + must("" not in self.rollout_stop, "rollout-stop must not contain an empty text")
+            + must("" not in self.rollout_stop, "rollout-stop must not contain an empty string")
         )
 
     @property
     def staleness(self) -> int:
-        """Most steps between generating a token and training on it."""
+        """The maximum number of steps between generating a token and training on it."""
         return self.update_weights_interval if self.max_staleness is None else self.max_staleness
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one training step."""
+        """The number of samples of one training step."""
         return self.rollout_batch_size * self.n_samples_per_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureConfig:
-    """How much may go wrong."""
+    """The limits on failures and waiting times."""
 
-    max_sample_retries: int = 3
-    """Attempts after the first for a sample whose engine failed; the tokens that are there are kept."""
-    max_engine_restarts: int | None = None
-    """Engines that end are started again, so many times in all, and tried again if they do not start; the next one that
-    ends, ends the run.  Default: 3, with --colocate 0."""
-    max_failed_groups: int = 16
-    """Failed groups in a row that end the run."""
-    max_filtered_groups: int = 1024
-    """Filtered groups in a row that end the run."""
-    request_timeout_s: float = 300.0
-    """Without a token, until a request counts as timed out, in seconds."""
-    control_timeout_s: float = 120.0
-    """For one pause, update or continue of an engine, in seconds."""
-    reward_timeout_s: float = 60.0
-    """For one call of the reward function, in seconds."""
-    train_timeout_s: float = 3600.0
-    """For one training step or save, in seconds."""
-    watchdog_timeout_s: float = 1800.0
-    """Without any token, step or update, until the run is declared stuck, in seconds."""
+    max_sample_retries: Annotated[
+        int, "Maximum number of retries of a sample whose engine failed; tokens generated so far are kept."
+    ] = 3
+    max_engine_restarts: Annotated[
+        int | None,
+        "Maximum number of engine restarts in the run, over all engines; a failed restart is retried and counts. The "
+        "next failure ends the run. Default: 3, with --colocate 0.",
+    ] = None
+    max_failed_groups: Annotated[int, "Number of failed groups in a row that ends the run."] = 16
+    max_filtered_groups: Annotated[int, "Number of filtered groups in a row that ends the run."] = 1024
+    request_timeout_s: Annotated[float, "Time without a token after which a request times out, in seconds."] = 300.0
+    control_timeout_s: Annotated[float, "Time limit for one engine pause, update or continue, in seconds."] = 120.0
+    reward_timeout_s: Annotated[float, "Time limit for one call of the reward function, in seconds."] = 60.0
+    train_timeout_s: Annotated[float, "Time limit for one training step or save, in seconds."] = 3600.0
+    watchdog_timeout_s: Annotated[
+        float, "Time without any token, step or update after which the run is declared stuck, in seconds."
+    ] = 1800.0
 
     def __post_init__(self) -> None:
         refuse(
@@ -229,114 +253,150 @@ class FailureConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How the weights change."""
+    """The objective, the optimizer and the weight updates."""
 
-    advantage_estimator: Literal[
-        "grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
+    advantage_estimator: Annotated[
+        Literal["grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"],
+        "Advantage estimator, which also decides how the ratio is clipped; docs/algorithms.md has the equations.",
     ] = "grpo"
-    """Where advantages come from, and how the ratio is clipped; docs/algorithms.md has the equations."""
-    custom_advantage_function_path: str | None = None
-    """Function in the place of the estimator's advantages, named like a reward: docs/plugins.md has its shape."""
-    custom_loss_function_path: str | None = None
-    """Function in the place of the clipped policy loss, named likewise."""
-    disable_grpo_std_normalization: bool = False
-    """grpo, gspo, cispo: do not divide a group's advantages by their standard deviation (Dr. GRPO)."""
-    normalize_advantages: bool | None = None
-    """Advantages less their mean over all tokens of the step, over their standard deviation.  Default: on for
-    reinforce_plus_plus and reinforce_plus_plus_baseline, which are nothing without it."""
-    gamma: float = 1.0
-    """Discount of rewards per token, for reinforce_plus_plus and ppo."""
-    lambd: float = 1.0
-    """ppo: how far generalised advantage estimates trust rewards rather than the critic's values."""
-    value_clip: float = 0.2
-    """ppo: how far one step may move a value of the critic."""
-    critic_load: Path | None = None
-    """ppo: folder of the critic's first weights, in Hugging Face format; default: --hf-checkpoint."""
-    critic_lr: float | None = None
-    """ppo: learning rate of the critic; default: --lr."""
-    critic_lr_warmup_iters: int = 0
-    """ppo: training steps over which the critic's learning rate rises linearly from 0."""
-    num_critic_only_steps: int = 0
-    """ppo: training steps in the beginning that train the critic alone."""
-    eps_clip: float = 0.2
-    """Lower clip range of the probability ratio."""
-    eps_clip_high: float | None = None
-    """Upper clip range; default: --eps-clip."""
-    eps_clip_c: float | None = None
-    """Dual clip: where the advantage is negative, the ratio counts as at most this; above 1.  Default: off."""
-    kl_coef: float = 0.0
-    """reinforce_plus_plus, its baseline and ppo: what a nat of KL from the reference model costs, in reward."""
-    use_kl_loss: bool = False
-    """Measure the KL from the reference model in the loss, and add it with --kl-loss-coef."""
-    kl_loss_coef: float = 0.0
-    """Weight of the KL in the loss."""
-    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
-    """Estimator of the KL, in the loss and in the reward.  k1 alone does not pull as a loss; k3 is GRPO's."""
-    use_unbiased_kl: bool = False
-    """Weigh the KL in the loss by the probability ratio, as DeepSeek-V3.2 does."""
-    ref_load: Path | None = None
-    """Folder of the reference model, in Hugging Face format or a checkpoint; default: --hf-checkpoint.  Used for a KL,
-    and for the policy's first weights if --load has none."""
-    entropy_coef: float = 0.0
-    """Weight of the policy's entropy, which is added to what is maximised."""
-    use_tis: bool = False
-    """Weigh the loss of each token by trainer's over engine's probability at the start of the step.  The ratio that is
-    clipped is then against the trainer's."""
-    tis_mode: Literal["truncate", "mask", "whole"] = "truncate"
-    """Weights outside --tis-clip-low to --tis-clip are set to the bound (TIS), or to 0 (masked importance sampling,
-    IcePop), or stay (decoupled PPO)."""
-    tis_level: Literal["token", "sequence", "geometric"] = "token"
-    """The weight is that of the token, of the whole answer, or the geometric mean over the answer."""
-    tis_clip: float = 2.0
-    """Upper bound of the weights."""
-    tis_clip_low: float = 0.0
-    """Lower bound of the weights."""
-    use_opsm: bool = False
-    """Leave out answers of negative advantage that the policy has moved away from (off-policy sequence masking)."""
-    opsm_delta: float = 1e-4
-    """How far, in nats per token: mean log-prob under the engine minus that under the policy."""
-    calculate_per_token_loss: bool = False
-    """Average over all tokens; the default averages over each sample first."""
-    use_rollout_logprobs: bool | None = None
-    """Ratio against the log-probs of the engine that sampled, which corrects for stale data; off: against the trainer's
-    own at the start of the step.  Default: on unless --max-staleness is 0."""
-    global_batch_size: int | None = None
-    """Samples per optimiser update; default: the whole step."""
-    num_steps_per_rollout: int | None = None
-    """Optimiser updates per training step; default: 1, or what --global-batch-size gives."""
-    use_dynamic_batch_size: bool | None = None
-    """Fill microbatches with samples up to --max-tokens-per-gpu.  Default: on unless --micro-batch-size is given."""
-    max_tokens_per_gpu: int = 8192
-    """Tokens of one packed microbatch; a longer sample gets a microbatch of its own."""
-    micro_batch_size: int | None = None
-    """Samples of one microbatch, packed whatever their lengths; 1 if --no-use-dynamic-batch-size is all there is."""
-    balance_data: bool = False
-    """Give every trainer rank samples of about as many tokens; off: every n-th sample."""
-    lr: float = 1e-6
-    """Learning rate."""
-    lr_warmup_iters: int = 0
-    """Training steps over which the learning rate rises linearly from 0."""
-    weight_decay: float = 0.01
-    """Of AdamW."""
-    adam_beta1: float = 0.9
-    """Of AdamW."""
-    adam_beta2: float = 0.98
-    """Of AdamW."""
-    adam_eps: float = 1e-8
-    """Of AdamW."""
-    clip_grad: float = 1.0
-    """Largest gradient norm; 0 is off."""
-    update_weight_transport: Literal["nccl", "disk"] = "nccl"
-    """How weights reach the engines: broadcast (on CPUs by gloo), or as files where no network group reaches."""
-    update_weight_disk_dir: Path | None = None
-    """disk: a folder that trainer, engines and the driver share; a new one in it has two sets of weights, at most."""
-    update_weight_buffer_size: int = 512 * 1024**2
-    """Bytes of one bucket of a weight update; each engine keeps two buffers of this size."""
-    update_weights_beside_training: bool | None = None
-    """Copy the weights on the trainer's first GPU, so that training goes on while they are sent.  Default: where the
-    copy takes at most a tenth of that GPU's memory and all else fits beside it."""
-    check_weight_updates: bool = False
-    """Compare every update, and the engines' weights after it, with what the trainer sent."""
+    custom_advantage_function_path: Annotated[
+        str | None,
+        "Function that replaces the estimator's advantages, in the notation of --dynamic-sampling-filter-path; "
+        "docs/plugins.md has its signature.",
+    ] = None
+    custom_loss_function_path: Annotated[
+        str | None,
+        "Function that replaces the clipped policy loss, in the notation of --dynamic-sampling-filter-path; "
+        "docs/plugins.md has its signature.",
+    ] = None
+    disable_grpo_std_normalization: Annotated[
+        bool, "Do not divide a group's advantages by their standard deviation (Dr. GRPO); for grpo, gspo and cispo."
+    ] = False
+    normalize_advantages: Annotated[
+        bool | None,
+        "Whiten advantages over all tokens of the step: subtract their mean, divide by their standard deviation. "
+        "Default: on for reinforce_plus_plus and reinforce_plus_plus_baseline, which require it.",
+    ] = None
+    gamma: Annotated[float, "Discount factor of rewards per token; for reinforce_plus_plus and ppo."] = 1.0
+    lambd: Annotated[
+        float, "Lambda of generalized advantage estimation: the weight of rewards against the critic's values; for ppo."
+    ] = 1.0
+    value_clip: Annotated[float, "Maximum change of a critic value in one step; for ppo."] = 0.2
+    critic_load: Annotated[
+        Path | None,
+        "Folder of the critic's initial weights, in Hugging Face format; for ppo. Default: --hf-checkpoint.",
+    ] = None
+    critic_lr: Annotated[float | None, "Learning rate of the critic; for ppo. Default: --lr."] = None
+    critic_lr_warmup_iters: Annotated[
+        int, "Number of training steps over which the critic's learning rate rises linearly from 0; for ppo."
+    ] = 0
+    num_critic_only_steps: Annotated[int, "Number of initial training steps that train only the critic; for ppo."] = 0
+    eps_clip: Annotated[float, "Lower clip range of the probability ratio."] = 0.2
+    eps_clip_high: Annotated[float | None, "Upper clip range of the probability ratio. Default: --eps-clip."] = None
+    eps_clip_c: Annotated[
+        float | None,
+        "Dual clip: upper bound of the probability ratio where the advantage is negative, above 1. Default: off.",
+    ] = None
+    kl_coef: Annotated[
+        float,
+        "Reward subtracted per nat of KL from the reference model; for reinforce_plus_plus, its baseline and ppo.",
+    ] = 0.0
+    use_kl_loss: Annotated[
+        bool, "Compute the KL from the reference model in the loss and add it, weighted by --kl-loss-coef."
+    ] = False
+    kl_loss_coef: Annotated[float, "Coefficient of the KL in the loss."] = 0.0
+    kl_loss_type: Annotated[
+        Literal["k1", "k2", "k3", "low_var_kl"],
+        "Estimator of the KL, in the loss and in the reward. k1 has a zero mean gradient as a loss; k3 is GRPO's.",
+    ] = "k1"
+    use_unbiased_kl: Annotated[bool, "Weight the KL in the loss by the probability ratio (DeepSeek-V3.2)."] = False
+    ref_load: Annotated[
+        Path | None,
+        "Folder of the reference model, in Hugging Face format or a checkpoint. Used for a KL, and for the policy's "
+        "initial weights if --load has none. Default: --hf-checkpoint.",
+    ] = None
+    entropy_coef: Annotated[
+        float, "Coefficient of the policy's entropy, which is added to the maximized objective."
+    ] = 0.0
+    use_tis: Annotated[
+        bool,
+        "Weight each token's loss by the trainer's probability over the engine's at the start of the step. The "
+        "clipped ratio is then against the trainer's probability.",
+    ] = False
+    tis_mode: Annotated[
+        Literal["truncate", "mask", "whole"],
+        "Treatment of weights outside --tis-clip-low to --tis-clip: set to the bound (truncate: TIS), set to 0 "
+        "(mask: masked importance sampling, IcePop), or unchanged (whole: decoupled PPO).",
+    ] = "truncate"
+    tis_level: Annotated[
+        Literal["token", "sequence", "geometric"],
+        "Scope of a weight: one token, the whole response (sequence), or the geometric mean over the response.",
+    ] = "token"
+    tis_clip: Annotated[float, "Upper bound of the weights of --use-tis."] = 2.0
+    tis_clip_low: Annotated[float, "Lower bound of the weights of --use-tis."] = 0.0
+    use_opsm: Annotated[
+        bool,
+        "Leave out responses with negative advantage that the policy has moved away from (off-policy sequence "
+        "masking).",
+    ] = False
+    opsm_delta: Annotated[
+        float, "Threshold of --use-opsm in nats per token: mean log-prob under the engine minus that under the policy."
+    ] = 1e-4
+    calculate_per_token_loss: Annotated[
+        bool, "Average the loss over all tokens. If off, average over each sample first."
+    ] = False
+    use_rollout_logprobs: Annotated[
+        bool | None,
+        "Take the ratio against the log-probs of the engine that sampled, which corrects for stale data. If off, "
+        "against the trainer's own at the start of the step. Default: on unless --max-staleness is 0 or --use-tis is "
+        "given.",
+    ] = None
+    global_batch_size: Annotated[int | None, "Number of samples per optimizer update. Default: the whole step."] = None
+    num_steps_per_rollout: Annotated[
+        int | None, "Number of optimizer updates per training step. Default: 1, or what --global-batch-size implies."
+    ] = None
+    use_dynamic_batch_size: Annotated[
+        bool | None,
+        "Fill microbatches with samples up to --max-tokens-per-gpu. Default: on unless --micro-batch-size is given.",
+    ] = None
+    max_tokens_per_gpu: Annotated[
+        int, "Maximum number of tokens in one packed microbatch, per GPU. A longer sample gets a separate microbatch."
+    ] = 8192
+    micro_batch_size: Annotated[
+        int | None,
+        "Number of samples per microbatch, packed regardless of length. Default: 1 with --no-use-dynamic-batch-size.",
+    ] = None
+    balance_data: Annotated[
+        bool, "Balance the number of tokens over trainer ranks. If off, each rank gets every n-th sample."
+    ] = False
+    lr: Annotated[float, "AdamW learning rate."] = 1e-6
+    lr_warmup_iters: Annotated[int, "Number of training steps over which the learning rate rises linearly from 0."] = 0
+    weight_decay: Annotated[float, "AdamW weight decay."] = 0.01
+    adam_beta1: Annotated[float, "AdamW beta1."] = 0.9
+    adam_beta2: Annotated[float, "AdamW beta2."] = 0.98
+    adam_eps: Annotated[float, "AdamW epsilon."] = 1e-8
+    clip_grad: Annotated[float, "Maximum gradient norm; 0 is off."] = 1.0
+    update_weight_transport: Annotated[
+        Literal["nccl", "disk"],
+        "Transport of weights to the engines: nccl broadcasts (with gloo on CPUs); disk writes files, for where no "
+        "network group reaches.",
+    ] = "nccl"
+    update_weight_disk_dir: Annotated[
+        Path | None,
+        "Folder that trainer, engines and driver share; for --update-weight-transport disk. A new folder in it holds "
+        "at most two sets of weights.",
+    ] = None
+    update_weight_buffer_size: Annotated[
+        int, "Size of one bucket of a weight update, in bytes. Each engine keeps two buffers of this size."
+    ] = 512 * 1024**2
+    update_weights_beside_training: Annotated[
+        bool | None,
+        "Copy the weights on the trainer's first GPU, so that training continues while they are sent. Default: on "
+        "where the copy takes at most a tenth of that GPU's memory and everything else still fits.",
+    ] = None
+    check_weight_updates: Annotated[
+        bool, "Compare every update, and the engines' weights after it, with what the trainer sent."
+    ] = False
 
     def __post_init__(self) -> None:
         betas = {"adam-beta1": self.adam_beta1, "adam-beta2": self.adam_beta2}
@@ -358,23 +418,23 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """What is kept of a run, so that another can go on with it."""
+    """The checkpoints to save and to resume from."""
 
-    save: Path | None = None
-    """Folder for checkpoints; default: none are written."""
-    save_interval: int | None = None
-    """Write one after every so many training steps; one after the last step is written in any case."""
-    async_save: bool = True
-    """Train on while a checkpoint is written; training waits only for its copy in host memory."""
-    save_optim: bool = True
-    """Keep the optimizer's state; without it a resumed run starts with a fresh optimizer."""
-    load: Path | None = None
-    """Go on from the newest checkpoint in this folder.  If there is none, start from the weights of --ref-load, and
-    without it from those of --hf-checkpoint."""
-    ckpt_step: int | None = None
-    """Go on from the checkpoint after so many steps instead of the newest."""
-    load_optim: bool = True
-    """Load the optimizer's state."""
+    save: Annotated[Path | None, "Folder for checkpoints. Default: none are written."] = None
+    save_interval: Annotated[
+        int | None, "Number of training steps between checkpoints; the last step is saved in any case."
+    ] = None
+    async_save: Annotated[
+        bool, "Continue training while a checkpoint is written; training waits only for the copy in host memory."
+    ] = True
+    save_optim: Annotated[bool, "Save the optimizer state. If off, a resumed run starts with a fresh one."] = True
+    load: Annotated[
+        Path | None,
+        "Folder of checkpoints; training resumes from the newest. If there is none, training starts from the weights "
+        "of --ref-load, and without it from --hf-checkpoint.",
+    ] = None
+    ckpt_step: Annotated[int | None, "Training step of the checkpoint to resume from. Default: the newest."] = None
+    load_optim: Annotated[bool, "Load the optimizer state."] = True
 
     def __post_init__(self) -> None:
         refuse(at_least(self, 1, "save_interval", "ckpt_step"))
@@ -382,20 +442,21 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """How progress is measured on held-out prompts."""
+    """The evaluation on held-out prompts."""
 
-    eval_interval: int | None = None
-    """Evaluate after every so many training steps, and once before the first; default: never."""
-    eval_prompt_data: tuple[str, ...] = ()
-    """NAME PATH pairs of JSONL files."""
-    skip_eval_before_train: bool = False
-    """Leave out the pass before the first step."""
-    n_samples_per_eval_prompt: int = 1
-    """Answers per held-out prompt."""
-    eval_temperature: float | None = None
-    """Default: --rollout-temperature.  0 is greedy."""
-    eval_max_response_len: int | None = None
-    """Default: --rollout-max-response-len."""
+    eval_interval: Annotated[
+        int | None,
+        "Number of training steps between evaluations, the first of which runs before training. Default: never.",
+    ] = None
+    eval_prompt_data: Annotated[tuple[str, ...], "Held-out prompts: NAME PATH pairs of JSONL files."] = ()
+    skip_eval_before_train: Annotated[bool, "Skip the evaluation before the first step."] = False
+    n_samples_per_eval_prompt: Annotated[int, "Number of responses per held-out prompt."] = 1
+    eval_temperature: Annotated[
+        float | None, "Sampling temperature in evaluation; 0 is greedy. Default: --rollout-temperature."
+    ] = None
+    eval_max_response_len: Annotated[
+        int | None, "Maximum length of one response in evaluation, in tokens. Default: --rollout-max-response-len."
+    ] = None
 
     def __post_init__(self) -> None:
         names = self.eval_prompt_data[::2]
@@ -404,39 +465,44 @@ class EvalConfig:
             at_least(self, 1, "eval_interval", "n_samples_per_eval_prompt", "eval_max_response_len")
             + at_least(self, 0, "eval_temperature")
             + must(paired, f"eval-prompt-data must be NAME PATH pairs, got {len(self.eval_prompt_data)} words")
-            + must(len(set(names)) == len(names), f"eval-prompt-data has a name twice: {', '.join(names)}")
+            + must(len(set(names)) == len(names), f"eval-prompt-data names must differ, got {', '.join(names)}")
         )
 
     @property
     def data_sets(self) -> tuple[tuple[str, Path], ...]:
-        """Name and file of each."""
+        """The name and file of each data set."""
         words = self.eval_prompt_data
         return tuple((name, Path(path)) for name, path in zip(words[::2], words[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """What a run leaves behind."""
+    """The output of a run."""
 
-    run_dir: Path | None = None
-    """Default: runs/NAME-DATE-TIME, NAME being that of the TOML file."""
-    use_tensorboard: bool = True
-    """Write TensorBoard events."""
-    timeline: bool = True
-    """Write timeline.json, which Perfetto opens."""
-    progress: Literal["auto", "live", "lines"] = "auto"
-    """live redraws a table, lines prints one line per step; auto is live on a terminal."""
-    dry_run: bool = False
-    """Start nothing: check every setting, show what the run takes of each GPU's memory, and refuse what cannot fit.
-    Needs no GPU, and of the model config.json alone."""
+    run_dir: Annotated[
+        Path | None,
+        "Output folder. Default: runs/NAME-DATE-TIME, where NAME is the TOML file's or else the model folder's.",
+    ] = None
+    use_tensorboard: Annotated[bool, "Write TensorBoard events."] = True
+    timeline: Annotated[bool, "Write timeline.json, a trace that Perfetto opens."] = True
+    progress: Annotated[
+        Literal["auto", "live", "lines"],
+        "Progress display: live redraws a table, lines prints one line per step. auto is live on a terminal, else "
+        "lines.",
+    ] = "auto"
+    dry_run: Annotated[
+        bool,
+        "Start nothing: check every setting, show the run's memory per GPU, and refuse what cannot fit. Needs no GPU "
+        "and, of the model, only config.json.",
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """The whole run.  Only nests; a function takes the area or the value it needs, never this."""
+    """The whole run.  Pass a function the area or the value that it needs, not this."""
 
     name: str
-    """Of the TOML file, without its ending."""
+    """The TOML file's name without its suffix, or the model folder's name without a file."""
     model: ModelConfig
     shape: ShapeConfig
     cluster: ClusterConfig
@@ -449,6 +515,6 @@ class RunConfig:
     evaluation: EvalConfig
     output: OutputConfig
     sglang: dict[str, str | bool] = field(default_factory=dict)
-    """Server flags by name without ``--sglang-``; True is a bare flag."""
+    """The SGLang server's flags by name without ``--sglang-``; True is a flag without a value."""
     router: dict[str, str | bool] = field(default_factory=dict)
-    """Router flags by name without ``--router-``."""
+    """The router's flags by name without ``--router-``."""

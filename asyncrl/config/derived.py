@@ -1,4 +1,7 @@
-"""Defaults that depend on other areas, and the numbers that follow.  Nothing is written back into the configuration."""
+"""The defaults that depend on other areas, and quantities computed from several areas.
+
+Nothing is written back into the configuration.
+"""
 
 from datetime import datetime
 from pathlib import Path
@@ -15,11 +18,11 @@ from asyncrl.config.areas import (
 )
 
 ENGINE_RESTARTS = 3
-"""Enough for a bad night, too few for an engine that dies of what it is asked."""
+"""The default of ``--max-engine-restarts``: covers occasional crashes, ends a run whose requests crash the engine."""
 
 
 def num_steps_per_rollout(train: TrainConfig, rollout: RolloutConfig) -> int:
-    """Optimiser updates of one training step."""
+    """The number of optimizer updates per training step."""
     if train.num_steps_per_rollout is not None:
         return train.num_steps_per_rollout
     if train.global_batch_size is not None:
@@ -28,29 +31,29 @@ def num_steps_per_rollout(train: TrainConfig, rollout: RolloutConfig) -> int:
 
 
 def global_batch_size(train: TrainConfig, rollout: RolloutConfig) -> int:
-    """Samples of one optimiser update."""
+    """The number of samples per optimizer update."""
     return train.global_batch_size or rollout.samples_per_step // num_steps_per_rollout(train, rollout)
 
 
 def use_dynamic_batch_size(train: TrainConfig) -> bool:
-    """Whether microbatches are filled up to a number of tokens, not of samples."""
+    """Whether microbatches are filled by number of tokens instead of number of samples."""
     return train.micro_batch_size is None if train.use_dynamic_batch_size is None else train.use_dynamic_batch_size
 
 
 def longest_sample(run: RunConfig, response: int) -> int:
-    """Tokens; prompts count as far as they are limited."""
+    """The maximum length in tokens of a prompt with its response; a prompt without a limit counts as 0."""
     return (run.data.rollout_max_prompt_len or 0) + response
 
 
 def longest_responses(run: RunConfig) -> tuple[int, int]:
-    """Tokens of the longest answers, in training and in evaluation; without evaluation the same."""
+    """The maximum response lengths in training and in evaluation, in tokens; equal if there is no evaluation."""
     response = run.rollout.rollout_max_response_len
     is_evaluated = run.evaluation.eval_interval is not None
     return response, eval_max_response_len(run.evaluation, run.rollout) if is_evaluated else response
 
 
 def row_tokens(run: RunConfig) -> int:
-    """Most tokens of a microbatch, over the context-parallel ranks that share it."""
+    """The maximum number of tokens of a microbatch, summed over the context-parallel ranks that split it."""
     longest = longest_sample(run, run.rollout.rollout_max_response_len)
     if use_dynamic_batch_size(run.train):
         return max(longest, run.train.max_tokens_per_gpu * run.parallel.context_parallel_size)
@@ -58,7 +61,7 @@ def row_tokens(run: RunConfig) -> int:
 
 
 def use_rollout_logprobs(train: TrainConfig, rollout: RolloutConfig) -> bool:
-    """Whether the ratio is taken against the log-probs of the engine that sampled."""
+    """Whether the ratio is against the log-probs of the engine that sampled."""
     if train.use_rollout_logprobs is not None:
         return train.use_rollout_logprobs
     return rollout.staleness > 0 and not train.use_tis
@@ -79,64 +82,67 @@ def dtype(model: ModelConfig, device: Literal["cpu", "cuda"]) -> Literal["float3
 
 
 def weight_bytes(model: ModelConfig) -> int:
-    """Of one of the trainer's weights, on GPUs."""
+    """The bytes of one trainer weight on GPUs."""
     return 4 if model.dtype == "float32" else 2
 
 
 def has_critic(train: TrainConfig) -> bool:
-    """Whether a critic is trained beside the policy."""
+    """Whether a critic is trained in addition to the policy."""
     return train.advantage_estimator == "ppo"
 
 
 def uses_reference(train: TrainConfig) -> bool:
-    """Whether there is a reference model."""
+    """Whether the run needs a reference model."""
     return train.use_kl_loss or train.kl_coef > 0
 
 
 def critic_load(train: TrainConfig, model: ModelConfig) -> Path:
-    """Folder of the critic's first weights."""
+    """The folder of the critic's initial weights."""
     return train.critic_load or model.hf_checkpoint
 
 
 def critic_lr(train: TrainConfig) -> float:
-    """Learning rate of the critic."""
+    """The learning rate of the critic."""
     return train.lr if train.critic_lr is None else train.critic_lr
 
 
 def ref_load(train: TrainConfig, model: ModelConfig) -> Path:
-    """Folder of the reference model."""
+    """The folder of the reference model."""
     return train.ref_load or model.hf_checkpoint
 
 
 def eps_clip_high(train: TrainConfig) -> float:
-    """Upper clip range."""
+    """The upper clip range of the probability ratio."""
     return train.eps_clip if train.eps_clip_high is None else train.eps_clip_high
 
 
 def eval_temperature(evaluation: EvalConfig, rollout: RolloutConfig) -> float:
-    """Of held-out answers; 0 is greedy."""
+    """The sampling temperature in evaluation; 0 is greedy."""
     return rollout.rollout_temperature if evaluation.eval_temperature is None else evaluation.eval_temperature
 
 
 def eval_max_response_len(evaluation: EvalConfig, rollout: RolloutConfig) -> int:
-    """Most tokens of one held-out answer."""
+    """The maximum length of one response in evaluation, in tokens."""
     return evaluation.eval_max_response_len or rollout.rollout_max_response_len
 
 
 def max_engine_restarts(failures: FailureConfig, cluster: ClusterConfig) -> int:
-    """Of all engines together.  One that shares its GPUs cannot start while the trainer has them."""
+    """The maximum number of restarts over all engines.
+
+    The default is 0 with ``--colocate``: an engine cannot start while the trainer holds its GPUs.
+    """
     if failures.max_engine_restarts is not None:
         return failures.max_engine_restarts
     return 0 if cluster.colocate else ENGINE_RESTARTS
 
 
 def run_dir(run: RunConfig, now: datetime) -> Path:
-    """Where the run writes.  Ask once: the default has the time in it."""
+    """The run's output folder.  Call this once per run: the default contains the time."""
     return run.output.run_dir or Path.cwd() / "runs" / f"{run.name}-{now:%Y%m%d-%H%M%S}"
 
 
 def filled_in(run: RunConfig) -> dict[str, object]:
-    """By the setting's name, what each setting that was left to its default means in this run."""
+    """The effective value of each setting that was left to a derived default, by the setting's name."""
     train, rollout, evaluation = run.train, run.rollout, run.evaluation
     meant = {
         "rollout-num-gpus": (run.cluster.rollout_num_gpus, run.cluster.num_rollout_gpus),

@@ -1,4 +1,4 @@
-"""The command line: flags and ``--help``, generated from the settings."""
+"""The command line: flags and ``--help`` are generated from the settings."""
 
 import argparse
 import functools
@@ -18,17 +18,17 @@ from asyncrl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What one source of settings says, and one line for each of its mistakes."""
+    """The settings given by one source (command line or file), with one line for each mistake in it."""
 
     values: dict[str, Any]
-    """By the setting's name."""
+    """The values by the setting's name."""
     passed: dict[str, dict[str, str | bool]]
-    """Other programs' flags: by prefix, then by bare name."""
+    """The flags of other programs by prefix, then by bare name."""
     mistakes: list[str]
 
 
 def read_flags(argv: Sequence[str]) -> tuple[Path | None, Given]:
-    """The file behind ``--config`` and everything else.  ``--help`` prints and exits."""
+    """Return the file given with ``--config`` and the other settings.  ``--help`` prints and exits."""
     own, passed = _split(argv)
     try:
         found, extra = parser().parse_known_args(own)
@@ -47,16 +47,20 @@ def read_flags(argv: Sequence[str]) -> tuple[Path | None, Given]:
 
 @functools.cache
 def parser() -> argparse.ArgumentParser:
-    """Keeps texts as they were given; only flags that were given appear in its result."""
+    """The argument parser.  Its result has only flags that were given, as unconverted strings."""
     root = _Parser(
         usage="%(prog)s [--config FILE.toml] [--any-flag value ...]",
-        description="Asynchronous RL training: SGLang generates while Megatron trains.  Flags win over the file.",
-        epilog="Any other --sglang-FLAG and --router-FLAG goes to the SGLang server and to its router.",
+        description="Asynchronous RL training: SGLang generates while Megatron trains. Flags override the TOML file.",
+        epilog="Any other --sglang-FLAG is passed to the SGLang server, any other --router-FLAG to sglang-router.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
-    root.add_argument("--config", metavar="FILE.toml", help="TOML file; its keys are the names of the flags below")
+    root.add_argument(
+        "--config",
+        metavar="FILE.toml",
+        help="TOML file of settings; keys are the names of the flags below, without dashes in front.",
+    )
     groups = {area: root.add_argument_group(_title(cls)) for area, cls in AREAS.items()}
     for knob in knobs().values():
         _add(groups[knob.area], knob)
@@ -115,12 +119,13 @@ def _split(argv: Sequence[str]) -> tuple[list[str], dict[str, dict[str, str | bo
 
 
 def _stray(extra: Sequence[str]) -> list[str]:
-    """One line per unknown flag; it stands for the words behind it, words before any flag stand for themselves."""
+    """One line per unknown flag, which covers the words behind it, and one per word before the first flag."""
     words = itertools.takewhile(lambda word: not _is_flag(word), extra)
     names = [word.partition("=")[0] for word in extra if _is_flag(word)]
-    return [f"unexpected word {shown(word)}: every setting is a flag" for word in words] + [
-        unknown("flag", name, name.lstrip("-"), "--") for name in names
-    ]
+    return [
+        f"unexpected word {shown(word)}: every setting is a flag; put --config or a flag's name before it"
+        for word in words
+    ] + [unknown("flag", name, name.lstrip("-"), "--") for name in names]
 
 
 def _is_flag(word: str) -> bool:
@@ -128,9 +133,12 @@ def _is_flag(word: str) -> bool:
 
 
 def unknown(what: str, written: str, name: str, dashes: str = "") -> str:
-    """``unknown flag --batchsize; did you mean --batch-size?``, or what there is instead of slime's."""
+    """The error line for an unknown name: ``unknown flag --batchsize; did you mean --batch-size?``.
+
+    For a flag of slime or Megatron it names the replacement.
+    """
     if (instead := INSTEAD.get(name)) is not None:
-        return f"unknown {what} {written}, one of slime's or Megatron's; {instead}"
+        return f"unknown {what} {written} (of slime or Megatron); {instead}"
     negated = {f"no-{knob.name}" for knob in knobs().values() if knob.type is bool} if dashes else set()
     guess = nearest(name, {*knobs(), *ALIASES, *negated})
     return f"unknown {what} {written}" + (f"; did you mean {dashes}{guess}?" if guess else "")

@@ -1,14 +1,11 @@
-"""Every setting of a run, read once from the areas' fields and the texts under them.  Flags and TOML both use these."""
+"""The settings of a run, read once from the fields of the areas.  Flags and TOML keys are generated from them."""
 
-import ast
 import difflib
 import functools
-import inspect
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from itertools import chain
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from asyncrl.config import areas, parallel, shape
 from asyncrl.config.ranges import flag
@@ -26,56 +23,57 @@ AREAS: dict[str, type[Any]] = {
     "evaluation": areas.EvalConfig,
     "output": areas.OutputConfig,
 }
-"""By the name of their field in RunConfig."""
+"""The areas by the name of their field in RunConfig."""
 
 ALIASES = {"prompt-key": "input-key"}
-"""Other spellings of a flag."""
+"""The alternative spellings of flags."""
 
 PASSED_THROUGH = ("sglang-", "router-")
-"""Prefixes of flags that belong to the SGLang server and to its router."""
+"""The prefixes of flags that belong to the SGLang server and to its router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One setting."""
+    """A setting."""
 
     name: str
-    """Flag without its dashes; TOML key."""
+    """The flag without its dashes, which is also the TOML key."""
     area: str
-    """Field of RunConfig that holds it."""
+    """The field of RunConfig that holds the setting."""
     field: str
     type: Any
-    """Of one value: bool, int, float, str or Path."""
+    """The type of one value: bool, int, float, str or Path."""
     choices: tuple[str, ...]
-    """Allowed texts; empty if any."""
+    """The allowed values; empty if there is no such limit."""
     is_many: bool
-    """A tuple of values."""
+    """Whether the field holds a tuple of values."""
     default: Any
-    """MISSING if the setting must be given."""
+    """The default value; MISSING if the setting is required."""
     help: str
+    """The string in the field's annotation.  A test refuses an empty one."""
 
 
 @functools.cache
 def knobs() -> dict[str, Knob]:
     """All settings by name, in the order of the areas."""
-    texts = _texts_under_fields()
     return {
         knob.name: knob
         for area, cls in AREAS.items()
-        for hints in [get_type_hints(cls)]
+        for hints in [get_type_hints(cls, include_extras=True)]
         for field in fields(cls)
-        for knob in [_knob(area, field.name, hints[field.name], field.default, texts[cls.__name__][field.name])]
+        for knob in [_knob(area, field.name, hints[field.name], field.default)]
     }
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant."""
+    """The closest of ``names`` to a misspelled ``name``, or None if none is close."""
     dashed = name.replace("_", "-").lower()
     return next(iter(difflib.get_close_matches(dashed, sorted(names), n=1, cutoff=0.7)), None)
 
 
-def _knob(area: str, field: str, hint: Any, default: Any, text: str) -> Knob:
-    kind, is_many, choices = hint, False, ()
+def _knob(area: str, field: str, hint: Any, default: Any) -> Knob:
+    kind, text = get_args(hint) if get_origin(hint) is Annotated else (hint, "")
+    is_many, choices = False, ()
     if get_origin(kind) in (types.UnionType, Union):
         (kind,) = (arm for arm in get_args(kind) if arm is not types.NoneType)
     if get_origin(kind) is tuple:
@@ -90,20 +88,5 @@ def _knob(area: str, field: str, hint: Any, default: Any, text: str) -> Knob:
         choices=choices,
         is_many=is_many,
         default=default,
-        help=" ".join(text.split()),
+        help=text,
     )
-
-
-def _texts_under_fields() -> dict[str, dict[str, str]]:
-    """By class and field; they are not kept at run time, so they are read from the source."""
-    texts: dict[str, dict[str, str]] = {}
-    for node in chain(*(ast.parse(inspect.getsource(module)).body for module in (areas, parallel, shape))):
-        if isinstance(node, ast.ClassDef):
-            texts[node.name] = {
-                before.target.id: after.value.value
-                for before, after in zip(node.body, node.body[1:], strict=False)
-                if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)
-                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                if isinstance(after.value.value, str)
-            }
-    return texts

@@ -1,4 +1,4 @@
-"""From command line and file to one checked run."""
+"""The entry point: command line and TOML file in, one checked RunConfig out."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING
@@ -16,10 +16,10 @@ from asyncrl.errors import ConfigError
 
 
 def load_run(argv: Sequence[str]) -> RunConfig:
-    """The run that ``argv`` (without the program's name) describes.  Flags win over the TOML file.
+    """Return the run that ``argv`` (without the program's name) describes.  Flags override the TOML file.
 
-    Raises ConfigError with one line per mistake; whatever can be found without correcting another one comes at once.
-    With ``--dry-run`` a file that is not there is no mistake.
+    Raises ConfigError with one line per mistake, for all mistakes that can be found without correcting another first.
+    With ``--dry-run`` missing files are accepted.
     """
     path, flags = read_flags(argv)
     file = read_toml(path) if path else Given(values={}, passed={}, mistakes=[])

@@ -1,48 +1,57 @@
-"""How the model is spread over the trainer's ranks."""
+"""The parallel layout of the trainer's ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from asyncrl.config.ranges import at_least, must, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """How the trainer's ranks share the model and the work; the ranks that are left over share the samples."""
+    """The parallel layout of the trainer.
 
-    tensor_model_parallel_size: int = 1
-    """Ranks that share each layer's matrices."""
-    sequence_parallel: bool = True
-    """Ranks that share the matrices share the activations between them, too.  It is never otherwise:
-    --no-sequence-parallel is for --tensor-model-parallel-size 1, where there is nothing to share."""
-    pipeline_model_parallel_size: int = 1
-    """Ranks that share the layers."""
-    decoder_first_pipeline_num_layers: int | None = None
-    """Layers of the first pipeline rank; default: as many as the others."""
-    decoder_last_pipeline_num_layers: int | None = None
-    """Layers of the last pipeline rank; default: as many as the others."""
-    context_parallel_size: int = 1
-    """Ranks that share the tokens of each sample."""
-    expert_model_parallel_size: int = 1
-    """Ranks that share the experts of each layer."""
-    expert_tensor_parallel_size: int | None = None
-    """Ranks that share the matrices of each expert; default: 1 with --expert-model-parallel-size above 1, else
-    --tensor-model-parallel-size."""
-    use_distributed_optimizer: bool = True
-    """Ranks that share the samples share the optimizer's state as well."""
-    overlap_grad_reduce: bool = True
-    """Sum up gradients over ranks while the backward pass goes on."""
-    recompute_granularity: Literal["full", "selective"] | None = None
-    """Compute activations again in the backward pass instead of keeping them: whole layers, or the parts of
-    --recompute-modules.  Default: keep them."""
-    recompute_method: Literal["uniform", "block"] | None = None
-    """full: keep the input of every --recompute-num-layers layers (uniform), or compute only the first
-    --recompute-num-layers of each pipeline rank again (block).  Default: uniform."""
-    recompute_num_layers: int | None = None
-    """Default: 1."""
-    recompute_modules: tuple[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"], ...] = ()
-    """selective: which parts; default: core_attn."""
+    Ranks beyond one copy of the model are data-parallel: they split the samples.
+    """
+
+    tensor_model_parallel_size: Annotated[int, "Number of ranks that split each layer's matrices."] = 1
+    sequence_parallel: Annotated[
+        bool,
+        "Split activations among tensor-parallel ranks as well. Always on with --tensor-model-parallel-size above 1; "
+        "--no-sequence-parallel is accepted only at 1, where there is nothing to split.",
+    ] = True
+    pipeline_model_parallel_size: Annotated[int, "Number of ranks that split the layers."] = 1
+    decoder_first_pipeline_num_layers: Annotated[
+        int | None, "Number of layers on the first pipeline rank. Default: as many as on the others."
+    ] = None
+    decoder_last_pipeline_num_layers: Annotated[
+        int | None, "Number of layers on the last pipeline rank. Default: as many as on the others."
+    ] = None
+    context_parallel_size: Annotated[int, "Number of ranks that split the tokens of each sample."] = 1
+    expert_model_parallel_size: Annotated[int, "Number of ranks that split the experts of each layer."] = 1
+    expert_tensor_parallel_size: Annotated[
+        int | None,
+        "Number of ranks that split the matrices of each expert. Default: 1 with --expert-model-parallel-size above "
+        "1, else --tensor-model-parallel-size.",
+    ] = None
+    use_distributed_optimizer: Annotated[bool, "Shard the optimizer state over data-parallel ranks."] = True
+    overlap_grad_reduce: Annotated[bool, "Overlap the gradient reduction over ranks with the backward pass."] = True
+    recompute_granularity: Annotated[
+        Literal["full", "selective"] | None,
+        "Activations to recompute in the backward pass instead of keeping them: whole layers (full), or the parts in "
+        "--recompute-modules (selective). Default: keep all.",
+    ] = None
+    recompute_method: Annotated[
+        Literal["uniform", "block"] | None,
+        "Layers to recompute with --recompute-granularity full. uniform keeps the input of every "
+        "--recompute-num-layers layers; block recomputes only the first --recompute-num-layers layers of each "
+        "pipeline rank. Default: uniform.",
+    ] = None
+    recompute_num_layers: Annotated[int | None, "Number of layers for --recompute-method. Default: 1."] = None
+    recompute_modules: Annotated[
+        tuple[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"], ...],
+        "Parts to recompute with --recompute-granularity selective. Default: core_attn.",
+    ] = ()
 
     def __post_init__(self) -> None:
         refuse(
@@ -53,24 +62,24 @@ class ParallelConfig:
 
     @property
     def num_expert_tensor_ranks(self) -> int:
-        """Ranks that share the matrices of each expert."""
+        """The number of ranks that split the matrices of each expert."""
         if self.expert_tensor_parallel_size is not None:
             return self.expert_tensor_parallel_size
         return self.tensor_model_parallel_size if self.expert_model_parallel_size == 1 else 1
 
     @property
     def ranks_per_copy(self) -> int:
-        """Ranks that hold one copy of the model without its experts."""
+        """The number of ranks that hold one copy of the model without its experts."""
         return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
 
     @property
     def ranks_per_expert_copy(self) -> int:
-        """Ranks that hold one copy of all experts."""
+        """The number of ranks that hold one copy of all experts."""
         return self.num_expert_tensor_ranks * self.pipeline_model_parallel_size * self.expert_model_parallel_size
 
     @property
     def groups(self) -> Mapping[str, int]:
-        """Arguments of Megatron's ``initialize_model_parallel``."""
+        """The arguments of Megatron's ``initialize_model_parallel``."""
         return {
             "tensor_model_parallel_size": self.tensor_model_parallel_size,
             "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
@@ -81,7 +90,7 @@ class ParallelConfig:
 
 
 def parallel_problems(parallel: ParallelConfig, num_ranks: int) -> list[str]:
-    """What contradicts itself, or the number of the trainer's ranks; one line each."""
+    """One line for each contradiction within ``parallel``, or between it and the number of trainer ranks."""
     tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     context, experts = parallel.context_parallel_size, parallel.expert_model_parallel_size
     lines = must(
@@ -98,8 +107,8 @@ def parallel_problems(parallel: ParallelConfig, num_ranks: int) -> list[str]:
     )
     lines += must(
         parallel.sequence_parallel or tensor == 1,
-        f"no-sequence-parallel with tensor-model-parallel-size {tensor}: ranks that share the matrices share the "
-        "activations between them, too; leave it out",
+        f"no-sequence-parallel with tensor-model-parallel-size {tensor}: tensor-parallel ranks always split the "
+        "activations as well; leave out no-sequence-parallel or give tensor-model-parallel-size 1",
     )
     return lines + _recompute(parallel)
 
@@ -111,6 +120,9 @@ def _recompute(parallel: ParallelConfig) -> list[str]:
         "recompute-num-layers": parallel.recompute_num_layers is not None,
     }
     names = ", ".join(name for name, is_given in given.items() if is_given)
-    return must(is_full or not names, f"{names} without recompute-granularity full") + must(
-        is_selective or not parallel.recompute_modules, "recompute-modules without recompute-granularity selective"
+    return must(
+        is_full or not names, f"{names} without recompute-granularity full: give it, or leave out {names}"
+    ) + must(
+        is_selective or not parallel.recompute_modules,
+        "recompute-modules without recompute-granularity selective: give it, or leave out recompute-modules",
     )

@@ -1,4 +1,4 @@
-"""Flags that belong to the SGLang server (``--sglang-*``) and to its router (``--router-*``)."""
+"""The flags that are passed through to the SGLang server (``--sglang-*``) and to its router (``--router-*``)."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from asyncrl.config.knobs import PASSED_THROUGH, knobs, nearest
 from asyncrl.config.ranges import must, refuse
 from asyncrl.config.values import WrongValue, shown
 
-_LAUNCHER = "asyncrl chooses it when it starts the servers"
+_LAUNCHER = "asyncrl sets it when it starts the servers"
 _CLUSTER = "an engine runs on one node; use --rollout-num-gpus and --rollout-num-gpus-per-engine"
 _REPLICAS = ("dp-size", "data-parallel-size")
 _TENSOR_PARALLEL = "use --rollout-num-gpus-per-engine"
@@ -34,9 +34,9 @@ OWNED = {
         "host": _LAUNCHER,
         "port": _LAUNCHER,
         "nccl-port": _LAUNCHER,
-        "config": "give the server's flags as --sglang-*",
-        "weight-version": "asyncrl counts the versions",
-        "incremental-streaming-output": "asyncrl always sets it",
+        "config": "give each server flag as --sglang-FLAG",
+        "weight-version": "asyncrl sets it with each weight update",
+        "incremental-streaming-output": "asyncrl always turns it on",
     },
     "router-": {
         "worker-urls": _LAUNCHER,
@@ -44,18 +44,18 @@ OWNED = {
         "port": _LAUNCHER,
     },
 }
-"""Names that we set ourselves, by prefix, and what to do instead."""
+"""The flags that asyncrl sets itself, by prefix, each with its reason or replacement."""
 
 
 def passed_through(name: str) -> tuple[str, str] | None:
-    """Prefix and bare name of another program's flag; None for ours."""
+    """The prefix and bare name of another program's flag, or None for any other name."""
     if name in knobs():
         return None
     return next(((prefix, name.removeprefix(prefix)) for prefix in PASSED_THROUGH if name.startswith(prefix)), None)
 
 
 def as_flag_text(given: Any) -> str | bool:
-    """A TOML value as the other program's command line has it."""
+    """Convert a TOML value to text for the other program's command line."""
     if isinstance(given, bool | str):
         return given
     if isinstance(given, int | float):
@@ -64,7 +64,7 @@ def as_flag_text(given: Any) -> str | bool:
 
 
 def owned(sglang: Collection[str], router: Collection[str]) -> list[str]:
-    """One line for each flag that is ours to set."""
+    """One line for each given flag that asyncrl sets itself."""
     given = {"sglang-": sglang, "router-": router}
     replicas = [] if "enable-dp-attention" in sglang else [name for name in _REPLICAS if name in sglang]
     return [
@@ -76,7 +76,10 @@ def owned(sglang: Collection[str], router: Collection[str]) -> list[str]:
 
 
 def check_passthrough(run: RunConfig, server_flags: Collection[str], router_flags: Collection[str]) -> None:
-    """Raise ConfigError if the installed server or router lacks a flag.  Known names are dashed, without ``--``."""
+    """Raise ConfigError if the installed server or router lacks a flag of the run.
+
+    Known names have dashes, but no leading ``--``.
+    """
     refuse(
         _unknown("sglang-", run.sglang, server_flags, "SGLang server")
         + _unknown("router-", run.router, router_flags, "router")

@@ -1,4 +1,7 @@
-"""Contradictions between settings, and files that are not there.  Ranges of single fields are in ``areas.py``."""
+"""The checks for contradictions between settings and for missing files.
+
+``areas.py`` checks the ranges of single fields.
+"""
 
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from asyncrl.config.ranges import must
 
 
 def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
-    """One line for each file or folder that the run reads and that is not there; weights only if they are needed."""
+    """One line for each missing file or folder that the run reads; weights count only if ``needs_weights``."""
     return [
         *_checkpoint(run.model, needs_weights=needs_weights),
         *_file("prompt-data", run.data.prompt_data),
@@ -30,7 +33,7 @@ def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
 
 
 def contradictions(run: RunConfig) -> list[str]:
-    """One line for each setting that does not go with another, or with what is in the run's own folders."""
+    """One line for each setting that contradicts another or the content of the run's folders."""
     return [
         *_cluster(run.cluster),
         *_colocation(run),
@@ -72,18 +75,21 @@ def _cluster(cluster: ClusterConfig) -> list[str]:
 
 
 def _layers(run: RunConfig) -> list[str]:
-    """What TransformerEngine's layers cannot do."""
+    """One line for each setting that TransformerEngine's layers do not support."""
     if run.model.transformer_impl != "transformer_engine":
         return []
-    return must(run.cluster.device != "cpu", "transformer-impl transformer_engine: it needs GPUs; leave it out") + must(
+    return must(
+        run.cluster.device != "cpu",
+        "transformer-impl transformer_engine with device cpu: TransformerEngine needs GPUs; give local",
+    ) + must(
         "layernorm" not in run.parallel.recompute_modules,
-        "recompute-modules layernorm with transformer-impl transformer_engine, whose layers have their norms within; "
-        "leave it out",
+        "recompute-modules layernorm with transformer-impl transformer_engine, whose norms are fused into its layers; "
+        "leave out layernorm",
     )
 
 
 def _colocation(run: RunConfig) -> list[str]:
-    """What cannot be while trainer and engines have the same GPUs in turns."""
+    """One line for each setting that is impossible while trainer and engines alternate on the same GPUs."""
     cluster, staleness = run.cluster, run.rollout.staleness
     if not cluster.colocate:
         return []
@@ -92,40 +98,42 @@ def _colocation(run: RunConfig) -> list[str]:
     return (
         must(
             engines == trainer,
-            f"colocate: the engines have the trainer's {trainer} GPUs, rollout-num-gpus says {engines}; leave it out",
+            f"colocate with rollout-num-gpus {engines}: the engines have the trainer's {trainer} GPUs; leave out "
+            "rollout-num-gpus",
         )
         + must(
             staleness == 0,
             f"colocate with max-staleness {staleness}{default}: engines have no memory while the trainer works, so "
-            "nothing is generated beside training; give max-staleness 0",
+            "generation cannot overlap with training; give max-staleness 0",
         )
         + must(
             not restarts,
             f"colocate with max-engine-restarts {restarts}: an engine cannot start while the trainer has its GPUs; "
-            "leave it out",
+            "leave out max-engine-restarts",
         )
         + must(
             not run.train.update_weights_beside_training,
-            "colocate with update-weights-beside-training: engines take weights only when the trainer stands still; "
-            "leave it out",
+            "colocate with update-weights-beside-training: engines take weights only while the trainer is paused; "
+            "leave out update-weights-beside-training",
         )
         + must(
             not run.train.check_weight_updates,
-            "colocate with check-weight-updates, which checks broadcasts: here weights stay on their GPU; leave it out",
+            "colocate with check-weight-updates, which checks broadcasts: weights stay on their GPU; leave out "
+            "check-weight-updates",
         )
         + must(
             run.train.update_weight_transport == "nccl",
-            "colocate with update-weight-transport disk: weights stay on their GPU; leave it out",
+            "colocate with update-weight-transport disk: weights stay on their GPU; leave out update-weight-transport",
         )
     )
 
 
 def _folders(train: TrainConfig) -> list[str]:
-    """Of the critic's and the reference model's weights."""
+    """One line for each missing folder of the critic's or the reference model's weights."""
     critic, reference = train.critic_load, train.ref_load
     lines = must(
         critic is None or not has_critic(train) or (critic / "config.json").is_file(),
-        f"critic-load {critic} is no folder with a config.json",
+        f"critic-load {critic} has no config.json; give a local folder in Hugging Face format",
     )
     return lines + must(reference is None or reference.is_dir(), f"ref-load {reference}: no such folder")
 
@@ -134,15 +142,18 @@ def _reward(rollout: RolloutConfig, data: DataConfig) -> list[str]:
     if rollout.custom_rm_path is not None:
         return []
     if rollout.rm_type is None:
-        return ["there is no reward: give rm-type or custom-rm-path"]
-    return must(data.label_key is not None, f"rm-type {rollout.rm_type} compares with a label: give label-key")
+        return ["no reward is set: give rm-type or custom-rm-path"]
+    return must(
+        data.label_key is not None,
+        f"rm-type {rollout.rm_type} without label-key: the reward compares with a label; give label-key",
+    )
 
 
 def _staleness(rollout: RolloutConfig) -> list[str]:
     allowed, interval = rollout.staleness, rollout.update_weights_interval
     return must(
         allowed >= interval - 1,
-        f"max-staleness {allowed} can never be met with update-weights-interval {interval}: the engines keep their "
+        f"max-staleness {allowed} is impossible with update-weights-interval {interval}: the engines keep their "
         f"weights for {interval} steps, so the last of these trains on tokens {interval - 1} steps old; "
         f"give max-staleness {interval - 1} or more",
     )
@@ -159,7 +170,7 @@ def _supply(rollout: RolloutConfig) -> list[str]:
     ]
     return lines + must(
         rollout.partial_rollout or not rollout.mask_offpolicy_in_partial_rollout,
-        "mask-offpolicy-in-partial-rollout without partial-rollout: there is nothing to mask",
+        "mask-offpolicy-in-partial-rollout without partial-rollout: no group is resumed; give partial-rollout as well",
     )
 
 
@@ -170,12 +181,12 @@ def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
         each >= 2
         or train.advantage_estimator in ("reinforce_plus_plus", "ppo")
         or train.custom_advantage_function_path is not None,
-        f"advantage-estimator {train.advantage_estimator} compares answers to one prompt: n-samples-per-prompt must be "
-        f"at least 2, got {each}",
+        f"advantage-estimator {train.advantage_estimator} compares responses to one prompt: n-samples-per-prompt must "
+        f"be at least 2, got {each}",
     )
     lines += must(
         not (train.use_dynamic_batch_size and train.micro_batch_size),
-        f"micro-batch-size {train.micro_batch_size} with use-dynamic-batch-size, which counts tokens; "
+        f"micro-batch-size {train.micro_batch_size} with use-dynamic-batch-size, which fills microbatches by tokens; "
         "leave one of them out",
     )
     size, updates = train.global_batch_size, num_steps_per_rollout(train, rollout)
@@ -187,7 +198,7 @@ def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
     derived = "" if train.num_steps_per_rollout is not None else f" (from global-batch-size {size})"
     return lines + must(
         groups % updates == 0,
-        f"num-steps-per-rollout {updates}{derived} does not divide rollout-batch-size {groups}: no group is split",
+        f"num-steps-per-rollout {updates}{derived} does not divide rollout-batch-size {groups}: groups are not split",
     )
 
 
@@ -196,15 +207,16 @@ def _estimator(train: TrainConfig) -> list[str]:
     return (
         must(
             normalize_advantages(train) or not name.startswith("reinforce_plus_plus"),
-            f"advantage-estimator {name} needs normalize-advantages: its baseline is the mean over the step",
+            f"no-normalize-advantages with advantage-estimator {name}, whose baseline is the mean over the step; leave "
+            "out no-normalize-advantages",
         )
         + must(
             train.eps_clip_c is None or name != "cispo",
-            "eps-clip-c with advantage-estimator cispo, which has no dual clip: its ratio is bounded as it is",
+            "eps-clip-c with advantage-estimator cispo, which already bounds the ratio; leave out eps-clip-c",
         )
         + must(
             train.gamma == 1.0 or name in ("reinforce_plus_plus", "ppo"),
-            f"gamma {train.gamma:g} with advantage-estimator {name}, which does not discount",
+            f"gamma {train.gamma:g} with advantage-estimator {name}, which does not discount rewards; leave out gamma",
         )
         + _critic(train)
         + _custom(train)
@@ -214,7 +226,7 @@ def _estimator(train: TrainConfig) -> list[str]:
 def _custom(train: TrainConfig) -> list[str]:
     lines = must(
         train.custom_advantage_function_path is None or not has_critic(train),
-        "custom-advantage-function-path with advantage-estimator ppo, whose critic learns returns of its own: give "
+        "custom-advantage-function-path with advantage-estimator ppo, whose critic learns from ppo's returns; give "
         "another estimator",
     )
     clips = {
@@ -225,7 +237,7 @@ def _custom(train: TrainConfig) -> list[str]:
     names = ", ".join(name for name, is_given in clips.items() if is_given)
     return lines + must(
         train.custom_loss_function_path is None or not names,
-        f"{names} with custom-loss-function-path, which clips as it likes: give them as its arguments, "
+        f"{names} with custom-loss-function-path, which replaces the clipping: give them as its arguments, "
         "file.py:name(0.2)",
     )
 
@@ -243,7 +255,9 @@ def _critic(train: TrainConfig) -> list[str]:
     }
     names = ", ".join(name for name, is_given in given.items() if is_given)
     return must(
-        not names, f"{names} with advantage-estimator {train.advantage_estimator}, which has no critic; give ppo"
+        not names,
+        f"{names} with advantage-estimator {train.advantage_estimator}, which has no critic; give ppo, or "
+        f"leave out {names}",
     )
 
 
@@ -253,14 +267,16 @@ def _reference(train: TrainConfig) -> list[str]:
         or train.advantage_estimator not in ("grpo", "gspo", "cispo")
         or train.custom_advantage_function_path is not None,
         f"kl-coef {train.kl_coef:g} with advantage-estimator {train.advantage_estimator}, which has one reward per "
-        "answer: give use-kl-loss and kl-loss-coef",
+        "response; give use-kl-loss and kl-loss-coef instead",
     )
     lines += must(
         train.kl_coef == 0 or train.kl_loss_coef == 0,
         f"kl-coef {train.kl_coef:g} and kl-loss-coef {train.kl_loss_coef:g} charge the same KL twice; give one of them",
     )
     for name, given in {"kl-loss-coef": train.kl_loss_coef > 0, "use-unbiased-kl": train.use_unbiased_kl}.items():
-        lines += must(train.use_kl_loss or not given, f"{name} without use-kl-loss: there is no KL in the loss")
+        lines += must(
+            train.use_kl_loss or not given, f"{name} without use-kl-loss: the loss has no KL; give use-kl-loss as well"
+        )
     return lines
 
 
@@ -269,7 +285,7 @@ def _transport(train: TrainConfig) -> list[str]:
         return must(
             train.update_weight_disk_dir is None,
             f"update-weight-disk-dir {train.update_weight_disk_dir} with update-weight-transport nccl, which writes "
-            "nothing: give disk",
+            "no files; give update-weight-transport disk",
         )
     given = {
         "update-weights-beside-training": train.update_weights_beside_training,
@@ -278,8 +294,11 @@ def _transport(train: TrainConfig) -> list[str]:
     names = ", ".join(name for name, is_given in given.items() if is_given)
     return must(
         train.update_weight_disk_dir is not None,
-        "update-weight-transport disk without update-weight-disk-dir: trainer and engines share no folder",
-    ) + must(not names, f"{names} with update-weight-transport disk, where there is no copy on a GPU and no checksum")
+        "update-weight-transport disk without update-weight-disk-dir; give a folder that trainer and engines share",
+    ) + must(
+        not names,
+        f"{names} with update-weight-transport disk, which has no copy on a GPU and no checksum; leave out {names}",
+    )
 
 
 def _corrections(train: TrainConfig) -> list[str]:
@@ -291,32 +310,37 @@ def _corrections(train: TrainConfig) -> list[str]:
     }
     given = ", ".join(name for name, is_given in tis.items() if is_given)
     return (
-        must(train.use_tis or not given, f"{given} without use-tis: nothing is weighed")
-        + must(train.use_opsm or train.opsm_delta == 1e-4, "opsm-delta without use-opsm: no answer is left out")
+        must(
+            train.use_tis or not given, f"{given} without use-tis: there are no weights to bound; give use-tis as well"
+        )
+        + must(
+            train.use_opsm or train.opsm_delta == 1e-4,
+            "opsm-delta without use-opsm: no response is left out; give use-opsm as well",
+        )
         + must(
             not (train.use_tis and train.use_rollout_logprobs),
-            "use-tis with use-rollout-logprobs: the ratio corrects for the engine already; leave one of them out",
+            "use-tis with use-rollout-logprobs, whose ratio already corrects for the engine; leave one of them out",
         )
         + must(
             train.tis_clip_low <= train.tis_clip,
-            f"tis-clip-low {train.tis_clip_low:g} is above tis-clip {train.tis_clip:g}",
+            f"tis-clip-low {train.tis_clip_low:g} must be at most tis-clip {train.tis_clip:g}",
         )
     )
 
 
 def _checkpoints(checkpoint: CheckpointConfig) -> list[str]:
     lines = [
-        f"{name} {path} is not a folder"
+        f"{name} {path} is not a folder; give another path"
         for name, path in {"save": checkpoint.save, "load": checkpoint.load}.items()
         if path is not None and path.exists() and not path.is_dir()
     ]
     lines += must(
         checkpoint.save_interval is None or checkpoint.save is not None,
-        f"save-interval {checkpoint.save_interval} without save: there is no folder for checkpoints",
+        f"save-interval {checkpoint.save_interval} without save; give the folder for checkpoints",
     )
     return lines + must(
         checkpoint.ckpt_step is None or checkpoint.load is not None,
-        f"ckpt-step {checkpoint.ckpt_step} without load: there is no folder to load from",
+        f"ckpt-step {checkpoint.ckpt_step} without load; give the folder with the checkpoint",
     )
 
 
@@ -324,45 +348,43 @@ def _evaluation(evaluation: EvalConfig) -> list[str]:
     interval, data_sets = evaluation.eval_interval, evaluation.data_sets
     lines = must(
         interval is None or bool(data_sets),
-        f"eval-interval {interval} without eval-prompt-data: nothing to evaluate on",
+        f"eval-interval {interval} without eval-prompt-data; give NAME PATH pairs of held-out prompts",
     )
     return lines
 
 
 def _deadlines(failures: FailureConfig) -> list[str]:
-    """The watchdog must be the last to give up: it names less than those before it do."""
+    """The time limits must fire in order: the watchdog last, because its message names the least specific cause."""
     request, control, attempts = failures.request_timeout_s, failures.control_timeout_s, failures.max_sample_retries + 1
     longest = max(request * attempts + 10 * failures.max_sample_retries, failures.reward_timeout_s)
     return must(
         request > control,
-        f"request-timeout-s {request:g} must be above control-timeout-s {control:g}: requests are silent while weights "
-        f"are updated",
+        f"request-timeout-s {request:g} must be above control-timeout-s {control:g}: requests get no token during a "
+        "weight update",
     ) + must(
         failures.watchdog_timeout_s > longest,
-        f"watchdog-timeout-s {failures.watchdog_timeout_s:g} must be above {longest:g}, the longest that one "
-        f"sample may take to fail (request-timeout-s x attempts and 10 s between them, or reward-timeout-s)",
+        f"watchdog-timeout-s {failures.watchdog_timeout_s:g} must be above {longest:g}, the longest time in which one "
+        f"sample can fail (request-timeout-s x attempts plus 10 s between them, or reward-timeout-s)",
     )
 
 
 def _output(output: OutputConfig, checkpoint: CheckpointConfig) -> list[str]:
-    """What a run left is taken where this one may go on with it, or where it reported no step."""
+    """The run directory must be new, empty, left by a run that reported no step, or, with ``load``, left by any run."""
     path = output.run_dir
     if path is None or not path.exists():
         return []
     if not path.is_dir():
-        return [f"run-dir {path} is not a folder"]
+        return [f"run-dir {path} is not a folder; give another path"]
     if not (path / "versions.json").is_file():
-        return must(not any(path.iterdir()), f"run-dir {path} exists and is not empty")
+        return must(not any(path.iterdir()), f"run-dir {path} is not empty and not from a run; give another folder")
     rows = path / "metrics.jsonl"
-    may_go_on = checkpoint.load is not None or not rows.is_file() or rows.stat().st_size == 0
-    return must(may_go_on, f"run-dir {path} has the steps of another run; this one can go on there with load alone")
+    may_append = checkpoint.load is not None or not rows.is_file() or rows.stat().st_size == 0
+    return must(may_append, f"run-dir {path} has the steps of another run; give load to resume it, or another folder")
 
 
 def _file(setting: str, path: Path) -> list[str]:
-    if (at := path.name.find("@[")) > 0 and not path.is_file():
-        return [
-            f"{setting} {path}: parts of a file cannot be asked for; write {path.name[:at]} as short as it shall be"
-        ]
+    if path.name.find("@[") > 0 and not path.is_file():
+        return [f"{setting} {path}: slices of a file are not supported; give a file with only the wanted lines"]
     if path.suffix == ".parquet":
-        return [f"{setting} {path}: only JSONL is read, one object per line; pandas and others write it"]
+        return [f"{setting} {path}: Parquet is not supported; convert it to JSONL, one object per line"]
     return must(path.is_file(), f"{setting} {path}: {'is a folder' if path.is_dir() else 'no such file'}")

@@ -1,4 +1,4 @@
-"""Range checks of single fields.  Each returns one line per field that is out of range; None is always in range."""
+"""The range checks of single fields.  Each returns one line per field out of range; None is always in range."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from asyncrl.errors import ConfigError
 
 
 def at_least(area: object, limit: float, *names: str) -> list[str]:
-    """Fields that must be ``limit`` or more."""
+    """One line for each field below ``limit``."""
     return [
         f"{flag(name)} must be at least {limit}, got {value}"
         for name in names
@@ -15,7 +15,7 @@ def at_least(area: object, limit: float, *names: str) -> list[str]:
 
 
 def above(area: object, limit: float, *names: str) -> list[str]:
-    """Fields that must be more than ``limit``."""
+    """One line for each field that is not above ``limit``."""
     return [
         f"{flag(name)} must be above {limit}, got {value}"
         for name in names
@@ -24,17 +24,17 @@ def above(area: object, limit: float, *names: str) -> list[str]:
 
 
 def must(holds: bool, line: str) -> list[str]:
-    """The line, unless it holds."""
+    """Return ``[line]`` unless the condition ``holds``."""
     return [] if holds else [line]
 
 
 def refuse(lines: Iterable[str]) -> None:
-    """Raise ConfigError with all lines, if there are any."""
+    """Raise ConfigError with all ``lines``.  No-op if there are none."""
     text = "\n".join(lines)
     if text:
         raise ConfigError(text)
 
 
 def flag(name: str) -> str:
-    """A field's flag and TOML key, without the leading dashes."""
+    """The flag of a field without its leading dashes, which is also its TOML key."""
     return name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""The whole configuration in one piece: as TOML, to repeat the run with, or by flag."""
+"""The whole configuration as TOML text, to repeat the run with, or as a flat mapping."""
 
 import re
 from typing import Any
@@ -10,9 +10,9 @@ from asyncrl.config.values import shown
 
 
 def resolved(run: RunConfig) -> str:
-    """TOML text for ``--config``, with absolute paths; what was left to its default is a comment.
+    """Return TOML text for ``--config``, with absolute paths.  Derived defaults are comments.
 
-    Saved as ``{run.name}.toml`` it gives an equal RunConfig.
+    Saved as ``{run.name}.toml``, it loads as an equal RunConfig.
     """
     meant, lines = filled_in(run), []
     for area, cls in AREAS.items():
@@ -32,7 +32,7 @@ def resolved(run: RunConfig) -> str:
 
 
 def flat(run: RunConfig) -> dict[str, Any]:
-    """Every flag's value by its name with underscores, passed-through flags included."""
+    """The value of every flag by its name with underscores, including flags of the server and the router."""
     ours = {knob.field: getattr(getattr(run, knob.area), knob.field) for knob in knobs().values()}
     return {name.replace("-", "_"): value for name, value in _passed(run).items()} | ours
 

@@ -1,37 +1,36 @@
-"""The model's shape, for those who have it in Megatron's flags."""
+"""The model's shape in Megatron's flags, as scripts for Megatron give it."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from asyncrl.config.ranges import above, at_least, must, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeConfig:
-    """What config.json says of the model's shape, under Megatron's names.
+    """The model's shape under Megatron's names.
 
-    A number that tensors depend on must be that of config.json; the others go before it.
+    A value that tensor sizes depend on must equal config.json's; the others override it.
     """
 
-    num_layers: int | None = None
-    """Must be config.json's."""
-    hidden_size: int | None = None
-    """Must be config.json's."""
-    ffn_hidden_size: int | None = None
-    """Numbers in an MLP that is no expert; must be config.json's."""
-    num_attention_heads: int | None = None
-    """Must be config.json's."""
-    num_query_groups: int | None = None
-    """Heads of keys and values; must be config.json's."""
-    kv_channels: int | None = None
-    """Numbers in a head; must be config.json's."""
-    max_position_embeddings: int | None = None
-    """Longest context in tokens, of trainer and engines; default: config.json's."""
-    rotary_base: float | None = None
-    """Base of the rotary frequencies (rope theta), of trainer and engines; default: config.json's."""
-    rotary_percent: float | None = None
-    """Share of each head that positions turn, 0 to 1, of trainer and engines; default: config.json's."""
-    norm_epsilon: float | None = None
-    """Epsilon of the norms, of trainer and engines; default: config.json's."""
+    num_layers: Annotated[int | None, "Number of layers; must equal config.json's."] = None
+    hidden_size: Annotated[int | None, "Hidden size; must equal config.json's."] = None
+    ffn_hidden_size: Annotated[
+        int | None, "FFN hidden size of an MLP that is not an expert; must equal config.json's."
+    ] = None
+    num_attention_heads: Annotated[int | None, "Number of attention heads; must equal config.json's."] = None
+    num_query_groups: Annotated[int | None, "Number of KV heads; must equal config.json's."] = None
+    kv_channels: Annotated[int | None, "Head dimension; must equal config.json's."] = None
+    max_position_embeddings: Annotated[
+        int | None, "Maximum context length of trainer and engines, in tokens. Default: config.json's."
+    ] = None
+    rotary_base: Annotated[
+        float | None, "Base of the rotary frequencies (RoPE theta) in trainer and engines. Default: config.json's."
+    ] = None
+    rotary_percent: Annotated[
+        float | None, "Fraction of each head that is rotated, 0 to 1, in trainer and engines. Default: config.json's."
+    ] = None
+    norm_epsilon: Annotated[float | None, "Epsilon of the norms in trainer and engines. Default: config.json's."] = None
 
     def __post_init__(self) -> None:
         share = self.rotary_percent

@@ -1,4 +1,4 @@
-"""The TOML file of a run: flat, its keys are the names of the flags."""
+"""The TOML file of a run: a flat table whose keys are the names of the flags."""
 
 import re
 import tomllib
@@ -13,9 +13,9 @@ from asyncrl.errors import ConfigError
 
 
 def read_toml(path: Path) -> Given:
-    """Every setting of the file.  Relative paths in it start at its folder.
+    """Return every setting of the file.  Relative paths in it are relative to its folder.
 
-    Raises ConfigError if it cannot be read at all; wrong keys and values are its mistakes.
+    Raises ConfigError if the file cannot be read or parsed; wrong keys and values are listed in ``mistakes``.
     """
     folder = absolute(path, Path.cwd()).parent
     given = Given(values={}, passed={prefix: {} for prefix in PASSED_THROUGH}, mistakes=[])
@@ -33,7 +33,7 @@ def _take(given: Given, key: str, value: Any, folder: Path) -> None:
     name = ALIASES.get(key, key)
     if name in knobs():
         if name in given.values:
-            raise ConfigError(f"{key} is another name of a key that is there already")
+            raise ConfigError(f"{key}: the setting {name} is given under two names; leave one of them out")
         given.values[name] = from_toml(knobs()[name], value, folder)
     elif target := passed_through(name):
         prefix, bare = target
@@ -41,7 +41,7 @@ def _take(given: Given, key: str, value: Any, folder: Path) -> None:
         if text is not False:
             given.passed[prefix][bare] = text
     elif isinstance(value, dict):
-        raise ConfigError(f"[{key}] is a table; keys are flat, named like the flags")
+        raise ConfigError(f"[{key}] is a table; write its keys at the top level, named like the flags")
     else:
         raise ConfigError(unknown("key", key, key))
 
@@ -54,9 +54,9 @@ def _table(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text") from error
+        raise ConfigError(f"{path}: not UTF-8 text; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
-        text, line = str(error).replace("Cannot overwrite a value", "a key is there twice"), ""
+        text, line = str(error).replace("Cannot overwrite a value", "a key is given twice"), ""
         if found := re.search(r" \(at line (\d+), column (\d+)\)$", text):
             text, line = f"{text[: found.start()]}, column {found[2]}", f":{found[1]}"
         raise ConfigError(f"{path}{line}: not TOML: {text}") from error

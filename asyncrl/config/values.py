@@ -1,4 +1,4 @@
-"""One value: from a flag's text or from TOML to its field's type, and back to TOML text."""
+"""The conversion of one value: from a flag's text or from TOML to its field's type, and back to TOML text."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 from asyncrl.config.knobs import Knob
 
 KINDS = {int: "a whole number", float: "a number", str: "text", Path: "a path", bool: "true or false"}
-"""What a value of this type is called."""
+"""The name of a value of each type in error lines."""
 
 PLUGINS = (
     "custom-rm-path",
@@ -19,22 +19,22 @@ PLUGINS = (
     "custom-advantage-function-path",
     "custom-loss-function-path",
 )
-"""Settings that may hold file.py:function."""
+"""The settings that may hold file.py:function."""
 
 
 class WrongValue(ValueError):
-    """The message says what the value must be and what it is, without naming the setting."""
+    """The error for a wrong value.  Its message says what the value must be and what it is, not which setting."""
 
 
 def from_flag(knob: Knob, given: str | bool | Sequence[str], folder: Path) -> Any:
-    """The value of a flag.  Relative paths start at ``folder``."""
+    """Convert the value of a flag.  Relative paths are relative to ``folder``."""
     if knob.is_many:
         return _located(knob, tuple(_from_text(knob, text) for text in given), folder)  # type: ignore[union-attr]
     return _located(knob, _from_text(knob, given) if isinstance(given, str) else given, folder)
 
 
 def from_toml(knob: Knob, given: Any, folder: Path) -> Any:
-    """The value of a TOML key.  Relative paths start at ``folder``."""
+    """Convert the value of a TOML key.  Relative paths are relative to ``folder``."""
     if not knob.is_many:
         return _located(knob, _from_typed(knob, given), folder)
     if not isinstance(given, list):
@@ -43,7 +43,7 @@ def from_toml(knob: Knob, given: Any, folder: Path) -> Any:
 
 
 def shown(value: Any) -> str:
-    """As it would be written in TOML."""
+    """Format ``value`` as TOML."""
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no bare DEL
     if isinstance(value, bool):
@@ -54,7 +54,7 @@ def shown(value: Any) -> str:
 
 
 def absolute(path: str | Path, folder: Path) -> Path:
-    """Without following links, so that the name stays the one that was given."""
+    """Make ``path`` absolute without following links, so that it keeps its given name."""
     return Path(os.path.abspath(folder / Path(path).expanduser()))
 
 
@@ -79,7 +79,7 @@ def _from_typed(knob: Knob, given: Any) -> Any:
 
 def _checked(knob: Knob, value: Any) -> Any:
     if knob.choices and value not in knob.choices:
-        others = "; another grader is a function of yours (--custom-rm-path)" if knob.name == "rm-type" else ""
+        others = "; give any other reward as a function with --custom-rm-path" if knob.name == "rm-type" else ""
         raise WrongValue(f"must be one of {', '.join(knob.choices)}, got {shown(value)}{others}")
     if isinstance(value, float) and not math.isfinite(value):
         raise WrongValue(f"must be a finite number, got {value}")
@@ -94,6 +94,6 @@ def _located(knob: Knob, value: Any, folder: Path) -> Any:
     if knob.name == "eval-prompt-data":
         return tuple(str(absolute(word, folder)) if place % 2 else word for place, word in enumerate(value))
     if knob.name in PLUGINS:
-        file, ending, function = value.partition(".py:")  # arguments may have colons as well
+        file, ending, function = value.partition(".py:")  # split at .py: only, because the arguments may contain colons
         return f"{absolute(file, folder)}{ending}{function}" if ending and ":" not in file else value
     return value

@@ -1,5 +1,6 @@
 """The tokens that end an answer, as the checkpoint names them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,17 @@ import orjson
 from asyncrl.errors import ConfigError
 
 
-def end_tokens(checkpoint: Path) -> tuple[int, ...]:
-    """Ids from generation_config.json, else from config.json; empty when neither names any.  Raises ConfigError."""
-    for name in ("generation_config.json", "config.json"):
-        found = _eos(checkpoint / name)
-        if found is not None:
-            return tuple(found) if isinstance(found, list) else (int(found),)
-    return ()
+def end_tokens(checkpoint: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids in generation_config.json, else those in ``config``, the parsed config.json.
+
+    Empty if neither names any.  Raises ConfigError.
+    """
+    found = _eos(checkpoint / "generation_config.json")
+    if found is None:
+        found = config.get("eos_token_id")
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)
 
 
 def _eos(path: Path) -> Any:

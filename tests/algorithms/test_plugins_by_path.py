@@ -155,13 +155,13 @@ def test_a_custom_advantage_needs_no_second_answer_and_may_use_a_kl(tmp_path: Pa
     [
         (
             [*ADVANTAGE_PATH, "--advantage-estimator", "ppo"],
-            "custom-advantage-function-path with advantage-estimator ppo, whose critic learns returns of its own: give "
+            "custom-advantage-function-path with advantage-estimator ppo, whose critic learns from ppo's returns; give "
             "another estimator",
         ),
         (
             [*LOSS_PATH, "--eps-clip", "0.1", "--eps-clip-c", "3"],
-            "eps-clip, eps-clip-c with custom-loss-function-path, which clips as it likes: give them as its arguments, "
-            "file.py:name(0.2)",
+            "eps-clip, eps-clip-c with custom-loss-function-path, which replaces the clipping: give them as its "
+            "arguments, file.py:name(0.2)",
         ),
     ],
 )

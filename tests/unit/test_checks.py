@@ -3,10 +3,11 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from asyncrl.checks import OVERRIDE_FLAG, check, server_flags
+from asyncrl.checks import OVERRIDE_FLAG, check, check_model
 from asyncrl.config import RunConfig, load_run
 from asyncrl.errors import ConfigError
 
@@ -18,9 +19,21 @@ def quickstart(*flags: str) -> RunConfig:
 
 
 def test_engines_hear_of_shape_flags_that_win() -> None:
-    assert server_flags(quickstart("--num-layers", "2")) == quickstart().sglang
-    flags = server_flags(quickstart("--norm-epsilon", "0.5"))
+    assert check_model(quickstart("--num-layers", "2")).server_flags == quickstart().sglang
+    flags = check_model(quickstart("--norm-epsilon", "0.5")).server_flags
     assert flags == {**quickstart().sglang, OVERRIDE_FLAG: json.dumps({"rms_norm_eps": 0.5})}
+
+
+def test_config_json_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, real_open = list[str](), Path.open
+
+    def noting_open(path: Path, *args: Any, **kwargs: Any) -> Any:
+        opened.append(path.name)
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", noting_open)
+    check(quickstart("--norm-epsilon", "0.5"))
+    assert opened.count("config.json") == 1
 
 
 @pytest.mark.parametrize(

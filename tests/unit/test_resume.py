@@ -16,6 +16,7 @@ from asyncrl.types import Prompt, Weights
 from tests.unit.engines.test_checkpoints import written
 
 MODEL = Path(__file__).parents[2] / "configs" / "quickstart" / "model"
+SHAPE = read_shape(MODEL)
 STATE = RunState(
     step=2,
     version=2,
@@ -51,39 +52,39 @@ def configured(tmp_path: Path) -> Callable[..., RunConfig]:
 
 def saved(folder: Path, changes: dict[str, Any] | None = None, source: EndlessPrompts | None = None) -> Path:
     run = {**about(source or prompts()), "optimizer": True, "state": STATE.as_json(), **(changes or {})}
-    return written(folder / "saved", 2, notes_of(read_shape(MODEL), run))
+    return written(folder / "saved", 2, notes_of(SHAPE, run))
 
 
 def test_a_critic_cannot_go_on_where_there_was_none(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
     folder = saved(tmp_path, {"critic": False})
     with pytest.raises(ConfigError, match=f"^advantage-estimator ppo: {folder} has no critic; --ref-load takes"):
-        find_start(configured("--advantage-estimator", "ppo"), prompts())
-    assert find_start(configured(), prompts()).step == 2
+        find_start(configured("--advantage-estimator", "ppo"), prompts(), SHAPE)
+    assert find_start(configured(), prompts(), SHAPE).step == 2
 
 
 @pytest.mark.parametrize("noted", [{}, {"critic": True}])
 def test_a_critic_goes_on(configured: Callable[..., RunConfig], tmp_path: Path, noted: dict[str, bool]) -> None:
     saved(tmp_path, noted)
-    assert find_start(configured("--advantage-estimator", "ppo"), prompts()).step == 2
+    assert find_start(configured("--advantage-estimator", "ppo"), prompts(), SHAPE).step == 2
 
 
 def test_a_new_run_starts_at_its_beginning(configured: Callable[..., RunConfig]) -> None:
     source = prompts()
-    assert find_start(configured(), source) == Start()
+    assert find_start(configured(), source, SHAPE) == Start()
     assert Start().step == 0
     assert Start().weights == Weights(version=0, step=0)
     assert source.position == 0
 
 
 def test_a_run_that_saves_knows_its_prompts(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
-    assert find_start(configured(), prompts()).about == {}
-    noted = find_start(configured("--save", str(tmp_path / "new")), prompts()).about
+    assert find_start(configured(), prompts(), SHAPE).about == {}
+    noted = find_start(configured("--save", str(tmp_path / "new")), prompts(), SHAPE).about
     assert noted == {**about(prompts()), "critic": False}
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     folder, source = saved(tmp_path), prompts()
-    start = find_start(configured(), source)
+    start = find_start(configured(), source, SHAPE)
     assert start.origin is not None
     assert (start.origin.folder, start.origin.optimizer) == (folder, True)
     assert start.before == STATE
@@ -94,7 +95,7 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, configured: Callable[..., Ru
 
 def test_an_optimizer_that_was_not_saved_is_not_loaded(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     saved(tmp_path, {"optimizer": False})
-    origin = find_start(configured(), prompts()).origin
+    origin = find_start(configured(), prompts(), SHAPE).origin
     assert origin is not None
     assert not origin.optimizer
 
@@ -105,36 +106,36 @@ def test_other_prompts_are_refused(
 ) -> None:
     saved(tmp_path, source=source)
     with pytest.raises(ConfigError, match=rf"made with other prompts \({len(source)} of them, here 10\)"):
-        find_start(configured(), prompts())
+        find_start(configured(), prompts(), SHAPE)
 
 
 def test_a_run_that_is_done_is_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     saved(tmp_path)
     with pytest.raises(ConfigError, match=r"num-rollout 2: .*iter_0000002 has done 2 steps; num-rollout counts those"):
-        find_start(configured("--num-rollout", "2"), prompts())
+        find_start(configured("--num-rollout", "2"), prompts(), SHAPE)
 
 
 def test_broken_notes_are_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     folder = saved(tmp_path, {"state": {}})
     with pytest.raises(ConfigError, match=r"iter_0000002: not a state of a run"):
-        find_start(configured(), prompts())
+        find_start(configured(), prompts(), SHAPE)
     (folder / "run.json").unlink()
     with pytest.raises(ConfigError, match=r"has no run.json.*--ref-load takes its weights"):
-        find_start(configured(), prompts())
+        find_start(configured(), prompts(), SHAPE)
 
 
 def test_another_model_is_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     folder = saved(tmp_path)
     text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(text.replace(f'"num_layers":{read_shape(MODEL).num_layers}', '"num_layers":77'))
+    (folder / "run.json").write_text(text.replace(f'"num_layers":{SHAPE.num_layers}', '"num_layers":77'))
     with pytest.raises(ConfigError, match=r"is of another model than hf-checkpoint: num_layers 77"):
-        find_start(configured(), prompts())
+        find_start(configured(), prompts(), SHAPE)
 
 
 def test_weights_alone_start_a_new_run(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     folder, source = saved(tmp_path), prompts()
     run = configured("--ref-load", str(folder), "--load", str(tmp_path / "none"))
-    start = find_start(run, source)
+    start = find_start(run, source, SHAPE)
     assert start.origin is not None
     assert (start.origin.folder, start.origin.kind) == (folder, "weights")
     assert start.before is None

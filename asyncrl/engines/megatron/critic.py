@@ -10,7 +10,6 @@ from asyncrl.config.derived import critic_load, critic_lr
 from asyncrl.engines.megatron.learner import Gradients, Learner
 from asyncrl.engines.megatron.model import build_model
 from asyncrl.engines.megatron.objective import ValueObjective
-from asyncrl.engines.megatron.overrides import overridden
 from asyncrl.engines.megatron.packing import Floats
 from asyncrl.engines.megatron.passes import value_loss_step, value_step
 from asyncrl.engines.megatron.settings import TrainerSettings
@@ -22,11 +21,11 @@ from asyncrl.engines.megatron.weights import load_hf
 class Critic:
     """A second model on every rank.  Its values are 0 everywhere until it has learnt."""
 
-    def __init__(self, settings: TrainerSettings, device: torch.device) -> None:
-        """Reads ``--critic-load``."""
+    def __init__(self, settings: TrainerSettings, shape: ModelShape, device: torch.device) -> None:
+        """Load the weights of ``--critic-load``, a model of ``shape``."""
         self._train = settings.train
         self._device = device
-        self.learner = Learner(_model(settings, device), settings, name="critic")
+        self.learner = Learner(_model(settings, shape, device), settings, name="critic")
 
     def set_rate(self, step: int) -> None:
         """Constant, after a rise that reaches the full rate in training step ``critic_lr_warmup_iters``, from 1."""
@@ -46,17 +45,16 @@ class Critic:
         return self.learner.differentiate(update, step)
 
 
-def critic_shape(settings: TrainerSettings) -> ModelShape:
-    """Shape flags go for the critic as well where it begins as the policy."""
+def critic_shape(settings: TrainerSettings, policy: ModelShape) -> ModelShape:
+    """The critic's shape.  It is the policy's, shape flags included, where both start from the same folder."""
     path = critic_load(settings.train, settings.model)
-    shape = read_shape(path)
-    return overridden(shape, settings.shape) if path == settings.model.hf_checkpoint else shape
+    return policy if path == settings.model.hf_checkpoint else read_shape(path)
 
 
-def _model(settings: TrainerSettings, device: torch.device) -> Any:
+def _model(settings: TrainerSettings, shape: ModelShape, device: torch.device) -> Any:
     """One number per position in the place of a distribution over words; there is no output layer to be tied."""
     path, dtype = critic_load(settings.train, settings.model), getattr(torch, settings.dtype)
-    shape = replace(critic_shape(settings), ties_embeddings=False)
+    shape = replace(shape, ties_embeddings=False)
     model = build_model(shape, device, dtype, settings.parallel, settings.model.transformer_impl)
     if model.post_process:
         model.output_layer = None

@@ -67,7 +67,8 @@ class MegatronRank:
         self._custom = custom_of(settings.custom)
         self._shape = overridden(read_shape(settings.model.hf_checkpoint), settings.shape)
         check_layout(self._shape, settings.parallel, settings.device)
-        _check_beside(settings, self._shape)
+        critic = critic_shape(settings, self._shape) if has_critic(settings.train) else None
+        _check_beside(settings, self._shape, critic)
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         check_alike(settings)
@@ -79,9 +80,8 @@ class MegatronRank:
         load_hf(self._model, self._shape, settings.model.hf_checkpoint)
         self._learner = Learner(self._model, settings, name="policy")
         self._optimizer = self._learner.optimizer
-        self._critic = Critic(settings, self._device) if has_critic(settings.train) else None
+        self._critic = None if critic is None else Critic(settings, critic, self._device)
         self._reference = self._load_reference() if uses_reference(settings.train) else None
-        critic = None if self._critic is None else critic_shape(settings)
         self._outbox = Outbox(
             self._model,
             self._shape,
@@ -357,15 +357,15 @@ class MegatronRank:
         return tuple(tuple(found[index].tolist()) if index in found else () for index in range(num_samples))
 
 
-def _check_beside(settings: TrainerSettings, shape: ModelShape) -> None:
+def _check_beside(settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None) -> None:
     """Reference model and critic must fit the policy.  Raises ConfigError."""
     path = ref_load(settings.train, settings.model)
+    is_other = path != settings.model.hf_checkpoint
     is_hf = (path / "config.json").is_file()  # else it is a checkpoint, which is checked when it is loaded
-    if is_hf and uses_reference(settings.train):
+    if is_other and is_hf and uses_reference(settings.train):
         check_model(path, as_written(overridden(read_shape(path), settings.shape)), shape)
     path = critic_load(settings.train, settings.model)
-    if has_critic(settings.train):
-        critic = critic_shape(settings)
+    if critic is not None:
         check_layout(critic, settings.parallel, settings.device)
         if critic.vocab_size != shape.vocab_size:
             raise ConfigError(f"critic-load {path} has {critic.vocab_size} words, the policy {shape.vocab_size}")

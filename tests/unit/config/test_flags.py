@@ -9,18 +9,21 @@ from asyncrl.config.knobs import knobs
 from tests.unit.config.runs import complaints, complete, load
 
 
-def test_every_setting_has_a_text_and_a_flag() -> None:
+def test_every_setting_has_a_flag() -> None:
     text = parser().format_help()
     for knob in knobs().values():
-        assert knob.help
         assert f"--{knob.name}" in text
+
+
+def test_every_field_has_a_help_text_of_whole_sentences() -> None:
+    assert [name for name, knob in knobs().items() if not knob.help.endswith(".")] == []
 
 
 def test_help_and_import_need_neither_torch_nor_numpy() -> None:
     code = "import asyncrl.config, sys; asyncrl.config.load_run(['--help'])"
     imported = "import atexit, sys; atexit.register(lambda: print(sorted({'torch', 'numpy'} & set(sys.modules))))"
     done = subprocess.run([sys.executable, "-c", f"{imported}\n{code}"], capture_output=True, text=True, check=True)
-    assert "Where things run:\n" in done.stdout
+    assert "The nodes and GPUs of trainer and engines:\n" in done.stdout
     assert "(default: 1e-06)" in done.stdout
     assert done.stdout.endswith("[]\n")
 
@@ -65,7 +68,10 @@ def test_other_programs_flags_pass_through_except_our_own(tmp_path: Path) -> Non
         ("--num-roll 4", "unknown flag --num-roll; did you mean --num-rollout?"),
         ("--xyzzy 4", "unknown flag --xyzzy"),
         ("-x", "unknown flag -x"),
-        ("run.toml", 'unexpected word "run.toml": every setting is a flag'),
+        (
+            "run.toml",
+            'unexpected word "run.toml": every setting is a flag; put --config or a flag\'s name before it',
+        ),
         ("--num-rollout many", '--num-rollout must be a whole number, got "many"'),
         ("--num-rollout 1.5", '--num-rollout must be a whole number, got "1.5"'),
         ("--lr small", '--lr must be a number, got "small"'),
@@ -81,7 +87,7 @@ def test_other_programs_flags_pass_through_except_our_own(tmp_path: Path) -> Non
         ),
         ("--sglang-model-path x", "--sglang-model-path cannot be given: use --hf-checkpoint"),
         ("--sglang-device cpu", "--sglang-device cannot be given: use --device"),
-        ("--router-port 1", "--router-port cannot be given: asyncrl chooses it when it starts the servers"),
+        ("--router-port 1", "--router-port cannot be given: asyncrl sets it when it starts the servers"),
         ("--config nowhere.toml", "--config nowhere.toml: no such file"),
         ("--config /", "--config /: Is a directory"),
     ],
@@ -94,12 +100,12 @@ def test_all_mistakes_come_at_once() -> None:
     assert complaints("--lrr", "1", "--lr", "x", "--sglang-port", "1") == [
         "unknown flag --lrr; did you mean --lr?",
         '--lr must be a number, got "x"',
-        "--sglang-port cannot be given: asyncrl chooses it when it starts the servers",
+        "--sglang-port cannot be given: asyncrl sets it when it starts the servers",
     ]
 
 
 def test_what_must_be_given_is_named_with_its_text(tmp_path: Path) -> None:
     assert complaints(*complete(tmp_path)[2:]) == [
-        "--num-rollout is missing: Training steps in the run (slime's name: one rollout batch each)."
+        "--num-rollout is missing: Number of training steps in the run (slime's name: one rollout batch per step)."
     ]
     assert len(complaints()) == 4

@@ -23,7 +23,7 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
             "x n-samples-per-prompt 4 = 32 samples, which is not a multiple of global-batch-size 5",
         ),
         ("--micro-batch-size 4 --use-dynamic-batch-size", "micro-batch-size 4 with use-dynamic-batch-size"),
-        ("--transformer-impl transformer_engine --device cpu", "transformer-impl transformer_engine: it needs GPUs"),
+        ("--transformer-impl transformer_engine --device cpu", "transformer-impl transformer_engine with device cpu"),
         (
             "--transformer-impl transformer_engine --recompute-granularity selective --recompute-modules layernorm",
             "recompute-modules layernorm with transformer-impl transformer_engine",
@@ -31,16 +31,16 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ("--global-batch-size 8 --num-steps-per-rollout 2", "but global-batch-size 8 x num-steps-per-rollout 2 = 16"),
         (
             "--num-steps-per-rollout 3",
-            "num-steps-per-rollout 3 does not divide rollout-batch-size 8: no group is split",
+            "num-steps-per-rollout 3 does not divide rollout-batch-size 8: groups are not split",
         ),
         ("--global-batch-size 2", "num-steps-per-rollout 16 (from global-batch-size 2) does not divide rollout-batch"),
         ("--global-batch-size 64", "= 32 samples, which is not a multiple of global-batch-size 64"),
         (
             "--update-weights-interval 3 --max-staleness 1",
-            "max-staleness 1 can never be met with update-weights-interval 3",
+            "max-staleness 1 is impossible with update-weights-interval 3",
         ),
         ("--update-weight-transport disk", "update-weight-transport disk without update-weight-disk-dir"),
-        ("--update-weight-disk-dir here", "here with update-weight-transport nccl, which writes nothing"),
+        ("--update-weight-disk-dir here", "here with update-weight-transport nccl, which writes no files"),
         (
             "--update-weight-transport disk --update-weight-disk-dir here --check-weight-updates",
             "check-weight-updates with update-weight-transport disk",
@@ -49,7 +49,7 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ("--colocate", "colocate with max-staleness 1 (the default): engines have no memory while the trainer works"),
         (
             "--colocate --max-staleness 0 --rollout-num-gpus 2",
-            "the engines have the trainer's 1 GPUs, rollout-num-gpus says 2; leave it out",
+            "colocate with rollout-num-gpus 2: the engines have the trainer's 1 GPUs; leave out rollout-num-gpus",
         ),
         (
             "--colocate --max-staleness 0 --actor-num-gpus-per-node 3 --rollout-num-gpus-per-engine 2",
@@ -65,48 +65,57 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ),
         (
             "--colocate --max-staleness 0 --update-weights-beside-training",
-            "colocate with update-weights-beside-training: engines take weights only when the trainer stands still",
+            "colocate with update-weights-beside-training: engines take weights only while the trainer is paused",
         ),
         ("--colocate --max-staleness 0 --check-weight-updates", "colocate with check-weight-updates, which checks"),
         ("--request-timeout-s 100", "request-timeout-s 100 must be above control-timeout-s 120"),
         ("--request-timeout-s 600", "watchdog-timeout-s 1800 must be above 2430"),
         ("--reward-timeout-s 3600", "watchdog-timeout-s 1800 must be above 3600"),
-        ("--eval-interval 2", "eval-interval 2 without eval-prompt-data: nothing to evaluate on"),
-        ("--save-interval 5", "save-interval 5 without save: there is no folder for checkpoints"),
-        ("--ckpt-step 5", "ckpt-step 5 without load: there is no folder to load from"),
+        ("--eval-interval 2", "eval-interval 2 without eval-prompt-data; give NAME PATH pairs"),
+        ("--save-interval 5", "save-interval 5 without save; give the folder for checkpoints"),
+        ("--ckpt-step 5", "ckpt-step 5 without load; give the folder with the checkpoint"),
         ("--eval-prompt-data held nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--prompt-data nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--prompt-data /", "prompt-data /: is a folder"),
         (
             "--prompt-data all.parquet",
-            "all.parquet: only JSONL is read, one object per line; pandas and others write it",
+            "all.parquet: Parquet is not supported; convert it to JSONL, one object per line",
         ),
         (
             "--prompt-data all.jsonl@[0:9]",
-            "parts of a file cannot be asked for; write all.jsonl as short as it shall be",
+            "slices of a file are not supported; give a file with only the wanted lines",
         ),
         ("--hf-checkpoint Qwen/Qwen3-0.6B", "no such folder; give a local folder in Hugging Face format"),
         ("--hf-checkpoint /usr", "hf-checkpoint /usr has no config.json, no tokenizer.json, no *.safetensors"),
-        ("--advantage-estimator reinforce_plus_plus --no-normalize-advantages", "needs normalize-advantages"),
+        (
+            "--advantage-estimator reinforce_plus_plus --no-normalize-advantages",
+            "no-normalize-advantages with advantage-estimator reinforce_plus_plus, whose baseline",
+        ),
         ("--advantage-estimator cispo --eps-clip-c 3", "eps-clip-c with advantage-estimator cispo"),
         ("--critic-lr 1 --lambd 0.9", "lambd, critic-lr with advantage-estimator grpo, which has no critic; give ppo"),
-        ("--advantage-estimator ppo --critic-load /usr", "critic-load /usr is no folder with a config.json"),
+        ("--advantage-estimator ppo --critic-load /usr", "critic-load /usr has no config.json; give a local folder"),
         ("--value-clip 0.5", "value-clip with advantage-estimator grpo, which has no critic; give ppo"),
-        ("--tis-mode mask --tis-clip 5", "tis-mode, tis-clip without use-tis: nothing is weighed"),
-        ("--opsm-delta 0.5", "opsm-delta without use-opsm: no answer is left out"),
+        (
+            "--tis-mode mask --tis-clip 5",
+            "tis-mode, tis-clip without use-tis: there are no weights to bound; give use-tis",
+        ),
+        ("--opsm-delta 0.5", "opsm-delta without use-opsm: no response is left out; give use-opsm"),
         ("--gamma 0.9", "gamma 0.9 with advantage-estimator grpo, which does not discount"),
-        ("--kl-coef 0.1", "kl-coef 0.1 with advantage-estimator grpo, which has one reward per answer"),
+        ("--kl-coef 0.1", "kl-coef 0.1 with advantage-estimator grpo, which has one reward per response"),
         (
             "--advantage-estimator reinforce_plus_plus --kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.2",
             "kl-coef 0.1 and kl-loss-coef 0.2 charge the same KL twice",
         ),
-        ("--kl-loss-coef 0.1", "kl-loss-coef without use-kl-loss: there is no KL in the loss"),
-        ("--use-unbiased-kl", "use-unbiased-kl without use-kl-loss: there is no KL in the loss"),
+        ("--kl-loss-coef 0.1", "kl-loss-coef without use-kl-loss: the loss has no KL; give use-kl-loss"),
+        ("--use-unbiased-kl", "use-unbiased-kl without use-kl-loss: the loss has no KL; give use-kl-loss"),
         ("--use-kl-loss --ref-load /nowhere", "ref-load /nowhere: no such folder"),
-        ("--use-tis --use-rollout-logprobs", "use-tis with use-rollout-logprobs: the ratio corrects for the engine"),
-        ("--use-tis --tis-clip-low 3", "tis-clip-low 3 is above tis-clip 2"),
-        ("--advantage-estimator gspo --n-samples-per-prompt 1", "advantage-estimator gspo compares answers"),
-        ("--run-dir /usr", "run-dir /usr exists and is not empty"),
+        (
+            "--use-tis --use-rollout-logprobs",
+            "use-tis with use-rollout-logprobs, whose ratio already corrects for the engine",
+        ),
+        ("--use-tis --tis-clip-low 3", "tis-clip-low 3 must be at most tis-clip 2"),
+        ("--advantage-estimator gspo --n-samples-per-prompt 1", "advantage-estimator gspo compares responses"),
+        ("--run-dir /usr", "run-dir /usr is not empty and not from a run; give another folder"),
         ("--run-dir /dev/null", "run-dir /dev/null is not a folder"),
     ],
 )
@@ -127,7 +136,7 @@ def test_a_contradiction_is_one_line_with_the_numbers(tmp_path: Path, words: str
         ("--adam-beta2 1", "adam-beta2 must be at least 0 and below 1, got 1.0"),
         ("--seed -1", "seed must be at least 0 and below 2**31, got -1"),
         ("--eval-prompt-data a", "eval-prompt-data must be NAME PATH pairs, got 1 words"),
-        ("--eval-prompt-data a x a y", "eval-prompt-data has a name twice: a, a"),
+        ("--eval-prompt-data a x a y", "eval-prompt-data names must differ, got a, a"),
         ("--reward-timeout-s 0", "reward-timeout-s must be above 0, got 0.0"),
         ("--micro-batch-size 0", "micro-batch-size must be at least 1, got 0"),
         ("--eps-clip-c 1", "eps-clip-c must be above 1, got 1.0"),
@@ -137,7 +146,7 @@ def test_a_contradiction_is_one_line_with_the_numbers(tmp_path: Path, words: str
         ("--entropy-coef -1", "entropy-coef must be at least 0, got -1.0"),
         ("--tis-clip 0", "tis-clip must be above 0, got 0.0"),
         ("--actor-num-nodes 0", "actor-num-nodes must be at least 1, got 0"),
-        ("--rollout-stop=", "rollout-stop must not contain an empty text"),
+        ("--rollout-stop=", "rollout-stop must not contain an empty string"),
         ("--rollout-max-prompt-len 0", "rollout-max-prompt-len must be at least 1, got 0"),
         ("--input-key=", "input-key must not be empty"),
     ],
@@ -168,8 +177,8 @@ def test_the_reward_is_one_of_two_and_built_in_ones_need_labels(tmp_path: Path) 
     no_reward = replace(run, rollout=replace(run.rollout, rm_type=None))
     no_label = replace(run, data=replace(run.data, label_key=None))
     own = replace(no_label, rollout=replace(run.rollout, rm_type=None, custom_rm_path="a:b"))
-    assert problems(no_reward) == ["there is no reward: give rm-type or custom-rm-path"]
-    assert problems(no_label) == ["rm-type exact compares with a label: give label-key"]
+    assert problems(no_reward) == ["no reward is set: give rm-type or custom-rm-path"]
+    assert problems(no_label) == ["rm-type exact without label-key: the reward compares with a label; give label-key"]
     assert problems(own) == []
 
 
@@ -187,7 +196,7 @@ def test_the_run_dir_of_a_run_is_taken_where_nothing_gets_mixed_up(tmp_path: Pat
     assert load(tmp_path, *words).output.run_dir == out
     (out / "metrics.jsonl").write_text("{}")
     (line,) = complaints(*complete(tmp_path), *words)
-    assert "has the steps of another run; this one can go on there with load alone" in line
+    assert "has the steps of another run; give load to resume it, or another folder" in line
     assert load(tmp_path, *words, "--load", str(tmp_path / "saved")).output.run_dir == out
 
 
@@ -281,5 +290,5 @@ def test_checkpoints_go_to_and_come_from_folders(tmp_path: Path) -> None:
     words = complete(tmp_path)
     for flag in ("save", "load"):
         assert complaints(*words, f"--{flag}", str(tmp_path / "train.jsonl")) == [
-            f"{flag} {tmp_path / 'train.jsonl'} is not a folder"
+            f"{flag} {tmp_path / 'train.jsonl'} is not a folder; give another path"
         ]

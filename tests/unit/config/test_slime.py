@@ -37,10 +37,13 @@ def test_the_docs_list_the_same_flags_of_slime() -> None:
     [
         (
             ["--swiglu"],
-            "unknown flag --swiglu, one of slime's or Megatron's; not needed: the model's config.json says it",
+            "unknown flag --swiglu (of slime or Megatron); not needed: read from the model's config.json",
         ),
-        (["--offload-train"], "unknown flag --offload-train, one of slime's or Megatron's; --colocate does it"),
-        (["--num-epoch", "3"], "unknown flag --num-epoch, one of slime's or Megatron's; --num-rollout counts training"),
+        (["--offload-train"], "unknown flag --offload-train (of slime or Megatron); use --colocate"),
+        (
+            ["--num-epoch", "3"],
+            "unknown flag --num-epoch (of slime or Megatron); use --num-rollout, which counts training",
+        ),
     ],
 )
 def test_the_error_for_a_flag_of_slime_names_its_replacement(words: list[str], line: str) -> None:

@@ -48,7 +48,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert run.router == {}
 
 
-ANOTHER_GRADER = "; another grader is a function of yours (--custom-rm-path)"
+OTHER_REWARD = "; give any other reward as a function with --custom-rm-path"
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,19 @@ ANOTHER_GRADER = "; another grader is a function of yours (--custom-rm-path)"
         ("rollout-stop = [1]", ": rollout-stop must be text, got 1"),
         ("prompt-data = 3", ": prompt-data must be a path, got 3"),
         ('prompt-data = ""', ": prompt-data must be a path, got an empty text"),
-        ('rm-type = "math"', f': rm-type must be one of number, exact, got "math"{ANOTHER_GRADER}'),
+        ('rm-type = "math"', f': rm-type must be one of number, exact, got "math"{OTHER_REWARD}'),
         ("global-batch = 4", ": unknown key global-batch; did you mean global-batch-size?"),
         ("xyzzy = 4", ": unknown key xyzzy"),
         ("rollout-batchsize = 4", ": unknown key rollout-batchsize; did you mean rollout-batch-size?"),
         ("rollout_batch_size = 4", ": unknown key rollout_batch_size; did you mean rollout-batch-size?"),
-        ('input-key = "a"\nprompt-key = "b"', ": prompt-key is another name of a key that is there already"),
-        ("[rollout]\nlr = 1", ": [rollout] is a table; keys are flat, named like the flags"),
+        (
+            'input-key = "a"\nprompt-key = "b"',
+            ": prompt-key: the setting input-key is given under two names; leave one of them out",
+        ),
+        ("[rollout]\nlr = 1", ": [rollout] is a table; write its keys at the top level, named like the flags"),
         ("sglang-x = [1]", ": sglang-x must be text, a number or true, got [1]"),
         ("lr = 1\nnum-rollout = = 3", ":2: not TOML: Invalid value, column 15"),
-        ("lr = 1\nlr = 2\n", ":2: not TOML: a key is there twice, column 7"),
+        ("lr = 1\nlr = 2\n", ":2: not TOML: a key is given twice, column 7"),
         ('input-key = "a', ": not TOML: Unterminated string (at end of document)"),
     ],
 )
@@ -85,7 +88,7 @@ def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, text: str, line:
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(b"lr = \xff")
-    assert complaints("--config", str(path)) == [f"{path}: not UTF-8 text"]
+    assert complaints("--config", str(path)) == [f"{path}: not UTF-8 text; save it as UTF-8"]
 
 
 def test_the_resolved_text_names_what_was_derived(tmp_path: Path) -> None:
