@@ -13,6 +13,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "deadline": set(),
+    "internals": {"errors"},
     "protocols": {"types"},
     "config": {"errors"},
     "data": {"types", "errors", "protocols", "config"},
@@ -24,8 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": {"types", "errors"},
     "buffer": {"types", "errors"},
     "pipeline": LEAVES | {"deadline", "buffer", "metrics"},
-    "engines": LEAVES | {"deadline", "config", "algorithms"},
-    "sim": LEAVES | {"buffer", "metrics", "pipeline"},
+    "engines": LEAVES | {"deadline", "internals", "config", "algorithms"},
+    "sim": LEAVES | {"internals", "buffer", "metrics", "pipeline"},
 }
 """``checks`` and ``assembly`` may import everything; nothing imports them but what starts a run, or its dry run."""
 
