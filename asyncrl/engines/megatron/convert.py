@@ -24,8 +24,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from asyncrl.engines.megatron import cpu
 from asyncrl.engines.megatron.conversion import to_hf, to_torch_dist
+from asyncrl.engines.megatron.cpu_emulation import emulate_cuda
 from asyncrl.errors import AsyncRLError, ConfigError
 
 LAYOUT_FLAGS = ("tensor", "pipeline", "expert")
@@ -54,7 +54,7 @@ def _processes() -> Iterator[None]:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{_free_port()}", rank=0, world_size=1)
     try:
         parallel_state.initialize_model_parallel()
-        cpu.install()
+        emulate_cuda()
         model_parallel_cuda_manual_seed(0)
         yield
         parallel_state.destroy_model_parallel()

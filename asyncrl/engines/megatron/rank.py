@@ -22,8 +22,8 @@ from asyncrl.config.derived import critic_load, has_critic, ref_load, uses_refer
 from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.checkpoints import Origin, as_written, check_model, find_origin, notes_of
-from asyncrl.engines.megatron import cpu
 from asyncrl.engines.megatron.checkpoint import Saver
+from asyncrl.engines.megatron.cpu_emulation import emulate_cuda
 from asyncrl.engines.megatron.critic import Critic, critic_shape
 from asyncrl.engines.megatron.custom import custom_advantages, custom_of
 from asyncrl.engines.megatron.estimation import needs_proximal, outcomes_of, with_advantages
@@ -71,7 +71,7 @@ class MegatronRank:
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         check_alike(settings)
-        cpu.install()
+        emulate_cuda()
         torch.manual_seed(settings.model.seed)
         model_parallel_cuda_manual_seed(settings.model.seed)
         dtype, layers = getattr(torch, settings.dtype), settings.model.transformer_impl
