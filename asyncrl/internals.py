@@ -19,15 +19,12 @@ from typing import Any
 from asyncrl.errors import InternalsChanged
 
 READ_IN = {
-    "aiohttp": "3.14.5",
     "megatron-core": "0.19.2",
     "python": "3.12",
     "ray": "2.60.0",
     "sglang": "0.5.16",
-    "sglang-router": "0.3.2",
     "torch": "2.11.0",
     "torch-memory-saver": "0.0.10",
-    "uvloop": "0.23.0",
 }
 """The version of each distribution whose source was read."""
 

@@ -13,6 +13,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(name="torch.distributed.distributed_c10d._get_process_group_store", parameters=("pg",), used_in=__name__),
+    Internal(name="torch.distributed.ProcessGroup", attributes=("abort", "group_name"), used_in=__name__),
+    Internal(name="torch.distributed.Work", attributes=("block_current_stream",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
 _KEY = "asyncrl-abandoned"
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 """Environment variable that torch reads as it makes a group."""

@@ -16,6 +16,7 @@ from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.checkpoints import Origin
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.servers import ServerProcess
+from asyncrl.internals import naming_imports
 from asyncrl.types import Batch, TrainReport
 
 BESIDE = "beside"
@@ -83,7 +84,8 @@ class RankActor(NetworkPlace):
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "0")
         if settings.device == "cpu":  # Ray hides no GPU from an actor that asked for none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        from asyncrl.engines.megatron.rank import MegatronRank
+        with naming_imports():
+            from asyncrl.engines.megatron.rank import MegatronRank
 
         self._rank = MegatronRank(settings, rank, world_size, address, port)
         gc.collect()

@@ -17,7 +17,26 @@ from types import ModuleType
 
 import psutil
 
+from asyncrl.engines.cluster.calls import INTERNALS as CALLS
+from asyncrl.engines.cluster.placement import INTERNALS as PLACEMENT
 from asyncrl.errors import ServerFailed
+from asyncrl.internals import Internal, check_internals
+
+INTERNALS = (
+    Internal(
+        name="ray._private.utils.set_sigterm_handler", parameters=("sigterm_handler",), is_exact=True, used_in=__name__
+    ),
+    Internal(
+        name="ray._private.worker.init",
+        keywords=("address", "num_cpus", "include_dashboard", "configure_logging", "logging_level", "log_to_driver"),
+        attributes=("set_sigterm_handler",),
+        used_in=__name__,
+    ),
+    Internal(name="ray._private.worker.shutdown", used_in=__name__),
+    Internal(name="ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV", used_in=__name__),
+    Internal(name="ray._common.utils.get_ray_address_file", attributes=("ray_current_cluster",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +56,7 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
     ``num_cpus`` is what a cluster started here offers at least (Ray counts logical CPUs; ranks and servers ask for one
     each).  ``hold_signals`` puts the program's signal handlers back in place, which Ray takes away.
 
-    Raises ServerFailed.
+    Raises ServerFailed or InternalsChanged.
     """
     # Under ``uv run`` Ray would rebuild the environment for each worker.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -45,6 +64,7 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
+    check_internals(INTERNALS, CALLS, PLACEMENT)
     before, started = set(_descendants()), list[psutil.Process]()
     try:
         with _no_handlers(ray):

@@ -36,6 +36,13 @@ from asyncrl.engines.megatron.sharding import Weight, is_split, local_weights
 from asyncrl.engines.megatron.update_group import flatten
 from asyncrl.engines.megatron.weights import export_bucket, parts_of, plan_buckets, sent_changes
 from asyncrl.errors import WeightUpdateFailed
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(name="torch._foreach_copy_", used_in=__name__),
+    Internal(name="torch.cuda.ipc_collect", used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 logger = logging.getLogger(__name__)
 

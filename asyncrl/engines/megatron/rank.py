@@ -46,6 +46,7 @@ from asyncrl.engines.megatron.shape import ModelShape, read_shape
 from asyncrl.engines.megatron.sharding import is_split
 from asyncrl.engines.megatron.stash import TrainerMemory
 from asyncrl.engines.megatron.state import load_state, sharded_state
+from asyncrl.engines.megatron.trainer_internals import check_trainer_internals
 from asyncrl.engines.megatron.update_group import join_update_group
 from asyncrl.engines.megatron.updates import Update, updates_of
 from asyncrl.engines.megatron.weights import load_hf, save_hf
@@ -56,12 +57,14 @@ from asyncrl.types import Batch, TrainReport
 class MegatronRank:
     """One of ``world_size`` ranks that meet at ``master_address:master_port``.
 
-    Construction returns once all of them are there and hold their parts of the checkpoint.  Raises ConfigError.
+    Construction returns once all of them are there and hold their parts of the checkpoint.  Raises ConfigError or
+    InternalsChanged.
     """
 
     def __init__(
         self, settings: TrainerSettings, rank: int, world_size: int, master_address: str, master_port: int
     ) -> None:
+        check_trainer_internals()
         self._settings = settings = settled(settings)
         self._rank = rank
         self._custom = custom_of(settings.custom)

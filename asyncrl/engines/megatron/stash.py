@@ -20,6 +20,23 @@ import torch
 from torch import Tensor
 
 from asyncrl.engines.megatron.fused import optimizers
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.distributed.DistributedDataParallel",
+        attributes=("buffers", "expert_parallel_buffers"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.distributed.param_and_grad_buffer._ParamAndGradBuffer",
+        attributes=("grad_data", "param_data"),
+        used_in=__name__,
+    ),
+    Internal(name="torch.UntypedStorage", attributes=("data_ptr", "nbytes", "resize_"), used_in=__name__),
+    Internal(name="torch.cuda.cudart", used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 logger = logging.getLogger(__name__)
 
