@@ -34,6 +34,7 @@ def without_watchdog() -> Iterator[None]:
     One of those hears of a member's death where NCCL goes over a network, and ends its own process a minute later;
     leaving the group takes that minute.  For one thread at a time; groups that others make meanwhile have none either.
     """
+    # Invariant: one thread at a time makes groups.  The variable belongs to the process, and torch reads it natively.
     before = os.environ.get(_BLOCKING_WAIT, "0")
     os.environ[_BLOCKING_WAIT] = "1"
     try:
@@ -55,6 +56,8 @@ def wait_on_stream(work: dist.Work, device: torch.device) -> None:
 
 def abandon(group: dist.ProcessGroup) -> None:
     """Nobody shall wait any more, neither the engines nor any thread here: the group is of no use after this."""
+    # The key comes first: engines ask for it, and the abort may fail.  Any thread may call this; the one that waits in
+    # a collective gets a RuntimeError there.
     with suppress(RuntimeError, KeyError):  # nobody can be told
         _store(group).set(_KEY, "")
     with suppress(RuntimeError):  # of a group whose member died

@@ -85,6 +85,7 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
 def _no_handlers(ray: ModuleType) -> Iterator[None]:
     """``ray.init`` would have SIGTERM raise wherever it happens to be: half a cluster, and locks that stay taken."""
     utils = ray._private.utils  # noqa: SLF001 (there is no public way)
+    # Invariant: ``ray.init`` looks the function up here at each call.  A name bound earlier would escape.
     theirs, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
     try:
         yield
@@ -125,6 +126,7 @@ def _shut_down(ray: ModuleType, hold_signals: Callable[[], None]) -> None:
         else:
             ended.set_result(None)
 
+    # Python sets handlers in the main thread only, so the shutdown has the other one.
     Thread(target=shut_down, name="ray-shutdown", daemon=True).start()
     deadline = time.monotonic() + SHUTDOWN_S
     while not wait([ended], timeout=HOLD_EVERY_S).done and time.monotonic() < deadline:

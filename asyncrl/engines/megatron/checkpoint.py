@@ -76,6 +76,7 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 # In place of a queue in a process that Megatron starts for it, in every rank: the writer is a thread here.
+# Invariant: set before the first save, because Megatron makes its own queue if there is none.
 filesystem_async._results_queue = queue.Queue()  # noqa: SLF001
 
 
@@ -84,6 +85,8 @@ class Saver:
 
     def __init__(self, timeout_s: float) -> None:
         """``timeout_s`` is how long ranks wait for the slowest writer.  Called on all ranks at once."""
+        # Invariant: the caller's thread uses the group only while no writer runs (``begin`` waits first), and the
+        # writer uses no other group.  Two threads in one group would get each other's messages.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
         self._writing: Future[None] | None = None
@@ -200,6 +203,7 @@ def _results(plan: _Plan) -> Any:
 
 def _written(writer: Any, bucket: Any) -> list[Any]:
     """One file, on the disk."""
+    # Megatron disables Python's garbage collector meanwhile, for all threads of the process.
     _, results = writer.write_preloaded_data([writer.transforms], 0, bucket, None, None, use_fsync=True)
     if isinstance(results, Exception):
         raise results

@@ -44,6 +44,7 @@ def adams(optimizer: Any) -> Iterator[torch.optim.AdamW]:
 def fuse(optimizer: Any) -> None:
     """From the next step on."""
     for adam in adams(optimizer):
+        # The hook changes what ``state_dict`` returns, not the optimizer's own state, whose steps the kernel counts.
         adam.register_state_dict_post_hook(_with_steps_on_host)
         for group in adam.param_groups:
             group["fused"], group["foreach"] = True, False

@@ -95,6 +95,7 @@ def _reduced(flat: Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def _text(shared: dict[str, Any]) -> str:
     """By a name in the file system: the other way, a file descriptor, goes to a process's own children only."""
+    # Invariant: one thread at a time.  The strategy belongs to the process, and another thread would share by it, too.
     before = _SHARING.get_sharing_strategy()
     _SHARING.set_sharing_strategy("file_system")
     try:

@@ -197,6 +197,8 @@ def _data_parallel(model: Any, settings: ParallelConfig) -> Any:
         overlap_grad_reduce=settings.overlap_grad_reduce,
     )
     parallel = DistributedDataParallel(model.config, config, model)
+    # Invariant: every rank sets it before the first pass.  Megatron calls it at the end of each pass, and it is
+    # collective.
     model.config.finalize_model_grads_func = _finish_gradients
     if settings.overlap_grad_reduce:
         model.config.no_sync_func = parallel.no_sync  # of all microbatches but the last

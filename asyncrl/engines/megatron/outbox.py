@@ -93,6 +93,8 @@ class Outbox:
             self._copies = None
             self._copies = self._new_copies(len(self.buckets))
         flats = list(self._copies.each(self._model))
+        # Invariant: the copies are complete before the thread starts.  It broadcasts on another stream, which does not
+        # wait for this one, and training may change the weights as soon as this returns.
         _synchronize(self._device)
         self._sending = _Sending(flats, group, is_checked=is_checked)
         return True
@@ -133,6 +135,7 @@ class Outbox:
 
     def unshare(self) -> None:
         """Free what was shared; nobody has it mapped any more."""
+        # Invariant: no engine has the bucket mapped.  ``ipc_collect`` frees what other processes have released.
         self._shared = None
         if self._device.type == "cuda":
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
@@ -195,6 +198,8 @@ class _Sending:
 
     def __init__(self, flats: Sequence[Tensor], group: dist.ProcessGroup, *, is_checked: bool) -> None:
         self.group = group
+        # Invariant: until ``has_ended`` the buckets belong to the thread.  ``Outbox`` calls ``finish`` before it writes
+        # to them; otherwise engines would get halves of two versions.  ``failure`` is read only after the thread ended.
         self.failure: Exception | None = None
         self._flats = flats
         self._is_checked = is_checked
@@ -336,6 +341,7 @@ def _stream_of_its_own(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
+    # Device and stream are a thread's own.  On the default stream a broadcast would wait for all of a training step.
     torch.cuda.set_device(device)  # a thread begins with the first one
     with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         yield

@@ -82,6 +82,8 @@ class Stash:
         for each in self._emptied:
             if each.copy is not None:
                 each.copy.copy_(_bytes_of(each.storage), non_blocking=True)
+        # Invariant: all copies are complete before a storage is emptied.  The next owner of its memory, perhaps another
+        # process, writes there at once.
         _synchronize()
         for each in self._emptied:
             each.storage.resize_(0)
@@ -157,6 +159,8 @@ class HostMemory:
 
     def _at_least(self, num_bytes: int) -> Tensor:
         if self._whole is None or self._whole.numel() < num_bytes:
+            # Invariant: memory is unpinned before it is freed, and nothing copies meanwhile: ``put_away`` and ``fetch``
+            # synchronise before they return.
             if self._whole is not None and self._is_pinned:
                 _unpin(self._whole)
             self._whole = None  # before there is another

@@ -62,6 +62,7 @@ def join_update_group(
             group_name=distributed_c10d.GroupName(group_name),
             timeout=timeout,
         )
+    # The public collectives look up here which member ``src=0`` is.  The helper leaves it to its caller.
     distributed_c10d._world.pg_group_ranks[group] = {  # noqa: SLF001
         member: member for member in range(world_size)
     }
