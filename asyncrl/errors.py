@@ -18,6 +18,7 @@
     ├── NonFiniteLoss          the loss is NaN or infinite; no weights were changed
     ├── CheckpointFailed       a checkpoint could not be written or read; those before it are as they were
     ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
+    ├── InternalsChanged       an installed package is unlike the version that asyncrl was written for
     ├── TurnFailed             engines and trainer could not change places on the GPUs that they share
     └── Stalled                nothing moved for too long; the message says who waits for whom
 
@@ -103,6 +104,10 @@ class WeightUpdateFailed(AsyncRLError):
 
 class UpdateInterrupted(WeightUpdateFailed):
     """An engine was lost in mid-update; an update from the beginning goes to those that are left."""
+
+
+class InternalsChanged(AsyncRLError):
+    """An installed package is unlike the version that asyncrl was written for: it would fail later or train wrongly."""
 
 
 class TurnFailed(AsyncRLError):

@@ -70,6 +70,8 @@ class Signals:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        # Invariant: takes no lock and logs nothing.  It runs in the main thread between any two instructions, perhaps
+        # while that thread holds the very lock.
         if self.received is None:
             self.received = signal.Signals(number)
             self._first()

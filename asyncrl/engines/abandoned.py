@@ -13,6 +13,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(name="torch.distributed.distributed_c10d._get_process_group_store", parameters=("pg",), used_in=__name__),
+    Internal(name="torch.distributed.ProcessGroup", attributes=("abort", "group_name"), used_in=__name__),
+    Internal(name="torch.distributed.Work", attributes=("block_current_stream",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
 _KEY = "asyncrl-abandoned"
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 """Environment variable that torch reads as it makes a group."""
@@ -25,6 +34,7 @@ def without_watchdog() -> Iterator[None]:
     One of those hears of a member's death where NCCL goes over a network, and ends its own process a minute later;
     leaving the group takes that minute.  For one thread at a time; groups that others make meanwhile have none either.
     """
+    # Invariant: one thread at a time makes groups.  The variable belongs to the process, and torch reads it natively.
     before = os.environ.get(_BLOCKING_WAIT, "0")
     os.environ[_BLOCKING_WAIT] = "1"
     try:
@@ -46,6 +56,8 @@ def wait_on_stream(work: dist.Work, device: torch.device) -> None:
 
 def abandon(group: dist.ProcessGroup) -> None:
     """Nobody shall wait any more, neither the engines nor any thread here: the group is of no use after this."""
+    # The key comes first: engines ask for it, and the abort may fail.  Any thread may call this; the one that waits in
+    # a collective gets a RuntimeError there.
     with suppress(RuntimeError, KeyError):  # nobody can be told
         _store(group).set(_KEY, "")
     with suppress(RuntimeError):  # of a group whose member died

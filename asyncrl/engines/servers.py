@@ -122,4 +122,6 @@ class ServerProcess:
 
 
 def _die_with_parent() -> None:
+    # Invariant: between fork and exec only this call.  Another thread of the parent may have held any lock, of memory
+    # or of an import, and the copy of that lock is never released here.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -102,6 +102,8 @@ class TensorUpdater:
         async def share() -> None:
             handles.extend(await self._sharer.share(bucket))
 
+        # Invariant: every engine has answered ``load`` before the next bucket is shared.  An engine that still had this
+        # one mapped would read memory that the trainer has freed.
         await everyone(f"sharing bucket {bucket}", {"trainer": share()}, self._timeout_s)
         loading = {}
         for number, engine in enumerate(self._engines):

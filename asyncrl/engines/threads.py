@@ -18,5 +18,7 @@ def in_daemon_thread(work: Callable[[], None], name: str) -> Future[None]:
         else:
             future.set_result(None)
 
+    # Invariant: only this thread completes the future.  At the end of the process it stops wherever it is, so ``work``
+    # must leave nothing on disk that could be taken for complete.
     Thread(target=run, name=name, daemon=True).start()
     return future

@@ -24,6 +24,7 @@ def open_logging(run_dir: Path, console: Console) -> ExitStack:
     undo.callback(_restore, root, root.level, root.handlers)
     undo.callback(own.setLevel, own.level)
     undo.callback(logging.captureWarnings, False)
+    # Assigned at once: a thread that logs meanwhile finds the old handlers or the new ones, never none.
     root.handlers = [to_file, to_console]
     root.setLevel(logging.INFO)
     own.setLevel(logging.DEBUG)

@@ -9,6 +9,7 @@ class LoopLag:
     """Remembers the longest delay until somebody takes it."""
 
     def __init__(self) -> None:
+        # Invariant: read and reset by the event loop's thread alone; another one could lose an observation.
         self._max_s = 0.0
 
     def observe(self, late_s: float) -> None:

@@ -66,6 +66,7 @@ class TimelineFile:
         """``origin_s`` is the loop time to be shown as 0."""
         self._file = _unused(run_dir / TIMELINE_FILE).open("xb", buffering=0)
         self._origin_s = origin_s
+        # Invariant: only the event loop's thread records, so nothing here has a lock.
         self._waiting = bytearray()
         self._separator = b"[\n"
         self._written_s = origin_s

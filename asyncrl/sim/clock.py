@@ -10,6 +10,21 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(name="asyncio.BaseEventLoop._run_once", parameters=("self",), is_exact=True, used_in=__name__),
+    Internal(name="asyncio.BaseEventLoop.run_forever", attributes=("_run_once",), used_in=__name__),
+    Internal(
+        name="asyncio.Handle",
+        parameters=("callback", "args", "loop", "context"),
+        attributes=("_run",),
+        used_in=__name__,
+    ),
+    Internal(name="asyncio.TimerHandle", parameters=("when", "callback", "args", "loop", "context"), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
 _SAME_MOMENT_S = 1e-9
 """Closer timers fire together, as on Python's own loops under Linux: sums of floats differ in their last bits."""
 _FEW_TIMERS = 100

@@ -30,6 +30,7 @@ kill = lambda: os.kill(os.getpid(), signal.SIGTERM)
 during_init = during_shutdown = lambda: None
 {setting}
 from asyncrl.engines.cluster import session
+{internals}
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.signals import Signals
 async def run():
@@ -50,8 +51,15 @@ with Signals.caught() as signals:
 """
 
 
-def run(setting: str = "", body: str = "pass", before: str = "pass") -> subprocess.CompletedProcess[str]:
+UNCHECKED = "session.INTERNALS = session.CALLS = session.PLACEMENT = ()"
+"""The stand-in has none of the other names that Ray must have."""
+
+
+def run(
+    setting: str = "", body: str = "pass", before: str = "pass", internals: str = UNCHECKED
+) -> subprocess.CompletedProcess[str]:
     program = PROGRAM.replace("{setting}", setting).replace("{body}", body).replace("{before}", before)
+    program = program.replace("{internals}", internals)
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -97,3 +105,12 @@ def test_a_cluster_that_does_not_start_is_one_line() -> None:
 def test_signals_that_follow_the_first_change_nothing() -> None:
     done = run("during_shutdown = lambda: [kill() for _ in range(5)]", "os.kill(os.getpid(), signal.SIGINT)")
     assert done.returncode == 128 + signal.SIGINT
+
+
+def test_a_ray_that_is_unlike_is_one_line_and_nothing_is_started() -> None:
+    done = run(internals="")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    line = done.stderr.strip()
+    assert line.startswith("error: InternalsChanged: ray._private.utils.set_sigterm_handler takes (handler), not (sig")
+    assert "\n" not in line

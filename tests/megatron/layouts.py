@@ -24,8 +24,8 @@ with warnings.catch_warnings():
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, model_parallel_cuda_manual_seed
 
-from asyncrl.engines.megatron import cpu
 from asyncrl.engines.megatron.attention import packed_row
+from asyncrl.engines.megatron.cpu_emulation import emulate_cuda
 from asyncrl.engines.megatron.fp8 import BlockFp8, fp8_of
 from asyncrl.engines.megatron.gathering import whole_weights
 from asyncrl.engines.megatron.model import build_model
@@ -66,7 +66,7 @@ def processes(rank: int, world_size: int, port: int) -> Iterator[None]:
 def layout(**sizes: int) -> Iterator[None]:
     """Megatron's groups: arguments of ``initialize_model_parallel``."""
     parallel_state.initialize_model_parallel(**sizes)
-    cpu.install()
+    emulate_cuda()
     model_parallel_cuda_manual_seed(0)
     try:
         yield

@@ -13,6 +13,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "event_loop": set(),
+    "internals": {"errors"},
     "protocols": {"types"},
     "config": {"errors"},
     "data": {"types", "errors", "protocols", "config"},

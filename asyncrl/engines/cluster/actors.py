@@ -14,6 +14,7 @@ from typing import Any
 
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.servers import ServerProcess
+from asyncrl.internals import naming_imports
 
 BESIDE = "beside"
 """Ray's concurrency group for what cannot wait until a rank has trained.  Where an actor has such a group, its other
@@ -80,7 +81,8 @@ class RankActor(NetworkPlace):
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "0")
         if settings.device == "cpu":  # Ray hides no GPU from an actor that asked for none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        from asyncrl.engines.megatron.rank import MegatronRank
+        with naming_imports():
+            from asyncrl.engines.megatron.rank import MegatronRank
 
         self._rank = MegatronRank(settings, rank, world_size, address, port)
         gc.collect()

@@ -5,6 +5,10 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from asyncrl.errors import AsyncRLError, TrainerFailed, first_line, plainly
+from asyncrl.internals import Internal
+
+INTERNALS = (Internal(name="ray.exceptions.RayTaskError", attributes=("cause",), used_in=__name__),)
+"""Names that may change with the library: see docs/internals.md."""
 
 
 async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLError] = TrainerFailed) -> Any:

@@ -18,6 +18,10 @@ from typing import Any, Literal
 from asyncrl.engines.cluster.actors import BESIDE
 from asyncrl.engines.cluster.calls import answered
 from asyncrl.errors import ConfigError, ServerFailed
+from asyncrl.internals import Internal
+
+INTERNALS = (Internal(name="ray._private.state.GlobalState", attributes=("bundles_to_node_id",), used_in=__name__),)
+"""Names that may change with the library: see docs/internals.md."""
 
 logger = logging.getLogger(__name__)
 

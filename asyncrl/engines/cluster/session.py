@@ -17,7 +17,26 @@ from types import ModuleType
 
 import psutil
 
+from asyncrl.engines.cluster.calls import INTERNALS as CALLS
+from asyncrl.engines.cluster.placement import INTERNALS as PLACEMENT
 from asyncrl.errors import ServerFailed
+from asyncrl.internals import Internal, check_internals
+
+INTERNALS = (
+    Internal(
+        name="ray._private.utils.set_sigterm_handler", parameters=("sigterm_handler",), is_exact=True, used_in=__name__
+    ),
+    Internal(
+        name="ray._private.worker.init",
+        keywords=("address", "num_cpus", "include_dashboard", "configure_logging", "logging_level", "log_to_driver"),
+        attributes=("set_sigterm_handler",),
+        used_in=__name__,
+    ),
+    Internal(name="ray._private.worker.shutdown", used_in=__name__),
+    Internal(name="ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV", used_in=__name__),
+    Internal(name="ray._common.utils.get_ray_address_file", attributes=("ray_current_cluster",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +56,7 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
     ``num_cpus`` is what a cluster started here offers at least (Ray counts logical CPUs; ranks and servers ask for one
     each).  ``hold_signals`` puts the program's signal handlers back in place, which Ray takes away.
 
-    Raises ServerFailed.
+    Raises ServerFailed or InternalsChanged.
     """
     # Under ``uv run`` Ray would rebuild the environment for each worker.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -45,6 +64,7 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
+    check_internals(INTERNALS, CALLS, PLACEMENT)
     before, started = set(_descendants()), list[psutil.Process]()
     try:
         with _no_handlers(ray):
@@ -65,6 +85,7 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
 def _no_handlers(ray: ModuleType) -> Iterator[None]:
     """``ray.init`` would have SIGTERM raise wherever it happens to be: half a cluster, and locks that stay taken."""
     utils = ray._private.utils  # noqa: SLF001 (there is no public way)
+    # Invariant: ``ray.init`` looks the function up here at each call.  A name bound earlier would escape.
     theirs, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
     try:
         yield
@@ -105,6 +126,7 @@ def _shut_down(ray: ModuleType, hold_signals: Callable[[], None]) -> None:
         else:
             ended.set_result(None)
 
+    # Python sets handlers in the main thread only, so the shutdown has the other one.
     Thread(target=shut_down, name="ray-shutdown", daemon=True).start()
     deadline = time.monotonic() + SHUTDOWN_S
     while not wait([ended], timeout=HOLD_EVERY_S).done and time.monotonic() < deadline:

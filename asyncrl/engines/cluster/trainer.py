@@ -46,6 +46,7 @@ class RayTrainer:
         """See ``Trainer.train``."""
         import ray
 
+        # Invariant: a batch is frozen.  A thread cannot be cancelled: after the timeout it may still read the batch.
         # Copied into Ray's store once for all ranks, off the loop: a batch of long answers is many megabytes.
         try:
             async with asyncio.timeout(self._control_timeout_s):

@@ -22,6 +22,33 @@ from torch.nn.attention.varlen import varlen_attn
 
 from asyncrl.engines.megatron.packing import Microbatch, part_of
 from asyncrl.engines.megatron.turning import Turns, turned
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.packed_seq_params.PackedSeqParams",
+        keywords=("qkv_format", "cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.attention.Attention",
+        attributes=("core_attention", "packed_seq_params", "pg_collection", "softmax_scale"),
+        used_in=__name__,
+    ),
+    Internal(name="megatron.core.process_groups_config.ProcessGroupCollection", attributes=("cp",), used_in=__name__),
+    Internal(
+        name="megatron.core.tensor_parallel.gather_from_sequence_parallel_region",
+        parameters=("input_", "tensor_parallel_output_grad", "group"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.nn.attention.varlen.varlen_attn",
+        parameters=("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"),
+        keywords=("scale", "window_size"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 KERNEL_WIDTH = 8
 """Of torch's kernel for a GPU (FlashAttention 2): numbers per head are a multiple of it."""

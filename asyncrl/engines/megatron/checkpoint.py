@@ -26,8 +26,57 @@ from torch.distributed.checkpoint.api import CheckpointException
 from asyncrl.engines.checkpoints import PARTIAL, commit, open_partial
 from asyncrl.engines.threads import in_daemon_thread
 from asyncrl.errors import CheckpointFailed
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.dist_checkpointing.save",
+        parameters=("sharded_state_dict", "checkpoint_dir", "sharded_strategy"),
+        keywords=("validate_access_integrity", "async_sharded_save", "async_strategy"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.core.save_config",
+        parameters=("config", "checkpoint_dir"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.core.CheckpointingConfig",
+        parameters=("sharded_backend", "sharded_backend_version"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.torch.TorchDistSaveShardedStrategy._get_save_and_finalize_callbacks",
+        parameters=("self", "writer", "save_state_dict_ret", "async_strategy"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.async_utils.AsyncRequest",
+        attributes=("async_fn", "async_fn_args"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.filesystem_async.get_write_results_queue",
+        attributes=("_results_queue",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync",
+        attributes=("transforms", "finish"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync.write_preloaded_data",
+        parameters=("transform_list", "local_proc_idx", "write_bucket", "results_queue", "count_queue", "use_fsync"),
+        used_in=__name__,
+    ),
+    Internal(name="torch.distributed.checkpoint.api.CheckpointException", attributes=("failures",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 # In place of a queue in a process that Megatron starts for it, in every rank: the writer is a thread here.
+# Invariant: set before the first save, because Megatron makes its own queue if there is none.
 filesystem_async._results_queue = queue.Queue()  # noqa: SLF001
 
 
@@ -36,6 +85,8 @@ class Saver:
 
     def __init__(self, timeout_s: float) -> None:
         """``timeout_s`` is how long ranks wait for the slowest writer.  Called on all ranks at once."""
+        # Invariant: the caller's thread uses the group only while no writer runs (``begin`` waits first), and the
+        # writer uses no other group.  Two threads in one group would get each other's messages.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
         self._writing: Future[None] | None = None
@@ -152,6 +203,7 @@ def _results(plan: _Plan) -> Any:
 
 def _written(writer: Any, bucket: Any) -> list[Any]:
     """One file, on the disk."""
+    # Megatron disables Python's garbage collector meanwhile, for all threads of the process.
     _, results = writer.write_preloaded_data([writer.transforms], 0, bucket, None, None, use_fsync=True)
     if isinstance(results, Exception):
         raise results

@@ -24,9 +24,17 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from asyncrl.engines.megatron import cpu
+from asyncrl.engines.megatron.attention import INTERNALS as ATTENTION
 from asyncrl.engines.megatron.conversion import to_hf, to_torch_dist
+from asyncrl.engines.megatron.cpu_emulation import emulate_cuda
+from asyncrl.engines.megatron.dist_files import INTERNALS as DIST_FILES
+from asyncrl.engines.megatron.layers import INTERNALS as LAYERS
+from asyncrl.engines.megatron.model import INTERNALS as MODEL
+from asyncrl.engines.megatron.state import INTERNALS as STATE
+from asyncrl.engines.megatron.unstored import INTERNALS as UNSTORED
+from asyncrl.engines.megatron.weights import INTERNALS as WEIGHTS
 from asyncrl.errors import AsyncRLError, ConfigError
+from asyncrl.internals import check_internals
 
 LAYOUT_FLAGS = ("tensor", "pipeline", "expert")
 """Converters of other programs need a layout for a large model, and scripts name it."""
@@ -36,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     """Convert what ``argv`` asks for; the exit code."""
     asked = _parser().parse_args(argv)
     try:
+        check_internals(ATTENTION, DIST_FILES, LAYERS, MODEL, STATE, UNSTORED, WEIGHTS)
         with _processes():
             asked.convert(asked)
     except AsyncRLError as error:
@@ -54,7 +63,7 @@ def _processes() -> Iterator[None]:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{_free_port()}", rank=0, world_size=1)
     try:
         parallel_state.initialize_model_parallel()
-        cpu.install()
+        emulate_cuda()
         model_parallel_cuda_manual_seed(0)
         yield
         parallel_state.destroy_model_parallel()

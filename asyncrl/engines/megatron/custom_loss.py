@@ -140,6 +140,8 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, None]:
+        # Autograd calls this, on a GPU in a thread of its own.  Nothing may leave it as an exception: other ranks would
+        # wait in the next collective.  ``keep`` needs no lock, because it is read after the pass has returned.
         own_R, losses_R, keep = ctx.way_back
         try:
             (found_R,) = torch.autograd.grad(losses_R, own_R, gradient_R)

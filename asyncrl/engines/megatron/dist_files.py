@@ -33,6 +33,81 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 
 from asyncrl.errors import CheckpointFailed
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.dist_checkpointing.mapping.ShardedTensor",
+        attributes=("key", "data", "local_shape", "global_shape", "global_offset", "prepend_axis_num"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.mapping.ShardedObject",
+        attributes=("unique_key", "data"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed._shard._utils.narrow_tensor_by_index",
+        parameters=("tensor", "offsets", "sizes"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.filesystem._StorageInfo",
+        parameters=("relative_path", "offset", "length"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.filesystem.FileSystemWriter.finish",
+        parameters=("self", "metadata", "results"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.filesystem.FileSystemReader.set_up_storage_reader",
+        parameters=("self", "metadata", "is_coordinator"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.filesystem.FileSystemReader.read_data",
+        parameters=("self", "plan", "planner"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.default_planner.DefaultLoadPlanner.resolve_tensor",
+        parameters=("self", "read_item"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.planner_helpers.create_read_items_for_chunk_list",
+        parameters=("fqn", "checkpoint_md", "local_chunks"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.planner.ReadItem", attributes=("dest_offsets", "lengths"), used_in=__name__
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.metadata.TensorStorageMetadata",
+        keywords=("properties", "size", "chunks"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.metadata.ChunkStorageMetadata",
+        keywords=("offsets", "sizes"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.metadata.MetadataIndex", parameters=("fqn", "offset"), used_in=__name__
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.metadata.Metadata", keywords=("state_dict_metadata",), used_in=__name__
+    ),
+    Internal(
+        name="torch.distributed.checkpoint.storage.WriteResult",
+        keywords=("index", "size_in_bytes", "storage_data"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 FILE_BYTES = 4 * 1024**3
 """Of one file, about; a file has whole parts of weights.  As in a saved Hugging Face folder."""

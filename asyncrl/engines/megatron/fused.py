@@ -8,6 +8,20 @@ from typing import Any
 
 import torch
 
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="torch.optim.AdamW", attributes=("exp_avg", "exp_avg_sq", "foreach", "fused", "step"), used_in=__name__
+    ),
+    Internal(name="torch.optim.Optimizer.register_state_dict_post_hook", parameters=("self", "hook"), used_in=__name__),
+    Internal(
+        name="megatron.core.optimizer.optimizer.ChainedOptimizer", attributes=("chained_optimizers",), used_in=__name__
+    ),
+    Internal(name="megatron.core.optimizer.optimizer.MegatronOptimizer", attributes=("optimizer",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
 
 def optimizers(optimizer: Any) -> dict[int, Any]:
     """Megatron's optimizers that ``optimizer`` is made of, by place; those without parameters on this rank left out."""
@@ -30,6 +44,7 @@ def adams(optimizer: Any) -> Iterator[torch.optim.AdamW]:
 def fuse(optimizer: Any) -> None:
     """From the next step on."""
     for adam in adams(optimizer):
+        # The hook changes what ``state_dict`` returns, not the optimizer's own state, whose steps the kernel counts.
         adam.register_state_dict_post_hook(_with_steps_on_host)
         for group in adam.param_groups:
             group["fused"], group["foreach"] = True, False

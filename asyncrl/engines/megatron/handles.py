@@ -18,6 +18,37 @@ import torch.multiprocessing.reductions
 from torch import Tensor
 
 from asyncrl.engines.buckets import WeightBucket
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(name="torch.multiprocessing.reductions.reduce_tensor", parameters=("tensor",), used_in=__name__),
+    Internal(
+        name="torch.multiprocessing.reductions.rebuild_cuda_tensor",
+        parameters=(
+            "tensor_cls",
+            "tensor_size",
+            "tensor_stride",
+            "tensor_offset",
+            "storage_cls",
+            "dtype",
+            "storage_device",
+            "storage_handle",
+            "storage_size_bytes",
+            "storage_offset_bytes",
+            "requires_grad",
+            "ref_counter_handle",
+            "ref_counter_offset",
+            "event_handle",
+            "event_sync_required",
+        ),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(name="torch.multiprocessing.get_sharing_strategy", used_in=__name__),
+    Internal(name="torch.multiprocessing.set_sharing_strategy", parameters=("new_strategy",), used_in=__name__),
+    Internal(name="multiprocessing.reduction.ForkingPickler", used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 _SHARING: Any = torch.multiprocessing
 """torch has no types for it."""
@@ -64,6 +95,7 @@ def _reduced(flat: Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def _text(shared: dict[str, Any]) -> str:
     """By a name in the file system: the other way, a file descriptor, goes to a process's own children only."""
+    # Invariant: one thread at a time.  The strategy belongs to the process, and another thread would share by it, too.
     before = _SHARING.get_sharing_strategy()
     _SHARING.set_sharing_strategy("file_system")
     try:

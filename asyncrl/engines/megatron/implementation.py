@@ -13,6 +13,13 @@ from megatron.core.optimizer import USING_PYTORCH_OPTIMIZER
 from asyncrl.engines.megatron.ranks import of_every_rank
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.errors import ConfigError
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(name="megatron.core.extensions.transformer_engine.HAVE_TE", used_in=__name__),
+    Internal(name="megatron.core.optimizer.USING_PYTORCH_OPTIMIZER", used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 _BEFORE_ATTENTION = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
 _BEFORE_MLP = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}

@@ -14,6 +14,53 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.distributed.finalize_model_grads._allreduce_non_tensor_model_parallel_grads",
+        attributes=("sequence_parallel",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.transformer_layer.TransformerLayer",
+        attributes=("mlp_bda", "self_attn_bda"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.multi_latent_attention.MLASelfAttention._resolve_qk_norm_config",
+        parameters=("self", "submodules"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.multi_latent_attention.MLASelfAttention",
+        attributes=(
+            "linear_kv_down_proj",
+            "linear_q_down_proj",
+            "linear_q_proj",
+            "linear_q_up_proj",
+            "linear_kv_up_proj",
+            "q_layernorm",
+            "kv_layernorm",
+        ),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.moe.experts.SequentialMLP.forward",
+        parameters=("self", "permuted_local_hidden_states", "tokens_per_expert", "permuted_probs"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.moe.experts.SequentialMLP", attributes=("local_experts",), used_in=__name__
+    ),
+    Internal(
+        name="torch.nn.functional.grouped_mm", parameters=("mat_a", "mat_b"), keywords=("offs",), used_in=__name__
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
 LATENT_NORM_EPS = 1e-6
 """Of the norms within latent attention: DeepSeek's code, and transformers', ignore ``rms_norm_eps`` there."""
 

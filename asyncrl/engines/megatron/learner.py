@@ -25,6 +25,64 @@ from asyncrl.engines.megatron.restore import RestorePoint
 from asyncrl.engines.megatron.settings import TrainerSettings
 from asyncrl.engines.megatron.updates import Update
 from asyncrl.errors import NonFiniteLoss
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.pipeline_parallel.schedules.forward_backward_no_pipelining",
+        keywords=(
+            "forward_step_func",
+            "data_iterator",
+            "model",
+            "num_microbatches",
+            "seq_length",
+            "micro_batch_size",
+            "forward_only",
+        ),
+        attributes=("finalize_model_grads_func", "no_sync_func"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.pipeline_parallel.schedules.forward_backward_pipelining_without_interleaving",
+        keywords=(
+            "forward_step_func",
+            "data_iterator",
+            "model",
+            "num_microbatches",
+            "seq_length",
+            "micro_batch_size",
+            "forward_only",
+        ),
+        attributes=("finalize_model_grads_func", "no_sync_func"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.pipeline_parallel.schedules.forward_step_calc_loss",
+        attributes=("calculate_per_token_loss",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.distributed.DistributedDataParallel",
+        parameters=("config", "ddp_config", "module"),
+        attributes=("buffers", "expert_parallel_buffers", "no_sync", "zero_grad_buffer"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.distributed.finalize_model_grads.finalize_model_grads",
+        parameters=("model", "num_tokens"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.get_megatron_optimizer", parameters=("config", "model_chunks"), used_in=__name__
+    ),
+    Internal(name="megatron.core.optimizer._get_param_groups", attributes=("wd_mult",), used_in=__name__),
+    Internal(
+        name="megatron.core.optimizer.optimizer.ChainedOptimizer",
+        attributes=("chained_optimizers", "get_grad_norm", "param_groups", "prepare_grads", "step", "zero_grad"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +197,8 @@ def _data_parallel(model: Any, settings: ParallelConfig) -> Any:
         overlap_grad_reduce=settings.overlap_grad_reduce,
     )
     parallel = DistributedDataParallel(model.config, config, model)
+    # Invariant: every rank sets it before the first pass.  Megatron calls it at the end of each pass, and it is
+    # collective.
     model.config.finalize_model_grads_func = _finish_gradients
     if settings.overlap_grad_reduce:
         model.config.no_sync_func = parallel.no_sync  # of all microbatches but the last

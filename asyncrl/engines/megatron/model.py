@@ -24,6 +24,71 @@ from asyncrl.engines.megatron.layers import AddNormed, GroupedExperts, LatentAtt
 from asyncrl.engines.megatron.rope import Rope, YarnRope
 from asyncrl.engines.megatron.shape import ExpertShape, LatentShape, ModelShape
 from asyncrl.engines.megatron.turning import Turns, frequencies, turns_at
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_spec",
+        parameters=("config", "use_transformer_engine"),
+        keywords=("normalization",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.models.gpt.moe_module_specs.get_moe_module_spec",
+        keywords=("use_te", "num_experts"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.models.gpt.gpt_model.GPTModel",
+        parameters=("config", "transformer_layer_spec"),
+        keywords=(
+            "vocab_size",
+            "max_sequence_length",
+            "pre_process",
+            "post_process",
+            "share_embeddings_and_output_weights",
+            "position_embedding_type",
+        ),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.transformer_block.TransformerBlockSubmodules",
+        attributes=("layer_norm", "layer_specs"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.transformer_layer.TransformerLayerSubmodules",
+        attributes=(
+            "input_layernorm",
+            "mlp",
+            "mlp_bda",
+            "pre_mlp_layernorm",
+            "self_attention",
+            "self_attn_bda",
+            "sharded_state_dict_keys_map",
+        ),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.attention.SelfAttentionSubmodules",
+        attributes=("core_attention", "k_layernorm", "q_layernorm"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.multi_latent_attention.MLASelfAttentionSubmodules",
+        attributes=("core_attention",),
+        used_in=__name__,
+    ),
+    Internal(name="megatron.core.transformer.moe.moe_layer.MoESubmodules", attributes=("experts",), used_in=__name__),
+    Internal(name="megatron.core.transformer.moe.router.TopKRouter", attributes=("expert_bias",), used_in=__name__),
+    Internal(
+        name="megatron.core.transformer.spec_utils.ModuleSpec",
+        keywords=("module", "params"),
+        attributes=("submodules",),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 
 def build_model(

@@ -36,6 +36,13 @@ from asyncrl.engines.megatron.sharding import Weight, is_split, local_weights
 from asyncrl.engines.megatron.update_group import flatten
 from asyncrl.engines.megatron.weights import export_bucket, parts_of, plan_buckets, sent_changes
 from asyncrl.errors import WeightUpdateFailed
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(name="torch._foreach_copy_", used_in=__name__),
+    Internal(name="torch.cuda.ipc_collect", used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +93,8 @@ class Outbox:
             self._copies = None
             self._copies = self._new_copies(len(self.buckets))
         flats = list(self._copies.snapshot(self._model))
+        # Invariant: the copies are complete before the thread starts.  It broadcasts on another stream, which does not
+        # wait for this one, and training may change the weights as soon as this returns.
         _synchronize(self._device)
         self._sending = _Sending(flats, group, is_checked=is_checked)
         return True
@@ -126,6 +135,7 @@ class Outbox:
 
     def unshare(self) -> None:
         """Free what was shared; nobody has it mapped any more."""
+        # Invariant: no engine has the bucket mapped.  ``ipc_collect`` frees what other processes have released.
         self._shared = None
         if self._device.type == "cuda":
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
@@ -188,6 +198,8 @@ class _Sending:
 
     def __init__(self, flats: Sequence[Tensor], group: dist.ProcessGroup, *, is_checked: bool) -> None:
         self.group = group
+        # Invariant: until ``has_ended`` the buckets belong to the thread.  ``Outbox`` calls ``finish`` before it writes
+        # to them; otherwise engines would get halves of two versions.  ``failure`` is read only after the thread ended.
         self.failure: Exception | None = None
         self._flats = flats
         self._is_checked = is_checked
@@ -329,6 +341,7 @@ def _stream_of_its_own(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
+    # Device and stream are a thread's own.  On the default stream a broadcast would wait for all of a training step.
     torch.cuda.set_device(device)  # a thread begins with the first one
     with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         yield

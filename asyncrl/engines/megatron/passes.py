@@ -19,6 +19,22 @@ from asyncrl.engines.megatron.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.logprobs import token_logprobs
 from asyncrl.engines.megatron.objective import Objective, ValueObjective
 from asyncrl.engines.megatron.packing import Floats, Microbatch, part_of
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.models.gpt.gpt_model.GPTModel.forward",
+        parameters=("self", "input_ids", "position_ids", "attention_mask"),
+        keywords=("packed_seq_params", "output_processor", "output_processor_context"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.models.gpt.gpt_model.GPTModel._postprocess",
+        attributes=("hidden_states", "output_layer", "output_weight", "context"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 
 def _settled() -> None:

@@ -22,8 +22,8 @@ from asyncrl.config.derived import critic_load, has_critic, ref_load, uses_refer
 from asyncrl.engines.abandoned import abandon
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.checkpoints import Origin, as_written, check_model, find_origin, notes_of
-from asyncrl.engines.megatron import cpu
 from asyncrl.engines.megatron.checkpoint import Saver
+from asyncrl.engines.megatron.cpu_emulation import emulate_cuda
 from asyncrl.engines.megatron.critic import Critic, critic_shape
 from asyncrl.engines.megatron.custom import custom_advantages, custom_of
 from asyncrl.engines.megatron.estimation import needs_proximal, outcomes_of, with_advantages
@@ -46,6 +46,7 @@ from asyncrl.engines.megatron.shape import ModelShape, read_shape
 from asyncrl.engines.megatron.sharding import is_split
 from asyncrl.engines.megatron.stash import TrainerMemory
 from asyncrl.engines.megatron.state import load_state, sharded_state
+from asyncrl.engines.megatron.trainer_internals import check_trainer_internals
 from asyncrl.engines.megatron.update_group import join_update_group
 from asyncrl.engines.megatron.updates import Update, updates_of
 from asyncrl.engines.megatron.weights import load_hf, save_hf
@@ -56,12 +57,14 @@ from asyncrl.types import Batch, TrainReport
 class MegatronRank:
     """One of ``world_size`` ranks that meet at ``master_address:master_port``.
 
-    Construction returns once all of them are there and hold their parts of the checkpoint.  Raises ConfigError.
+    Construction returns once all of them are there and hold their parts of the checkpoint.  Raises ConfigError or
+    InternalsChanged.
     """
 
     def __init__(
         self, settings: TrainerSettings, rank: int, world_size: int, master_address: str, master_port: int
     ) -> None:
+        check_trainer_internals()
         self._settings = settings = settled(settings)
         self._rank = rank
         self._custom = custom_of(settings.custom)
@@ -72,7 +75,7 @@ class MegatronRank:
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         check_alike(settings)
-        cpu.install()
+        emulate_cuda()
         torch.manual_seed(settings.model.seed)
         model_parallel_cuda_manual_seed(settings.model.seed)
         dtype, layers = getattr(torch, settings.dtype), settings.model.transformer_impl

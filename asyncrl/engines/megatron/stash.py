@@ -20,6 +20,23 @@ import torch
 from torch import Tensor
 
 from asyncrl.engines.megatron.fused import optimizers
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.distributed.DistributedDataParallel",
+        attributes=("buffers", "expert_parallel_buffers"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.distributed.param_and_grad_buffer._ParamAndGradBuffer",
+        attributes=("grad_data", "param_data"),
+        used_in=__name__,
+    ),
+    Internal(name="torch.UntypedStorage", attributes=("data_ptr", "nbytes", "resize_"), used_in=__name__),
+    Internal(name="torch.cuda.cudart", used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +82,8 @@ class Stash:
         for each in self._emptied:
             if each.copy is not None:
                 each.copy.copy_(_bytes_of(each.storage), non_blocking=True)
+        # Invariant: all copies are complete before a storage is emptied.  The next owner of its memory, perhaps another
+        # process, writes there at once.
         _synchronize()
         for each in self._emptied:
             each.storage.resize_(0)
@@ -140,6 +159,8 @@ class HostMemory:
 
     def _at_least(self, num_bytes: int) -> Tensor:
         if self._whole is None or self._whole.numel() < num_bytes:
+            # Invariant: memory is unpinned before it is freed, and nothing copies meanwhile: ``put_away`` and ``fetch``
+            # synchronise before they return.
             if self._whole is not None and self._is_pinned:
                 _unpin(self._whole)
             self._whole = None  # before there is another

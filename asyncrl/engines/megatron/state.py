@@ -20,6 +20,86 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from asyncrl.engines.megatron.fused import adams, members, optimizers, place_steps
 from asyncrl.errors import CheckpointFailed, first_line
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.dist_checkpointing.load",
+        parameters=("sharded_state_dict", "checkpoint_dir"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.serialization.load_sharded_metadata",
+        parameters=("checkpoint_dir",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.utils.add_prefix_for_sharding",
+        parameters=("sharded_state_dict", "prefix"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.mapping.ShardedObject",
+        parameters=("key", "data", "global_shape", "global_offset"),
+        keywords=("replica_id",),
+        attributes=("unique_key",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.models.gpt.gpt_model.GPTModel.sharded_state_dict",
+        parameters=("self",),
+        keywords=("metadata",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.models.gpt.gpt_model.GPTModel",
+        attributes=("post_process", "output_layer", "vocab_size"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer.sharded_state_dict",
+        parameters=("self", "model_sharded_state_dict"),
+        keywords=("is_loading", "metadata"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
+        parameters=("self", "model_param", "tensors"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer",
+        attributes=(
+            "model_param_group_index_map",
+            "param_state",
+            "param_state_sharding_type",
+            "fully_reshardable",
+            "distrib_optim_sharding_type",
+            "distrib_optim_fully_reshardable_mem_efficient",
+            "init_state_fn",
+            "reload_model_params",
+        ),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.optimizer.Float16OptimizerWithFloat16Params",
+        attributes=("fp32_from_fp16_params", "common_step"),
+        used_in=__name__,
+    ),
+    Internal(name="megatron.core.optimizer.optimizer.FP32Optimizer", attributes=("common_step",), used_in=__name__),
+    Internal(
+        name="megatron.core.optimizer.optimizer.ChainedOptimizer",
+        attributes=("chained_optim_avoid_prefix",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.tensor_parallel.random.CudaRNGStatesTracker",
+        attributes=("get_states", "set_states"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 _SHARDING = "fully_reshardable"
 """Megatron's name for the format of a distributed optimizer that another number of ranks can read."""

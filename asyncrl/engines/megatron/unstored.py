@@ -13,6 +13,29 @@ from torch.overrides import TorchFunctionMode
 from asyncrl.engines.megatron.model import build_model
 from asyncrl.engines.megatron.shape import ModelShape
 from asyncrl.engines.megatron.state import sharded_weights
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.dist_checkpointing.dict_utils.dict_list_map_outplace",
+        parameters=("f", "x"),
+        used_in=__name__,
+    ),
+    Internal(name="megatron.core.dist_checkpointing.dict_utils.nested_values", parameters=("x",), used_in=__name__),
+    Internal(
+        name="megatron.core.dist_checkpointing.mapping.ShardedTensorFactory",
+        keywords=("key", "data", "build_fn", "merge_fn"),
+        attributes=("build",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.overrides.TorchFunctionMode.__torch_function__",
+        parameters=("self", "func", "types", "args", "kwargs"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 _META = torch.device("meta")
 

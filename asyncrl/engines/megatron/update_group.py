@@ -14,6 +14,24 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from asyncrl.engines.abandoned import without_watchdog
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="torch.distributed.distributed_c10d._new_process_group_helper",
+        parameters=("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"),
+        keywords=("timeout",),
+        used_in=__name__,
+    ),
+    Internal(name="torch.distributed.distributed_c10d._world", attributes=("pg_group_ranks",), used_in=__name__),
+    Internal(name="torch.distributed.distributed_c10d.Backend", used_in=__name__),
+    Internal(name="torch.distributed.distributed_c10d.GroupName", used_in=__name__),
+    Internal(name="torch.distributed.distributed_c10d.PrefixStore", used_in=__name__),
+    Internal(
+        name="torch.distributed.rendezvous.rendezvous", parameters=("url", "rank", "world_size"), used_in=__name__
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 JOIN_S = 60.0
 """For all members to come: they are asked at the same time, and an engine comes between two forward passes.  One that
@@ -44,6 +62,7 @@ def join_update_group(
             group_name=distributed_c10d.GroupName(group_name),
             timeout=timeout,
         )
+    # The public collectives look up here which member ``src=0`` is.  The helper leaves it to its caller.
     distributed_c10d._world.pg_group_ranks[group] = {  # noqa: SLF001
         member: member for member in range(world_size)
     }

@@ -28,6 +28,21 @@ from asyncrl.engines.megatron.sharding import (
     part_for_this_rank,
 )
 from asyncrl.errors import ConfigError
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer",
+        attributes=("main_param",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.optimizer.Float16OptimizerWithFloat16Params",
+        attributes=("main_param",),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 logger = logging.getLogger(__name__)
 

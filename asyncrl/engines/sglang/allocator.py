@@ -4,6 +4,18 @@ from typing import Any
 
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="sglang.srt.mem_cache.allocator.TokenToKVPoolAllocator",
+        parameters=("size",),
+        keywords=("dtype", "device", "kvcache", "need_sort"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
 
 class TokenAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]  # sglang is untyped
     """The stock allocator, called the way SGLang calls an out-of-tree one: with a page size, which must be 1."""

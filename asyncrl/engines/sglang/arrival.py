@@ -79,6 +79,8 @@ class _Asking:
     """A thread that asks whether the trainer has given an update up: a host that is gone may not answer for long."""
 
     def __init__(self, group: Any) -> None:
+        # Invariant: the asking thread sets ``is_abandoned``, the waiting one ``is_over``, each once: no lock is needed.
+        # Only the waiting thread aborts the group.
         self.is_over = Event()
         self.is_abandoned = False
         self._group = group

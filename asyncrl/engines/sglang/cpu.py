@@ -18,6 +18,66 @@ from sglang.srt.platforms.interface import PlatformEnum, SRTPlatform
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from asyncrl.engines.sglang.draw import draw_with_seed
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="sglang.srt.layers.sampler.multinomial_with_seed",
+        parameters=("logprobs", "seed", "positions"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
+        parameters=("self",),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="sglang.srt.entrypoints.engine._set_envs_and_config",
+        parameters=("server_args",),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(name="sglang.srt.mem_cache.memory_pool.MHATokenToKVPool", used_in=__name__),
+    Internal(
+        name="sglang.srt.platforms.interface.SRTPlatform",
+        attributes=(
+            "apply_server_args_defaults",
+            "get_default_attention_backend",
+            "get_dispatch_key_name",
+            "get_mha_kv_pool_cls",
+            "get_paged_allocator_cls",
+            "is_pin_memory_available",
+        ),
+        used_in=__name__,
+    ),
+    Internal(name="sglang.srt.platforms.interface.PlatformEnum", attributes=("OOT",), used_in=__name__),
+    Internal(name="sglang.srt.platforms.cpu.CpuDeviceMixin", used_in=__name__),
+    Internal(
+        name="sglang.srt.plugins.hook_registry.HookRegistry.register",
+        parameters=("target", "hook", "hook_type"),
+        used_in=__name__,
+    ),
+    Internal(name="sglang.srt.server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES", used_in=__name__),
+    Internal(name="sglang.srt.server_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND", used_in=__name__),
+    Internal(
+        name="sglang.srt.server_args.ServerArgs",
+        attributes=(
+            "attention_backend",
+            "dp_size",
+            "enable_deterministic_inference",
+            "enable_memory_saver",
+            "numa_node",
+            "sampling_backend",
+        ),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md.
+
+Not checked at start: SGLang is half imported then.
+"""
 
 ATTENTION_BACKEND = "torch_native"
 

@@ -16,7 +16,6 @@ the second update, and in every one that is checked.  Without the plug-in, all u
 
 import json
 import logging
-import pkgutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,28 +25,59 @@ from asyncrl.engines.sglang.arrival import broadcast, check_arrival, finish, wai
 from asyncrl.engines.sglang.copies import KeptBucket, num_bytes
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED
 from asyncrl.engines.sglang.replay_check import ReplayCheck
+from asyncrl.internals import Internal, unlike
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _UPDATE = f"{_UPDATER}.update_weights_from_distributed"
 _JOIN = f"{_UPDATER}.init_weights_update_group"
+_COPIES = "asyncrl.engines.sglang.copies"
 _ALIGNMENT = 64
 """Of the buffers' sizes: a multiple of every element's."""
 
 logger = logging.getLogger(__name__)
 
 
+INTERNALS = (
+    Internal(
+        name=_UPDATE,
+        parameters=("self", "names", "dtypes", "shapes", "group_name", "load_format"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name=_JOIN,
+        parameters=("self", "master_address", "master_port", "rank_offset", "world_size", "group_name"),
+        used_in=__name__,
+    ),
+    Internal(name=_UPDATER, attributes=("_model_update_group", "device", "get_model"), used_in=__name__),
+    Internal(name="sglang.srt.distributed.parallel_state.get_world_group", used_in=__name__),
+    Internal(
+        name="sglang.srt.distributed.parallel_state.GroupCoordinator", attributes=("cpu_group",), used_in=__name__
+    ),
+    Internal(name="torch._foreach_copy_", used_in=_COPIES),
+    Internal(
+        name="torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__",
+        parameters=("self", "func", "types", "args", "kwargs"),
+        is_exact=True,
+        used_in=_COPIES,
+    ),
+    Internal(name="torch.utils._pytree.tree_leaves", parameters=("tree",), used_in=_COPIES),
+    Internal(name="torch._ops.OpOverload", attributes=("is_view",), used_in=_COPIES),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+
 def activate() -> None:
     """Register the hooks, or warn that there is nothing to hook.  SGLang calls it."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    try:
-        for target in (_UPDATE, _JOIN):
-            pkgutil.resolve_name(target)
-    except (AttributeError, ImportError) as error:
+    from asyncrl.engines.abandoned import INTERNALS as GROUPS
+
+    if (difference := unlike(INTERNALS, GROUPS)) is not None:
         logger.warning(
             "asyncrl: this SGLang is unlike 0.5.16 inside (%s); weight updates take longer, and end this server, too, "
             "when another one dies in them",
-            error,
+            difference,
         )
         return
     HookRegistry.register(_UPDATE, DirectUpdates().around_receive, HookType.AROUND)

@@ -38,6 +38,8 @@ class Flights:
     """All calls of ``generate`` of one engine client."""
 
     def __init__(self) -> None:
+        # Invariant: only the event loop's thread comes here, and no method waits between changing the calls and
+        # ``_empty``, so the two always agree.
         self._flights: dict[str, Flight] = {}
         self._empty = asyncio.Event()
         self._empty.set()

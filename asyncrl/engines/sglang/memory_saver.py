@@ -5,9 +5,20 @@ memory saver of the process to the mode that knows no graphs.  SGLang then dies 
 """
 
 import importlib
+import logging
 import os
 
 from asyncrl.engines.sglang.labels import SAVES_GRAPHS
+from asyncrl.internals import Internal, unlike
+
+INTERNALS = (
+    Internal(name="sglang.srt.debug_utils.dumper", used_in=__name__),
+    Internal(name="torch_memory_saver.torch_memory_saver", used_in=__name__),
+    Internal(name="torch_memory_saver.entrypoint.TorchMemorySaver", attributes=("hook_mode",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+logger = logging.getLogger(__name__)
 
 
 def activate() -> None:
@@ -16,6 +27,9 @@ def activate() -> None:
     SGLang calls it in each process that it starts anew.
     """
     if os.environ.get(SAVES_GRAPHS) != "true":
+        return
+    if (difference := unlike(INTERNALS)) is not None:
+        logger.warning("asyncrl: CUDA graphs may not be given back, and their capture may fail (%s)", difference)
         return
     importlib.import_module("sglang.srt.debug_utils.dumper")  # now, or it would set the mode later
     from torch_memory_saver import torch_memory_saver

@@ -18,13 +18,14 @@ in its main process and in schedulers that it does not fork from that; all that 
 import functools
 import logging
 import multiprocessing
-import pkgutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncrl.engines.sglang.labels import STAMPS, STOOD_STILL, cache_key, is_cache_key
 from asyncrl.engines.sglang.packed import pack
+from asyncrl.errors import InternalsChanged
+from asyncrl.internals import Internal, unlike
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -35,6 +36,51 @@ _UNLIKE = (AttributeError, ImportError, IndexError, KeyError, OverflowError, Typ
 """How an SGLang shows that its inside is not the one we know."""
 
 logger = logging.getLogger(__name__)
+
+
+INTERNALS = (
+    Internal(name=f"{_SCHEDULER}._add_request_to_queue", parameters=("self", "req", "is_retracted"), used_in=__name__),
+    Internal(name=f"{_SCHEDULER}.run_batch", parameters=("self", "batch"), used_in=__name__),
+    Internal(name=f"{_SCHEDULER}.pause_generation", parameters=("self", "recv_req"), is_exact=True, used_in=__name__),
+    Internal(
+        name=f"{_SCHEDULER}.continue_generation", parameters=("self", "recv_req"), is_exact=True, used_in=__name__
+    ),
+    Internal(
+        name=_SCHEDULER,
+        attributes=("enable_overlap", "output_streamer", "result_queue", "server_args", "waiting_queue"),
+        used_in=__name__,
+    ),
+    *(
+        Internal(
+            name=f"{_UPDATER}.update_weights_from_{source}",
+            parameters=("self", "recv_req"),
+            is_exact=True,
+            used_in=__name__,
+        )
+        for source in _UPDATES
+    ),
+    Internal(name=_UPDATER, attributes=("scheduler",), used_in=__name__),
+    Internal(
+        name="sglang.srt.managers.schedule_batch.Req",
+        attributes=(
+            "extra_key",
+            "is_retracted",
+            "output_ids",
+            "return_logprob",
+            "sampling_params",
+            "send_token_offset",
+            "stream",
+        ),
+        used_in=__name__,
+    ),
+    Internal(
+        name="sglang.srt.layers.logits_processor.LogitsProcessorOutput",
+        attributes=("customized_info",),
+        used_in=__name__,
+    ),
+    Internal(name=_WRITE_EVENT, parameters=("content",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
 
 
 def activate() -> None:
@@ -54,11 +100,9 @@ def activate() -> None:
         f"{_SCHEDULER}.run_batch": stamps.after_run_batch,
         **updates,
     }
-    try:
-        for target in (*before, *after):
-            pkgutil.resolve_name(target)
-    except _UNLIKE as error:
-        _warn(error)
+    expected = [each for each in INTERNALS if each.name != _WRITE_EVENT or _WRITE_EVENT in before]
+    if (difference := unlike(expected)) is not None:
+        _warn(InternalsChanged(difference))
         return
     for target, hook in before.items():
         HookRegistry.register(target, hook, HookType.BEFORE)

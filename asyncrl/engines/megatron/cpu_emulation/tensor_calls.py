@@ -1,0 +1,45 @@
+"""Methods of tensors that Megatron calls for a GPU, replaced for the whole process."""
+
+import sys
+from typing import Any
+
+import torch
+
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer",
+        attributes=("torch.cuda.FloatTensor",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.optimizer.Float16OptimizerWithFloat16Params",
+        attributes=("torch.cuda.FloatTensor",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.clip_grads.clip_grad_by_total_norm_fp32",
+        attributes=("torch.cuda.FloatTensor",),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+
+def replace() -> None:
+    """Put the stand-ins in place."""
+    real_type = torch.Tensor.type
+
+    # Invariant: the answer differs only for a caller within megatron.core.optimizer, found one frame above, so no
+    # decorator may stand between the two.
+    def type_as_on_cuda(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # The optimizer sorts parameters by comparing type() with 'torch.cuda.FloatTensor' (optimizer/optimizer.py).
+        answer = real_type(tensor, *args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001
+        asked = not args and not kwargs and caller.startswith("megatron.core.optimizer")
+        return answer.replace("torch.", "torch.cuda.", 1) if asked else answer
+
+    torch.Tensor.type = type_as_on_cuda  # type: ignore[method-assign,assignment]
+    # The last pipeline stage's copy of a tied embedding (models/common/language_module/language_module.py).
+    torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor  # type: ignore[method-assign]

@@ -1,0 +1,45 @@
+"""Import every module that registers internals, and say what differs in the installed packages.
+
+Writes JSON: the registered names, the modules of ours, and the line on differences, if any.  In a process of its own,
+because importing SGLang and Megatron takes seconds, warns, and changes torch.
+"""
+
+import ast
+import importlib
+import json
+import sys
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def modules() -> list[str]:
+    """Those with a table ``INTERNALS``."""
+    return [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "asyncrl").rglob("*.py"))
+        if any(
+            isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "INTERNALS"
+            for node in ast.parse(path.read_text()).body
+        )
+    ]
+
+
+def main() -> None:
+    """Print what was found."""
+    warnings.simplefilter("ignore")
+    from asyncrl.internals import unlike
+
+    tables = {name: importlib.import_module(name).INTERNALS for name in modules()}
+    found = {
+        "names": sorted({each.name for table in tables.values() for each in table}),
+        "used_in": sorted({each.used_in for table in tables.values() for each in table}),
+        "tables": list(tables),
+        "unlike": unlike(*tables.values()),
+    }
+    sys.stdout.write("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
