@@ -7,6 +7,7 @@ memory saver of the process to the mode that knows no graphs.  SGLang then dies 
 import importlib
 import os
 
+from asyncrl.engines.sglang.activation import note_and_answer
 from asyncrl.engines.sglang.labels import SAVES_GRAPHS
 
 
@@ -15,8 +16,12 @@ def activate() -> None:
 
     SGLang calls it in each process that it starts anew.
     """
-    if os.environ.get(SAVES_GRAPHS) != "true":
-        return
+    if os.environ.get(SAVES_GRAPHS) == "true":
+        _save_graphs()
+    note_and_answer("memory_saver")
+
+
+def _save_graphs() -> None:
     importlib.import_module("sglang.srt.debug_utils.dumper")  # now, or it would set the mode later
     from torch_memory_saver import torch_memory_saver
 

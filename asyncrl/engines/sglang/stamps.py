@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asyncrl.engines.sglang.activation import note, note_and_answer
 from asyncrl.engines.sglang.labels import STAMPS, STOOD_STILL, cache_key, is_cache_key
 from asyncrl.engines.sglang.packed import pack
 
@@ -58,8 +59,10 @@ def activate() -> None:
         for target in (*before, *after):
             pkgutil.resolve_name(target)
     except _UNLIKE as error:
+        note_and_answer("stamps", _refusal(error))
         _warn(error)
         return
+    note_and_answer("stamps")
     for target, hook in before.items():
         HookRegistry.register(target, hook, HookType.BEFORE)
     for target, hook in after.items():
@@ -81,6 +84,7 @@ def _careful[**P](hook: Callable[P, None]) -> Callable[P, None]:
                 hook(*args, **kwargs)
             except _UNLIKE as error:
                 stamps.is_working = False
+                note("stamps", _refusal(error))
                 _warn(error)
 
     return careful
@@ -186,10 +190,13 @@ def _send_all(scheduler: Any, request: Any) -> None:
         params.stream_interval = interval
 
 
+def _refusal(error: Exception) -> str:
+    return f"this SGLang is unlike 0.5.16 inside ({type(error).__name__}: {error})"
+
+
 def _warn(error: Exception) -> None:
     logger.warning(
-        "asyncrl: this SGLang is unlike 0.5.16 inside (%s: %s); spans may be known to the chunk only, "
+        "asyncrl: %s; spans may be known to the chunk only, "
         "--weight-update-mode retract may reuse prefixes that older weights cached, and answers may come unpacked",
-        type(error).__name__,
-        error,
+        _refusal(error),
     )
