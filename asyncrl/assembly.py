@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import Literal, NoReturn
 from uuid import uuid4
 
+import orjson
+
 from asyncrl.checks import Checked, check_served
 from asyncrl.collector import calm_the_collector
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
@@ -55,6 +57,8 @@ LAST_CHECKPOINT_S = 30.0
 """For the checkpoint that is being written when the run fails: at 1 GB/s that is a model of 2 billion parameters."""
 LOGS_FOLDER = "logs"
 """In the run directory: what servers say."""
+VERSIONS_FILE = "versions.json"
+"""In the run directory: what the run was made with."""
 MODEL_FOLDER = "model"
 """In the run directory: the final weights in Hugging Face format."""
 
@@ -77,6 +81,7 @@ async def conduct(
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
     async with deployed(ray, _deployment(checked, device, run_dir), phase) as running:
+        _record_plugins(run_dir / VERSIONS_FILE, running)
         parts = _parts(checked, running, timeline)
         async with _failing_well(running):
             with plainly():
@@ -97,6 +102,16 @@ async def conduct(
                     for task in watching:
                         task.cancel()
         phase("stopping")
+
+
+def _record_plugins(path: Path, running: Running) -> None:
+    """Add to ``path`` which of our plug-ins each engine has; null for an engine that did not say."""
+    plugins = {name: each and each.written() for name, each in sorted(running.plugins.items())}
+    try:
+        versions = orjson.loads(path.read_bytes())
+        path.write_bytes(orjson.dumps({**versions, "plugins": plugins}, option=orjson.OPT_INDENT_2))
+    except (OSError, orjson.JSONDecodeError) as error:
+        logger.warning("%s: the engines' plug-ins were not written: %s", path, error)
 
 
 async def _show(scheduler: Scheduler, gauges: Callable[[Gauges], None]) -> NoReturn:

@@ -26,7 +26,7 @@ import uvloop
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.assembly import conduct
+from asyncrl.assembly import VERSIONS_FILE, conduct
 from asyncrl.checks import Checked, check
 from asyncrl.config import RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
@@ -175,7 +175,7 @@ def _open_run_dir(run: RunConfig) -> Path:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / f"{run.name}.toml").write_text(resolved(run))
-        (run_dir / "versions.json").write_bytes(orjson.dumps(_versions(), option=orjson.OPT_INDENT_2))
+        (run_dir / VERSIONS_FILE).write_bytes(orjson.dumps(_versions(), option=orjson.OPT_INDENT_2))
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir}: {error.strerror}") from error
     return run_dir

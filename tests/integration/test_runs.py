@@ -72,6 +72,9 @@ def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_the_run_directory_holds_what_it_should(short: Outcome) -> None:
     files = {"metrics.jsonl", "timeline.json", "run.log", "versions.json", "quickstart_moe.toml"}
     assert files | {"tensorboard", "model"} <= {path.name for path in short.run_dir.iterdir()}
+    versions = orjson.loads((short.run_dir / "versions.json").read_bytes())
+    assert versions["plugins"]["sglang-0"] == dict.fromkeys(("direct", "memory_saver", "stamps"), "active")
+    assert "SGLang runs without plug-ins" not in (short.run_dir / "run.log").read_text()
 
 
 def test_the_final_model_loads_in_transformers(short: Outcome) -> None:

@@ -34,12 +34,13 @@ from asyncrl.engines.roster import Roster
 from asyncrl.engines.sglang.client import SGLangEngine
 from asyncrl.engines.sglang.control import EngineControl, wait_for_router
 from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.sglang.installed import EnginePlugins, Plugin, missing_warning, start_hint
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.sglang.loads import EngineLoads
 from asyncrl.engines.tensors import TensorUpdater
 from asyncrl.engines.turns import SharedGpus, give_back
 from asyncrl.engines.weights import BroadcastUpdater
-from asyncrl.errors import EngineTimeout, ServerFailed, TurnFailed, UpdateInterrupted, plainly
+from asyncrl.errors import EngineError, EngineTimeout, ServerFailed, TurnFailed, UpdateInterrupted, plainly
 from asyncrl.protocols import Turns, WeightUpdater
 from asyncrl.types import Weights
 
@@ -75,6 +76,13 @@ class Deployment:
         return self.cluster.rollout_num_gpus_per_engine if self.trainer.device == "cuda" else 1
 
     @property
+    def needed_plugins(self) -> tuple[Plugin, ...]:
+        """Our plug-ins inside SGLang that this run uses."""
+        if self.cluster.colocate:
+            return ("stamps", "memory_saver") if self.trainer.device == "cuda" else ("stamps",)
+        return ("stamps", "direct") if self.disk is None else ("stamps",)
+
+    @property
     def layout(self) -> Layout:
         """Who is to be placed."""
         return Layout(
@@ -101,6 +109,8 @@ class Running:
     """End the ranks, for another deployment in the same session; a run leaves that to Ray's end."""
     turns: Turns | None = None
     """On shared GPUs; the trainer's turn comes first."""
+    plugins: Mapping[str, EnginePlugins | None] = field(default_factory=dict)
+    """Ours in each engine, by the engine's name; None where one did not say."""
 
     async def serve(self, weights: Weights) -> None:
         """Have all engines, which have no requests, serve the trainer's present weights as ``weights``.
@@ -182,6 +192,7 @@ class _Builder:
         self._wire = wire
         self._phase = phase
         self._servers: list[Server] = []
+        self._plugins: dict[str, EnginePlugins | None] = {}
         self._at_the_end = contextlib.AsyncExitStack()
 
     async def build(self) -> Running:
@@ -210,6 +221,7 @@ class _Builder:
             turns=SharedGpus(controls, trainer, turn="trainer", timeout_s=failures.control_timeout_s)
             if cluster.colocate
             else None,
+            plugins=self._plugins,
         )
 
     async def _loaded(self) -> tuple[tuple[StartedEngine, ...], str | None, tuple[Any, ...]]:
@@ -244,6 +256,9 @@ class _Builder:
         # Now, for its process takes seconds to start; the router itself would ask in vain for engines that load.
         router = self._server("router", self._placement.anywhere(ServerActor)) if cluster.use_router else None
         engines = await together([self._engine(number, gpus) for number in range(cluster.num_engines)])
+        said = {name: each for name, each in self._plugins.items() if each is not None}
+        if warning := missing_warning(said, self._deployment.needed_plugins):
+            logger.warning("%s", warning)
         urls = tuple(engine.url for engine in engines)
         return tuple(engines), await self._route(router, urls) if router else None
 
@@ -272,9 +287,26 @@ class _Builder:
             await self._start(server, server_command(launch))
             await self._ready(server, self._control(url).get_ready(cluster.start_timeout_s))
 
-        await start()
+        await self._first_start(start)
+        self._plugins[server.name] = await self._plugins_of(server, self._control(url))
         probe = partial(self._control(url).probe, self._failures.request_timeout_s)
         return StartedEngine(url=url, server=server, start=start, probe=probe)
+
+    async def _first_start(self, start: Callable[[], Awaitable[None]]) -> None:
+        """Raises ServerFailed, which says so where an engine that gives its memory back lacks its plug-in for that."""
+        try:
+            await start()
+        except ServerFailed as error:
+            if "memory_saver" in self._deployment.needed_plugins and (hint := start_hint("memory_saver")):
+                raise ServerFailed(f"{error}; --colocate: {hint}") from error
+            raise
+
+    async def _plugins_of(self, server: Server, control: EngineControl) -> EnginePlugins | None:
+        try:
+            return await control.plugins()
+        except EngineError as error:  # who watches the server says why, if it has ended
+            logger.warning("%s did not say which plug-ins of asyncrl it has: %s", server.name, error)
+            return None
 
     async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
         host, port, prometheus_port = await self._addresses.router(server.actor)

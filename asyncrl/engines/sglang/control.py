@@ -10,6 +10,7 @@ from pathlib import Path
 from asyncrl.engines.buckets import WeightBucket
 from asyncrl.engines.paused import PauseMode
 from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.sglang.installed import EnginePlugins, read_plugins
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED, STOOD_STILL
 from asyncrl.engines.weights import Received
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
@@ -65,6 +66,10 @@ class EngineControl:
         (SGLang's front answers most questions by itself, loads too.)
         """
         await self._wire.look(f"{self.url}/server_info", timeout_s)
+
+    async def plugins(self) -> EnginePlugins:
+        """Which of our plug-ins it has; any SGLang answers this, with none of them if they are not installed there."""
+        return read_plugins(await self._wire.look(f"{self.url}/server_info", self._timeout_s))
 
     async def join_group(
         self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.engines.sglang.activation import note_and_answer
 from asyncrl.engines.sglang.arrival import broadcast, check_arrival, finish, wait
 from asyncrl.engines.sglang.copies import KeptBucket, num_bytes
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED
@@ -74,6 +75,7 @@ def activate() -> None:
     from asyncrl.engines.abandoned import INTERNALS as GROUPS
 
     if (difference := unlike(INTERNALS, GROUPS)) is not None:
+        note_and_answer("direct", f"this SGLang is unlike 0.5.16 inside ({difference})")
         logger.warning(
             "asyncrl: this SGLang is unlike 0.5.16 inside (%s); weight updates take longer, and end this server, too, "
             "when another one dies in them",
@@ -82,6 +84,7 @@ def activate() -> None:
         return
     HookRegistry.register(_UPDATE, DirectUpdates().around_receive, HookType.AROUND)
     HookRegistry.register(_JOIN, around_join, HookType.AROUND)
+    note_and_answer("direct")
 
 
 def around_join(original: Callable[..., tuple[bool, str]], *args: Any, **kwargs: Any) -> tuple[bool, str]:

@@ -18,6 +18,9 @@ NOT_REPLAYED = "asyncrl: buckets that are never replayed again: "
 STOOD_STILL = "asyncrl: seconds without a forward pass: "
 """Before the number with which the plug-in answers an update: since the engine had really paused (``stamps``)."""
 
+PLUGINS = "asyncrl_plugins"
+"""Key in what a scheduler says of itself in ``/server_info``: by plug-in, null or why it is not active."""
+
 SAVES_GRAPHS = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
 """SGLang's environment variable: the memory of CUDA graphs can be given back, too."""
 

@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 
+from asyncrl.engines.sglang.activation import note_and_answer
 from asyncrl.engines.sglang.labels import SAVES_GRAPHS
 from asyncrl.internals import Internal, unlike
 
@@ -26,11 +27,16 @@ def activate() -> None:
 
     SGLang calls it in each process that it starts anew.
     """
-    if os.environ.get(SAVES_GRAPHS) != "true":
-        return
-    if (difference := unlike(INTERNALS)) is not None:
-        logger.warning("asyncrl: CUDA graphs may not be given back, and their capture may fail (%s)", difference)
-        return
+    if os.environ.get(SAVES_GRAPHS) == "true":
+        if (difference := unlike(INTERNALS)) is not None:
+            logger.warning("asyncrl: CUDA graphs may not be given back, and their capture may fail (%s)", difference)
+            note_and_answer("memory_saver", f"this SGLang is unlike 0.5.16 inside ({difference})")
+            return
+        _save_graphs()
+    note_and_answer("memory_saver")
+
+
+def _save_graphs() -> None:
     importlib.import_module("sglang.srt.debug_utils.dumper")  # now, or it would set the mode later
     from torch_memory_saver import torch_memory_saver
 

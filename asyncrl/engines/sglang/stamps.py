@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asyncrl.engines.sglang.activation import note, note_and_answer
 from asyncrl.engines.sglang.labels import STAMPS, STOOD_STILL, cache_key, is_cache_key
 from asyncrl.engines.sglang.packed import pack
 from asyncrl.errors import InternalsChanged
@@ -102,8 +103,11 @@ def activate() -> None:
     }
     expected = [each for each in INTERNALS if each.name != _WRITE_EVENT or _WRITE_EVENT in before]
     if (difference := unlike(expected)) is not None:
-        _warn(InternalsChanged(difference))
+        error = InternalsChanged(difference)
+        note_and_answer("stamps", _refusal(error))
+        _warn(error)
         return
+    note_and_answer("stamps")
     for target, hook in before.items():
         HookRegistry.register(target, hook, HookType.BEFORE)
     for target, hook in after.items():
@@ -125,6 +129,7 @@ def _careful[**P](hook: Callable[P, None]) -> Callable[P, None]:
                 hook(*args, **kwargs)
             except _UNLIKE as error:
                 stamps.is_working = False
+                note("stamps", _refusal(error))
                 _warn(error)
 
     return careful
@@ -230,10 +235,13 @@ def _send_all(scheduler: Any, request: Any) -> None:
         params.stream_interval = interval
 
 
+def _refusal(error: Exception) -> str:
+    return f"this SGLang is unlike 0.5.16 inside ({type(error).__name__}: {error})"
+
+
 def _warn(error: Exception) -> None:
     logger.warning(
-        "asyncrl: this SGLang is unlike 0.5.16 inside (%s: %s); spans may be known to the chunk only, "
+        "asyncrl: %s; spans may be known to the chunk only, "
         "--weight-update-mode retract may reuse prefixes that older weights cached, and answers may come unpacked",
-        type(error).__name__,
-        error,
+        _refusal(error),
     )
