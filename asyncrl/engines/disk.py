@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.everyone import everyone
+from asyncrl.engines.everyone import ask_one, everyone
 from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.engines.roster import Roster
 from asyncrl.engines.threads import in_daemon_thread
@@ -71,11 +71,6 @@ class DiskUpdater:
         ``silence_s`` is how long requests may hear nothing, which they do while engines read; ``lost_s`` is how long a
         failure waits for the engine that died of it.
         """
-        self._roster = roster
-        self._engines: tuple[WeightReader, ...] = ()
-        """That the weights were written for."""
-        self._written_at = 0
-        """The roster's changes by then."""
         self._writer = writer
         self._folder = folder
         self._is_made = False
@@ -85,38 +80,39 @@ class DiskUpdater:
         """What all engines have."""
         self._timeout_s = timeout_s
         self._silence_s = silence_s
-        self._round = PausedRound(roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
+        self._round = PausedRound[WeightReader](roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
         self._buckets: tuple[WeightBucket, ...] = ()
 
     async def connect(self) -> None:
         """Make the folder, and ask what will be written.  Raises WeightUpdateFailed."""
         await self._on_disk(partial(self._folder.mkdir, parents=True))
         self._is_made = True
-        await everyone("asking what will be written", {"trainer": self._ask_for_buckets()}, self._timeout_s)
+        asking = self._writer.weight_buckets()
+        self._buckets = await ask_one("asking what will be written", "trainer", asking, self._timeout_s)
 
     async def snapshot(self) -> bool:
         """See ``WeightUpdater.snapshot``: the weights are written."""
         if not self._buckets:
             raise WeightUpdateFailed("snapshot came before connect, or the trainer has nothing to write")
         self._written = None
-        self._look_who_is_there()
-        if self._engines:  # those that come back get an update of their own
+        self._round.choose()
+        if self._round.engines:  # those that come back get an update of their own
             await self._on_disk(partial(_remove_versions, self._folder, self._served))
             writing = self._writer.write_weights(self._taken, timeout_s=self._long_s)
-            await everyone("writing the weights", {"trainer": writing}, self._long_s)
+            await ask_one("writing the weights", "trainer", writing, self._long_s)
             self._written = self._taken
         return True
 
     async def resnapshot(self) -> bool:
         """See ``WeightUpdater.resnapshot``: they are on the disk."""
-        self._look_who_is_there()
+        self._round.choose()
         return self._written is not None
 
     async def publish(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.publish``: they are read."""
         if not self._buckets:
             raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to write")
-        if not self._engines:
+        if not self._round.engines:
             return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         if self._written is None:
             raise WeightUpdateFailed("publish came before snapshot")
@@ -126,13 +122,13 @@ class DiskUpdater:
             self._written = version
         receive = partial(self._receive, self._written, str(weights.version))
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
-        report = await self._round.publish(self._engines, self._written_at, receive, num_bytes)
+        report = await self._round.publish(receive, num_bytes)
         self._served = self._written
         return report
 
     async def wait_for_rejoined(self) -> None:
         """See ``WeightUpdater.wait_for_rejoined``."""
-        await self._roster.wait_for_rejoined()
+        await self._round.wait_for_rejoined()
 
     async def close(self) -> None:
         """Remove the folder, which engines do not read any more, or say that it stays."""
@@ -146,9 +142,6 @@ class DiskUpdater:
         except OSError as error:  # the trainer is writing to it still, or somebody has a file of it open
             logger.warning("%s stays: %s", self._folder, error)
 
-    def _look_who_is_there(self) -> None:
-        self._engines, self._written_at = self._roster.present, self._roster.changes
-
     @property
     def _taken(self) -> Path:
         return self._folder / "taken"
@@ -157,9 +150,6 @@ class DiskUpdater:
     def _long_s(self) -> float:
         """For all weights."""
         return self._timeout_s * len(self._buckets)
-
-    async def _ask_for_buckets(self) -> None:
-        self._buckets = await self._writer.weight_buckets()
 
     async def _receive(self, version: Path, label: str) -> float | None:
         deadline_s, still = min(self._long_s, self._silence_s), Stillness()
@@ -172,7 +162,7 @@ class DiskUpdater:
             except AsyncRLError as error:  # the others come to an end, which they would do unheard, too
                 failed[engine.url] = error
 
-        reading = {engine.url: read(engine) for engine in self._engines}
+        reading = {engine.url: read(engine) for engine in self._round.engines}
         doing = "reading the weights"
         if deadline_s < self._long_s:
             doing += ", with requests that may be silent no longer (request-timeout-s)"

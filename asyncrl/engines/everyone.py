@@ -7,6 +7,23 @@ from typing import Any
 from asyncrl.errors import AsyncRLError, WeightUpdateFailed
 
 
+async def ask_one[T](
+    doing: str,
+    who: str,
+    work: Coroutine[Any, Any, T],
+    timeout_s: float,
+    kind: type[AsyncRLError] = WeightUpdateFailed,
+) -> T:
+    """Ask a single one as ``everyone`` does; return the answer."""
+    answers: list[T] = []
+
+    async def answer() -> None:
+        answers.append(await work)
+
+    await everyone(doing, {who: answer()}, timeout_s, kind)
+    return answers[0]
+
+
 async def everyone(
     doing: str,
     work: Mapping[str, Coroutine[Any, Any, None]],

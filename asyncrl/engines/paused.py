@@ -75,37 +75,54 @@ class Stillness:
         return min(known) if known and len(known) == len(self._since) else None
 
 
-class PausedRound:
+class PausedRound[E: Pausable]:
     """Updates of the roster's engines, one at a time."""
 
-    def __init__(self, roster: Roster[Pausable], *, timeout_s: float, pause_mode: PauseMode, lost_s: float) -> None:
+    def __init__(self, roster: Roster[E], *, timeout_s: float, pause_mode: PauseMode, lost_s: float) -> None:
         """``timeout_s`` is for all pauses, and for all that go on; ``lost_s`` for the engine that caused a failure to
         be found dead."""
         self._roster = roster
+        self.engines: tuple[E, ...] = ()
+        """The engines of the next update; ones that rejoin later get another."""
+        self.since = -1
+        """The roster's change at which they were all that it had."""
         self._timeout_s = timeout_s
         self._pause_mode: PauseMode = pause_mode
         self._lost_s = lost_s
         self._is_mixed = False
         """Whether engines may have weights of two versions: they must not go on."""
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether an engine was lost or has rejoined since ``choose``."""
+        return self._roster.changes != self.since
+
+    def choose(self) -> None:
+        """Choose all engines that are there now for the next update."""
+        self.engines, self.since = self._roster.present, self._roster.changes
+
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``."""
+        await self._roster.wait_for_rejoined()
+
     async def publish(
         self,
-        engines: Sequence[Pausable],
-        since: int,
         receive: Callable[[], Awaitable[float | None]],
         num_bytes: int,
         give_up: GiveUp | None = None,
     ) -> UpdateReport:
-        """Have ``engines``, which were the roster's at its change ``since``, ``receive`` ``num_bytes`` of weights.
+        """Have the chosen engines ``receive`` ``num_bytes`` of weights; there may be none.
 
         ``receive`` returns when the first of them stood still, by the event loop's clock, if they say so; else that is
         when the first of them had answered.  ``give_up`` frees engines that wait for each other after a failure.
         After a failure to pause the engines go on; after that they stay paused, until an update succeeds, for their
         weights are neither the old nor the new ones.  Raises WeightUpdateFailed.
         """
-        clock = asyncio.get_running_loop().time
+        engines, clock = self.engines, asyncio.get_running_loop().time
+        if not engines:
+            return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         began = clock()
-        async with self.blaming_the_lost(engines, since, give_up):
+        async with self.blaming_the_lost(give_up):
             paused = await self._pause(engines)
             self._is_mixed = True
             stood_still = await receive()
@@ -116,25 +133,21 @@ class PausedRound:
         return UpdateReport(pause_s=pause_s, total_s=max(pause_s, clock() - began), num_bytes=num_bytes)
 
     @contextlib.asynccontextmanager
-    async def blaming_the_lost(
-        self, engines: Sequence[Pausable], since: int, give_up: GiveUp | None = None
-    ) -> AsyncIterator[None]:
-        """Make a WeightUpdateFailed an UpdateInterrupted if an engine has died since the roster's change ``since``.
+    async def blaming_the_lost(self, give_up: GiveUp | None = None) -> AsyncIterator[None]:
+        """Make a WeightUpdateFailed an UpdateInterrupted if an engine has died since ``choose``.
 
         That is seen some time after its connection broke.  One that lives and does not answer is condemned, and dies.
         """
         try:
             yield
         except WeightUpdateFailed as error:
-            if self._roster.changes == since:
-                await self._look_for_the_lost(engines, since, give_up, str(error))
-            if self._roster.changes == since:
+            if not self.is_outdated:
+                await self._look_for_the_lost(give_up, str(error))
+            if not self.is_outdated:
                 raise
             raise UpdateInterrupted(str(error)) from error
 
-    async def _look_for_the_lost(
-        self, engines: Sequence[Pausable], since: int, give_up: GiveUp | None, why: str
-    ) -> None:
+    async def _look_for_the_lost(self, give_up: GiveUp | None, why: str) -> None:
         """Return once one is lost, all have answered, or it has taken too long."""
         logger.warning(
             "a weight update failed; looking for an engine that died or hangs, for %g s at most: %s", self._lost_s, why
@@ -143,29 +156,29 @@ class PausedRound:
             async with asyncio.timeout(self._lost_s) as deadline:
                 with plainly():
                     async with asyncio.TaskGroup() as tasks:
-                        changed = tasks.create_task(self._roster.changed(since), name="an engine is lost")
-                        asking = tasks.create_task(self._ask_all(engines, since, give_up, why), name="all answer")
+                        changed = tasks.create_task(self._roster.changed(self.since), name="an engine is lost")
+                        asking = tasks.create_task(self._ask_all(give_up, why), name="all answer")
                         changed.add_done_callback(lambda _: asking.cancel())
                         asking.add_done_callback(lambda _: changed.cancel())
         except TimeoutError:
             if not deadline.expired():  # a bug of who was asked
                 raise
 
-    async def _ask_all(self, engines: Sequence[Pausable], since: int, give_up: GiveUp | None, why: str) -> None:
+    async def _ask_all(self, give_up: GiveUp | None, why: str) -> None:
         """Return once all have answered, or one is lost; condemn the silent ones.
 
         Where none of several answers, or the one after an update that nobody could give up, that says nothing of them.
         """
         is_free = give_up is not None and await _gave_up(give_up)
         async with asyncio.TaskGroup() as tasks:
-            probes = {each.url: tasks.create_task(_probed(each), name=f"probe {each.url}") for each in engines}
+            probes = {each.url: tasks.create_task(_probed(each), name=f"probe {each.url}") for each in self.engines}
         found = {url: probe.result() for url, probe in probes.items()}
         if all(answer == "answers" for answer in found.values()):
             return
         if "answers" in found.values() or (is_free and len(found) == 1):
             for url in (url for url, answer in found.items() if answer == "silent"):
                 self._roster.condemn(url, f"lives and does not answer: {why}")
-        await self._roster.changed(since)
+        await self._roster.changed(self.since)
 
     async def _pause(self, engines: Sequence[Pausable]) -> float:
         """When the first engine had answered."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.everyone import everyone
+from asyncrl.engines.everyone import ask_one, everyone
 from asyncrl.errors import WeightUpdateFailed
 from asyncrl.event_loop import loop_time
 from asyncrl.types import UpdateReport, Weights
@@ -65,11 +65,8 @@ class TensorUpdater:
 
     async def connect(self) -> None:
         """Ask what there will be.  Raises WeightUpdateFailed."""
-
-        async def ask() -> None:
-            self._buckets = await self._sharer.weight_buckets()
-
-        await everyone("asking what will be sent", {"trainer": ask()}, self._timeout_s)
+        asking = self._sharer.weight_buckets()
+        self._buckets = await ask_one("asking what will be sent", "trainer", asking, self._timeout_s)
 
     async def snapshot(self) -> bool:
         """See ``WeightUpdater.snapshot``: nothing is copied, the trainer waits."""
@@ -86,7 +83,7 @@ class TensorUpdater:
         began, last = loop_time(), len(self._buckets) - 1
         for number in range(len(self._buckets)):
             await self._receive(number, str(weights.version) if number == last else None)
-        await everyone("taking the last bucket back", {"trainer": self._sharer.unshare()}, self._timeout_s)
+        await ask_one("taking the last bucket back", "trainer", self._sharer.unshare(), self._timeout_s)
         seconds = loop_time() - began
         return UpdateReport(
             pause_s=seconds, total_s=seconds, num_bytes=sum(bucket.num_bytes for bucket in self._buckets)
@@ -97,14 +94,10 @@ class TensorUpdater:
         await asyncio.Event().wait()
 
     async def _receive(self, bucket: int, label: str | None) -> None:
-        handles: list[str] = []
-
-        async def share() -> None:
-            handles.extend(await self._sharer.share(bucket))
-
-        # Invariant: every engine has answered ``load`` before the next bucket is shared.  An engine that still had this
-        # one mapped would read memory that the trainer has freed.
-        await everyone(f"sharing bucket {bucket}", {"trainer": share()}, self._timeout_s)
+        # Invariant: every engine has answered before the next bucket is shared.  An engine that still had this one mapped
+        # would read memory that the trainer has freed.
+        sharing = self._sharer.share(bucket)
+        handles = await ask_one(f"sharing bucket {bucket}", "trainer", sharing, self._timeout_s)
         loading = {}
         for number, engine in enumerate(self._engines):
             first = number * self._ranks_per_engine

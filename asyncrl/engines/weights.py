@@ -20,7 +20,7 @@ from functools import partial
 from typing import Protocol
 
 from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.everyone import everyone
+from asyncrl.engines.everyone import ask_one, everyone
 from asyncrl.engines.paused import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.engines.roster import Roster
 from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
@@ -121,17 +121,13 @@ class BroadcastUpdater:
         ``is_checked``: each update is compared with what the trainer sent, once engines receive all buckets at once.
         ``lost_s`` is how long a failure waits for the engine that died of it.
         """
-        self._roster = roster
-        self._engines: tuple[WeightReceiver, ...] = ()
-        """In the group, with the trainer."""
-        self._formed_for = -1
-        """The roster's changes that the group knows of."""
         self._sender = sender
         self._master_address = master_address
         self._find_port = find_port
         self._backend = backend
         self._timeout_s = timeout_s
-        self._round = PausedRound(roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
+        self._round = PausedRound[WeightReceiver](roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
+        """Its engines are in the group, with the trainer."""
         self._prefix = self.group_name = group_name
         self._is_checked = is_checked
         self._buckets: tuple[WeightBucket, ...] = ()
@@ -146,13 +142,13 @@ class BroadcastUpdater:
 
     async def connect(self) -> None:
         """Form the group of all engines that are there.  Raises WeightUpdateFailed."""
-        self._engines, self._formed_for = self._roster.present, self._roster.changes
-        self.group_name = f"{self._prefix}-{self._formed_for}"
+        self._round.choose()
+        self.group_name = f"{self._prefix}-{self._round.since}"
         self._is_sending = self.is_direct = False
-        if not self._engines:  # those that come back get an update of their own
+        if not self._round.engines:  # those that come back get an update of their own
             return
         master_port = await self._find_port()
-        world_size = 1 + sum(engine.num_ranks for engine in self._engines)
+        world_size = 1 + sum(engine.num_ranks for engine in self._round.engines)
         joining = {
             "trainer": self._sender.join_engines(
                 master_address=self._master_address,
@@ -163,7 +159,7 @@ class BroadcastUpdater:
             )
         }
         rank_offset = 1
-        for engine in self._engines:
+        for engine in self._round.engines:
             joining[engine.url] = engine.join_group(
                 master_address=self._master_address,
                 master_port=master_port,
@@ -175,7 +171,8 @@ class BroadcastUpdater:
             rank_offset += engine.num_ranks
         await everyone("forming the weight-update group", joining, self._timeout_s)
         if not self._buckets:
-            await everyone("asking what will be sent", {"trainer": self._ask_for_buckets()}, self._timeout_s)
+            asking = self._sender.weight_buckets()
+            self._buckets = await ask_one("asking what will be sent", "trainer", asking, self._timeout_s)
 
     async def snapshot(self) -> bool:
         """See ``WeightUpdater.snapshot``."""
@@ -183,9 +180,10 @@ class BroadcastUpdater:
             raise WeightUpdateFailed("snapshot came before connect, or the trainer has nothing to send")
         self._has_snapshot = False
         await self._reconnect()
-        if not self._engines:
+        if not self._round.engines:
             return True
-        await everyone("copying the weights", {"trainer": self._begin_snapshot()}, self._timeout_s)
+        copying = self._sender.snapshot(is_checked=self._checks)
+        self._is_sending = await ask_one("copying the weights", "trainer", copying, self._timeout_s)
         self._has_snapshot = self._is_sending
         return self._is_sending
 
@@ -194,33 +192,32 @@ class BroadcastUpdater:
         if not self._has_snapshot:
             return False
         await self._reconnect()
-        if not self._engines:
+        if not self._round.engines:
             return True
-        await everyone("sending the copied weights again", {"trainer": self._begin_resend()}, self._timeout_s)
+        resending = self._sender.resend(is_checked=self._checks)
+        self._is_sending = await ask_one("sending the copied weights again", "trainer", resending, self._timeout_s)
         return self._is_sending
 
     async def publish(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.publish``."""
         if not self._buckets:
             raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to send")
-        if not self._engines:
-            return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
         receive = partial(self._receive, str(weights.version))
         try:
-            return await self._round.publish(self._engines, self._formed_for, receive, num_bytes, self._abandon)
+            return await self._round.publish(receive, num_bytes, self._abandon)
         except UpdateInterrupted:
             await self._abandon()
             raise
 
     async def wait_for_rejoined(self) -> None:
         """See ``WeightUpdater.wait_for_rejoined``."""
-        await self._roster.wait_for_rejoined()
+        await self._round.wait_for_rejoined()
 
     async def _reconnect(self) -> None:
         """Form the group anew, if engines have come or gone."""
-        if self._roster.changes != self._formed_for:
-            async with self._round.blaming_the_lost(self._roster.present, self._roster.changes):
+        if self._round.is_outdated:
+            async with self._round.blaming_the_lost():
                 await self.connect()
 
     async def _abandon(self) -> bool:
@@ -232,22 +229,13 @@ class BroadcastUpdater:
             return False
         return True
 
-    async def _ask_for_buckets(self) -> None:
-        self._buckets = await self._sender.weight_buckets()
-
-    async def _begin_snapshot(self) -> None:
-        self._is_sending = await self._sender.snapshot(is_checked=self._checks)
-
-    async def _begin_resend(self) -> None:
-        self._is_sending = await self._sender.resend(is_checked=self._checks)
-
     async def _receive(self, label: str) -> float | None:
         """All buckets, from the trainer to all engines; when the first of them stood still, if all say so."""
         kept: list[bool] = []
         still = Stillness()
         receive = partial(self._receive_all, still) if self.is_direct else partial(self._receive_each, still, kept)
         timeout_s = self._timeout_s * (1 if self.is_direct else len(self._buckets))
-        sending = {engine.url: receive(engine, label) for engine in self._engines}
+        sending = {engine.url: receive(engine, label) for engine in self._round.engines}
         if not self._is_sending:
             sending["trainer"] = self._sender.send(is_checked=self._checks, timeout_s=timeout_s)
         self._is_sending = False

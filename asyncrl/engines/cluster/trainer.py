@@ -122,14 +122,12 @@ class RayTrainer:
 
     async def _beside[T](self, ask: Ask[T]) -> T:
         """Ask rank 0 on the second thread of its actor, whatever the first one is doing."""
-        call = _recorded(ask)
-        answer = call.sent_to(self._ranks[0], concurrency_group=BESIDE)
-        return cast(T, await answered(answer, f"trainer rank 0, {call.method}", self._control_timeout_s))
+        return await self._first(ask, concurrency_group=BESIDE)
 
-    async def _first[T](self, ask: Ask[T]) -> T:
+    async def _first[T](self, ask: Ask[T], **options: str) -> T:
         """Ask rank 0 alone."""
         call = _recorded(ask)
-        answer = call.sent_to(self._ranks[0])
+        answer = call.sent_to(self._ranks[0], **options)
         return cast(T, await answered(answer, f"trainer rank 0, {call.method}", self._control_timeout_s))
 
     async def _all[T](self, ask: Ask[T], timeout_s: float) -> list[T]:
