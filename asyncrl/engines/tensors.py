@@ -94,8 +94,8 @@ class TensorUpdater:
         await asyncio.Event().wait()
 
     async def _receive(self, bucket: int, label: str | None) -> None:
-        # Invariant: every engine has answered before the next bucket is shared.  An engine that still had this one mapped
-        # would read memory that the trainer has freed.
+        # Invariant: every engine has answered before the next bucket is shared.  An engine that still had this one
+        # mapped would read memory that the trainer has freed.
         sharing = self._sharer.share(bucket)
         handles = await ask_one(f"sharing bucket {bucket}", "trainer", sharing, self._timeout_s)
         loading = {}
