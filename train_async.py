@@ -8,7 +8,7 @@ generates while Megatron trains, until the last step.  ``--help`` lists every fl
 
 import sys
 
-from asyncrl.entry import main
+from asyncrl.app.entry import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -15,9 +15,13 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from asyncrl.engines.cluster import actors
 
-STARTS_MUCH = ("tests/cluster", "tests/contract", "tests/integration")
+STARTS_MUCH = ("tests/contract", "tests/engines/cluster", "tests/engines/sglang/test", "tests/integration")
 """Folders whose tests must not run beside each other; files of ``contract`` also share their servers."""
-FIRST = ("tests/contract", "tests/megatron/test_parallel_training.py", "tests/megatron/test_layouts.py")
+FIRST = (
+    "tests/contract",
+    "tests/engines/megatron/train/test_parallel_training.py",
+    "tests/engines/megatron/train/test_layouts.py",
+)
 
 
 settings.register_profile("no deadline", deadline=None)  # hypothesis' own is 200 ms for each example

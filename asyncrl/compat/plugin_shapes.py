@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from numbers import Real
 from typing import Any
 
-from asyncrl.compat.slime import SlimeArgs, group_to_slime, to_slime
+from asyncrl.compat.slime_types import SlimeArgs, group_to_slime, to_slime
 from asyncrl.errors import RewardFailed
 from asyncrl.protocols import KeepFn, RewardFn
 from asyncrl.types import Prompt, Sample, ScoredGroup

@@ -17,7 +17,7 @@ from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.passthrough import check_passthrough
 from asyncrl.config.problems import missing_files
 from asyncrl.config.resolved import flat, resolved
-from asyncrl.config.shape import ShapeConfig
+from asyncrl.config.shape_flags import ShapeConfig
 
 __all__ = [
     "CheckpointConfig",

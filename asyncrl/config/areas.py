@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import above, at_least, must, refuse
-from asyncrl.config.shape import ShapeConfig
+from asyncrl.config.shape_flags import ShapeConfig
 
 TransformerImpl = Literal["auto", "local", "transformer_engine"]
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from asyncrl.config import areas, parallel, shape
+from asyncrl.config import areas, parallel
+from asyncrl.config import shape_flags as shape
 from asyncrl.config.ranges import flag
 
 AREAS: dict[str, type[Any]] = {

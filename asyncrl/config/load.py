@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.areas import RunConfig
-from asyncrl.config.flags import Given, read_flags
+from asyncrl.config.command_line import Given, read_flags
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
 from asyncrl.config.passthrough import owned
 from asyncrl.config.problems import contradictions, missing_files

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.flags import Given, unknown
+from asyncrl.config.command_line import Given, unknown
 from asyncrl.config.knobs import ALIASES, PASSED_THROUGH, knobs
 from asyncrl.config.passthrough import as_flag_text, passed_through
 from asyncrl.config.values import WrongValue, absolute, from_toml

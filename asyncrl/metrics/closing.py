@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.metrics.history import History
+from asyncrl.metrics.live_view import Plan
 from asyncrl.metrics.logs import LOG_FILE
-from asyncrl.metrics.progress import Plan
 from asyncrl.metrics.sinks import METRICS_FILE, TENSORBOARD_FOLDER
 from asyncrl.metrics.timeline import TIMELINE_FILE
 from asyncrl.metrics.words import bottleneck, duration, percent, share, short_s

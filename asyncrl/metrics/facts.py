@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from asyncrl.metrics.lengths import LengthStats
+from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.types import Batch, EvalReport, TrainReport, UpdateReport, Weights
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
-from asyncrl.metrics.lengths import LengthStats
+from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.life_table import LengthSummary
 from asyncrl.metrics.sinks import Row, Sink
 from asyncrl.types import Batch, EvalReport, FinishReason, Sample, TrainReport, UpdateReport

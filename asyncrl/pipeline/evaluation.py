@@ -16,8 +16,8 @@ from statistics import fmean
 from asyncrl.errors import EngineRejected, RewardFailed, SampleFailed, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.sampler import Sampler, Served
-from asyncrl.pipeline.slots import Slots
+from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.types import EvalReport, Prompt, Sample, ScoredSample, Weights
 
 logger = logging.getLogger(__name__)

@@ -29,17 +29,17 @@ from pathlib import Path
 from asyncrl.errors import CheckpointFailed, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
-from asyncrl.metrics.lengths import LengthStats
+from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.agreement import engine_logprobs, mean_difference
 from asyncrl.pipeline.evaluation import Evaluator
-from asyncrl.pipeline.retry import RetryingEngine
-from asyncrl.pipeline.run_state import RunState
-from asyncrl.pipeline.sampler import Served
-from asyncrl.pipeline.scheduler import Scheduler
-from asyncrl.pipeline.slots import Slots
-from asyncrl.pipeline.updates import WeightUpdates
+from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference
+from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.pipeline.sampling.sampler import Served
+from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.pipeline.scheduling.scheduler import Scheduler
+from asyncrl.pipeline.weight_updates import WeightUpdates
 from asyncrl.protocols import Checkpointer, Trainer, Turns, WeightUpdater
 from asyncrl.types import Batch, EvalReport, TrainReport
 

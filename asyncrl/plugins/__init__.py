@@ -2,6 +2,6 @@
 
 from asyncrl.plugins.algorithms import load_custom
 from asyncrl.plugins.kinds import ADVANTAGE, KEEP, LOSS, PICK, REWARD, Kind
-from asyncrl.plugins.load import load_plugin
+from asyncrl.plugins.resolve import load_plugin
 
 __all__ = ["ADVANTAGE", "KEEP", "LOSS", "PICK", "REWARD", "Kind", "load_custom", "load_plugin"]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from asyncrl.compat import SlimeArgs
 from asyncrl.plugins.kinds import ADVANTAGE, LOSS
-from asyncrl.plugins.load import load_plugin
+from asyncrl.plugins.resolve import load_plugin
 
 if TYPE_CHECKING:
-    from asyncrl.algorithms.custom import Custom
+    from asyncrl.algorithms.custom_functions import Custom
 
 
 def load_custom(advantage: str | None, loss: str | None, args: SlimeArgs, folder: Path) -> "Custom":
@@ -17,7 +17,7 @@ def load_custom(advantage: str | None, loss: str | None, args: SlimeArgs, folder
 
     Raises PluginError.
     """
-    from asyncrl.algorithms.custom import Custom  # imports torch
+    from asyncrl.algorithms.custom_functions import Custom  # imports torch
 
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

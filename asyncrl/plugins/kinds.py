@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.compat import SlimeArgs, advantage_from_slime, filter_from_slime, pick_from_slime, reward_from_slime
 from asyncrl.errors import PluginError
-from asyncrl.plugins.picks import checked_pick
+from asyncrl.plugins.buffer_filter_check import checked_pick
 from asyncrl.protocols import KeepFn, PickFn, RewardFn
 
 if TYPE_CHECKING:  # it imports torch, which a run without such functions does not need here
-    from asyncrl.algorithms.custom import AdvantageFn, LossFn
+    from asyncrl.algorithms.custom_functions import AdvantageFn, LossFn
 
 
 def _no_slime_loss(function: Callable[..., Any], args: SlimeArgs) -> Any:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engines.sglang.events import EventReader
-from asyncrl.engines.sglang.payload import read_event
-from asyncrl.engines.sglang.response import ResponseReader
-from benchmarks import controller
-from benchmarks._answering import payloads, sizes, stamped, tokens_of_answer
-from benchmarks._controller_case import Case, Measured
-from benchmarks._controller_meters import percentiles_ms
+from asyncrl.engines.sglang.client.events import EventReader
+from asyncrl.engines.sglang.client.payload import read_event
+from asyncrl.engines.sglang.client.response import ResponseReader
+from benchmarks.controller import __main__ as controller
+from benchmarks.controller.answering_server import payloads, sizes, stamped, tokens_of_answer
+from benchmarks.controller.case import Case, Measured
+from benchmarks.controller.meters import percentiles_ms
 
 SMALL = Case(num_tokens=40, in_flight=16, interval=16, tokens_per_s=4000, warmup_s=0.5, measured_s=2.0, num_servers=1)
 MEASURED = Measured(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _dies_in_update
-from benchmarks.lost_engine import GROUP_FATES, TOKEN_FATES, found
+from benchmarks.lost_engine import dies_in_update
+from benchmarks.lost_engine.__main__ import GROUP_FATES, TOKEN_FATES, found
 
 LOAD = """
 from importlib.metadata import entry_points
@@ -85,9 +85,9 @@ def test_an_engine_with_old_weights_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize("moment", TWICE)
-def test_a_server_dies_once_it_is_told_to_and_its_moment_comes(tmp_path: Path, moment: _dies_in_update.Moment) -> None:
+def test_a_server_dies_once_it_is_told_to_and_its_moment_comes(tmp_path: Path, moment: dies_in_update.Moment) -> None:
     armed = tmp_path / "armed"
-    environment = _dies_in_update.environment(tmp_path / "plugin", armed, moment)
+    environment = dies_in_update.environment(tmp_path / "plugin", armed, moment)
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", TWICE[moment]],
         env=os.environ | environment,

@@ -11,13 +11,13 @@ import pytest
 
 from asyncrl.metrics.facts import StepFacts, TokenCounts
 from asyncrl.metrics.timeline import TimelineFile, Track
-from asyncrl.sim.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
-from asyncrl.sim.world import Enough, simulate
-from benchmarks import simulate as command
-from benchmarks._predict import predicted, ratio, results_of, setting_of
-from benchmarks._predict_costs import calibrate_on
-from benchmarks._sync_vs_async_arrangements import Seen, arrangement
-from benchmarks._sync_vs_async_figures import Run, Setup
+from asyncrl.sim.model.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
+from asyncrl.sim.model.world import Enough, simulate
+from benchmarks.predict.costs import calibrate_on
+from benchmarks.predict.predicted import predicted, ratio, results_of, setting_of
+from benchmarks.simulate import __main__ as command
+from benchmarks.sync_vs_async.arrangements import Seen, arrangement
+from benchmarks.sync_vs_async.figures import Run, Setup
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200S = RESULTS / "sync_vs_async_h200_2026-11-21"

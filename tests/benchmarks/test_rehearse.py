@@ -10,10 +10,10 @@ import transformers
 
 from asyncrl.data.tokenizer import load_tokenizer
 from asyncrl.metrics.names import is_declared
-from benchmarks import _random_reward
-from benchmarks._run_beside import Run, command_line
-from benchmarks._sync_vs_async_workload import write_shape
-from benchmarks.rehearse import COLUMNS, main, report
+from benchmarks.common import random_reward as _random_reward
+from benchmarks.common.background_run import Run, command_line
+from benchmarks.rehearse.__main__ import COLUMNS, main, report
+from benchmarks.sync_vs_async.workload import write_shape
 from tests.unit.metrics.made import group, scored
 
 MODELS = Path(__file__).parents[1] / "launch" / "models"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import rounding
+from benchmarks.rounding import __main__ as rounding
 
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")

@@ -13,15 +13,15 @@ from asyncrl.metrics.facts import TokenCounts
 from asyncrl.metrics.intervals import seconds
 from asyncrl.sim.clock import run_virtually
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
-from benchmarks import _sync_vs_async_options as options
-from benchmarks import sync_vs_async
-from benchmarks._sync_vs_async_arrangements import MAX_STALENESS, Arrangement, Length, Seen, arrangement, first_row
-from benchmarks._sync_vs_async_figures import Results, Run, Setup, Step, ratio_spread, spread, t95
-from benchmarks._sync_vs_async_files import read, write
-from benchmarks._sync_vs_async_full import progress, rate, stationary
-from benchmarks._sync_vs_async_report import COLUMNS, markdown, picture, rows
-from benchmarks._sync_vs_async_watch import Intervals, WatchedEngine
-from benchmarks._sync_vs_async_workload import ForcedLengths, Prompts, Workload, made_up_words
+from benchmarks.sync_vs_async import __main__ as sync_vs_async
+from benchmarks.sync_vs_async import options
+from benchmarks.sync_vs_async.arrangements import MAX_STALENESS, Arrangement, Length, Seen, arrangement, first_row
+from benchmarks.sync_vs_async.figures import Results, Run, Setup, Step, ratio_spread, spread, t95
+from benchmarks.sync_vs_async.files import read, write
+from benchmarks.sync_vs_async.full import progress, rate, stationary
+from benchmarks.sync_vs_async.report import COLUMNS, markdown, picture, rows
+from benchmarks.sync_vs_async.watch import Intervals, WatchedEngine
+from benchmarks.sync_vs_async.workload import ForcedLengths, Prompts, Workload, made_up_words
 from tests.unit.metrics.made import facts
 
 WORKLOAD = Workload(vocabulary=512, prompt_tokens=16, median=100, longest=1600, seed=7)

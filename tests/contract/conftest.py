@@ -14,17 +14,17 @@ import pytest
 
 from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.fake import FakeEngine, FakeUpdater
-from asyncrl.engines.roster import Roster
-from asyncrl.engines.servers import ServerProcess
-from asyncrl.engines.sglang.client import SGLangEngine
-from asyncrl.engines.sglang.control import EngineControl, wait_for_router, wait_for_server
-from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.server_process import ServerProcess
+from asyncrl.engines.sglang.client.control import EngineControl, wait_for_router, wait_for_server
+from asyncrl.engines.sglang.client.engine import SGLangEngine
+from asyncrl.engines.sglang.client.http import Wire
 from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
-from asyncrl.engines.weights import BroadcastUpdater
+from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
+from asyncrl.engines.weight_sync.membership import Roster
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Weights
-from tests.contract.weight_sets import SendsWeights, scaled
 from tests.tiny_model import tiny_model
+from tests.unit.engines.weight_sync.weight_sets import SendsWeights, scaled
 
 START_S = 300.0
 """SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""

@@ -11,11 +11,11 @@ import orjson
 import psutil
 import pytest
 
-from asyncrl.engines.sglang.control import EngineControl
-from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.sglang.client.control import EngineControl
+from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.loads import EngineLoads
+from asyncrl.engines.sglang.client.payload import read_event
 from asyncrl.engines.sglang.labels import PACKED
-from asyncrl.engines.sglang.loads import EngineLoads
-from asyncrl.engines.sglang.payload import read_event
 from asyncrl.errors import EngineError, EngineTimeout
 from asyncrl.protocols import LoadProbe, RolloutEngine
 from asyncrl.types import Chunk, EngineLoad, FinishReason, Request, SamplingParams, Weights

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from asyncrl.engines.servers import ServerProcess
-from asyncrl.engines.sglang.client import SGLangEngine
-from asyncrl.engines.sglang.control import wait_for_router
-from asyncrl.engines.sglang.http import Wire
+from asyncrl.engines.server_process import ServerProcess
+from asyncrl.engines.sglang.client.control import wait_for_router
+from asyncrl.engines.sglang.client.engine import SGLangEngine
+from asyncrl.engines.sglang.client.http import Wire
 from asyncrl.engines.sglang.launch import RouterLaunch, router_command
 from asyncrl.errors import EngineLost
 from tests.contract.conftest import free_ports

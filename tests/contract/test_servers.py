@@ -12,9 +12,9 @@ from typing import Literal
 import psutil
 import pytest
 
-from asyncrl.engines.servers import ServerProcess
-from asyncrl.engines.sglang.flags import known_router_flags, known_server_flags
+from asyncrl.engines.server_process import ServerProcess
 from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
 from asyncrl.errors import ServerFailed
 from tests.contract.conftest import Servers
 
@@ -71,7 +71,7 @@ def test_children_are_found_also_when_their_parent_is_gone(tmp_path: Path) -> No
 
 def test_a_server_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from asyncrl.engines.servers import ServerProcess;"
+        "import os, sys; from pathlib import Path; from asyncrl.engines.server_process import ServerProcess;"
         "sleep = [sys.executable, '-c', 'import time; time.sleep(600)'];"
         f"s = ServerProcess('s', sleep, {{}}, Path({str(tmp_path / 'log')!r}));"
         "print(s.pid, flush=True); os._exit(0)"
@@ -192,7 +192,7 @@ def test_the_users_flags_win() -> None:
 def test_known_flags_are_read_fast_and_without_importing_sglang() -> None:
     code = (
         "import sys, time; began = time.process_time();"
-        "from asyncrl.engines.sglang.flags import known_server_flags as server, known_router_flags as router;"
+        "from asyncrl.engines.sglang.server_flags import known_server_flags as server, known_router_flags as router;"
         "assert {'mem-fraction-static', 'tp-size', 'model', 'config'} <= server();"
         "assert {'policy', 'cache-threshold', 'worker-urls'} <= router();"
         "assert not {'torch', 'sglang', 'sglang_router'} & set(sys.modules);"

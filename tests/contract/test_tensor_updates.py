@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engines.sglang.client import SGLangEngine
-from asyncrl.engines.sglang.control import EngineControl
-from asyncrl.engines.sglang.http import Wire
-from asyncrl.engines.tensors import TensorUpdater
-from asyncrl.engines.turns import SharedGpus
+from asyncrl.engines.gpu_sharing import SharedGpus
+from asyncrl.engines.sglang.client.control import EngineControl
+from asyncrl.engines.sglang.client.engine import SGLangEngine
+from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.weight_sync.cuda_ipc import TensorUpdater
 from asyncrl.errors import EngineLost, TrainerFailed, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 from tests.contract.conftest import Servers
-from tests.contract.recorders import TwoBuckets
-from tests.contract.weight_sets import SendsWeights, Teacher, scaled, weight_set
+from tests.unit.engines.weight_sync.recorders import TwoBuckets
+from tests.unit.engines.weight_sync.weight_sets import SendsWeights, Teacher, scaled, weight_set
 
 TOKENS = tuple(range(2, 34))
 CLOSE = 1e-4
@@ -109,8 +109,8 @@ class SharesWeights(SendsWeights):
         self._flat: Any = None
 
     async def share(self, bucket: int) -> list[str]:
-        from asyncrl.engines.megatron.handles import handle_of
-        from asyncrl.engines.megatron.update_group import flatten
+        from asyncrl.engines.megatron.weights.handles import handle_of
+        from asyncrl.engines.megatron.weights.update_group import flatten
 
         tensors, buckets = self._weights_of(self._model, self.version), await self.weight_buckets()
         self._flat = flatten(tensors[name] for name in buckets[bucket].names)

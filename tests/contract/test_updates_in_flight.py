@@ -11,19 +11,19 @@ from typing import Literal
 
 import pytest
 
-from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.disk import DiskUpdater
-from asyncrl.engines.roster import Roster
-from asyncrl.engines.sglang.client import SGLangEngine
-from asyncrl.engines.sglang.control import EngineControl
-from asyncrl.engines.sglang.http import Wire
-from asyncrl.engines.weights import BroadcastUpdater, Received
-from asyncrl.pipeline.draft import Draft
-from asyncrl.pipeline.retry import RetryingEngine
+from asyncrl.engines.sglang.client.control import EngineControl
+from asyncrl.engines.sglang.client.engine import SGLangEngine
+from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.disk import DiskUpdater
+from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.pipeline.sampling.partial_sample import Draft
+from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, Span, Weights
 from tests.contract.conftest import ServerControl, Servers, a_free_port
-from tests.contract.weight_sets import Teacher, WritesWeights, weight_set
+from tests.unit.engines.weight_sync.weight_sets import Teacher, WritesWeights, weight_set
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from asyncrl.app.dry_run import dry_run, estimate
+from asyncrl.app.entry import main
 from asyncrl.config import load_run
-from asyncrl.dry_run import dry_run, estimate
-from asyncrl.engines.megatron.shape import read_shape
-from asyncrl.entry import main
 from asyncrl.errors import ConfigError, DataError
+from asyncrl.models.shape import read_shape
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = ("--config", str(CONFIGS / "quickstart.toml"), "--dry-run")
@@ -94,8 +94,8 @@ def test_servers_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_here() -> frozenset[str]:
         raise ModuleNotFoundError("No module named 'sglang'")
 
-    monkeypatch.setattr("asyncrl.dry_run.find_spec", lacks_sglang)
-    monkeypatch.setattr("asyncrl.checks.known_server_flags", not_here)
+    monkeypatch.setattr("asyncrl.app.dry_run.find_spec", lacks_sglang)
+    monkeypatch.setattr("asyncrl.app.checks.known_server_flags", not_here)
     text = said(*QUICKSTART)
     assert "not there yet: sglang is not installed: --sglang- and --router- flags are not checked" in text
     assert text.endswith("the dry run found nothing wrong\n")

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from asyncrl.sim.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
-from asyncrl.sim.lengths import Drawn, LogNormal
-from asyncrl.sim.workload import Workload
-from asyncrl.sim.world import Schedule, Setting
+from asyncrl.sim.model.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
+from asyncrl.sim.model.lengths import Drawn, LogNormal
+from asyncrl.sim.model.workload import Workload
+from asyncrl.sim.model.world import Schedule, Setting
 
 LENGTHS = Drawn(shape=LogNormal(median=64, p95_ratio=8), cut=1024)
 

@@ -11,13 +11,13 @@ from asyncrl.config.resolved import resolved
 from asyncrl.errors import DataError
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.timeline import TimelineFile
-from asyncrl.sim.calibrate import Calibration, calibrate
-from asyncrl.sim.costs import Costs, EngineCosts, Sharing, TrainerCosts, UpdateCosts
-from asyncrl.sim.lengths import Drawn, LogNormal
-from asyncrl.sim.measured import read_run
-from asyncrl.sim.options import costs_of
-from asyncrl.sim.replay import replay
-from asyncrl.sim.world import Setting, simulate
+from asyncrl.sim.calibration.calibrate import Calibration, calibrate
+from asyncrl.sim.calibration.measured import read_run
+from asyncrl.sim.calibration.replay import replay
+from asyncrl.sim.model.costs import Costs, EngineCosts, Sharing, TrainerCosts, UpdateCosts
+from asyncrl.sim.model.lengths import Drawn, LogNormal
+from asyncrl.sim.model.world import Setting, simulate
+from asyncrl.sim.search.options import costs_of
 from tests.sim.settings import setting
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"

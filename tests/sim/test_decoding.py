@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.sim.costs import EngineCosts
-from asyncrl.sim.decoding import Decoder, Job
+from asyncrl.sim.model.costs import EngineCosts
+from asyncrl.sim.model.decoding import Decoder, Job
 
 FIXED, EACH = 0.01, 0.002
 

@@ -8,10 +8,10 @@ import pytest
 
 from asyncrl.errors import EngineLost
 from asyncrl.sim.clock import run_virtually
-from asyncrl.sim.costs import Costs, Failures
-from asyncrl.sim.fleet import Fleet
-from asyncrl.sim.load import LeastLoaded
-from asyncrl.sim.workload import Workload
+from asyncrl.sim.model.costs import Costs, Failures
+from asyncrl.sim.model.fleet import Fleet
+from asyncrl.sim.model.least_loaded import LeastLoaded
+from asyncrl.sim.model.workload import Workload
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 from tests.sim.settings import ENGINE, LENGTHS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.sim.lengths import Drawn, LogNormal, Moments, Observed, Pareto, Replayed
+from asyncrl.sim.model.lengths import Drawn, LogNormal, Moments, Observed, Pareto, Replayed
 
 
 def test_a_log_normal_has_the_median_and_the_95th_percentile_asked_for() -> None:

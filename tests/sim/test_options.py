@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.sim.options import parser
+from asyncrl.sim.search.options import parser
 
 
 @pytest.mark.parametrize(

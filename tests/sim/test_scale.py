@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.sim.scale import Scaled, full_fleet, measure
-from asyncrl.sim.targets import scale_verdicts
-from asyncrl.sim.world import simulate
+from asyncrl.sim.model.world import simulate
+from asyncrl.sim.search.scale import Scaled, full_fleet, measure
+from asyncrl.sim.search.targets import scale_verdicts
 
 SEEN = Scaled(
     num_engines=2,

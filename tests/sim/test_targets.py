@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from asyncrl.sim.outcome import Outcome
-from asyncrl.sim.policies import policies
-from asyncrl.sim.search import Found
-from asyncrl.sim.table import checks, comparison
-from asyncrl.sim.targets import verdicts
+from asyncrl.sim.model.result import Outcome
+from asyncrl.sim.search.policies import policies
+from asyncrl.sim.search.search import Found
+from asyncrl.sim.search.table import checks, comparison
+from asyncrl.sim.search.targets import verdicts
 from tests.sim.settings import setting
 
 MASKING = Outcome(

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from asyncrl.sim.costs import Failures, TrainerCosts, UpdateCosts, balanced_trainer
-from asyncrl.sim.lengths import Drawn, Observed
-from asyncrl.sim.world import Setting, simulate
+from asyncrl.sim.model.costs import Failures, TrainerCosts, UpdateCosts, balanced_trainer
+from asyncrl.sim.model.lengths import Drawn, Observed
+from asyncrl.sim.model.world import Setting, simulate
 from tests.sim.settings import LENGTHS, setting
 
 ALIKE = Drawn(shape=Observed(sorted_tokens=(100,)), cut=100)

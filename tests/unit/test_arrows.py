@@ -1,92 +1,174 @@
-"""The arrows between rooms point one way (docs/flow.md has the picture)."""
+"""The arrows between packages point one way (docs/flow.md has the picture)."""
 
 import ast
 import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2] / "asyncrl"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "asyncrl"
 
 LEAVES = {"types", "errors", "protocols"}
+MODELS = {"models", "models.families"}
+MEGATRON_INPUTS = LEAVES | MODELS | {"config", "engines.megatron.setup"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
-    "event_loop": set(),
-    "internals": {"errors"},
     "protocols": {"types"},
-    "config": {"errors"},
-    "data": {"types", "errors", "protocols", "config"},
-    "plugins": {"types", "errors", "protocols", "compat", "algorithms"},
-    "compat": LEAVES | {"config", "algorithms"},
-    "rewards": LEAVES,
-    "filters": LEAVES,
     "algorithms": set(),
-    "metrics": {"types", "errors"},
     "buffer": {"types", "errors"},
-    "pipeline": LEAVES | {"event_loop", "buffer", "metrics"},
-    "engines": LEAVES | {"event_loop", "config", "algorithms"},
-    "sim": LEAVES | {"event_loop", "buffer", "metrics", "pipeline"},
+    "capacity": {"errors", "config", "models"},
+    "compat": LEAVES | {"config", "algorithms"},
+    "config": {"errors"},
+    "data": LEAVES | {"config"},
+    "engines": LEAVES,
+    "engines.cluster": LEAVES
+    | {"engines", "engines.megatron", "engines.megatron.checkpoint", "engines.megatron.setup"}
+    | {"engines.sglang", "engines.sglang.client", "engines.weight_sync", "config", "models"},
+    "engines.megatron": MEGATRON_INPUTS
+    | {"capacity", "engines.weight_sync", "engines.megatron.checkpoint", "engines.megatron.model"}
+    | {"engines.megatron.train", "engines.megatron.weights"},
+    "engines.megatron.checkpoint": MEGATRON_INPUTS | {"engines"},
+    "engines.megatron.model": MEGATRON_INPUTS,
+    "engines.megatron.setup": LEAVES | MODELS | {"config", "algorithms"},
+    "engines.megatron.train": MEGATRON_INPUTS | {"algorithms", "engines.megatron.model", "engines.megatron.weights"},
+    "engines.megatron.weights": MEGATRON_INPUTS
+    | {"engines.weight_sync", "engines.megatron.checkpoint", "engines.megatron.model"},
+    "engines.sglang": LEAVES,
+    "engines.sglang.client": LEAVES | {"engines.sglang", "engines.weight_sync"},
+    "engines.sglang.plugin": {"engines.sglang", "engines.weight_sync"},
+    "engines.weight_sync": LEAVES | {"engines"},
+    "filters": LEAVES | {"buffer"},
+    "metrics": {"types", "errors"},
+    "models": {"errors", "config", "models.families"},
+    "models.families": set(),
+    "pipeline": LEAVES | {"metrics", "pipeline.sampling", "pipeline.scheduling"},
+    "pipeline.sampling": LEAVES | {"metrics"},
+    "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
+    "plugins": LEAVES | {"compat", "algorithms"},
+    "rewards": LEAVES,
+    "sim": set(),
+    "sim.calibration": LEAVES | {"metrics", "sim.model"},
+    "sim.model": LEAVES | {"metrics", "pipeline", "pipeline.sampling", "pipeline.scheduling", "sim"},
+    "sim.search": LEAVES | {"metrics", "sim.calibration", "sim.model"},
 }
-"""``checks`` and ``assembly`` may import everything; nothing imports them but what starts a run, or its dry run."""
+"""A name stands for one folder's own modules, or for one top-level module.  Only ``app`` may import everything."""
 
-NEVER_OUTSIDE_ENGINES = {"torch", "ray", "aiohttp", "httptools", "sglang", "sglang_router", "megatron"}
-MAY_USE: dict[str, set[str]] = {"algorithms": {"torch"}}
-WITHIN_ENGINES = {
-    "sglang": {"aiohttp", "httptools", "sglang", "torch"},
-    "megatron": {"torch", "megatron"},
-    "cluster": {"ray"},
+OUTSIDE = {"torch", "ray", "aiohttp", "sglang", "sglang_router", "megatron"}
+MAY_USE: dict[str, set[str]] = {
+    "algorithms": {"torch"},
+    "engines.cluster": {"ray"},
+    "engines.megatron": {"torch", "megatron"},
+    "engines.sglang": {"aiohttp", "sglang", "sglang_router", "torch"},
+    "engines.weight_sync": {"torch"},
 }
+"""Libraries of OUTSIDE that a folder, and every folder below it, may import."""
+
+MOST_MODULES = 16
 
 
-def rooms() -> list[str]:
-    return sorted({path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()})
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def folder_of(module: Path) -> str:
+    """``engines.sglang`` for a module of that folder; a top-level module is a folder of one."""
+    parts = module.relative_to(PACKAGE).parts
+    return ".".join(parts[:-1]) or module.stem
+
+
+def folders() -> list[str]:
+    return sorted({folder_of(module) for module in modules()} - {"__init__"})
 
 
 @functools.cache
-def imports(path: Path) -> set[str]:
+def imports(module: Path) -> frozenset[str]:
+    """Dotted names of modules and packages, and of what is imported from them."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
 
 
-def files(room: str) -> list[Path]:
-    return sorted((ROOT / room).rglob("*.py")) if (ROOT / room).is_dir() else [ROOT / f"{room}.py"]
+def imported_folders(module: Path) -> set[str]:
+    found = set()
+    for name in imports(module):
+        path = ROOT.joinpath(*name.split("."))
+        if name.startswith("asyncrl.") and path.with_suffix(".py").exists():
+            found.add(folder_of(path.with_suffix(".py")))
+        elif name.startswith("asyncrl.") and is_used_itself(path):
+            found.add(folder_of(path / "__init__.py"))
+    return found - {folder_of(module)}
 
 
-@pytest.mark.parametrize("room", [room for room in rooms() if room in MAY_IMPORT])
-def test_a_room_imports_only_what_it_may(room: str) -> None:
-    for path in files(room):
-        ours = {name.split(".")[1] for name in imports(path) if name.startswith("asyncrl.")}
-        assert ours <= MAY_IMPORT[room] | {room}, path
+def is_used_itself(package: Path) -> bool:
+    """Whether importing from a package reaches its ``__init__``, which then exports something."""
+    init = package / "__init__.py"
+    return init.exists() and any(not isinstance(node, ast.Expr) for node in ast.parse(init.read_text()).body)
 
 
-@pytest.mark.parametrize("room", [room for room in rooms() if room in MAY_IMPORT and room != "engines"])
-def test_only_engines_touch_the_outside(room: str) -> None:
-    for path in files(room):
-        outside = {name.split(".")[0] for name in imports(path)} & NEVER_OUTSIDE_ENGINES
-        assert outside <= MAY_USE.get(room, set()), path
+def arrows() -> Iterator[tuple[str, str]]:
+    for module in modules():
+        for folder in imported_folders(module):
+            yield folder_of(module), folder
 
 
-@pytest.mark.parametrize("engine", sorted(WITHIN_ENGINES))
-def test_each_engine_touches_its_own_outside(engine: str) -> None:
-    for path in files(f"engines/{engine}"):
-        outside = {name.split(".")[0] for name in imports(path)} & NEVER_OUTSIDE_ENGINES
-        assert outside <= WITHIN_ENGINES[engine], path
+def ring(graph: Mapping[str, set[str]]) -> list[str]:
+    """Folders from which one can return to themselves; empty if there are none."""
+    left = {folder: set(others) for folder, others in graph.items()}
+    while free := [folder for folder, others in left.items() if not others & left.keys()]:
+        for folder in free:
+            del left[folder]
+    return sorted(left)
 
 
-def test_every_room_is_in_the_table() -> None:
-    assert set(rooms()) - set(MAY_IMPORT) <= {
-        "__init__",
-        "assembly",
-        "checks",
-        "collector",
-        "dry_run",
-        "entry",
-        "resume",
-        "signals",
-    }
+@pytest.mark.parametrize("folder", [folder for folder in folders() if folder != "app"])
+def test_folder_imports_only_what_it_may(folder: str) -> None:
+    for module in modules():
+        if folder_of(module) == folder:
+            assert imported_folders(module) <= MAY_IMPORT[folder], module
+
+
+def test_every_entry_of_the_table_is_a_folder() -> None:
+    assert set(folders()) == set(MAY_IMPORT) | {"app"}
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_folder_uses_only_its_own_libraries(folder: str) -> None:
+    parents = [".".join(folder.split(".")[:depth]) for depth in range(1, folder.count(".") + 2)]
+    may_use = set().union(*(MAY_USE.get(parent, set()) for parent in parents))
+    for module in modules():
+        if folder_of(module) == folder:
+            outside = {name.split(".")[0] for name in imports(module)} & OUTSIDE
+            assert outside <= may_use, module
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_folders_form_no_ring_at_any_depth(depth: int) -> None:
+    graph: dict[str, set[str]] = {}
+    for start, end in arrows():
+        tail, head = (".".join(name.split(".")[:depth]) for name in (start, end))
+        graph.setdefault(head, set())
+        graph.setdefault(tail, set()).update({head} - {tail})
+    assert ring(graph) == []
+
+
+def test_ring_is_found() -> None:
+    assert ring({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["a", "b", "c", "d"]
+    assert ring({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_folder_has_few_modules(folder: str) -> None:
+    names = [module.stem for module in modules() if folder_of(module) == folder and module.stem != "__init__"]
+    assert len(names) <= MOST_MODULES
+
+
+def test_no_module_of_the_benchmarks_begins_with_an_underscore() -> None:
+    names = {path.stem for path in (ROOT / "benchmarks").rglob("*.py")} - {"__init__", "__main__"}
+    assert [name for name in sorted(names) if name.startswith("_")] == []

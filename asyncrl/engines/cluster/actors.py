@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from asyncrl.engines.megatron.settings import TrainerSettings
-from asyncrl.engines.servers import ServerProcess
+from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.engines.server_process import ServerProcess
 from asyncrl.internals import naming_imports
 
 BESIDE = "beside"

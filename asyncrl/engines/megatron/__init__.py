@@ -3,8 +3,8 @@
 These names import neither torch nor Megatron, so that a configuration can be checked before anything starts.
 """
 
-from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.megatron.settings import TrainerSettings
-from asyncrl.engines.megatron.shape import read_shape
+from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.models.shape import read_shape
 
 __all__ = ["TrainerSettings", "WeightBucket", "read_shape"]

@@ -17,40 +17,40 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from asyncrl.capacity.layout import check_layout
+from asyncrl.capacity.trainer import goes_beside
 from asyncrl.config.areas import CheckpointConfig
 from asyncrl.config.derived import critic_load, has_critic, ref_load, uses_reference
-from asyncrl.engines.abandoned import abandon
-from asyncrl.engines.buckets import WeightBucket
-from asyncrl.engines.checkpoints import Origin, as_written, check_model, find_origin, notes_of
-from asyncrl.engines.megatron.checkpoint import Saver
-from asyncrl.engines.megatron.cpu_emulation import emulate_cuda
-from asyncrl.engines.megatron.critic import Critic, critic_shape
-from asyncrl.engines.megatron.custom import custom_advantages, custom_of
-from asyncrl.engines.megatron.estimation import needs_proximal, outcomes_of, with_advantages
-from asyncrl.engines.megatron.fits import check_layout
-from asyncrl.engines.megatron.fp8 import fp8_of
-from asyncrl.engines.megatron.implementation import check_alike, settled
-from asyncrl.engines.megatron.learner import Gradients, Learner
-from asyncrl.engines.megatron.memory import goes_beside
-from asyncrl.engines.megatron.model import build_model
-from asyncrl.engines.megatron.objective import Objective
-from asyncrl.engines.megatron.outbox import Outbox
-from asyncrl.engines.megatron.overrides import overridden
-from asyncrl.engines.megatron.packing import Floats
-from asyncrl.engines.megatron.passes import logprob_step, loss_step
-from asyncrl.engines.megatron.ranks import on_first_rank
-from asyncrl.engines.megatron.reference import ReferenceWeights
-from asyncrl.engines.megatron.reports import critic_metrics, forget_peak, memory_metrics, report
-from asyncrl.engines.megatron.settings import TrainerSettings
-from asyncrl.engines.megatron.shape import ModelShape, read_shape
-from asyncrl.engines.megatron.sharding import is_split
-from asyncrl.engines.megatron.stash import TrainerMemory
-from asyncrl.engines.megatron.state import load_state, sharded_state
-from asyncrl.engines.megatron.trainer_internals import check_trainer_internals
-from asyncrl.engines.megatron.update_group import join_update_group
-from asyncrl.engines.megatron.updates import Update, updates_of
-from asyncrl.engines.megatron.weights import load_hf, save_hf
+from asyncrl.engines.megatron.checkpoint.directory import Origin, as_written, check_model, find_origin, notes_of
+from asyncrl.engines.megatron.checkpoint.saver import Saver
+from asyncrl.engines.megatron.checkpoint.state import load_state, sharded_state
+from asyncrl.engines.megatron.internals import check_trainer_internals
+from asyncrl.engines.megatron.model.build import build_model
+from asyncrl.engines.megatron.model.implementation import check_alike, settled
+from asyncrl.engines.megatron.model.packing import Floats
+from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
+from asyncrl.engines.megatron.setup.ranks import on_first_rank
+from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.engines.megatron.train.critic import Critic, critic_shape
+from asyncrl.engines.megatron.train.custom_advantage import custom_advantages, custom_of
+from asyncrl.engines.megatron.train.forward_step import logprob_step, loss_step
+from asyncrl.engines.megatron.train.learner import Gradients, Learner
+from asyncrl.engines.megatron.train.objective import Objective
+from asyncrl.engines.megatron.train.offload import TrainerMemory
+from asyncrl.engines.megatron.train.optimizer_updates import Update, updates_of
+from asyncrl.engines.megatron.train.reference import ReferenceWeights
+from asyncrl.engines.megatron.train.reports import critic_metrics, forget_peak, memory_metrics, report
+from asyncrl.engines.megatron.train.sample_advantages import needs_proximal, outcomes_of, with_advantages
+from asyncrl.engines.megatron.weights.fp8 import fp8_of
+from asyncrl.engines.megatron.weights.hf_weights import load_hf, save_hf
+from asyncrl.engines.megatron.weights.sharding import is_split
+from asyncrl.engines.megatron.weights.update_group import join_update_group
+from asyncrl.engines.megatron.weights.weight_sender import Outbox
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.group_abort import abandon
 from asyncrl.errors import ConfigError, NonFiniteLoss, WeightUpdateFailed
+from asyncrl.models.overrides import overridden
+from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.types import Batch, TrainReport
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.flags import parser
+from asyncrl.config.command_line import parser
 from asyncrl.config.knobs import knobs
 from tests.unit.config.runs import complaints, complete, load
 

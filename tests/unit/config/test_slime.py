@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.flags import parser, read_flags
-from asyncrl.config.slime import INSTEAD
+from asyncrl.config.command_line import parser, read_flags
+from asyncrl.config.slime_flags import INSTEAD
 
 PAGE = Path(__file__).parents[3] / "docs" / "slime.md"
 OURS = {flag for action in parser()._actions for flag in action.option_strings}  # noqa: SLF001

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from asyncrl.metrics.lengths import Lengths, LengthStats
+from asyncrl.metrics.length_bias import Lengths, LengthStats
 
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 16

@@ -3,7 +3,7 @@
 from array import array
 
 from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
-from asyncrl.metrics.lengths import Lengths, LengthStats
+from asyncrl.metrics.length_bias import Lengths, LengthStats
 from asyncrl.types import (
     Batch,
     EvalReport,

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from asyncrl.metrics.closing import closing_table
 from asyncrl.metrics.history import History
-from asyncrl.metrics.progress import Plan
+from asyncrl.metrics.live_view import Plan
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import JsonlSink
 from asyncrl.types import UpdateReport

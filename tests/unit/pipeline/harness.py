@@ -19,15 +19,15 @@ from asyncrl.errors import EngineError
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
-from asyncrl.pipeline.admission import Limits
-from asyncrl.pipeline.budgets import Budgets
 from asyncrl.pipeline.evaluation import Evaluator, HeldOut
-from asyncrl.pipeline.retry import RetryingEngine
 from asyncrl.pipeline.run import Parts, Plan, train
-from asyncrl.pipeline.run_state import RunState
-from asyncrl.pipeline.sampler import Sampler, Served
-from asyncrl.pipeline.scheduler import Policy, Scheduler
-from asyncrl.pipeline.slots import Slots
+from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.pipeline.scheduling.admission import Limits
+from asyncrl.pipeline.scheduling.budgets import Budgets
+from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.pipeline.scheduling.scheduler import Policy, Scheduler
 from asyncrl.types import Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
 from tests.virtual_time import run_virtually
 

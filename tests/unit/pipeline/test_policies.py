@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.engines.fake import FakeEngine, FakePrompts
 from asyncrl.errors import FilterBudgetSpent
-from asyncrl.pipeline.sampler import draft_seed
+from asyncrl.pipeline.sampling.sampler import draft_seed
 from asyncrl.types import Chunk, Picked, Request, ScoredGroup, Weights
 from tests.unit.pipeline.harness import World
 from tests.virtual_time import run_virtually

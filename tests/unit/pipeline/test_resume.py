@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.engines.fake import FakeCheckpoints
-from asyncrl.pipeline.run_state import RunState, settled
+from asyncrl.pipeline.scheduling.run_state import RunState, settled
 from asyncrl.types import Prompt, Sample, ScoredGroup
 from tests.unit.pipeline.harness import World, drawn, named
 from tests.virtual_time import lengths_in_turn, run_virtually

@@ -1,0 +1,1 @@
+"""The program: from the command line to an exit code."""

@@ -1,0 +1,314 @@
+"""Puts a run together from its configuration.  Knows which engine and which trainer are real, as ``checks`` does.
+
+checks.check ──▶ Checked ──▶ conduct: deploy, publish the first weights, train, save
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Literal, NoReturn
+from uuid import uuid4
+
+import orjson
+
+from asyncrl.app.checks import Checked, check_served
+from asyncrl.app.gc_tuning import calm_the_collector
+from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
+from asyncrl.config.derived import (
+    dtype,
+    eval_max_response_len,
+    eval_temperature,
+    num_steps_per_rollout,
+    row_tokens,
+    use_rollout_logprobs,
+)
+from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device
+from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
+from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.errors import AsyncRLError, TurnFailed, WeightUpdateFailed, plainly
+from asyncrl.event_loop import is_cancelled
+from asyncrl.metrics.facts import Gauges, StepFacts
+from asyncrl.metrics.loop_lag import LoopLag, watch_loop
+from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.evaluation import Evaluator
+from asyncrl.pipeline.run import Parts, Plan, train
+from asyncrl.pipeline.sampling.kv_limit import follow_kv
+from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.pipeline.scheduling.admission import Limits
+from asyncrl.pipeline.scheduling.budgets import Budgets
+from asyncrl.pipeline.scheduling.scheduler import Policy, Scheduler
+from asyncrl.types import SamplingParams
+
+Device = Literal["cpu", "cuda"]
+
+logger = logging.getLogger(__name__)
+
+LOOK_AT_KV_EVERY_S = 2.0
+"""An engine fills by some per cent of its KV cache in that time; one look costs it a millisecond."""
+SHOW_EVERY_S = 5.0
+"""What the scheduler holds: often enough for somebody who watches."""
+LAST_CHECKPOINT_S = 30.0
+"""For the checkpoint that is being written when the run fails: at 1 GB/s that is a model of 2 billion parameters."""
+LOGS_FOLDER = "logs"
+"""In the run directory: what servers say."""
+VERSIONS_FILE = "versions.json"
+"""In the run directory: what the run was made with."""
+MODEL_FOLDER = "model"
+"""In the run directory: the final weights in Hugging Face format."""
+
+
+async def conduct(
+    ray: ModuleType,
+    checked: Checked,
+    *,
+    run_dir: Path,
+    timeline: Timeline,
+    phase: Callable[[str], None],
+    report: Callable[[StepFacts], None],
+    gauges: Callable[[Gauges], None],
+) -> None:
+    """Start everything, train to the end, save, and stop everything.
+
+    ``phase`` is told what is being waited for, ``report`` gets each step's facts, and ``gauges`` what the scheduler
+    holds, every few seconds.  Raises the error that ended the run.
+    """
+    device = pick_device(ray, checked.run.cluster.device)
+    check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
+    async with deployed(ray, _deployment(checked, device, run_dir), phase) as running:
+        _record_plugins(run_dir / VERSIONS_FILE, running)
+        parts = _parts(checked, running, timeline)
+        async with _failing_well(running):
+            with plainly():
+                async with asyncio.TaskGroup() as beside:
+                    watching = [
+                        beside.create_task(running.watch(), name="servers"),
+                        beside.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
+                    ]
+                    if checked.run.rollout.follow_kv_cache:
+                        following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
+                        watching.append(beside.create_task(following, name="kv-limit"))
+                    phase("publishing the first weights")
+                    await running.serve(parts.served.now)
+                    phase("generating the first batch")
+                    watching.append(beside.create_task(_show(parts.scheduler, gauges), name="gauges"))
+                    calm_the_collector()
+                    await train(parts, _plan(checked, run_dir), report)
+                    for task in watching:
+                        task.cancel()
+        phase("stopping")
+
+
+def _record_plugins(path: Path, running: Running) -> None:
+    """Add to ``path`` which of our plug-ins each engine has; null for an engine that did not say."""
+    plugins = {name: each and each.written() for name, each in sorted(running.plugins.items())}
+    try:
+        versions = orjson.loads(path.read_bytes())
+        path.write_bytes(orjson.dumps({**versions, "plugins": plugins}, option=orjson.OPT_INDENT_2))
+    except (OSError, orjson.JSONDecodeError) as error:
+        logger.warning("%s: the engines' plug-ins were not written: %s", path, error)
+
+
+async def _show(scheduler: Scheduler, gauges: Callable[[Gauges], None]) -> NoReturn:
+    while True:
+        await asyncio.sleep(SHOW_EVERY_S)
+        gauges(scheduler.gauges())
+
+
+@asynccontextmanager
+async def _failing_well(running: Running) -> AsyncIterator[None]:
+    """When the run fails: the checkpoint that is being written may be all that is left of it.
+
+    Not when it was asked to end: whoever sent the signal does not wait.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_cancelled():
+            if running.trainer.has_begun_checkpoint:
+                logger.warning("waiting up to %g s for a checkpoint, after: %s", LAST_CHECKPOINT_S, error)
+                with suppress(AsyncRLError):
+                    await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)
+            if isinstance(error, WeightUpdateFailed | TurnFailed):
+                await running.look_for_the_dead()  # a server that died is a better cause than what it left
+        raise
+
+
+def _deployment(checked: Checked, device: Device, run_dir: Path) -> Deployment:
+    run = checked.run
+    return Deployment(
+        cluster=run.cluster,
+        failures=run.failures,
+        trainer=_trainer_settings(checked, device),
+        server_flags=checked.model.server_flags,
+        router_flags=run.router,
+        logs=run_dir / LOGS_FOLDER,
+        origin=checked.start.origin,
+        pause_mode="retract" if run.rollout.weight_update_mode == "retract" else "in_place",
+        disk=_disk(run, run_dir),
+    )
+
+
+def _trainer_settings(checked: Checked, device: Device) -> TrainerSettings:
+    run = checked.run
+    return TrainerSettings(
+        model=run.model,
+        shape=run.shape,
+        train=run.train,
+        parallel=run.parallel,
+        device=device,
+        dtype=dtype(run.model, device),
+        temperature=run.rollout.rollout_temperature,
+        num_steps_per_rollout=num_steps_per_rollout(run.train, run.rollout),
+        use_rollout_logprobs=use_rollout_logprobs(run.train, run.rollout),
+        timeout_s=60 * run.cluster.distributed_timeout_minutes,
+        save_timeout_s=run.failures.train_timeout_s,
+        row_tokens=row_tokens(run),
+        custom=checked.custom,
+    )
+
+
+def _disk(run: RunConfig, run_dir: Path) -> Path | None:
+    """A folder that nobody has yet: it is removed when the run ends."""
+    folder = run.train.update_weight_disk_dir
+    return None if folder is None else folder.resolve() / f"asyncrl-weights-{run_dir.name}-{uuid4().hex[:8]}"
+
+
+def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
+    run = checked.run
+    slots = Slots(run.rollout.sglang_server_concurrency * run.cluster.num_engines)
+    start = checked.start
+    served = Served(start.weights)
+    engine = RetryingEngine(running.engine, run.failures.max_sample_retries, lambda: served.now)
+    if start.before is not None:
+        engine.retries, engine.aborts = start.before.retries, start.before.aborts
+
+    def sampler(sampling: SamplingParams) -> Sampler:
+        return Sampler(
+            engine=engine,
+            reward=checked.reward,
+            reward_timeout_s=run.failures.reward_timeout_s,
+            tokenizer=checked.tokenizer,
+            sampling=sampling,
+            slots=slots,
+            served=served,
+            timeline=timeline,
+            seed=run.model.seed,
+        )
+
+    evaluator = Evaluator(
+        held_out=checked.held_out,
+        sampler=sampler(_eval_sampling(checked)),
+        slots=slots,
+        served=served,
+        timeline=timeline,
+    )
+    return Parts(
+        scheduler=_scheduler(checked, sampler(_sampling(checked)), slots, served, timeline),
+        evaluator=evaluator if run.evaluation.eval_interval is not None else None,
+        engine=engine,
+        trainer=running.trainer,
+        updater=running.updater,
+        slots=slots,
+        served=served,
+        timeline=timeline,
+        loop_lag=LoopLag(),
+        checkpointer=_checkpointer(checked, running),
+        turns=running.turns,
+    )
+
+
+def _scheduler(checked: Checked, sampler: Sampler, slots: Slots, served: Served, timeline: Timeline) -> Scheduler:
+    run, start = checked.run, checked.start
+    return Scheduler(
+        prompts=checked.prompts,
+        sampler=sampler,
+        keep=checked.keep,
+        limits=_limits(run.rollout),
+        budgets=_budgets(run.failures),
+        policy=_policy(run.rollout),
+        pick=checked.pick,
+        slots=slots,
+        served=served,
+        timeline=timeline,
+        before=start.before,
+        again=start.again,
+    )
+
+
+def _checkpointer(checked: Checked, running: Running) -> RayCheckpointer | None:
+    checkpoint = checked.run.checkpoint
+    if checkpoint.save is None:
+        return None
+    return RayCheckpointer(
+        running.trainer, checkpoint.save, with_optimizer=checkpoint.save_optim, about=checked.start.about
+    )
+
+
+def _limits(rollout: RolloutConfig) -> Limits:
+    return Limits(
+        groups_per_step=rollout.rollout_batch_size,
+        group_size=rollout.n_samples_per_prompt,
+        max_staleness=rollout.staleness,
+        num_steps=rollout.num_rollout,
+        over_sampling=rollout.over_sampling_batch_size,
+        buffer_size=rollout.async_buffer_size,
+    )
+
+
+def _policy(rollout: RolloutConfig) -> Policy:
+    return Policy(
+        stale=rollout.stale_policy,
+        partial=rollout.partial_rollout,
+        mask_resumed=rollout.mask_offpolicy_in_partial_rollout,
+    )
+
+
+def _budgets(failures: FailureConfig) -> Budgets:
+    return Budgets(
+        max_failed_groups=failures.max_failed_groups,
+        max_filtered_groups=failures.max_filtered_groups,
+        watchdog_timeout_s=failures.watchdog_timeout_s,
+    )
+
+
+def _plan(checked: Checked, run_dir: Path) -> Plan:
+    run = checked.run
+    return Plan(
+        num_steps=run.rollout.num_rollout,
+        update_weights_interval=run.rollout.update_weights_interval,
+        eval_interval=run.evaluation.eval_interval,
+        eval_before_train=not run.evaluation.skip_eval_before_train,
+        temperature=run.rollout.rollout_temperature,
+        save_to=run_dir / MODEL_FOLDER,
+        abort_for_updates=run.rollout.weight_update_mode == "abort",
+        first_step=checked.start.step,
+        save_interval=run.checkpoint.save_interval,
+        save_beside=run.checkpoint.async_save,
+    )
+
+
+def _sampling(checked: Checked) -> SamplingParams:
+    rollout = checked.run.rollout
+    return SamplingParams(
+        temperature=rollout.rollout_temperature,
+        top_p=rollout.rollout_top_p,
+        top_k=rollout.rollout_top_k,
+        max_new_tokens=rollout.rollout_max_response_len,
+        stop=rollout.rollout_stop,
+        stop_token_ids=(*checked.end_tokens, *rollout.rollout_stop_token_ids),
+    )
+
+
+def _eval_sampling(checked: Checked) -> SamplingParams:
+    rollout, evaluation = checked.run.rollout, checked.run.evaluation
+    return replace(
+        _sampling(checked),
+        temperature=eval_temperature(evaluation, rollout),
+        max_new_tokens=eval_max_response_len(evaluation, rollout),
+    )

@@ -1,0 +1,236 @@
+"""``--dry-run``: everything that can be known of a run before it has a GPU, Ray or the weights.
+
+    settings ──▶ what is not there yet ──▶ model, layout, functions ──▶ memory per GPU ──▶ one table ──▶ fits, or not
+
+Memory is arithmetic on ``config.json``: ``engines.megatron.memory`` and ``engines.sglang.memory`` say what is counted.
+"""
+
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from asyncrl.app.checks import CheckedModel, check_files, check_flags, check_functions, check_model
+from asyncrl.capacity.engine import EngineMemory, engine_memory, engine_problems
+from asyncrl.capacity.trainer import SPREAD, RankMemory, Work, trainer_memory, trainer_problems, with_copy
+from asyncrl.config import RunConfig, missing_files
+from asyncrl.config.derived import (
+    critic_load,
+    filled_in,
+    has_critic,
+    longest_responses,
+    longest_sample,
+    row_tokens,
+    weight_bytes,
+)
+from asyncrl.config.ranges import must, refuse
+from asyncrl.models.shape import ModelShape, read_shape
+from asyncrl.models.sizes import model_size
+
+GB = 1e9
+"""As data sheets count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a run takes of its GPUs."""
+
+    shape: ModelShape
+    work: Work
+    stages: tuple[RankMemory, ...]
+    engine: EngineMemory
+    bucket: int
+    """Bytes of one bucket of a weight update."""
+
+    @property
+    def both(self) -> float:
+        """Bytes of a GPU that trainer and engine share, while weights go from one to the other.
+
+        A bucket is there twice: in parts, as they were gathered, and in one piece.
+        """
+        return max(stage.weights for stage in self.stages) + self.engine.weights + 2 * self.bucket
+
+    @property
+    def put_away(self) -> float:
+        """Bytes of host memory for a rank, whose GPU the engines have in turns."""
+        return max(stage.weights + stage.optimizer for stage in self.stages)
+
+    @property
+    def fullest(self) -> RankMemory:
+        """The trainer rank with the least room."""
+        return max(self.stages, key=lambda stage: stage.total)
+
+
+def dry_run(run: RunConfig, console: Console) -> None:
+    """Check ``run`` and show what it takes; nothing is started or written.
+
+    Raises ConfigError if a setting is wrong or a GPU too small.  Files that are not there are named, no more.
+    """
+    lacking = missing_files(run)
+    shape = _checked(run, lacking).shape
+    for line in lacking:
+        console.print(f"not there yet: {line}", highlight=False, soft_wrap=True)
+    found = estimate(run, shape)
+    console.print(_table(run, found))
+    refuse([] if run.cluster.device == "cpu" else _too_small(run, found))
+    console.print("the dry run found nothing wrong", highlight=False)
+
+
+def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
+    """Memory of trainer ranks and engines, all on GPUs of ``--gpu-memory-gb``."""
+    cluster, train = run.cluster, run.train
+    limit = cluster.gpu_memory_gb * GB
+    is_sent_by_nccl = not cluster.colocate and train.update_weight_transport == "nccl"
+    work = Work(
+        num_ranks=cluster.num_trainer_ranks,
+        num_tokens=row_tokens(run) / run.parallel.context_parallel_size,
+        weight_bytes=weight_bytes(run.model),
+        critic=_critic(run, shape),
+    )
+    if is_sent_by_nccl:
+        work = with_copy(shape, run.parallel, work, limit=limit, wanted=train.update_weights_beside_training)
+    engine = engine_memory(
+        shape,
+        gpus_per_engine=cluster.rollout_num_gpus_per_engine,
+        limit=limit,
+        weight_bytes=weight_bytes(run.model),
+        flags=run.sglang,
+        update_buffer_size=train.update_weight_buffer_size if is_sent_by_nccl else 0,
+    )
+    return Estimate(
+        shape=shape,
+        work=work,
+        stages=trainer_memory(shape, run.parallel, work),
+        engine=engine,
+        bucket=train.update_weight_buffer_size,
+    )
+
+
+def _checked(run: RunConfig, lacking: list[str]) -> CheckedModel:
+    """All that ``check`` checks, as far as files are there; appends to ``lacking``."""
+    if find_spec("sglang") is None:
+        lacking.append("sglang is not installed: --sglang- and --router- flags are not checked")
+    else:
+        check_flags(run)
+    model = check_model(run)
+    if missing_files(run, needs_weights=False):
+        check_functions(run)
+    else:
+        check_files(_without_new_folder(run), model)
+    return model
+
+
+def _without_new_folder(run: RunConfig) -> RunConfig:
+    """A run makes its ``--save`` folder when it is checked."""
+    save = run.checkpoint.save
+    return run if save is None or save.exists() else replace(run, checkpoint=replace(run.checkpoint, save=None))
+
+
+def _critic(run: RunConfig, policy: ModelShape) -> ModelShape | None:
+    """The critic's shape.  It is the policy's where they share a folder, or where the critic's is missing."""
+    if not has_critic(run.train):
+        return None
+    folder = critic_load(run.train, run.model)
+    is_other = folder != run.model.hf_checkpoint and (folder / "config.json").is_file()
+    return read_shape(folder) if is_other else policy
+
+
+def _too_small(run: RunConfig, found: Estimate) -> list[str]:
+    rank, limit = found.fullest, run.cluster.gpu_memory_gb
+    lines = trainer_problems(found.stages, num_tokens=found.work.num_tokens, limit=limit * GB)
+    lines += must(
+        not run.cluster.colocate or found.both / GB <= limit,
+        f"a weight update needs {found.both / GB:.1f} GB of a GPU that trainer and engine share, which has {limit:g} "
+        f"GB (gpu-memory-gb): weights twice, {rank.weights / GB:.1f} and {found.engine.weights / GB:.1f} GB; {SPREAD}, "
+        "or give more GPUs with rollout-num-gpus-per-engine",
+    )
+    return lines + engine_problems(
+        found.engine,
+        gpus_per_engine=run.cluster.rollout_num_gpus_per_engine,
+        longest=max(longest_sample(run, each) for each in longest_responses(run)),
+    )
+
+
+def _table(run: RunConfig, found: Estimate) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=f"asyncrl · dry run of {run.name}", title_justify="left", pad_edge=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("GB per GPU", justify="right", no_wrap=True)
+    table.add_column("")
+    _add_run(table, run, found)
+    if run.cluster.device == "cpu":
+        table.add_row("memory", "", "not computed with --device cpu")
+    else:
+        _add_trainer(table, run, found)
+        _add_engine(table, run, found)
+        if run.cluster.colocate:
+            _add_shared(table, run, found)
+    table.add_section()
+    for name, value in filled_in(run).items():
+        table.add_row(name, "", f"{value} (default)")
+    return table
+
+
+def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
+    cluster, rollout = run.cluster, run.rollout
+    trainer = cluster.num_trainer_ranks
+    count = model_size(found.shape).total
+    table.add_row("model", "", f"{found.shape.architecture}, {count / 1e6:,.1f} million weights to train")
+    split = f"{trainer} trainer ({cluster.actor_num_nodes} x {cluster.actor_num_gpus_per_node})"
+    engines = f"{cluster.num_rollout_gpus} rollout ({cluster.num_engines} x {cluster.rollout_num_gpus_per_engine})"
+    shared = f"{trainer}, in turns" if cluster.colocate else f"{trainer + cluster.num_rollout_gpus}"
+    table.add_row("GPUs", "", f"{shared}: {split}, {engines}")
+    samples = f"{rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} samples"
+    table.add_row("a step", "", f"{samples}, answers of up to {rollout.rollout_max_response_len:,} tokens")
+    prompt = run.data.rollout_max_prompt_len
+    table.add_row("prompts", "", "not limited, counted as 0 tokens" if prompt is None else f"up to {prompt:,} tokens")
+
+
+def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
+    rank, limit = found.fullest, run.cluster.gpu_memory_gb
+    shared = "shared over copies" if run.parallel.use_distributed_optimizer else "whole on each copy"
+    recompute = run.parallel.recompute_granularity or "nothing"
+    table.add_section()
+    table.add_row("[bold]trainer rank", "", f"pipeline stage {rank.stage} of {len(found.stages)}, the fullest")
+    _add(table, "weights", rank.weights, "")
+    _add(table, "gradients", rank.gradients, "float32")
+    _add(table, "optimizer", rank.optimizer, f"Adam in float32, {shared}")
+    tokens = f"{found.work.num_tokens:,.0f} tokens of a microbatch per rank; computed again: {recompute}"
+    _add(table, "activations", rank.activations, tokens)
+    _add(table, "working memory", rank.working, "one layer backwards, or logits")
+    if rank.copy:
+        _add(table, "copy of the weights", rank.copy, "on rank 0, for updates beside training")
+    _add(table, "left", limit * GB - rank.total, f"of {limit:g}; CUDA, NCCL and gaps are not counted above")
+
+
+def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:
+    engine, cluster = found.engine, run.cluster
+    longest = max(longest_sample(run, each) for each in longest_responses(run))
+    table.add_section()
+    table.add_row("[bold]engine", "", f"one of {cluster.num_engines}, on {cluster.rollout_num_gpus_per_engine} GPU(s)")
+    _add(table, "weights", engine.weights, "matrices of the layers in fp8" if found.shape.fp8_block else "")
+    _add(table, "left free by SGLang", engine.free, f"{engine.update_buffers / GB:.1f} of it for weight updates")
+    holds = f"{engine.kv_tokens:,} tokens: {engine.kv_tokens / longest:,.1f} answers of {longest:,} at once"
+    _add(table, "KV cache", engine.kv_cache, f"{holds}; up to {run.rollout.sglang_server_concurrency} are sent")
+
+
+def _add_shared(table: Table, run: RunConfig, found: Estimate) -> None:
+    """The largest of the turns, and what waits in host memory."""
+    engine, num_ranks = found.engine, run.cluster.actor_num_gpus_per_node
+    engines = engine.weights + engine.free + engine.kv_cache
+    most = max(found.fullest.total, found.both, engines)
+    host = found.put_away / GB
+    table.add_section()
+    table.add_row("[bold]shared GPU", "", "the largest of three turns")
+    _add(table, "trainer's turn", found.fullest.total, "the trainer rank above")
+    _add(table, "update's turn", found.both, f"weights of both, and twice a bucket of {found.bucket / GB:.1f}")
+    _add(table, "engines' turn", engines, "the engine above")
+    stays = "CUDA, NCCL and small tensors of the other side stay, and are not counted above"
+    _add(table, "left", run.cluster.gpu_memory_gb * GB - most, stays)
+    waits = f"weights and optimizer of {num_ranks} ranks, in the engines' turn: {host:.1f} GB each"
+    table.add_row("host memory", "", f"{host * num_ranks:.1f} GB per node: {waits}")
+
+
+def _add(table: Table, what: str, size: float, where: str) -> None:
+    table.add_row(f"  {what}", f"{size / GB:.1f}", where)

@@ -1,0 +1,204 @@
+"""From the command line to an exit code.
+
+0    trained to the end                      130  interrupted (Ctrl-C)
+1    failed, with one line naming the cause   143  terminated (SIGTERM)
+2    the configuration is wrong; nothing was started
+
+A dry run ends with 0 or 2.
+"""
+
+import asyncio
+import logging
+import os
+import platform
+import subprocess
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+
+import orjson
+import uvloop
+from rich.console import Console
+from rich.text import Text
+
+from asyncrl.app.assembly import VERSIONS_FILE, conduct
+from asyncrl.app.checks import Checked, check
+from asyncrl.app.dry_run import dry_run
+from asyncrl.app.signals import Signals
+from asyncrl.config import RunConfig, load_run, resolved
+from asyncrl.config.derived import run_dir as place_of
+from asyncrl.engines.cluster.session import ray_session
+from asyncrl.engines.megatron.checkpoint.directory import latest
+from asyncrl.errors import AsyncRLError, ConfigError
+from asyncrl.metrics.closing import closing_table
+from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.history import History
+from asyncrl.metrics.live_view import Plan, View, open_view
+from asyncrl.metrics.logs import LOG_FILE, open_logging
+from asyncrl.metrics.reporter import Reporter
+from asyncrl.metrics.sinks import METRICS_FILE, JsonlSink, Sink, TensorBoardSink
+from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("megatron-core", "numpy", "ray", "sglang", "sglang-router", "torch", "transformers")
+"""Whose versions decide what a run computes."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what ``argv`` (without the program's name) describes and return the exit code."""
+    with Signals.caught() as signals, ExitStack() as logs:
+        log: Path | None = None
+        try:
+            run, console = load_run(argv), Console()
+            if run.output.dry_run:
+                dry_run(run, console)
+                return 0
+            checked = check(run)
+            run_dir = _open_run_dir(checked.run)
+            logs.enter_context(open_logging(run_dir, console))
+            log = run_dir / LOG_FILE
+            _run(checked, run_dir, console, signals)
+        except BaseException as error:  # noqa: BLE001 (the one place where every exception ends)
+            return _exit_code(error, signals, log)
+        return signals.exit_code if signals.received else 0
+
+
+def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
+    """By what ended the run: a signal goes before everything that it brought about.  ``log`` has the traceback."""
+    if log is not None:
+        logger.debug("the run ended", exc_info=error)
+    if signals.received:
+        return signals.exit_code
+    if isinstance(error, SystemExit):  # of --help
+        return int(error.code or 0)
+    if isinstance(error, AsyncRLError):
+        _say(str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}")
+        return 2 if isinstance(error, ConfigError) else 1
+    if log is None:
+        traceback.print_exception(error)
+    _say(f"{type(error).__name__}: {error} (a bug in asyncrl{f'; the traceback is in {log}' if log else ''})")
+    return 1
+
+
+def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) -> None:
+    run, started = checked.run, time.monotonic()
+    plan = Plan(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
+    signals.remember()
+    with ExitStack() as stack:
+        view = open_view(run.output.progress, console, plan)
+        stack.callback(view.close)
+        view.note(f"run directory: {run_dir}")
+        history = History(steps_before=checked.start.step)
+        before = checked.start.before
+        view.note(_beginning(checked, plan, has_rows=(run_dir / METRICS_FILE).exists()))
+        reporter = Reporter(_sinks(run, run_dir, history), before.tokens if before else None)
+        stack.callback(reporter.close)
+        view.phase("starting Ray")
+        try:
+            with (
+                ray_session(checked.num_processes + 1, hold_signals=signals.hold) as ray,
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
+                runner.run(_conducted(ray, checked, run_dir, view, reporter, signals))
+        finally:
+            view.close()
+            done = history.steps_before + history.steps
+            if signals.received is not None and done < plan.num_steps:
+                console.print(Text(_interruption(run, done, signals.received.name)), soft_wrap=True)
+        console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
+
+
+def _beginning(checked: Checked, plan: Plan, *, has_rows: bool) -> str:
+    """What is known of the run so far."""
+    before, origin, asked = checked.start.before, checked.start.origin, checked.run.checkpoint.load
+    if before is not None and origin is not None:
+        return f"going on from {origin.folder}: {before.step} of {plan.num_steps} steps are done"
+    start = f"starting from {checked.run.model.hf_checkpoint if origin is None else origin.folder}"
+    if asked is None:
+        return start
+    again = f"; {METRICS_FILE} has steps already, whose later row counts" if has_rows else ""
+    return f"no checkpoint in {asked}: {start}{again}"
+
+
+def _interruption(run: RunConfig, done: int, signal: str) -> str:
+    """How far the run came, and how it goes on."""
+    said = f"{signal}: ended after {done} of {run.rollout.num_rollout} steps"
+    folder = run.checkpoint.save
+    newest = None if folder is None else latest(folder)
+    if newest is None:
+        return f"{said}; there is no checkpoint of it"
+    return f"{said}; the newest checkpoint is {newest}, and the same command with --load {folder} goes on from it"
+
+
+async def _conducted(
+    ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: Signals
+) -> None:
+    def report(facts: StepFacts) -> None:
+        view.step(reporter.step(facts), facts)
+
+    with signals.cancelling(), _timeline(checked.run, run_dir) as timeline:
+        await conduct(
+            ray,
+            checked,
+            run_dir=run_dir,
+            timeline=timeline,
+            phase=view.phase,
+            report=report,
+            gauges=view.gauges,
+        )
+
+
+@contextmanager
+def _timeline(run: RunConfig, run_dir: Path) -> Iterator[Timeline]:
+    origin = asyncio.get_running_loop().time()
+    timeline: Timeline = TimelineFile(run_dir, origin) if run.output.timeline else NoTimeline()
+    try:
+        yield timeline
+    finally:
+        timeline.close()
+
+
+def _sinks(run: RunConfig, run_dir: Path, history: History) -> list[Sink]:
+    sinks: list[Sink] = [JsonlSink(run_dir), history]
+    return [*sinks, TensorBoardSink(run_dir)] if run.output.use_tensorboard else sinks
+
+
+def _open_run_dir(run: RunConfig) -> Path:
+    """Make the run directory, with the configuration to repeat the run and what it ran on."""
+    run_dir = place_of(run, datetime.now())
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / f"{run.name}.toml").write_text(resolved(run))
+        (run_dir / VERSIONS_FILE).write_bytes(orjson.dumps(_versions(), option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        raise ConfigError(f"--run-dir {run_dir}: {error.strerror}") from error
+    return run_dir
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version(), "commit": _commit()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _commit() -> str | None:
+    """Of the checkout that asyncrl runs from; None when it is not one."""
+    command = ("git", "-C", os.fspath(Path(__file__).parent), "describe", "--always", "--dirty")
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    return None
+
+
+def _say(text: str) -> None:
+    """One line per problem, to people: plain, on the standard error."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    for line in text.splitlines():
+        errors.print(Text.assemble(("error: ", "bold red"), line))

@@ -1,0 +1,116 @@
+"""What a run goes on from: checked against its configuration before anything expensive starts."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from asyncrl.config import RunConfig
+from asyncrl.config.derived import has_critic
+from asyncrl.data.prompts import EndlessPrompts
+from asyncrl.engines.megatron.checkpoint.directory import Origin, check_model, check_save, find_origin, read_notes
+from asyncrl.errors import ConfigError
+from asyncrl.models.overrides import overridden
+from asyncrl.models.shape import ModelShape, read_shape
+from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.types import Prompt, Weights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run begins."""
+
+    origin: Origin | None = None
+    """Of the first weights; None: ``--hf-checkpoint``."""
+    before: RunState | None = None
+    """Where the run that this one goes on from stood; None: this is a new run."""
+    again: tuple[Prompt, ...] = ()
+    """Prompts that it had taken and not settled."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What this run's checkpoints say of its prompts and of a critic; empty if it writes none."""
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return self.before.step if self.before else 0
+
+    @property
+    def weights(self) -> Weights:
+        """The first weights to publish: what the next one of the run before would have."""
+        return Weights(version=self.before.version + 1, step=self.before.step) if self.before else START
+
+
+START = Weights(version=0, step=0)
+"""Of a new run."""
+
+
+def find_start(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
+    """Find where ``run``, whose model has ``shape``, begins, and move ``prompts`` there.  Raises ConfigError."""
+    check_save(run.checkpoint)
+    start = _found(run, prompts, shape)
+    if run.checkpoint.save is None:
+        return start
+    return replace(start, about={**about(prompts), "critic": has_critic(run.train)})
+
+
+def _found(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
+    origin = find_origin(run.checkpoint, run.train.ref_load)
+    if origin is None:
+        return Start()
+    notes = _checked_notes(run, origin, shape)
+    if origin.kind != "resume":
+        logger.info("weights of %s", origin.folder)
+        return Start(origin=origin)
+    if notes is None:
+        raise ConfigError(
+            f"load {origin.folder} has no run.json, so nobody knows where its run stood; --ref-load takes its weights"
+        )
+    if has_critic(run.train) and notes["run"].get("critic") is False:
+        raise ConfigError(
+            f"advantage-estimator ppo: {origin.folder} has no critic; --ref-load takes its weights alone, for a new run"
+        )
+    start = _resumed(origin, notes["run"], prompts)
+    if start.step >= run.rollout.num_rollout:
+        raise ConfigError(
+            f"num-rollout {run.rollout.num_rollout}: the checkpoint {origin.folder} has done {start.step} steps; "
+            "num-rollout counts those"
+        )
+    logger.info("going on from %s, step %d", origin.folder, start.step)
+    return start
+
+
+def about(prompts: EndlessPrompts) -> dict[str, Any]:
+    """What a checkpoint says of the prompts, to know them again."""
+    return {"prompts": len(prompts), "fingerprint": prompts.fingerprint}
+
+
+def _checked_notes(run: RunConfig, origin: Origin, shape: ModelShape) -> dict[str, Any] | None:
+    """Return the notes of the checkpoint, or None if it has none.  Raises ConfigError if its model is another."""
+    if origin.kind == "hugging_face":
+        check_model(origin.folder, asdict(overridden(read_shape(origin.folder), run.shape)), shape)
+        return None
+    notes = read_notes(origin.folder)
+    if notes is not None:
+        check_model(origin.folder, notes["model"], shape)
+    return notes
+
+
+def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: EndlessPrompts) -> Start:
+    ours = about(prompts)
+    known = {name: saved.get(name) for name in ours}
+    if known != ours:
+        raise ConfigError(
+            f"prompt-data: {origin.folder} was made with other prompts ({known['prompts']} of them, here "
+            f"{len(prompts)}), or in another order; --ref-load takes its weights alone"
+        )
+    try:
+        before = RunState.from_json(saved["state"])
+        again = tuple(prompts.at(epoch, row) for epoch, row in before.outstanding)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{origin.folder}: {error}") from error
+    prompts.seek(before.prompts_taken)
+    return Start(
+        origin=replace(origin, optimizer=origin.optimizer and bool(saved.get("optimizer"))), before=before, again=again
+    )

@@ -1,0 +1,132 @@
+"""What an SGLang server takes of each of its GPUs' memory, and how many answers its KV cache holds.
+
+    memory = weights + KV cache + what SGLang leaves free (1 - mem-fraction-static)
+
+The last part is for activations, CUDA graphs and, later, the two buffers of weight updates.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from asyncrl.config.ranges import must
+from asyncrl.errors import ConfigError
+from asyncrl.models.shape import ModelShape
+from asyncrl.models.sizes import Size, fp8_bytes, fp8_size, model_size
+
+MEBI = 1024**2
+_SIZES = (
+    (20, 2048, (8, 8)),
+    (35, 2048, (24, 80)),
+    (60, 4096, (32, 160)),
+    (160, 8192, (256, 512)),
+    (float("inf"), 16384, (512, 512)),
+)
+"""SGLang 0.5.16, ``ServerArgs._handle_gpu_memory_settings``: below so many GiB, tokens of a prefill chunk and the
+largest batch of a CUDA graph, the latter for fewer than 4 GPUs and for more."""
+UPDATE_BUFFERS = 2
+"""Of ``--update-weight-buffer-size``, see ``direct``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Bytes on one GPU of an engine."""
+
+    weights: float
+    free: float
+    """Left free by SGLang."""
+    update_buffers: float
+    """Out of what is left free."""
+    limit: float
+    token_bytes: float
+    """Of the KV cache for one token."""
+    max_tokens: int | None
+    """As the user limits it."""
+
+    @property
+    def kv_cache(self) -> float:
+        """What remains, or what the user's limit makes of it; below 0 the weights do not fit."""
+        room = self.limit - self.weights - self.free
+        return room if self.max_tokens is None else min(room, self.max_tokens * self.token_bytes)
+
+    @property
+    def kv_tokens(self) -> int:
+        """That the engine's cache holds."""
+        return max(0, int(self.kv_cache / self.token_bytes))
+
+
+def engine_memory(
+    shape: ModelShape,
+    *,
+    gpus_per_engine: int,
+    limit: float,
+    weight_bytes: int,
+    flags: Mapping[str, str | bool],
+    update_buffer_size: int,
+) -> EngineMemory:
+    """Of a server on ``gpus_per_engine`` GPUs of ``limit`` bytes; ``flags`` are the user's ``--sglang-`` ones.
+
+    Raises ConfigError if one of them is no number.
+    """
+    fraction = _number(flags, "mem-fraction-static")
+    tokens = _number(flags, "max-total-tokens")
+    cache_bytes = 1 if str(flags.get("kv-cache-dtype", "auto")).startswith("fp8") else weight_bytes
+    return EngineMemory(
+        weights=_on_each(model_size(shape) - fp8_size(shape), gpus_per_engine) * weight_bytes
+        + _on_each(fp8_size(shape), gpus_per_engine) * fp8_bytes(shape),
+        free=_left_free(limit, gpus_per_engine) if fraction is None else (1 - fraction) * limit,
+        update_buffers=UPDATE_BUFFERS * update_buffer_size,
+        limit=limit,
+        token_bytes=_cached_per_token(shape, gpus_per_engine) * cache_bytes,
+        max_tokens=None if tokens is None else int(tokens),
+    )
+
+
+def _on_each(size: Size, gpus_per_engine: int) -> float:
+    """Numbers on one GPU of an engine."""
+    return size.whole + (size.split + size.experts) / gpus_per_engine
+
+
+def _cached_per_token(shape: ModelShape, gpus_per_engine: int) -> int:
+    """Numbers on each GPU: of its heads, at least one; latent attention's narrow vector is on every GPU."""
+    if shape.latent is not None:
+        return shape.num_layers * (shape.latent.key_value_rank + shape.latent.rotary_dim)
+    heads = max(1, shape.num_query_groups // gpus_per_engine)
+    return shape.num_layers * 2 * heads * shape.head_dim
+
+
+def _left_free(limit: float, gpus_per_engine: int) -> float:
+    """SGLang's rule where ``--sglang-mem-fraction-static`` is not given: for its own data, 1.5 MiB for each token of a
+    prefill chunk, 128 MiB for each GPU that shares, 2 MiB for each answer of the largest graph; from 60 GiB on at least
+    10 GiB.  Where it measures graphs first, it leaves less."""
+    chunk, batches = next((chunk, batches) for below, chunk, batches in _SIZES if limit < below * 1024 * MEBI)
+    batch = batches[gpus_per_engine >= 4]
+    mebis = 512 + 1.5 * chunk + 128 * gpus_per_engine + 2 * batch
+    return max(mebis, 10 * 1024 if limit > 60 * 1024 * MEBI else 0) * MEBI
+
+
+def _number(flags: Mapping[str, str | bool], name: str) -> float | None:
+    if name not in flags:
+        return None
+    try:
+        return float(flags[name])
+    except ValueError:
+        raise ConfigError(f"--sglang-{name} must be a number, got {flags[name]}") from None
+
+
+def engine_problems(memory: EngineMemory, *, gpus_per_engine: int, longest: int) -> list[str]:
+    """One line for each reason why a server cannot run, or cannot hold one answer of ``longest`` tokens."""
+    gpus = f"{gpus_per_engine} GPU{'s' if gpus_per_engine > 1 else ''} of {memory.limit / 1e9:g} GB (gpu-memory-gb)"
+    if memory.limit < memory.weights + memory.free:
+        return [
+            f"an engine does not fit on {gpus}: {memory.weights / 1e9:.1f} GB of weights per GPU and "
+            f"{memory.free / 1e9:.1f} GB that SGLang leaves free; give more GPUs with rollout-num-gpus-per-engine"
+        ]
+    return must(
+        memory.kv_tokens >= longest,
+        f"the KV cache of an engine on {gpus} holds {memory.kv_tokens:,} tokens, one answer with its prompt may have "
+        f"{longest:,}; give more GPUs with rollout-num-gpus-per-engine",
+    ) + must(
+        memory.free >= memory.update_buffers,
+        f"sglang-mem-fraction-static leaves {memory.free / 1e9:.1f} GB free on {gpus}, and weight updates take "
+        f"{memory.update_buffers / 1e9:.1f} GB (twice update-weight-buffer-size)",
+    )

@@ -1,0 +1,75 @@
+"""Whether a model can be split as asked.  Imports neither torch nor Megatron: it runs first."""
+
+from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.ranges import must, refuse
+from asyncrl.models.shape import ExpertShape, ModelShape
+
+MULTIPLE_ON_GPU = 8
+"""Numbers in bfloat16: torch's grouped product wants rows of whole 16 bytes."""
+
+
+def check_layout(shape: ModelShape, parallel: ParallelConfig, device: str) -> None:
+    """Raise ConfigError, with one line for each reason, unless ``shape`` can be split so on ``device``."""
+    refuse(_tensor(shape, parallel) + _pipeline(shape, parallel) + _experts(shape.experts, parallel, device))
+
+
+def _tensor(shape: ModelShape, parallel: ParallelConfig) -> list[str]:
+    size = parallel.tensor_model_parallel_size
+    shared = {"attention heads": shape.num_heads, "words": shape.vocab_size}
+    if shape.experts is None or shape.experts.num_dense_layers:
+        shared["numbers in an MLP"] = shape.ffn_hidden_size
+    if shape.latent is None:
+        shared["heads of keys and values"] = shape.num_query_groups
+    if shape.experts is not None and shape.experts.num_shared:
+        shared["numbers in its shared expert"] = shape.experts.num_shared * shape.experts.ffn_hidden_size
+    return [
+        f"tensor-model-parallel-size {size} does not divide the model's {count} {what}"
+        for what, count in shared.items()
+        if count % size
+    ]
+
+
+def _pipeline(shape: ModelShape, parallel: ParallelConfig) -> list[str]:
+    stages, layers = parallel.pipeline_model_parallel_size, shape.num_layers
+    ends = (parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers)
+    given = [count for count in ends if count is not None]
+    if stages == 1:
+        return must(not given, "decoder-first- or -last-pipeline-num-layers without pipeline-model-parallel-size")
+    left, others = layers - sum(given), stages - len(given)
+    fits = left == 0 if others == 0 else left > 0 and left % others == 0
+    rest = f" less {' and '.join(map(str, given))} at the ends" if given else ""
+    return must(
+        fits,
+        f"pipeline-model-parallel-size {stages}: the model's {layers} layers{rest} are not the same number for each of "
+        f"{others or 'no'} ranks; give decoder-first-pipeline-num-layers or decoder-last-pipeline-num-layers",
+    )
+
+
+def _experts(experts: ExpertShape | None, parallel: ParallelConfig, device: str) -> list[str]:
+    size, each = parallel.expert_model_parallel_size, parallel.num_expert_tensor_ranks
+    tensor = parallel.tensor_model_parallel_size
+    if experts is None:
+        given = size > 1 or parallel.expert_tensor_parallel_size is not None
+        return must(not given, "expert-model-parallel-size or expert-tensor-parallel-size: the model has no experts")
+    lines = must(
+        experts.num_experts % size == 0,
+        f"expert-model-parallel-size {size} does not divide the model's {experts.num_experts} experts",
+    )
+    lines += must(
+        experts.ffn_hidden_size % each == 0,
+        f"expert-tensor-parallel-size {each} does not divide the {experts.ffn_hidden_size} numbers in an expert",
+    )
+    lines += must(
+        device == "cpu" or experts.ffn_hidden_size % each > 0 or experts.ffn_hidden_size // each % MULTIPLE_ON_GPU == 0,
+        f"expert-tensor-parallel-size {each}: the {experts.ffn_hidden_size} numbers in an expert are not a multiple of "
+        f"{MULTIPLE_ON_GPU} on each rank, which a GPU needs",
+    )
+    lines += must(  # seen in megatron-core 0.19: their gradients stay apart
+        size > 1 or each == tensor,
+        f"expert-tensor-parallel-size {each} with tensor-model-parallel-size {tensor} and all experts on every rank: "
+        "Megatron would not sum up the experts' gradients; give the same size, or share the experts",
+    )
+    return lines + must(  # gloo gathers no parts of different sizes
+        device != "cpu" or each == 1 or size == 1,
+        f"expert-tensor-parallel-size {each} with expert-model-parallel-size {size} cannot run on a CPU",
+    )

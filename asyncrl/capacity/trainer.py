@@ -1,0 +1,244 @@
+"""What a trainer rank takes of its GPU's memory.  Plain arithmetic; imports neither torch nor Megatron.
+
+    weights       in the run's dtype                                                        ``model.build_model``
+    gradients     float32: ``grad_reduce_in_fp32``                                         ``learner._data_parallel``
+    optimizer     Adam's two averages in float32, and float32 weights beside 16-bit ones    ``learner._optimizer``
+    activations   what the backward pass needs, of every microbatch that is under way       ``activations``
+    working       the larger of: one layer backwards, the vocabulary                       here
+    copy          of all weights on the first rank, for updates beside training             ``outbox``
+
+What is not counted: the CUDA context, NCCL's own buffers, and gaps between the allocator's blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from asyncrl.capacity.activations import Kept, layer_kept
+from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.ranges import must
+from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.models.shape import ModelShape
+from asyncrl.models.sizes import Size, layer_size, sent_bytes, vocabulary_size
+
+LOGITS_CHUNK_BYTES = 512 * 1024**2
+"""``logprobs.CHUNK_BYTES``: float32 logits that exist at a time."""
+LOGITS_COPIES = 2.5
+"""Of a chunk: the logits, their exponentials, and the product in 16 bits that they were made of."""
+COPY_SHARE = 0.1
+"""Of the GPU's memory at most, for a copy of all weights that nobody asked for."""
+USABLE = 0.94
+"""Of a GPU's memory: the rest is CUDA's and NCCL's, and gaps between blocks.  An H200's is then its data sheet's."""
+FLOAT32 = 4
+"""Bytes."""
+SPREAD = "spread the model over more ranks (tensor-, pipeline-, expert-model-parallel-size)"
+"""Where the model itself is too large."""
+FEWER = "give max-tokens-per-gpu fewer, context-parallel-size more, or recompute-granularity full"
+"""Where activations are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a rank is given."""
+
+    num_ranks: int
+    """Of the trainer."""
+    num_tokens: float
+    """Most tokens of a microbatch on one rank; with context parallelism those of its part."""
+    weight_bytes: int
+    """Of one weight or activation: 2 or 4."""
+    copy_bytes: float = 0.0
+    """Of the copy of all weights on the first rank; 0: there is none."""
+    critic: ModelShape | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes on one GPU, where they are most."""
+
+    stage: int
+    """Of the pipeline, from 0."""
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    working: float
+    copy: float
+
+    @property
+    def total(self) -> float:
+        """Of all parts."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.working + self.copy
+
+
+def trainer_memory(shape: ModelShape, parallel: ParallelConfig, work: Work) -> tuple[RankMemory, ...]:
+    """Of one rank of each pipeline stage; the ranks of a stage differ by less than one layer's norms."""
+    return tuple(_stage_memory(shape, parallel, work, stage) for stage in range(parallel.pipeline_model_parallel_size))
+
+
+def with_copy(shape: ModelShape, parallel: ParallelConfig, work: Work, *, limit: float, wanted: bool | None) -> Work:
+    """``work`` with the copy of all weights on the first rank, for updates beside training, if there is one.
+
+    ``wanted`` None: there is one where it takes at most COPY_SHARE of ``limit``, the bytes of the rank's GPU, and where
+    all else fits beside it.
+    """
+    copied = replace(work, copy_bytes=sent_bytes(shape, work.weight_bytes))
+    if wanted is None:
+        first, *_ = trainer_memory(shape, parallel, copied)
+        wanted = copied.copy_bytes <= COPY_SHARE * limit and first.total <= limit
+    return copied if wanted else work
+
+
+def goes_beside(
+    settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None, num_ranks: int, memory: int | None
+) -> bool:
+    """Whether updates go on beside training; the same on all ranks if their GPUs are alike.
+
+    ``memory`` in bytes is that of the rank's GPU; None: there is none, and room for a copy.
+    """
+    train, parallel = settings.train, settings.parallel
+    wanted = train.update_weights_beside_training
+    if wanted is not None or memory is None:
+        return wanted is not False
+    each = (settings.row_tokens or 0) / parallel.context_parallel_size
+    work = Work(
+        num_ranks=num_ranks,
+        num_tokens=each or train.max_tokens_per_gpu,
+        weight_bytes=FLOAT32 if settings.dtype == "float32" else FLOAT32 // 2,
+        critic=critic,
+    )
+    return with_copy(shape, parallel, work, limit=USABLE * memory, wanted=None).copy_bytes > 0
+
+
+def trainer_problems(stages: Sequence[RankMemory], *, num_tokens: float, limit: float) -> list[str]:
+    """One line if a rank of the trainer does not fit on a GPU of ``limit`` bytes with ``num_tokens`` at a time."""
+    fullest = max(stages, key=lambda stage: stage.total)
+    lasting = fullest.weights + fullest.gradients + fullest.optimizer
+    return must(
+        fullest.total <= limit,
+        f"a trainer rank needs {fullest.total / 1e9:.1f} GB on pipeline stage {fullest.stage}, a GPU has "
+        f"{limit / 1e9:g} GB (gpu-memory-gb): weights, gradients and optimizer {lasting / 1e9:.1f} GB, the rest for "
+        f"{num_tokens:,.0f} tokens at a time; {SPREAD if lasting > limit / 2 else FEWER}",
+    )
+
+
+def stage_layers(num_layers: int, parallel: ParallelConfig) -> list[range]:
+    """The layers of each pipeline stage."""
+    stages = parallel.pipeline_model_parallel_size
+    first, last = parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers
+    left, others = num_layers - (first or 0) - (last or 0), stages - (first is not None) - (last is not None)
+    each = left // others if others else 0
+    counts = [each] * stages
+    if first is not None:
+        counts[0] = first
+    if last is not None:
+        counts[-1] = last
+    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
+    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def _stage_memory(shape: ModelShape, parallel: ParallelConfig, work: Work, stage: int) -> RankMemory:
+    held = [_held(shape, parallel, stage)]
+    if work.critic is not None:
+        held.append(_held(replace(work.critic, ties_embeddings=True), parallel, stage, has_words=False))
+    numbers = sum(_per_rank(size, parallel) for size in held)
+    sharded = [numbers for size in held for numbers in _optimized(size, parallel, work.num_ranks)]
+    kept = _activations(shape, parallel, work, stage)
+    if work.critic is not None:
+        kept = max(kept, _activations(work.critic, parallel, work, stage))
+    states = 3 if work.weight_bytes < FLOAT32 else 2
+    return RankMemory(
+        stage=stage,
+        weights=numbers * work.weight_bytes,
+        gradients=numbers * FLOAT32,
+        optimizer=sum(sharded) * states * FLOAT32,
+        activations=kept,
+        working=max(
+            _backwards(shape, parallel, work, stage),
+            _words(shape, parallel, work) if stage == parallel.pipeline_model_parallel_size - 1 else 0.0,
+        ),
+        copy=work.copy_bytes if stage == 0 else 0.0,
+    )
+
+
+def _held(shape: ModelShape, parallel: ParallelConfig, stage: int, *, has_words: bool = True) -> Size:
+    """The weights of a stage, before they are shared within it."""
+    stages = parallel.pipeline_model_parallel_size
+    size = Size()
+    for layer in stage_layers(shape.num_layers, parallel)[stage]:
+        size += layer_size(shape, layer)
+    if stage == 0:
+        size += vocabulary_size(shape)
+    if stage == stages - 1:
+        size += Size(whole=shape.hidden_size)
+        if has_words and (stages > 1 or not shape.ties_embeddings):  # a tied output layer is a copy on another stage
+            size += vocabulary_size(shape)
+    return size
+
+
+def _per_rank(size: Size, parallel: ParallelConfig) -> float:
+    sharing = parallel.num_expert_tensor_ranks * parallel.expert_model_parallel_size
+    return size.split / parallel.tensor_model_parallel_size + size.whole + size.experts / sharing
+
+
+def _optimized(size: Size, parallel: ParallelConfig, num_ranks: int) -> tuple[float, float]:
+    """Numbers whose optimizer state this rank keeps: of experts, which have their own optimizer, and of others."""
+    others = _per_rank(Size(split=size.split, whole=size.whole), parallel)
+    experts = _per_rank(Size(experts=size.experts), parallel)
+    if not parallel.use_distributed_optimizer:
+        return experts, others
+    # Context-parallel ranks have copies as well of what is no expert's.
+    copies = num_ranks // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
+    return experts / (num_ranks // parallel.ranks_per_expert_copy), others / copies
+
+
+def _activations(shape: ModelShape, parallel: ParallelConfig, work: Work, stage: int) -> float:
+    """Bytes that wait for the backward pass: of as many microbatches as there are stages from here on (1F1B)."""
+    layers = stage_layers(shape.num_layers, parallel)[stage]
+    kept = [layer_kept(shape, layer, parallel, work.num_tokens) for layer in layers]
+    numbers = sum(_stays(each, place, parallel) for place, each in enumerate(kept))
+    return (parallel.pipeline_model_parallel_size - stage) * numbers * work.weight_bytes
+
+
+def _stays(kept: Kept, place: int, parallel: ParallelConfig) -> float:
+    """Of one layer, the ``place``-th of its stage, after what is computed again was let go."""
+    if parallel.recompute_granularity == "selective":
+        return kept.total - _let_go(kept, parallel)
+    if parallel.recompute_granularity is None:
+        return kept.total
+    every, is_block = parallel.recompute_num_layers or 1, parallel.recompute_method == "block"
+    if is_block and place >= every:
+        return kept.total
+    return kept.norms / 2 if is_block or place % every == 0 else 0.0  # the layer's input, as large as a norm's output
+
+
+def _let_go(kept: Kept, parallel: ParallelConfig) -> float:
+    """``core_attn`` lets go of turned queries and keys and keeps those before; ``moe_act`` has nothing to let go."""
+    sizes = {"layernorm": kept.norms, "mla_up_proj": kept.latent_up, "mlp": kept.mlp, "moe": kept.mlp}
+    modules = set(parallel.recompute_modules)
+    if {"mlp", "moe"} <= modules:
+        modules.remove("moe")
+    return sum(sizes.get(module, 0.0) for module in modules)
+
+
+def _backwards(shape: ModelShape, parallel: ParallelConfig, work: Work, stage: int) -> float:
+    """Bytes for the way back through one layer: what is computed again, gradients within its MLP, which are as large as
+    what it kept, and with tensor parallelism the gathered input of a matrix."""
+    layers = stage_layers(shape.num_layers, parallel)[stage]
+    kept = [layer_kept(shape, layer, parallel, work.num_tokens) for layer in layers]
+    again = 0.0
+    if parallel.recompute_granularity == "full":
+        at_once = 1 if parallel.recompute_method == "block" else parallel.recompute_num_layers or 1
+        again = max(sum(each.total for each in kept[at : at + at_once]) for at in range(len(kept)))
+    elif parallel.recompute_granularity == "selective":
+        again = max(_let_go(each, parallel) for each in kept)
+    gathered = work.num_tokens * shape.hidden_size if parallel.tensor_model_parallel_size > 1 else 0.0
+    return (again + max(each.mlp for each in kept) + gathered) * work.weight_bytes
+
+
+def _words(shape: ModelShape, parallel: ParallelConfig, work: Work) -> float:
+    """Bytes for log-probs and their way back: hidden states and their gradient, the output layer's gradient in float32
+    and as it is handed on, and a chunk of logits (``logprobs``)."""
+    words = shape.vocab_size / parallel.tensor_model_parallel_size
+    chunk = min(LOGITS_CHUNK_BYTES, FLOAT32 * words * work.num_tokens)
+    hidden = 2 * work.num_tokens * shape.hidden_size * work.weight_bytes
+    return hidden + words * shape.hidden_size * (FLOAT32 + work.weight_bytes) + LOGITS_COPIES * chunk

@@ -1,0 +1,184 @@
+"""The trainer as the controller sees it: all ranks as one, by Ray.
+
+    RayTrainer.save ──▶ a recorded call of MegatronRank.save ──Ray──▶ RankActor.call ──▶ MegatronRank.save
+
+A method is here for what differs from the rank's: which ranks are asked, with which deadline, whose answer counts.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from asyncrl.engines.cluster.actors import BESIDE
+from asyncrl.engines.cluster.calls import answered, together
+from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.errors import TrainerFailed
+from asyncrl.types import Batch, TrainReport
+
+if TYPE_CHECKING:  # the driver imports no torch
+    from asyncrl.engines.megatron.rank import MegatronRank
+
+type Ask[T] = Callable[["MegatronRank"], T]
+"""Calls one method of a rank.  mypy checks its name and arguments, and tells its result."""
+
+
+class RayTrainer:
+    """``Trainer``, and the trainer's side of every way to send weights, over actors of ``RankActor``, rank 0 first.
+
+    One call at a time, but for ``join_engines``, ``resend`` and ``abandon``, of which there is one at a time, too.
+    """
+
+    def __init__(self, ranks: Sequence[Any], *, train_timeout_s: float, control_timeout_s: float) -> None:
+        self._ranks = ranks
+        self._train_timeout_s = train_timeout_s
+        self._control_timeout_s = control_timeout_s
+        self.has_begun_checkpoint = False
+        """Whether there may be one that is being written."""
+
+    async def load(self, origin: Origin, *, timeout_s: float) -> None:
+        """Load a checkpoint, before the first step."""
+        await self._all(lambda rank: rank.load(origin), timeout_s)
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """See ``Trainer.train``."""
+        import ray
+
+        # Invariant: a batch is frozen.  A thread cannot be cancelled: after the timeout it may still read the batch.
+        # Copied into Ray's store once for all ranks, off the loop: a batch of long answers is many megabytes.
+        try:
+            async with asyncio.timeout(self._control_timeout_s):
+                shared = await asyncio.to_thread(ray.put, batch)
+        except TimeoutError as error:
+            raise TrainerFailed(f"Ray took no batch within {self._control_timeout_s:g} s") from error
+        reports = await self._all(lambda rank: rank.train(shared), self._train_timeout_s)
+        return reports[0]
+
+    async def save(self, path: Path) -> None:
+        """See ``Trainer.save``."""
+        await self._all(lambda rank: rank.save(path), self._train_timeout_s)
+
+    async def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> None:
+        """Return once every rank has its copy."""
+        self.has_begun_checkpoint = True
+        await self._all(lambda rank: rank.begin_checkpoint(folder, dict(run), with_optimizer), self._train_timeout_s)
+
+    async def finish_checkpoint(self, timeout_s: float | None = None) -> None:
+        """Return once no rank writes any more."""
+        await self._all(lambda rank: rank.finish_checkpoint(), timeout_s or self._train_timeout_s)
+
+    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
+        """See ``WeightSender.weight_buckets``."""
+        return await self._first(lambda rank: rank.weight_buckets())
+
+    async def join_engines(
+        self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """See ``WeightSender.join_engines``."""
+        await self._beside(lambda rank: rank.join_engines(master_address, master_port, world_size, group_name, backend))
+
+    async def snapshot(self, *, is_checked: bool) -> bool:
+        """See ``WeightSender.snapshot``."""
+        are_sending = await self._all(lambda rank: rank.snapshot(is_checked), self._control_timeout_s)
+        return are_sending[0]
+
+    async def resend(self, *, is_checked: bool) -> bool:
+        """See ``WeightSender.resend``."""
+        return await self._beside(lambda rank: rank.resend(is_checked))
+
+    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
+        """See ``WeightSender.send``."""
+        await self._all(lambda rank: rank.send(is_checked), timeout_s)
+
+    async def abandon(self, group_name: str) -> None:
+        """See ``WeightSender.abandon``."""
+        await self._beside(lambda rank: rank.abandon(group_name))
+
+    async def share(self, bucket: int) -> list[str]:
+        """See ``TensorSharer.share``."""
+        return await self._all(lambda rank: rank.share(bucket), self._control_timeout_s)
+
+    async def unshare(self) -> None:
+        """See ``TensorSharer.unshare``."""
+        await self._all(lambda rank: rank.unshare(), self._control_timeout_s)
+
+    async def fetch(self) -> None:
+        """See ``MemoryOwner.fetch``."""
+        await self._all(lambda rank: rank.fetch(), self._control_timeout_s)
+
+    async def put_away_optimizer(self) -> None:
+        """See ``MemoryOwner.put_away_optimizer``."""
+        await self._all(lambda rank: rank.put_away_optimizer(), self._control_timeout_s)
+
+    async def put_away_weights(self) -> None:
+        """See ``MemoryOwner.put_away_weights``."""
+        await self._all(lambda rank: rank.put_away_weights(), self._control_timeout_s)
+
+    async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
+        """See ``WeightWriter.write_weights``."""
+        await self._all(lambda rank: rank.write_weights(folder), timeout_s)
+
+    async def _beside[T](self, ask: Ask[T]) -> T:
+        """Ask rank 0 on the second thread of its actor, whatever the first one is doing."""
+        return await self._first(ask, concurrency_group=BESIDE)
+
+    async def _first[T](self, ask: Ask[T], **options: str) -> T:
+        """Ask rank 0 alone."""
+        call = _recorded(ask)
+        answer = call.sent_to(self._ranks[0], **options)
+        return cast(T, await answered(answer, f"trainer rank 0, {call.method}", self._control_timeout_s))
+
+    async def _all[T](self, ask: Ask[T], timeout_s: float) -> list[T]:
+        """Ask all ranks at once; the answers, rank 0's first."""
+        call = _recorded(ask)
+        answers = [
+            answered(call.sent_to(rank), f"trainer rank {number}, {call.method}", timeout_s)
+            for number, rank in enumerate(self._ranks)
+        ]
+        return await together(answers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a rank's method."""
+
+    method: str
+    args: tuple[Any, ...]
+
+    def sent_to(self, rank: Any, **options: str) -> Any:
+        """Ray's reference to the answer.  Ray and ``ps`` show the method's own name."""
+        return rank.call.options(name=f"RankActor.{self.method}", **options).remote(self.method, *self.args)
+
+
+class _Recorder:
+    """A stand-in for a rank: calling one of its methods returns the call."""
+
+    def __getattr__(self, method: str) -> Callable[..., _Call]:
+        return lambda *args: _Call(method, args)
+
+
+def _recorded(ask: Ask[Any]) -> _Call:
+    call: _Call = ask(cast("MegatronRank", _Recorder()))
+    return call
+
+
+class RayCheckpointer:
+    """``Checkpointer`` in one folder, of a trainer's state."""
+
+    def __init__(self, trainer: RayTrainer, root: Path, *, with_optimizer: bool, about: Mapping[str, Any]) -> None:
+        """``about`` is kept with every checkpoint, besides what the run says."""
+        self._trainer = trainer
+        self._root = root
+        self._with_optimizer = with_optimizer
+        self._about = dict(about)
+
+    async def begin(self, step: int, run: Mapping[str, Any]) -> None:
+        """See ``Checkpointer.begin``."""
+        notes = {**self._about, "optimizer": self._with_optimizer, "state": dict(run)}
+        await self._trainer.begin_checkpoint(folder_of(self._root, step), notes, self._with_optimizer)
+
+    async def finish(self) -> None:
+        """See ``Checkpointer.finish``."""
+        await self._trainer.finish_checkpoint()

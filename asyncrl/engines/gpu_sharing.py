@@ -1,0 +1,126 @@
+"""Trainer and engines that have the same GPUs, one after the other.
+
+             engines                                trainer
+    trainer  nothing on the GPUs ◀── release        weights, gradients, optimizer ◀── from host memory
+    update   weights             ◀── resume         weights; the rest goes to host memory
+    engines  weights and caches  ◀── resume         nothing: the weights go to host memory, too
+
+What stays on a GPU in either turn: both processes' CUDA contexts, NCCL's buffers, and what is neither weights,
+gradients nor optimizer (``engines/megatron/train/offload``); on the engines' side what SGLang leaves out of its memory
+saver.
+
+Knows neither HTTP nor torch: engines and trainer are Protocols.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal, Protocol
+
+from asyncrl.engines.gather import everyone
+from asyncrl.errors import TurnFailed
+from asyncrl.event_loop import loop_time
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS: Sequence[str] = ("weights",)
+CACHES: Sequence[str] = ("kv_cache", "cuda_graph")
+"""What SGLang calls the parts of its memory."""
+
+Turn = Literal["trainer", "update", "engines"]
+
+
+class MemoryLender(Protocol):
+    """One engine's side.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
+
+    url: str
+
+    async def empty(self) -> None:
+        """Return once there is no request, and no cache of one."""
+
+    async def release(self, parts: Sequence[str]) -> None:
+        """Give memory back, with what is in it.  Kills the engine if it has a request."""
+
+    async def resume(self, parts: Sequence[str]) -> None:
+        """Take memory that was given back; there is nothing of use in it."""
+
+
+class MemoryOwner(Protocol):
+    """The trainer's side.  Raises TrainerFailed."""
+
+    async def fetch(self) -> None:
+        """Everything into the GPUs' memory."""
+
+    async def put_away_optimizer(self) -> None:
+        """Optimizer into host memory, gradients nowhere."""
+
+    async def put_away_weights(self) -> None:
+        """The weights into host memory."""
+
+
+class SharedGpus:
+    """``Turns`` of a trainer and all engines.  One call at a time."""
+
+    def __init__(self, engines: Sequence[MemoryLender], trainer: MemoryOwner, *, turn: Turn, timeout_s: float) -> None:
+        """``turn`` is whose it is now; ``timeout_s`` is for each thing that engines and trainer are asked for."""
+        self.turn: Turn = turn
+        self._engines = tuple(engines)
+        self._trainer = trainer
+        self._timeout_s = timeout_s
+
+    async def to_trainer(self) -> None:
+        """See ``Turns.to_trainer``."""
+        if self.turn == "trainer":
+            return
+        if self.turn == "update":
+            raise AssertionError("engines get new weights after each step, before the next one")
+        start = loop_time()
+        await give_back(self._engines, self._timeout_s)
+        await self._ask("fetching the trainer's memory", self._trainer.fetch())
+        self._pass_to("trainer", start)
+
+    async def to_update(self) -> None:
+        """See ``Turns.to_update``."""
+        if self.turn == "update":
+            return
+        if self.turn == "engines":
+            raise AssertionError("the trainer has no memory to take weights from")
+        start = loop_time()
+        await self._ask("putting the optimizer away", self._trainer.put_away_optimizer())
+        await self._all("resuming weights", lambda engine: engine.resume(WEIGHTS))
+        self._pass_to("update", start)
+
+    async def to_engines(self) -> None:
+        """See ``Turns.to_engines``."""
+        if self.turn == "engines":
+            return
+        if self.turn == "trainer":
+            raise AssertionError("engines would serve what was in memory: they get weights first")
+        start = loop_time()
+        await self._ask("putting the weights away", self._trainer.put_away_weights())
+        await self._all("resuming caches", lambda engine: engine.resume(CACHES))
+        self._pass_to("engines", start)
+
+    def _pass_to(self, turn: Turn, since: float) -> None:
+        logger.info("the GPUs pass to the %s in %.3f s", turn, loop_time() - since)
+        self.turn = turn
+
+    async def _ask(self, doing: str, work: Coroutine[Any, Any, None]) -> None:
+        await everyone(doing, {"trainer": work}, self._timeout_s, TurnFailed)
+
+    async def _all(self, doing: str, ask: Callable[[MemoryLender], Coroutine[Any, Any, None]]) -> None:
+        await _all(self._engines, doing, ask, self._timeout_s)
+
+
+async def give_back(engines: Sequence[MemoryLender], timeout_s: float) -> None:
+    """Have engines without requests give back all that they can.  Raises TurnFailed."""
+    await _all(engines, "emptying engines", lambda engine: engine.empty(), timeout_s)
+    await _all(engines, "releasing memory", lambda engine: engine.release((*WEIGHTS, *CACHES)), timeout_s)
+
+
+async def _all(
+    engines: Sequence[MemoryLender],
+    doing: str,
+    ask: Callable[[MemoryLender], Coroutine[Any, Any, None]],
+    timeout_s: float,
+) -> None:
+    await everyone(doing, {engine.url: ask(engine) for engine in engines}, timeout_s, TurnFailed)

@@ -1,0 +1,1 @@
+"""Checkpoints: torch_dist and Hugging Face files, and the folders that hold them."""

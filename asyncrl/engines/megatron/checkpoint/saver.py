@@ -1,0 +1,211 @@
+"""Writing checkpoints beside training: a copy to host memory, which training waits for, then files from a thread.
+
+    begin: wait for the one before ─▶ plan with the other ranks ─▶ copy ─▶ return
+    thread:                                                          └─▶ write ─▶ gather ─▶ rank 0: name it
+
+Every rank writes its own shards.  Ranks meet once more when all have written, in a process group of the threads' own:
+collective operations of two threads in one group would mix.
+"""
+
+import queue
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint.api import CheckpointException
+
+from asyncrl.engines.daemon_thread import in_daemon_thread
+from asyncrl.engines.megatron.checkpoint.directory import PARTIAL, commit, open_partial
+from asyncrl.errors import CheckpointFailed
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.dist_checkpointing.save",
+        parameters=("sharded_state_dict", "checkpoint_dir", "sharded_strategy"),
+        keywords=("validate_access_integrity", "async_sharded_save", "async_strategy"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.core.save_config",
+        parameters=("config", "checkpoint_dir"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.core.CheckpointingConfig",
+        parameters=("sharded_backend", "sharded_backend_version"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.torch.TorchDistSaveShardedStrategy._get_save_and_finalize_callbacks",
+        parameters=("self", "writer", "save_state_dict_ret", "async_strategy"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.async_utils.AsyncRequest",
+        attributes=("async_fn", "async_fn_args"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.filesystem_async.get_write_results_queue",
+        attributes=("_results_queue",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync",
+        attributes=("transforms", "finish"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync.write_preloaded_data",
+        parameters=("transform_list", "local_proc_idx", "write_bucket", "results_queue", "count_queue", "use_fsync"),
+        used_in=__name__,
+    ),
+    Internal(name="torch.distributed.checkpoint.api.CheckpointException", attributes=("failures",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+# In place of a queue in a process that Megatron starts for it, in every rank: the writer is a thread here.
+# Invariant: set before the first save, because Megatron makes its own queue if there is none.
+filesystem_async._results_queue = queue.Queue()  # noqa: SLF001
+
+
+class Saver:
+    """Writes one rank's part of checkpoints, one at a time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """``timeout_s`` is how long ranks wait for the slowest writer.  Called on all ranks at once."""
+        # Invariant: the caller's thread uses the group only while no writer runs (``begin`` waits first), and the
+        # writer uses no other group.  Two threads in one group would get each other's messages.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._timeout_s = timeout_s
+        self._writing: Future[None] | None = None
+        self._has_checked = False
+
+    def begin(self, state: dict[str, Any], folder: Path, notes: bytes) -> float:
+        """Copy ``state`` and return; seconds that the caller waited.  The rest happens beside.
+
+        ``folder`` gets its name, and becomes the latest one, when everything is in it.  Waits for the save before,
+        first.  Raises CheckpointFailed, also for the one before.
+        """
+        started = time.perf_counter()
+        self.wait()
+        try:
+            plan = self._planned(state, folder)
+        except (Exception, CheckpointException) as error:  # torch's, of all ranks, is no Exception
+            raise CheckpointFailed(f"{folder} cannot be written: {error}") from error
+        seconds = time.perf_counter() - started
+        self._writing = in_daemon_thread(lambda: self._write(plan, folder, notes), "checkpoint")
+        return seconds
+
+    def wait(self) -> None:
+        """Return once nothing is being written.  Raises CheckpointFailed."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            try:
+                writing.result(timeout=self._timeout_s)
+            except TimeoutError as error:
+                raise CheckpointFailed(f"not written within {self._timeout_s:g} s") from error
+
+    def raise_if_failed(self) -> None:
+        """Raises CheckpointFailed if what is being written has failed; returns at once."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def _planned(self, state: dict[str, Any], folder: Path) -> "_Plan":
+        """Which rank writes what, agreed upon, with everything copied to host memory."""
+        partial = folder.with_name(folder.name + PARTIAL)
+        if dist.get_rank() == 0:
+            open_partial(folder)
+        dist.barrier(group=self._group)
+        strategy = _Strategy()
+        # The check takes as long as the plan; which tensors there are changes in no run.
+        check, self._has_checked = not self._has_checked, True
+        request = dist_checkpointing.save(
+            state,
+            str(partial),
+            strategy,
+            validate_access_integrity=check,
+            async_sharded_save=True,
+            async_strategy="mcore",
+        )
+        plan = strategy.plan
+        if plan is None:
+            raise AssertionError("Megatron made no plan")
+        if request.async_fn is not None:  # this rank has something to write
+            _, buckets, _ = request.async_fn_args
+            plan.buckets = [_copied(bucket) for bucket in buckets]
+        if torch.cuda.is_available():  # not the whole device: weights may be on their way to engines beside this
+            torch.cuda.current_stream().synchronize()
+        return plan
+
+    def _write(self, plan: "_Plan", folder: Path, notes: bytes) -> None:
+        """In the thread: write, hear from the others, and on rank 0 finish."""
+        results = _results(plan)
+        everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        try:
+            dist.gather_object(results, everyone, dst=0, group=self._group)
+            failures = [each for each in everyone or [results] if isinstance(each, str)]
+            if everyone is not None and not failures:
+                plan.writer.finish(plan.metadata, everyone)
+                save_config(CheckpointingConfig("torch_dist", 1), str(folder.with_name(folder.name + PARTIAL)))
+                commit(folder, notes)
+        except Exception as error:  # Megatron, torch, pickle and the disk have theirs
+            raise CheckpointFailed(f"{folder}: {error}") from error
+        if failures:
+            raise CheckpointFailed(f"{folder}: {failures[0]}")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Plan:
+    """What one rank writes of one checkpoint."""
+
+    writer: Any
+    metadata: Any
+    """Of the whole checkpoint; on rank 0."""
+    buckets: list[Any] = field(default_factory=list)
+    """One for each of this rank's files."""
+
+
+class _Strategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]
+    """Megatron's, keeping what it planned: its own way to finish would meet the other ranks in the training's group."""
+
+    plan: _Plan | None = None
+
+    def _get_save_and_finalize_callbacks(self, writer: Any, planned: Any, async_strategy: str) -> Any:
+        self.plan = _Plan(writer=writer, metadata=planned[1])
+        return super()._get_save_and_finalize_callbacks(writer, planned, async_strategy)
+
+
+def _copied(bucket: Any) -> Any:
+    """A bucket of Megatron's writer whose tensors nobody changes."""
+    path, key, (objects, tensors) = bucket
+    return path, key, (objects, [(item, tensor.detach().to("cpu", copy=True)) for item, tensor in tensors])
+
+
+def _results(plan: _Plan) -> Any:
+    """What the writer wrote, or a text that says why it did not."""
+    try:
+        return [result for bucket in plan.buckets for result in _written(plan.writer, bucket)]
+    except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks wait to hear of it)
+        return f"{type(error).__name__}: {error}"
+
+
+def _written(writer: Any, bucket: Any) -> list[Any]:
+    """One file, on the disk."""
+    # Megatron disables Python's garbage collector meanwhile, for all threads of the process.
+    _, results = writer.write_preloaded_data([writer.transforms], 0, bucket, None, None, use_fsync=True)
+    if isinstance(results, Exception):
+        raise results
+    found: list[Any] = results
+    return found

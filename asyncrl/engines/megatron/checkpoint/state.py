@@ -1,0 +1,378 @@
+"""What a checkpoint holds of a trainer rank, as Megatron's sharded state: it can be read on another parallel layout."""
+
+import pickle
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch.distributed.checkpoint.api import CheckpointException
+
+from asyncrl.engines.megatron.setup.fused_adam import adams, members, optimizers, place_steps
+from asyncrl.errors import CheckpointFailed, first_line
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.dist_checkpointing.load",
+        parameters=("sharded_state_dict", "checkpoint_dir"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.serialization.load_sharded_metadata",
+        parameters=("checkpoint_dir",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.utils.add_prefix_for_sharding",
+        parameters=("sharded_state_dict", "prefix"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.dist_checkpointing.mapping.ShardedObject",
+        parameters=("key", "data", "global_shape", "global_offset"),
+        keywords=("replica_id",),
+        attributes=("unique_key",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.models.gpt.gpt_model.GPTModel.sharded_state_dict",
+        parameters=("self",),
+        keywords=("metadata",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.models.gpt.gpt_model.GPTModel",
+        attributes=("post_process", "output_layer", "vocab_size"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer.sharded_state_dict",
+        parameters=("self", "model_sharded_state_dict"),
+        keywords=("is_loading", "metadata"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
+        parameters=("self", "model_param", "tensors"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer",
+        attributes=(
+            "model_param_group_index_map",
+            "param_state",
+            "param_state_sharding_type",
+            "fully_reshardable",
+            "distrib_optim_sharding_type",
+            "distrib_optim_fully_reshardable_mem_efficient",
+            "init_state_fn",
+            "reload_model_params",
+        ),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.optimizer.Float16OptimizerWithFloat16Params",
+        attributes=("fp32_from_fp16_params", "common_step"),
+        used_in=__name__,
+    ),
+    Internal(name="megatron.core.optimizer.optimizer.FP32Optimizer", attributes=("common_step",), used_in=__name__),
+    Internal(
+        name="megatron.core.optimizer.optimizer.ChainedOptimizer",
+        attributes=("chained_optim_avoid_prefix",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.tensor_parallel.random.CudaRNGStatesTracker",
+        attributes=("get_states", "set_states"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+_SHARDING = "fully_reshardable"
+"""Megatron's name for the format of a distributed optimizer that another number of ranks can read."""
+LONGEST_LINE = 300
+"""Of an error: Megatron's list every tensor of the checkpoint."""
+_WORDS = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""What has a row for each word."""
+_PARTS = "parts"
+"""Where ``load_state`` has the optimizer's tensors, apart from what else the checkpoint says of its optimizer."""
+_MISSING_STATE = re.compile(r"optimizer\.state\.\S+ from model not in state dict")
+"""How torch begins to say that a checkpoint lacks a tensor; Megatron's names are those of the optimizer's."""
+_NO_STATE = (
+    "it has no state of this kind of optimizer: it was written with --no-save-optim, or with another "
+    "--use-distributed-optimizer or dtype; --no-load-optim begins with a fresh optimizer"
+)
+
+
+class Learner(Protocol):
+    """A model with its optimizer."""
+
+    model: Any
+    optimizer: Any
+
+
+def sharded_state(
+    policy: Learner, critic: Learner | None, *, with_optimizer: bool, is_loading: bool = False
+) -> dict[str, Any]:
+    """Weights, random state and optimizer, of the critic as well if there is one; live tensors, nothing is copied."""
+    state = _sharded(policy, with_optimizer=with_optimizer, is_loading=is_loading)
+    state["random"] = _sharded_random_state()
+    if critic is not None:
+        state["critic"] = _sharded(critic, with_optimizer=with_optimizer, is_loading=is_loading)
+        add_prefix_for_sharding(state["critic"], "critic.")
+    return state
+
+
+def sharded_weights(model: Any) -> dict[str, Any]:
+    """The weights alone, under the same name as in a whole checkpoint."""
+    with _without_head(model):
+        return {"model": model.sharded_state_dict(metadata=_metadata())}
+
+
+def load_state(
+    policy: Learner, critic: Learner | None, folder: Path, *, everything: bool, with_optimizer: bool
+) -> None:
+    """Read the checkpoint ``folder`` into fresh models and optimizers.
+
+    Without ``everything`` it is the policy's weights alone; with it the critic, too, and the random state if the
+    checkpoint's model-parallel layout is this one.  Without ``with_optimizer`` the optimizers begin anew.  Settings of
+    the optimizer (rates, decay, betas) stay as they are.  Raises CheckpointFailed.
+    """
+    critic = critic if everything else None
+    state = sharded_state(policy, critic, with_optimizer=with_optimizer, is_loading=True)
+    if with_optimizer:
+        _ask_for_parts(policy, state)
+        if critic is not None:
+            _ask_for_parts(critic, state["critic"])
+    try:
+        known = load_sharded_metadata(str(folder))
+        _check_words(folder, known, policy.model.vocab_size)
+        _leave_extra_state(state, *([] if critic is None else [state["critic"]]))
+        if not (everything and _has(known, state["random"])):
+            del state["random"]
+        found = dist_checkpointing.load(state, str(folder))
+        _take(policy, found, with_optimizer=with_optimizer)
+        if critic is not None:
+            _take(critic, found["critic"], with_optimizer=with_optimizer)
+    except CheckpointException as error:  # torch's, of all ranks: no Exception
+        raise CheckpointFailed(f"{folder} cannot be loaded: {_why(_cause(error))}") from error
+    except (
+        CheckpointingException,
+        KeyError,
+        ValueError,
+        RuntimeError,
+        OSError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise CheckpointFailed(f"{folder} cannot be loaded: {_why(error)}") from error
+    if "random" in found:
+        _set_random_state(found["random"])
+
+
+def _sharded(learner: Learner, *, with_optimizer: bool, is_loading: bool) -> dict[str, Any]:
+    state = sharded_weights(learner.model)
+    if with_optimizer:
+        _make_adam_state(learner.optimizer)
+        state["optimizer"] = learner.optimizer.sharded_state_dict(
+            state["model"], is_loading=is_loading, metadata=_metadata()
+        )
+    return state
+
+
+def _metadata() -> dict[str, Any]:
+    """The formats that can be read with another number of ranks."""
+    return {
+        "distrib_optim_sharding_type": _SHARDING,
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": False,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+
+
+@contextmanager
+def _without_head(model: Any) -> Iterator[None]:
+    """Megatron looks for an output layer on the last pipeline stage; a critic has none."""
+    is_last = model.post_process
+    try:
+        model.post_process = is_last and getattr(model, "output_layer", None) is not None
+        yield
+    finally:
+        model.post_process = is_last
+
+
+def _take(learner: Learner, found: dict[str, Any], *, with_optimizer: bool) -> None:
+    own = {name: each for name, each in learner.model.state_dict().items() if _is_extra(name)}
+    learner.model.load_state_dict({**found["model"], **own})
+    if with_optimizer:
+        _load_optimizer(learner.optimizer, found["optimizer"], found[_PARTS])
+    else:
+        learner.optimizer.reload_model_params()  # its finer copies of the weights
+
+
+def _leave_extra_state(*states: dict[str, Any]) -> None:
+    """TransformerEngine's layers have some where Megatron's own have none; without fp8 nothing is in it."""
+    for state in states:
+        state["model"] = {name: each for name, each in state["model"].items() if not _is_extra(name)}
+
+
+def _is_extra(name: str) -> bool:
+    return name.endswith("_extra_state")
+
+
+def _has(known: dict[str, Any], part: ShardedObject) -> bool:
+    return part.unique_key in {getattr(each, "unique_key", None) for each in known.values()}
+
+
+def _check_words(folder: Path, known: dict[str, Any], num_words: int) -> None:
+    """Megatron fills embeddings up with zeros where a checkpoint has fewer words than the model.
+
+    Every rank looks at both matrices, also one that has neither: all must raise, or none.
+    """
+    for key in _WORDS:
+        if key in known and (there := known[key].global_shape[0]) < num_words:
+            raise CheckpointFailed(f"{folder} cannot be loaded: {key} has {there} words, the model {num_words}")
+
+
+# ---- optimizer
+
+
+def _ask_for_parts(learner: Learner, state: dict[str, Any]) -> None:
+    """The optimizer's tensors by the place of its part: Megatron has no numbers where there is one part only."""
+    optimizer = state.pop("optimizer")
+    state[_PARTS] = {0: optimizer} if len(members(learner.optimizer)) == 1 else optimizer
+
+
+def _load_optimizer(optimizer: Any, common: object, tensors: dict[int, dict[str, Any]]) -> None:
+    """Put in the ``tensors`` of each part, and the step that ``common`` has.
+
+    ``common`` is what was saved besides tensors, as rank 0 had it.  How many parts it is of, and in what groups,
+    depends on the layout: where ranks share the experts, Megatron has an optimizer for those.  All parts have taken
+    the same steps.
+    """
+    step = next(_steps(common), 0)
+    for place, part in optimizers(optimizer).items():
+        part.load_state_dict(_part_state(part, tensors[place], step))
+    place_steps(optimizer)
+
+
+def _part_state(part: Any, tensors: dict[str, Any], step: int) -> dict[str, Any]:
+    """What the part's own ``load_state_dict`` takes: settings as they are, ``tensors``, and ``step``."""
+    state: dict[str, Any] = part.state_dict()
+    inner = state.get("optimizer", state)
+    is_distributed, is_torchs = isinstance(part, DistributedOptimizer), isinstance(part.optimizer, torch.optim.AdamW)
+    if is_distributed:
+        state |= {"param_state": tensors["param_state"], "param_state_sharding_type": _SHARDING}
+        part._set_main_param_and_optimizer_states = partial(_set_states, part)  # noqa: SLF001
+    else:
+        inner["state"] = dict(tensors.get("optimizer", tensors)["state"])
+        state |= {name: finer for name, finer in tensors.items() if name == "fp32_from_fp16_params"}
+    if is_torchs and not is_distributed:
+        inner["state"]["common_step"] = torch.tensor(float(step))
+    else:
+        for group in inner["param_groups"]:
+            group["step"] = step
+    return state
+
+
+def _steps(common: object) -> Iterator[int]:
+    """Every step that is named in what was saved of an optimizer besides tensors; none if it had taken none."""
+    if isinstance(common, dict):
+        yield from (int(common[name]) for name in ("step", "common_step") if common.get(name) is not None)
+        common = list(common.values())
+    if isinstance(common, list | tuple):
+        for each in common:
+            yield from _steps(each)
+
+
+@torch.no_grad()
+def _set_states(part: DistributedOptimizer, model_param: Any, tensors: dict[str, Any]) -> None:
+    """Megatron's own asks for the ``step`` of torch's AdamW among the tensors, where it never is."""
+    group, place = part.model_param_group_index_map[model_param]
+    main = part.optimizer.param_groups[group]["params"][place]
+    for name, target in {"param": main, **part.optimizer.state[main]}.items():
+        if name in tensors:
+            target.copy_(tensors[name])
+
+
+def _make_adam_state(optimizer: Any) -> None:
+    """Adam makes its state in its first step, which a policy may not have had when the critic began alone.
+
+    Also, the ``state_dict`` of the distributed optimizer asserts that it is there.
+    """
+    for part in optimizers(optimizer).values():
+        if not isinstance(part.optimizer, torch.optim.AdamW):  # TransformerEngine's, which Megatron knows better
+            part.init_state_fn(part.optimizer, part.config)
+    for adam in adams(optimizer):
+        for parameter in _parameters(adam):
+            if not adam.state[parameter]:
+                adam.state[parameter] = {
+                    "step": torch.tensor(0.0, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+# ---- random state
+
+
+def _sharded_random_state() -> ShardedObject:
+    """One per model-parallel rank; data-parallel ranks have the same."""
+    return ShardedObject(
+        "random",
+        _random_state(),
+        (
+            parallel_state.get_pipeline_model_parallel_world_size(),
+            parallel_state.get_tensor_model_parallel_world_size(),
+        ),
+        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+    )
+
+
+def _random_state() -> dict[str, Any]:
+    return {
+        "python": random.getstate(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(),
+        "trackers": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    torch.cuda.set_rng_state(state["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["trackers"])
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """What one of the ranks raised."""
+    return next((cause for cause, _ in error.failures.values()), error)
+
+
+def _why(error: BaseException) -> str:
+    line = first_line(error)
+    if len(line) > LONGEST_LINE:
+        line = line[:LONGEST_LINE] + " ..."
+    return _NO_STATE if _MISSING_STATE.search(line) else line

@@ -1,0 +1,47 @@
+"""The check of all names inside Megatron and torch that a trainer rank relies on."""
+
+import functools
+
+from asyncrl.engines.megatron.checkpoint.saver import INTERNALS as CHECKPOINT
+from asyncrl.engines.megatron.checkpoint.state import INTERNALS as STATE
+from asyncrl.engines.megatron.model.attention import INTERNALS as ATTENTION
+from asyncrl.engines.megatron.model.build import INTERNALS as MODEL
+from asyncrl.engines.megatron.model.implementation import INTERNALS as IMPLEMENTATION
+from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
+from asyncrl.engines.megatron.setup.fused_adam import INTERNALS as FUSED
+from asyncrl.engines.megatron.train.forward_step import INTERNALS as PASSES
+from asyncrl.engines.megatron.train.learner import INTERNALS as LEARNER
+from asyncrl.engines.megatron.train.offload import INTERNALS as STASH
+from asyncrl.engines.megatron.weights.handles import INTERNALS as HANDLES
+from asyncrl.engines.megatron.weights.hf_weights import INTERNALS as WEIGHTS
+from asyncrl.engines.megatron.weights.update_group import INTERNALS as UPDATE_GROUP
+from asyncrl.engines.megatron.weights.weight_sender import INTERNALS as OUTBOX
+from asyncrl.engines.weight_sync.group_abort import INTERNALS as GROUPS
+from asyncrl.internals import check_internals
+
+TRAINER = (
+    *ATTENTION,
+    *CHECKPOINT,
+    *FUSED,
+    *GROUPS,
+    *HANDLES,
+    *IMPLEMENTATION,
+    *LAYERS,
+    *LEARNER,
+    *MODEL,
+    *OUTBOX,
+    *PASSES,
+    *STASH,
+    *STATE,
+    *UPDATE_GROUP,
+    *WEIGHTS,
+)
+
+
+@functools.cache
+def check_trainer_internals() -> None:
+    """Raise InternalsChanged unless Megatron and torch look as expected.  Once per process; takes 20 ms.
+
+    Call before ``emulate_cuda``, which puts stand-ins in the place of some names.
+    """
+    check_internals(TRAINER)

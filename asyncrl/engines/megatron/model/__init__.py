@@ -1,0 +1,1 @@
+"""The Megatron model: its layers, its packed inputs and its log-probs."""

@@ -1,0 +1,217 @@
+"""Attention over packed sequences.
+
+Shape letters: T tokens of a packed microbatch (with context parallelism, of this rank's part of it), A attention heads,
+D numbers per head, K keys.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from asyncrl.engines.megatron.model.packing import Microbatch, part_of
+from asyncrl.engines.megatron.model.rotary import Turns, turned
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.packed_seq_params.PackedSeqParams",
+        keywords=("qkv_format", "cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.attention.Attention",
+        attributes=("core_attention", "packed_seq_params", "pg_collection", "softmax_scale"),
+        used_in=__name__,
+    ),
+    Internal(name="megatron.core.process_groups_config.ProcessGroupCollection", attributes=("cp",), used_in=__name__),
+    Internal(
+        name="megatron.core.tensor_parallel.gather_from_sequence_parallel_region",
+        parameters=("input_", "tensor_parallel_output_grad", "group"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="torch.nn.attention.varlen.varlen_attn",
+        parameters=("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"),
+        keywords=("scale", "window_size"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+KERNEL_WIDTH = 8
+"""Of torch's kernel for a GPU (FlashAttention 2): numbers per head are a multiple of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretches:
+    """Which keys each stretch of neighbouring tokens sees: the last token all of them, the one before all but one..."""
+
+    token_edges: Tensor
+    """Where the stretches begin, and where the last one ends."""
+    key_edges: Tensor
+    """The same of their keys."""
+    longest_tokens: int
+    longest_keys: int
+    key_places: Tensor | None = None
+    """Of each key among the keys of all context-parallel ranks; None: the rank's own keys, as they are."""
+
+
+@dataclass
+class PackedRow(PackedSeqParams):  # type: ignore[misc]
+    """What layers must know of a microbatch: Megatron's words, and ours."""
+
+    stretches: Stretches | None = None
+    turns: Turns | None = None
+    """None: the layer turns queries and keys itself (latent attention)."""
+
+
+def packed_row(row: Microbatch, device: torch.device, turns: Turns | None, rank: int, num_ranks: int) -> PackedRow:
+    """Of the microbatch ``row``, for one of ``num_ranks`` context-parallel ranks."""
+    edges = torch.from_numpy(row.edges).to(device)
+    return PackedRow(
+        qkv_format="thd",
+        cu_seqlens_q=edges,
+        cu_seqlens_kv=edges,
+        max_seqlen_q=row.longest,
+        max_seqlen_kv=row.longest,
+        turns=turns,
+        stretches=Stretches(token_edges=edges, key_edges=edges, longest_tokens=row.longest, longest_keys=row.longest)
+        if num_ranks == 1
+        else _shared_stretches(row, device, rank, num_ranks),
+    )
+
+
+def _shared_stretches(row: Microbatch, device: torch.device, rank: int, num_ranks: int) -> Stretches:
+    """A rank has two pieces of each sample; each sees the sample's tokens from the first one to its own end."""
+    everyones = np.concatenate([part_of(row, each, num_ranks).places_T for each in range(num_ranks)])
+    gathered = np.empty_like(everyones)
+    gathered[everyones] = np.arange(len(everyones))
+    halves = np.diff(row.edges) // (2 * num_ranks)
+    pieces = np.array([rank, 2 * num_ranks - 1 - rank])
+    num_keys = ((pieces + 1) * halves[:, None]).ravel()
+    starts = np.repeat(row.edges[:-1], 2)
+    places = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, num_keys, strict=True)])
+    return Stretches(
+        token_edges=_edges(np.repeat(halves, 2)).to(device),
+        key_edges=_edges(num_keys).to(device),
+        longest_tokens=int(halves.max()),
+        longest_keys=int(num_keys.max()),
+        key_places=torch.from_numpy(gathered[places]).to(device),
+    )
+
+
+def _edges(sizes: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+
+
+def in_one_width(
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor], query_TAD: Tensor, key_KAD: Tensor, value_KAD: Tensor
+) -> Tensor:
+    """What ``attend`` says, which takes heads of one width, a multiple of ``KERNEL_WIDTH``.
+
+    Zeros behind queries and keys change no score, and those behind values are cut off again: latent attention has
+    values that are narrower than its queries.
+    """
+    width = max(query_TAD.shape[-1], value_KAD.shape[-1])
+    width += -width % KERNEL_WIDTH
+    query, key, value = (
+        x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query_TAD, key_KAD, value_KAD)
+    )
+    return attend(query, key, value)[..., : value_KAD.shape[-1]]
+
+
+class PackedAttention(MegatronModule):  # type: ignore[misc]
+    """Causal attention within each sequence of a packed microbatch.
+
+    Megatron's own without TransformerEngine refuses packed sequences.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *args: Any,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config=config)
+        self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
+        self._sharing_tokens = pg_collection.cp
+
+    def forward(
+        self,
+        query_TAD: Tensor,
+        key_TAD: Tensor,
+        value_TAD: Tensor,
+        attention_mask: None,
+        *,
+        packed_seq_params: PackedRow,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Attended values, heads side by side."""
+        turns, stretches = packed_seq_params.turns, packed_seq_params.stretches
+        assert stretches is not None, "rows come from packed_row"
+        if turns is not None:
+            query_TAD, key_TAD = turned(query_TAD, turns), turned(key_TAD, turns)
+        key_KAD, value_KAD = self._seen(key_TAD, stretches), self._seen(value_TAD, stretches)
+        if query_TAD.is_cuda and query_TAD.dtype != torch.float32:
+            out_TAD = in_one_width(partial(self._by_kernel, stretches), query_TAD, key_KAD, value_KAD)
+        else:  # the kernel is neither for a CPU nor for float32
+            out_TAD = self._one_by_one(query_TAD, key_KAD, value_KAD, stretches)
+        return out_TAD.flatten(1)
+
+    def _by_kernel(self, stretches: Stretches, query_TAD: Tensor, key_KAD: Tensor, value_KAD: Tensor) -> Tensor:
+        attended = varlen_attn(
+            query_TAD,
+            key_KAD,
+            value_KAD,
+            stretches.token_edges,
+            stretches.key_edges,
+            stretches.longest_tokens,
+            stretches.longest_keys,
+            scale=self.scale,
+            window_size=(-1, 0),
+        )
+        assert isinstance(attended, Tensor)
+        return attended
+
+    def _seen(self, own_TAD: Tensor, stretches: Stretches) -> Tensor:
+        """Of keys or values, those that each stretch sees; of gradients, the sum over all ranks that saw them."""
+        if stretches.key_places is None:
+            return own_TAD
+        whole: Tensor = gather_from_sequence_parallel_region(own_TAD.contiguous(), group=self._sharing_tokens)
+        return whole.index_select(0, stretches.key_places)
+
+    def _one_by_one(self, query_TAD: Tensor, key_KAD: Tensor, value_KAD: Tensor, stretches: Stretches) -> Tensor:
+        num_tokens, num_keys = stretches.token_edges.diff().tolist(), stretches.key_edges.diff().tolist()
+        cut = ((query_TAD, num_tokens), (key_KAD, num_keys), (value_KAD, num_keys))
+        attended = [
+            self._attended(query, key, value)
+            for query, key, value in zip(
+                *(torch.split(x.transpose(0, 1), sizes, dim=1) for x, sizes in cut), strict=True
+            )
+        ]
+        return torch.cat(attended, dim=1).transpose(0, 1)
+
+    def _attended(self, query_ATD: Tensor, key_AKD: Tensor, value_AKD: Tensor) -> Tensor:
+        num_tokens, num_keys = query_ATD.shape[1], key_AKD.shape[1]
+        is_whole = num_tokens == num_keys
+        sees = None
+        if not is_whole:
+            ones = torch.ones(num_tokens, num_keys, dtype=torch.bool, device=query_ATD.device)
+            sees = ones.tril(num_keys - num_tokens)
+        return F.scaled_dot_product_attention(
+            query_ATD, key_AKD, value_AKD, attn_mask=sees, is_causal=is_whole, scale=self.scale, enable_gqa=True
+        )

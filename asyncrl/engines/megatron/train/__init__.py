@@ -1,0 +1,1 @@
+"""One training step: forward and backward passes, losses, optimizer updates and reports."""

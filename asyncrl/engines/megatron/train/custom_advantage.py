@@ -1,0 +1,126 @@
+"""A user's own functions in the trainer; the advantage: called, and what it returns looked at.
+
+Shape letters: N samples of a training step.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from asyncrl.algorithms.custom_functions import AdvantageFn, Custom, StepSamples
+from asyncrl.algorithms.kl import kl_estimate
+from asyncrl.config.areas import TrainConfig
+from asyncrl.config.derived import uses_reference
+from asyncrl.engines.megatron.model.packing import Example, Floats
+from asyncrl.engines.megatron.setup.ranks import on_first_rank
+from asyncrl.engines.megatron.setup.settings import Resolver
+from asyncrl.engines.megatron.train.custom_loss import CheckedLoss, name_of
+from asyncrl.errors import NonFiniteLoss, TrainerFailed
+from asyncrl.types import Batch
+
+
+def custom_of(resolve: Resolver | None) -> Custom:
+    """The user's functions, the loss tried once.  Raises PluginError."""
+    custom = Custom() if resolve is None else resolve()
+    return custom if custom.loss is None else Custom(advantage=custom.advantage, loss=CheckedLoss(custom.loss))
+
+
+def custom_advantages(
+    function: AdvantageFn | None,
+    batch: Batch,
+    outcomes_N: Tensor,
+    mine: Sequence[Example],
+    train: TrainConfig,
+) -> list[Tensor] | None:
+    """By place in the batch, an advantage for each token of each answer; None without a function.
+
+    Every rank must call it, with its own samples.  The function runs on rank 0 alone, which sees all samples: whole
+    groups, and one answer for all ranks whatever the function draws.  Raises TrainerFailed or NonFiniteLoss on
+    all ranks alike.
+    """
+    if function is None:
+        return None
+    examples = list(chain(*on_first_rank(mine)))
+    box: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            box = [_called(function, step_samples(batch, outcomes_N, examples, train))]
+        except (TrainerFailed, NonFiniteLoss) as error:
+            box = [error]
+    dist.broadcast_object_list(box, src=0)
+    if isinstance(box[0], Exception):
+        raise box[0]
+    found: list[Tensor] = box[0]
+    return found
+
+
+def step_samples(batch: Batch, outcomes_N: Tensor, examples: Sequence[Example], train: TrainConfig) -> StepSamples:
+    """All samples of ``batch``; those that have tokens are in ``examples``, in any order."""
+    by_index = {example.index: example for example in examples}
+    samples = [(group, scored) for group in batch.groups for scored in group.samples]
+    there = [by_index.get(place) for place in range(len(samples))]
+    proximal = _rows([None if each is None else each.proximal_logprobs for each in there])
+    ref = kl = None
+    if uses_reference(train):
+        ref = _rows([None if each is None else each.ref_logprobs for each in there])
+        kl = tuple(kl_estimate(train.kl_loss_type, p, r) for p, r in zip(proximal, ref, strict=True))
+    return StepSamples(
+        step=batch.step,
+        rewards_N=torch.tensor([scored.reward for _, scored in samples], dtype=torch.float64),
+        groups_N=torch.tensor([group.group_id for group, _ in samples]),
+        outcomes_N=outcomes_N,
+        token_ids=tuple(torch.tensor(group.prompt.token_ids + scored.sample.token_ids) for group, scored in samples),
+        masks=tuple(torch.tensor(scored.loss_mask, dtype=torch.bool) for _, scored in samples),
+        behaviour_logprobs=tuple(torch.tensor(scored.sample.logprobs, dtype=torch.float64) for _, scored in samples),
+        proximal_logprobs=proximal,
+        ref_logprobs=ref,
+        kl=kl,
+    )
+
+
+def _rows(rows: Sequence[Floats | None]) -> tuple[Tensor, ...]:
+    """A sample without tokens has none of anything."""
+    return tuple(torch.from_numpy(np.zeros(0) if row is None else row).double() for row in rows)
+
+
+def _called(function: AdvantageFn, samples: StepSamples) -> list[Tensor]:
+    """Raises TrainerFailed, or NonFiniteLoss for numbers that no token can be trained with."""
+    where = f"step {samples.step}: advantage function {name_of(function)}"
+    try:
+        found = function(samples)
+    except Exception as error:  # a user's function may raise anything
+        raise TrainerFailed(f"{where}: {type(error).__name__}: {error}") from error
+    rows = _per_token(found, samples.masks, where)
+    for place, (row, mask) in enumerate(zip(rows, samples.masks, strict=True)):
+        bad = (mask & ~row.isfinite()).nonzero()
+        if len(bad):
+            token = int(bad[0])
+            raise NonFiniteLoss(
+                f"{where}: {len(bad)} of the {int(mask.sum())} trained tokens of sample {place} got no finite number, "
+                f"the first is token {token}: {row[token].item()}"
+            )
+    return rows
+
+
+def _per_token(found: object, masks: Sequence[Tensor], where: str) -> list[Tensor]:
+    sizes = [len(mask) for mask in masks]
+    if isinstance(found, Tensor):
+        if found.shape != (len(sizes),):
+            raise TrainerFailed(f"{where}: returned numbers of shape {tuple(found.shape)} for {len(sizes)} samples")
+        return [number.expand(size) for number, size in zip(found.detach().cpu().double(), sizes, strict=True)]
+    if not isinstance(found, list | tuple) or not all(isinstance(row, Tensor) for row in found):
+        kind = f"a {type(found).__name__}" + (" of other things" if isinstance(found, list | tuple) else "")
+        raise TrainerFailed(f"{where}: returned {kind}, not a tensor or a list of tensors")
+    if len(found) != len(sizes):
+        raise TrainerFailed(f"{where}: returned {len(found)} tensors for {len(sizes)} samples")
+    for place, (row, size) in enumerate(zip(found, sizes, strict=True)):
+        if row.shape != (size,):
+            raise TrainerFailed(
+                f"{where}: returned numbers of shape {tuple(row.shape)} for the {size} tokens of sample {place}"
+            )
+    return [row.detach().cpu().double() for row in found]

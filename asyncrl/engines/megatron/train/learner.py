@@ -1,0 +1,233 @@
+"""One model of a trainer rank with its optimizer: passes over packed samples, gradients, updates."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from asyncrl.config.parallel import ParallelConfig
+from asyncrl.engines.megatron.model.packing import Example, Floats, microbatches, packing_of
+from asyncrl.engines.megatron.setup.fused_adam import fuse
+from asyncrl.engines.megatron.setup.ranks import from_last_stage
+from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.engines.megatron.train.forward_step import Outcome, Step
+from asyncrl.engines.megatron.train.optimizer_updates import Update
+from asyncrl.engines.megatron.train.rollback import RestorePoint
+from asyncrl.errors import NonFiniteLoss
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.pipeline_parallel.schedules.forward_backward_no_pipelining",
+        keywords=(
+            "forward_step_func",
+            "data_iterator",
+            "model",
+            "num_microbatches",
+            "seq_length",
+            "micro_batch_size",
+            "forward_only",
+        ),
+        attributes=("finalize_model_grads_func", "no_sync_func"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.pipeline_parallel.schedules.forward_backward_pipelining_without_interleaving",
+        keywords=(
+            "forward_step_func",
+            "data_iterator",
+            "model",
+            "num_microbatches",
+            "seq_length",
+            "micro_batch_size",
+            "forward_only",
+        ),
+        attributes=("finalize_model_grads_func", "no_sync_func"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.pipeline_parallel.schedules.forward_step_calc_loss",
+        attributes=("calculate_per_token_loss",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.distributed.DistributedDataParallel",
+        parameters=("config", "ddp_config", "module"),
+        attributes=("buffers", "expert_parallel_buffers", "no_sync", "zero_grad_buffer"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.distributed.finalize_model_grads.finalize_model_grads",
+        parameters=("model", "num_tokens"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.get_megatron_optimizer", parameters=("config", "model_chunks"), used_in=__name__
+    ),
+    Internal(name="megatron.core.optimizer._get_param_groups", attributes=("wd_mult",), used_in=__name__),
+    Internal(
+        name="megatron.core.optimizer.optimizer.ChainedOptimizer",
+        attributes=("chained_optimizers", "get_grad_norm", "param_groups", "prepare_grads", "step", "zero_grad"),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """What the passes of one optimiser update found, on all ranks together; ``rows`` are this rank's."""
+
+    loss: float
+    norm: float
+    """Before clipping."""
+    sums: dict[str, float]
+    """Over the trained tokens, by the name of a metric."""
+    num_tokens: int
+    rows: dict[int, Floats]
+    """What the model said of each sample's tokens, by place in the batch."""
+
+
+class Learner:
+    """This rank's part of a model.  Every rank gets the same calls with the same arguments."""
+
+    def __init__(self, model: Any, settings: TrainerSettings, *, name: str) -> None:
+        """``name`` is what errors call it."""
+        self._name = name
+        self._rank = parallel_state.get_data_parallel_rank()
+        self._num_ranks = parallel_state.get_data_parallel_world_size()
+        self._packing = packing_of(settings.train, settings.parallel)
+        self.model = model
+        self.parallel = _data_parallel(model, settings.parallel)
+        self.optimizer = _optimizer(self.parallel, settings)
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate from here on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def close(self) -> None:
+        """Break the circle of model, groups and Megatron's hooks, which Python's garbage collector does not see."""
+        vars(self.parallel).clear()
+
+    def share(self, update: Update) -> Sequence[Example]:
+        """The samples of this rank, and of those that it shares the model with."""
+        return self._packing.share(update.examples, self._rank, self._num_ranks)
+
+    @torch.no_grad()
+    def rows(self, updates: Sequence[Update], step: Step) -> dict[int, Floats]:
+        """What the present weights say of the tokens of this rank's share, by place in the batch."""
+        found: dict[int, Floats] = {}
+        for update in updates:
+            found |= from_last_stage(_rows_of(self._run(update.examples, step, forward_only=True)))
+        return found
+
+    def differentiate(self, update: Update, step: Step) -> Gradients:
+        """The gradients of one update, ready for ``advance``.
+
+        Raises NonFiniteLoss on all ranks alike, and TrainerFailed if a user's loss did.
+        """
+        self.parallel.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        outcomes = self._run(update.examples, step, forward_only=False)
+        step.settle()
+        sums, rows = from_last_stage((_summed(outcomes), _rows_of(outcomes)))
+        self.optimizer.prepare_grads()
+        loss, norm = sums.pop("train/loss"), float(self.optimizer.get_grad_norm())
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NonFiniteLoss(f"{self._name}: loss {loss}, gradient norm {norm}")
+        return Gradients(loss=loss, norm=norm, sums=sums, num_tokens=update.num_tokens, rows=rows)
+
+    def advance(self) -> None:
+        """Change the weights by the gradients that are there."""
+        self.optimizer.step()
+
+    def restore_point(self) -> RestorePoint:
+        """The present weights and optimizer, to be put back."""
+        return RestorePoint(self.model, self.optimizer)
+
+    def _run(self, examples: Sequence[Example], step: Step, *, forward_only: bool) -> list[Outcome]:
+        """This rank's share through the model, and back unless ``forward_only``; gradients end up summed over ranks.
+
+        Outcomes are those of the last pipeline stage, elsewhere there are none.
+        """
+        rows = microbatches(examples, self._rank, self._num_ranks, self._packing)
+        outcomes: list[Outcome] = get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iter(rows),
+            model=self.parallel,
+            num_microbatches=len(rows),
+            seq_length=1,  # this and the next are for pipelines of fixed shapes
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+        return outcomes
+
+
+def _rows_of(outcomes: Sequence[Outcome]) -> dict[int, Floats]:
+    return {index: row for outcome in outcomes for index, row in outcome.by_sample().items()}
+
+
+def _summed(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Over microbatches and ranks; all of them report the same names."""
+    if not outcomes:
+        return {}
+    names = sorted(outcomes[0].sums)
+    sums = torch.stack([torch.stack([outcome.sums[name] for name in names]) for outcome in outcomes]).sum(0)
+    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+    return dict(zip(names, sums.tolist(), strict=True))
+
+
+def _data_parallel(model: Any, settings: ParallelConfig) -> Any:
+    """The model with gradients in float32, summed over ranks by the end of each update."""
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=settings.use_distributed_optimizer,
+        overlap_grad_reduce=settings.overlap_grad_reduce,
+    )
+    parallel = DistributedDataParallel(model.config, config, model)
+    # Invariant: every rank sets it before the first pass.  Megatron calls it at the end of each pass, and it is
+    # collective.
+    model.config.finalize_model_grads_func = _finish_gradients
+    if settings.overlap_grad_reduce:
+        model.config.no_sync_func = parallel.no_sync  # of all microbatches but the last
+    return parallel
+
+
+def _finish_gradients(models: list[Any], num_tokens: Any, **groups: Any) -> None:
+    """Megatron's own, without its division by ``num_tokens``: the loss has its scale already."""
+    finalize_model_grads(models, None, **groups)
+
+
+def _optimizer(parallel: Any, settings: TrainerSettings) -> Any:
+    train = settings.train
+    dtype = getattr(torch, settings.dtype)
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=train.lr,
+        min_lr=0.0,
+        weight_decay=train.weight_decay,
+        adam_beta1=train.adam_beta1,
+        adam_beta2=train.adam_beta2,
+        adam_eps=train.adam_eps,
+        clip_grad=train.clip_grad,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=settings.parallel.use_distributed_optimizer,
+    )
+    optimizer = get_megatron_optimizer(config, [parallel])
+    for group in optimizer.param_groups:  # norms and biases do not decay; Megatron's own scheduler would see to it
+        group["weight_decay"] = train.weight_decay * group["wd_mult"]
+    fuse(optimizer)
+    return optimizer

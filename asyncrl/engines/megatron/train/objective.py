@@ -1,0 +1,167 @@
+"""What one optimiser update minimises: the loss of each response token, put together from ``asyncrl.algorithms``.
+
+Shape letters: R response tokens of a microbatch, sample behind sample.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.corrections import importance_weights, off_policy_sequences
+from asyncrl.algorithms.custom_functions import LossFn
+from asyncrl.algorithms.kl import kl_estimate
+from asyncrl.algorithms.losses import cispo, gspo, held_log_ratio, ppo_clip, sample_weights, token_weights, value_loss
+from asyncrl.config.areas import TrainConfig
+from asyncrl.config.derived import eps_clip_high
+from asyncrl.engines.megatron.model.packing import Microbatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A loss, and over what it is averaged."""
+
+    train: TrainConfig
+    temperature: float
+    """Logits are divided by it."""
+    against_rollout: bool
+    """The ratio is taken against the behaviour log-probs, else against the proximal ones."""
+    count: int
+    """What the weighted sum of losses is divided by: over the whole update, on all ranks."""
+    custom: LossFn | None = None
+    """In the place of the clipped loss; names what it reports by their full names."""
+
+    def loss(self, row: Microbatch, logprobs_R: Tensor, entropies_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """This microbatch's share of the update's loss, and sums over its trained tokens to be reported by name.
+
+        The names are the same for every microbatch.
+        """
+        tokens = _Tokens.of(row, logprobs_R)
+        losses_R, told = self._policy_loss(tokens, row.lengths)
+        if self.train.use_kl_loss:
+            kl_R = self._kl(tokens)
+            losses_R, told["train/kl"] = losses_R + self.train.kl_loss_coef * kl_R, kl_R
+        if self.train.entropy_coef:
+            losses_R = losses_R - self.train.entropy_coef * entropies_R
+        told["train/entropy"] = entropies_R
+        return _averaged(losses_R, told, tokens.mask_R, row.lengths, self.train, self.count)
+
+    def _policy_loss(self, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        train = self.train
+        losses_R, told = self._token_losses(tokens, lengths)
+        if train.use_tis:
+            weights_R, is_outside_R = importance_weights(
+                tokens.proximal_R,
+                tokens.behaviour_R,
+                tokens.mask_R,
+                lengths,
+                level=train.tis_level,
+                mode=train.tis_mode,
+                low=train.tis_clip_low,
+                high=train.tis_clip,
+            )
+            losses_R = losses_R * weights_R
+            told |= {"train/tis_weight": weights_R, "train/tis_outside": is_outside_R}
+        if train.use_opsm:
+            is_left_out_R = off_policy_sequences(
+                tokens.logprobs_R,
+                tokens.behaviour_R,
+                tokens.advantages_R,
+                tokens.mask_R,
+                lengths,
+                delta=train.opsm_delta,
+            )
+            losses_R = torch.where(is_left_out_R, 0.0, losses_R)
+            told["train/opsm_masked"] = is_left_out_R
+        return losses_R, told
+
+    def _token_losses(self, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.custom is None:
+            losses_R, clipped_R = self._clipped(tokens, lengths)
+            return losses_R, {"train/clip_fraction": clipped_R}
+        losses_R, told = self.custom(tokens.logprobs_R, self._old(tokens), tokens.advantages_R, tokens.mask_R, lengths)
+        return losses_R, {"train/clip_fraction": torch.zeros_like(tokens.mask_R), **told}
+
+    def _clipped(self, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        train = self.train
+        ratio_of = (tokens.logprobs_R, self._old(tokens), tokens.advantages_R, tokens.mask_R)
+        low, high = train.eps_clip, eps_clip_high(train)
+        if train.advantage_estimator == "cispo":
+            return cispo(*ratio_of, eps_low=low, eps_high=high)
+        if train.advantage_estimator == "gspo":
+            return gspo(*ratio_of, lengths, eps_low=low, eps_high=high, eps_dual=train.eps_clip_c)
+        return ppo_clip(*ratio_of, eps_low=low, eps_high=high, eps_dual=train.eps_clip_c)
+
+    def _kl(self, tokens: "_Tokens") -> Tensor:
+        assert tokens.ref_R is not None, "the reference model goes before the loss"
+        kl_R = kl_estimate(self.train.kl_loss_type, tokens.logprobs_R, tokens.ref_R)
+        if self.train.use_unbiased_kl:
+            kl_R = kl_R * held_log_ratio(tokens.logprobs_R, self._old(tokens), tokens.mask_R).exp()
+        return kl_R
+
+    def _old(self, tokens: "_Tokens") -> Tensor:
+        return tokens.behaviour_R if self.against_rollout else tokens.proximal_R
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueObjective:
+    """A loss of the critic, and over what it is averaged."""
+
+    train: TrainConfig
+    count: int
+    """As in ``Objective``."""
+
+    def loss(self, row: Microbatch, values_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """See ``Objective.loss``."""
+        device = values_R.device
+        assert row.values_R is not None and row.returns_R is not None, "returns come before the loss"
+        old_R, returns_R = (torch.from_numpy(numbers).to(device) for numbers in (row.values_R, row.returns_R))
+        losses_R, clipped_R = value_loss(values_R, old_R, returns_R, clip=self.train.value_clip)
+        mask_R = torch.from_numpy(row.mask_R).to(device)
+        told = {"train/value_loss": losses_R, "train/value_clip_fraction": clipped_R}
+        return _averaged(losses_R, told, mask_R, row.lengths, self.train, self.count)
+
+
+def _averaged(
+    losses_R: Tensor,
+    told: dict[str, Tensor],
+    mask_R: Tensor,
+    lengths: Sequence[int],
+    train: TrainConfig,
+    count: int,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """This share of the mean loss, and the sums over tokens that count."""
+    weigh: Callable[[Tensor, Sequence[int]], Tensor]
+    weigh = token_weights if train.calculate_per_token_loss else sample_weights
+    # Not the weights alone: what stands at tokens that do not count may be NaN, and 0 times NaN is NaN.
+    loss = (torch.where(mask_R, losses_R, 0.0) * weigh(mask_R, lengths)).sum() / count
+    sums = {name: torch.where(mask_R, value.detach(), 0).double().sum() for name, value in told.items()}
+    return loss, sums | {"train/loss": loss.detach().double()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    """A microbatch's response tokens on the model's device."""
+
+    logprobs_R: Tensor
+    mask_R: Tensor
+    advantages_R: Tensor
+    behaviour_R: Tensor
+    proximal_R: Tensor
+    ref_R: Tensor | None
+
+    @classmethod
+    def of(cls, row: Microbatch, logprobs_R: Tensor) -> "_Tokens":
+        """Without proximal log-probs, those of this pass are them."""
+        device = logprobs_R.device
+        assert row.advantages_R is not None, "advantages come before the loss"
+        proximal, ref = row.proximal_logprobs_R, row.ref_logprobs_R
+        return cls(
+            logprobs_R=logprobs_R,
+            mask_R=torch.from_numpy(row.mask_R).to(device),
+            advantages_R=torch.from_numpy(row.advantages_R).to(device),
+            behaviour_R=torch.from_numpy(row.behaviour_logprobs_R).to(device),
+            proximal_R=logprobs_R.detach() if proximal is None else torch.from_numpy(proximal).to(device),
+            ref_R=None if ref is None else torch.from_numpy(ref).to(device),
+        )

@@ -1,0 +1,228 @@
+"""The trainer's memory, put away while engines have the GPU: into host memory, and back to the device.
+
+    weights      parameters, buffers, what Megatron keeps them in        copied to host memory
+    optimizer    its averages, and float32 weights beside 16-bit ones    copied to host memory
+    gradients    Megatron's buffers                                      given up; every step begins with zeros
+
+A tensor stays the same object: the storage under it is emptied, and filled again.  Megatron's ``offload_to_cpu`` of its
+buffers does that, too, for gradients, and for weights with a distributed optimizer; its offload of the optimizer puts
+other tensors in the place of the old ones, which views do not survive.
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.engines.megatron.setup.fused_adam import optimizers
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.distributed.DistributedDataParallel",
+        attributes=("buffers", "expert_parallel_buffers"),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.distributed.param_and_grad_buffer._ParamAndGradBuffer",
+        attributes=("grad_data", "param_data"),
+        used_in=__name__,
+    ),
+    Internal(name="torch.UntypedStorage", attributes=("data_ptr", "nbytes", "resize_"), used_in=__name__),
+    Internal(name="torch.cuda.cudart", used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+logger = logging.getLogger(__name__)
+
+_ALIGNMENT = 64
+"""Of each storage in the host's copy: a cache line, and a multiple of every element's size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Emptied:
+    """A storage whose memory was given back."""
+
+    storage: torch.UntypedStorage
+    num_bytes: int
+    copy: Tensor | None
+    """What was in it; None when nobody wants to know."""
+
+
+class Stash:
+    """The storages under some tensors."""
+
+    def __init__(self, find: Callable[[], Iterable[Tensor]], *, keeps: bool) -> None:
+        """``find`` is asked each time: an optimizer makes its state in its first step.
+
+        ``keeps``: what is in them is wanted again.
+        """
+        self._find = find
+        self._keeps = keeps
+        self._host = HostMemory()
+        self._emptied: list[_Emptied] = []
+
+    def put_away(self) -> None:
+        """Give the memory back to torch's allocator.  Nobody may touch the tensors until ``fetch``."""
+        if self._emptied:
+            return
+        storages = _storages(self._find())
+        copies: Iterable[Tensor | None] = [None] * len(storages)
+        if self._keeps:
+            copies = self._host.parts([storage.nbytes() for storage in storages])
+        self._emptied = [
+            _Emptied(storage=storage, num_bytes=storage.nbytes(), copy=copy)
+            for storage, copy in zip(storages, copies, strict=True)
+        ]
+        for each in self._emptied:
+            if each.copy is not None:
+                each.copy.copy_(_bytes_of(each.storage), non_blocking=True)
+        # Invariant: all copies are complete before a storage is emptied.  The next owner of its memory, perhaps another
+        # process, writes there at once.
+        _synchronize()
+        for each in self._emptied:
+            each.storage.resize_(0)
+
+    def fetch(self) -> None:
+        """Take memory again, with what was in it."""
+        for each in self._emptied:
+            each.storage.resize_(each.num_bytes)
+            if each.copy is not None:
+                _bytes_of(each.storage).copy_(each.copy, non_blocking=True)
+        _synchronize()
+        self._emptied = []
+
+
+class TrainerMemory:
+    """All that a rank's learners have on its device.  Each of the three may be called when it is done already."""
+
+    def __init__(self, learners: Sequence[Any]) -> None:
+        """``learners`` have a ``model``, its ``parallel`` wrapper and an ``optimizer``."""
+        self._learners = tuple(learners)
+        self._weights = Stash(lambda: chain.from_iterable(map(_weights_of, self._learners)), keeps=True)
+        self._optimizer = Stash(self._optimizers, keeps=True)
+        self._gradients = Stash(self._gradient_buffers, keeps=False)
+
+    def fetch(self) -> None:
+        """Everything onto the device; gradients have to be set to zero before they are added to."""
+        for stash in (self._weights, self._optimizer, self._gradients):
+            stash.fetch()
+
+    def put_away_optimizer(self) -> None:
+        """Optimizer and gradients off the device: weights can be read still."""
+        for learner in self._learners:
+            learner.optimizer.zero_grad()  # frees float32 copies of gradients
+        gc.collect()  # what training has left in circles
+        self._gradients.put_away()
+        self._optimizer.put_away()
+        _hand_back()
+
+    def put_away_weights(self) -> None:
+        """The weights off the device."""
+        self._weights.put_away()
+        _hand_back()
+
+    def _optimizers(self) -> Iterator[Tensor]:
+        """Less what is a view of the weights: the weights of a float32 model, which have no finer copy."""
+        weights = {storage.data_ptr() for storage in _storages(chain.from_iterable(map(_weights_of, self._learners)))}
+        for learner in self._learners:
+            for tensor in _optimizer_of(learner.optimizer):
+                if tensor.untyped_storage().data_ptr() not in weights:
+                    yield tensor
+
+    def _gradient_buffers(self) -> Iterator[Tensor]:
+        for learner in self._learners:
+            for buffer in chain(learner.parallel.buffers, learner.parallel.expert_parallel_buffers):
+                yield buffer.grad_data
+
+
+class HostMemory:
+    """One piece of host memory that grows, and that a GPU can copy to and from at its full speed."""
+
+    def __init__(self) -> None:
+        self._whole: Tensor | None = None
+        self._is_pinned = False
+
+    def parts(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Bytes, as many as in ``sizes``, one after the other."""
+        starts, total = [], 0
+        for size in sizes:
+            starts.append(total)
+            total += -(-size // _ALIGNMENT) * _ALIGNMENT
+        whole = self._at_least(total)
+        return [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+    def _at_least(self, num_bytes: int) -> Tensor:
+        if self._whole is None or self._whole.numel() < num_bytes:
+            # Invariant: memory is unpinned before it is freed, and nothing copies meanwhile: ``put_away`` and ``fetch``
+            # synchronise before they return.
+            if self._whole is not None and self._is_pinned:
+                _unpin(self._whole)
+            self._whole = None  # before there is another
+            self._whole = torch.empty(num_bytes, dtype=torch.uint8)
+            self._is_pinned = num_bytes > 0 and _pin(self._whole)
+        return self._whole
+
+
+def _weights_of(learner: Any) -> Iterator[Tensor]:
+    yield from learner.model.parameters()
+    yield from learner.model.buffers()
+    for buffer in chain(learner.parallel.buffers, learner.parallel.expert_parallel_buffers):
+        if buffer.param_data is not None:
+            yield buffer.param_data
+
+
+def _optimizer_of(optimizer: Any) -> Iterator[Tensor]:
+    """What each part of it updates, and its state."""
+    for part in optimizers(optimizer).values():
+        for group in part.optimizer.param_groups:
+            yield from group["params"]
+        for state in part.optimizer.state.values():
+            yield from (value for value in state.values() if torch.is_tensor(value))
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """Each one once; those without memory left out, and those that are in host memory beside a GPU."""
+    is_wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    found = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage()
+        for tensor in tensors
+        if tensor.device.type == is_wanted
+    }
+    return [storage for storage in found.values() if storage.nbytes()]
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _hand_back() -> None:
+    """What torch's allocator keeps for later goes back to the device: other processes want it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _pin(host: Tensor) -> bool:
+    """By registering: torch's own pinned allocator takes up to twice the memory, the next power of two."""
+    if not torch.cuda.is_available():
+        return False
+    cudart: Any = torch.cuda.cudart  # torch has no types for it
+    error = int(cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0))
+    if error:
+        logger.warning("%d bytes of host memory are not pinned (CUDA error %d): copies are slower", len(host), error)
+    return not error
+
+
+def _unpin(host: Tensor) -> None:
+    cudart: Any = torch.cuda.cudart
+    cudart().cudaHostUnregister(host.data_ptr())

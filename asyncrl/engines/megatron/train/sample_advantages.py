@@ -1,0 +1,120 @@
+"""Advantages of one rank's samples: from examples to the flat steps of ``asyncrl.algorithms.advantages`` and back.
+
+Shape letters: N samples, T their steps (response tokens that the loss mask lets through).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.algorithms.advantages import (
+    Total,
+    every_step,
+    gae,
+    group_centred,
+    group_normalised,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    step_rewards,
+    whitened,
+)
+from asyncrl.algorithms.kl import kl_estimate
+from asyncrl.config.areas import TrainConfig
+from asyncrl.config.derived import normalize_advantages
+from asyncrl.engines.megatron.model.packing import Example, Floats
+from asyncrl.types import Batch
+
+
+def outcomes_of(batch: Batch, train: TrainConfig) -> Tensor:
+    """What each sample of the batch is worth as a whole, in batch order: a reward, less what its group is worth."""
+    rewards_N = torch.tensor([scored.reward for group in batch.groups for scored in group.samples], dtype=torch.float64)
+    groups_N = torch.tensor([group.group_id for group in batch.groups for _ in group.samples])
+    if train.advantage_estimator in ("reinforce_plus_plus", "ppo"):
+        return rewards_N
+    if train.advantage_estimator == "reinforce_plus_plus_baseline" or train.disable_grpo_std_normalization:
+        return group_centred(rewards_N, groups_N)
+    return group_normalised(rewards_N, groups_N)
+
+
+def needs_proximal(train: TrainConfig) -> bool:
+    """Whether advantages depend on the trainer's log-probs from before the step, which costs a pass."""
+    return train.kl_coef > 0 or train.custom_advantage_function_path is not None
+
+
+def with_advantages(
+    examples: Sequence[Example],
+    outcomes_N: Tensor,
+    train: TrainConfig,
+    total: Total,
+    custom: Sequence[Tensor] | None = None,
+) -> tuple[list[Example], dict[str, float]]:
+    """The examples with their advantages (ppo: and returns), and what is to be reported, by the name of a metric.
+
+    ``outcomes_N`` are of the whole batch, by place; ``examples`` are the samples of one rank, with their proximal and
+    reference log-probs if there is a ``--kl-coef``, and with their values if there is a critic.  ``custom`` are the
+    advantages of all the batch's answers by token, in the place of an estimator's.  Every rank must call it: ``total``
+    sums over the ranks.
+    """
+    mine_N = outcomes_N[torch.tensor([example.index for example in examples], dtype=torch.long)]
+    lengths = [sum(example.loss_mask) for example in examples]
+    kl_T = _kl(examples, train)
+    told: dict[str, float] = {}
+    if custom is not None:
+        rows = [custom[example.index][_counts(example)] for example in examples]
+        advantages_T = torch.cat([torch.zeros(0, dtype=torch.float64), *rows])
+    elif train.advantage_estimator == "reinforce_plus_plus":
+        advantages_T = reinforce_plus_plus(mine_N, kl_T, lengths, kl_coef=train.kl_coef, gamma=train.gamma)
+    elif train.advantage_estimator == "reinforce_plus_plus_baseline":
+        advantages_T = reinforce_plus_plus_baseline(mine_N, kl_T, lengths, kl_coef=train.kl_coef)
+    elif train.advantage_estimator == "ppo":
+        rewards_T = step_rewards(mine_N, kl_T, lengths, kl_coef=train.kl_coef)
+        values_T = _at_steps(examples, [example.values for example in examples])
+        advantages_T, returns_T = gae(rewards_T, values_T, lengths, gamma=train.gamma, lambd=train.lambd)
+        returns = _at_tokens(examples, returns_T, lengths)
+        examples = [replace(example, returns=row) for example, row in zip(examples, returns, strict=True)]
+    else:
+        advantages_T = every_step(mine_N, lengths)
+    if normalize_advantages(train):
+        advantages_T = whitened(advantages_T, total)
+    advantages = _at_tokens(examples, advantages_T, lengths)
+    if train.kl_coef > 0:
+        kl, count = total(torch.tensor([kl_T.sum().item(), float(len(kl_T))], dtype=torch.float64)).tolist()
+        told["train/reward_kl"] = kl / max(1.0, count)
+    return [replace(example, advantages=row) for example, row in zip(examples, advantages, strict=True)], told
+
+
+def _kl(examples: Sequence[Example], train: TrainConfig) -> Tensor:
+    """Of the proximal policy from the reference, at each step; 0 if it costs nothing."""
+    if train.kl_coef == 0:
+        return torch.zeros(sum(sum(example.loss_mask) for example in examples), dtype=torch.float64)
+    proximal_T = _at_steps(examples, [example.proximal_logprobs for example in examples])
+    return kl_estimate(
+        train.kl_loss_type, proximal_T, _at_steps(examples, [example.ref_logprobs for example in examples])
+    )
+
+
+def _at_steps(examples: Sequence[Example], rows: Sequence[Floats | None]) -> Tensor:
+    there = [row for row in rows if row is not None]
+    assert len(there) == len(examples), "log-probs and values go before advantages that need them"
+    kept = [row[_counts(example)] for example, row in zip(examples, there, strict=True)]
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *kept])).double()
+
+
+def _at_tokens(examples: Sequence[Example], values_T: Tensor, lengths: Sequence[int]) -> list[Floats]:
+    """One row per example, 0 at tokens that do not count."""
+    rows = []
+    parts = np.split(values_T.numpy(), np.cumsum(lengths)[:-1]) if examples else []
+    for example, steps in zip(examples, parts, strict=True):
+        row = np.zeros(example.num_response, np.float32)
+        row[_counts(example)] = steps
+        rows.append(row)
+    return rows
+
+
+def _counts(example: Example) -> NDArray[np.bool_]:
+    """True at tokens that the loss mask lets through."""
+    return np.array(example.loss_mask, np.bool_)

@@ -1,0 +1,1 @@
+"""Weights on their way: from Hugging Face names to Megatron's, and out to engines."""

@@ -1,0 +1,232 @@
+"""Weights between a Hugging Face checkpoint and a Megatron model, by the rules of the model's family."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import Tensor
+
+from asyncrl.engines.megatron.checkpoint.hf_files import dtypes_of, reader, replace_checkpoint
+from asyncrl.engines.megatron.weights.fp8 import BlockFp8
+from asyncrl.engines.megatron.weights.gathering import whole_weights
+from asyncrl.engines.megatron.weights.sharding import (
+    Weight,
+    all_weights,
+    generic,
+    is_split,
+    local_weights,
+    part_for_this_rank,
+)
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.errors import ConfigError
+from asyncrl.internals import Internal
+from asyncrl.models.families import FAMILIES, Rule
+from asyncrl.models.overrides import changes
+from asyncrl.models.shape import ModelShape, read_config
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.optimizer.distrib_optimizer.DistributedOptimizer",
+        attributes=("main_param",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.optimizer.optimizer.Float16OptimizerWithFloat16Params",
+        attributes=("main_param",),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+logger = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def load_hf(model: GPTModel, shape: ModelShape, checkpoint: Path) -> None:
+    """Fill every weight of this rank's ``model`` from the safetensors in ``checkpoint``.  Raises ConfigError."""
+    if shape.num_next_token_layers:
+        logger.warning(
+            "%s: its %d layers for multi-token prediction are not trained and not saved",
+            checkpoint,
+            shape.num_next_token_layers,
+        )
+    with ExitStack() as files:
+        read = reader(checkpoint, files, shape.fp8_block)
+        for name, part in local_weights(model).items():
+            rule, hf_names = _named(name, shape)
+            whole = from_hf(name, read, shape)
+            tensor = part_for_this_rank(name, whole, rule.split)
+            if tensor.shape != part.shape:
+                raise ConfigError(
+                    f"hf-checkpoint: {', '.join(hf_names)} make {tuple(tensor.shape)}, "
+                    f"config.json asks for {tuple(part.shape)}"
+                )
+            part.copy_(tensor)
+
+
+def from_hf(name: str, read: Callable[[str], Tensor], shape: ModelShape) -> Tensor:
+    """The whole weight ``name`` of the checkpoint's tensors, which ``read`` gets by name: what ``to_hf`` undoes."""
+    rule, hf_names = _named(name, shape)
+    return _stacked([read(hf_name) for hf_name in hf_names], rule, shape)
+
+
+@torch.no_grad()
+def export_hf(model: GPTModel, shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the checkpoint by name, in a fixed order.
+
+    float32 where one rank has all of the model and its optimizer a finer copy; how an optimizer splits that copy may
+    differ from rank to rank.
+    Collective: every rank runs through it, and gets everything.
+    """
+    parts = local_weights(model)
+    if not is_split():
+        parts = {name: _finest(part) for name, part in parts.items()}
+    splits = splits_of(shape)
+    for name, tensor in whole_weights(parts, all_weights(parts, splits), splits, next(model.parameters()).device):
+        yield from to_hf(name, tensor, shape)
+
+
+def to_hf(name: str, tensor: Tensor, shape: ModelShape) -> list[tuple[str, Tensor]]:
+    """The checkpoint's tensors that the whole weight ``name`` is made of; views where they can be."""
+    rule, hf_names = _named(name, shape)
+    parts: Iterable[Tensor] = parts_of(name, tensor, shape)
+    if rule.layout == "heads":
+        parts = (part.flatten(0, 1) for part in parts)
+    return list(zip(hf_names, parts, strict=True))
+
+
+def parts_of(name: str, tensor: Tensor, shape: ModelShape) -> tuple[Tensor, ...]:
+    """Views of the whole weight ``name``, one for each of the checkpoint's tensors, with its numbers in its order.
+
+    Queries, keys and values have one dimension more, the query groups in front.
+    """
+    rule, hf_names = _named(name, shape)
+    if rule.layout == "stacked":
+        return tensor.detach().chunk(len(hf_names))
+    per_group = shape.num_heads // shape.num_query_groups
+    sizes = [per_group * shape.head_dim, shape.head_dim, shape.head_dim]
+    grouped = tensor.detach().view(shape.num_query_groups, sum(sizes), *tensor.shape[1:])
+    return torch.split(grouped, sizes, dim=1)
+
+
+def plan_buckets(
+    model: GPTModel, shape: ModelShape, max_bytes: int, fp8: BlockFp8 | None = None
+) -> tuple[tuple[WeightBucket, ...], tuple[tuple[Weight, ...], ...]]:
+    """What each bucket will hold, and the weights that it is made from, for ``export_bucket``.  Collective.
+
+    Weights keep the model's order; those that SGLang needs together stay together.  What is larger than ``max_bytes``
+    has a bucket of its own.  ``fp8``: what of them is sent in fp8.
+    """
+    plan: list[list[Weight]] = []
+    free = 0
+    for together in _units(all_weights(local_weights(model), splits_of(shape)), shape):
+        num_bytes = _bucket(together, shape, fp8).num_bytes
+        if not plan or num_bytes > free:
+            plan.append([])
+            free = max_bytes
+        plan[-1].extend(together)
+        free -= num_bytes
+    return tuple(_bucket(weights, shape, fp8) for weights in plan), tuple(map(tuple, plan))
+
+
+@torch.no_grad()
+def export_bucket(
+    model: GPTModel, shape: ModelShape, weights: Sequence[Weight], fp8: BlockFp8 | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one bucket, in the dtype that the model computes in, or in fp8.  Collective."""
+    device = next(model.parameters()).device
+    for name, tensor in whole_weights(local_weights(model), weights, splits_of(shape), device):
+        yield from _sent(name, tensor, shape, fp8)
+
+
+def save_hf(model: GPTModel, shape: ModelShape, source: Path, target: Path) -> None:
+    """Write a checkpoint that transformers loads, each tensor in the dtype that it has in ``source``.
+
+    Where flags went before ``source/config.json``, the one written says what they said.
+
+    Collective; rank 0 writes.  ``target`` appears, or changes, when it is complete.  Tensors that are in fp8 in
+    ``source`` become ``shape.dtype``.  Layers for multi-token prediction are left out, and ``config.json`` says so.
+    """
+    tensors = export_hf(model, shape)
+    if dist.get_rank() != 0:
+        for _ in tensors:
+            pass
+        return
+    dtypes = dtypes_of(source)
+    default = getattr(torch, shape.dtype)
+    converted = ((name, tensor.to(dtypes.get(name, default))) for name, tensor in tensors)
+    replace_checkpoint(converted, source, target, saved_changes(source, shape))
+
+
+def saved_changes(source: Path, shape: ModelShape) -> dict[str, Any]:
+    """What the ``config.json`` of a saved checkpoint says otherwise than that in ``source``; None: no longer there."""
+    altered = sent_changes(source, shape)
+    if shape.fp8_block:
+        altered["quantization_config"] = None
+    return altered
+
+
+def sent_changes(source: Path, shape: ModelShape) -> dict[str, Any]:
+    """The same of what is sent to engines, which is quantised as ``source`` is."""
+    altered = changes(read_config(source), shape)
+    if shape.num_next_token_layers:
+        altered["num_nextn_predict_layers"] = 0
+    return altered
+
+
+def _units(weights: Iterable[Weight], shape: ModelShape) -> list[list[Weight]]:
+    """What must go in one bucket, in order."""
+    units: list[list[Weight]] = []
+    for weight in weights:
+        if units and _named(units[-1][-1].name, shape)[0].sent_with_next:
+            units[-1].append(weight)
+        else:
+            units.append([weight])
+    return units
+
+
+def _finest(part: Tensor) -> Tensor:
+    """The optimizer's copy where it has all of the weight, otherwise the weight itself."""
+    main: Tensor | None = getattr(part, "main_param", None)
+    return main.view(part.shape) if main is not None and main.numel() == part.numel() else part
+
+
+def splits_of(shape: ModelShape) -> dict[str, str]:
+    """How each weight of the family is split, by its name in the rules."""
+    return {rule.megatron: rule.split for rule in FAMILIES[shape.architecture].rules}
+
+
+def _named(name: str, shape: ModelShape) -> tuple[Rule, tuple[str, ...]]:
+    """The rule for the weight ``name``, and the checkpoint's names of its tensors."""
+    pattern, numbers = generic(name)
+    rule = {rule.megatron: rule for rule in FAMILIES[shape.architecture].rules}[pattern]
+    return rule, tuple(hf_name.format(**numbers) for hf_name in rule.hf)
+
+
+def _stacked(parts: list[Tensor], rule: Rule, shape: ModelShape) -> Tensor:
+    if rule.layout == "stacked":
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+    groups = [part.reshape(shape.num_query_groups, -1, *part.shape[1:]) for part in parts]
+    return torch.cat(groups, dim=1).flatten(0, 1)
+
+
+def _sent(name: str, tensor: Tensor, shape: ModelShape, fp8: BlockFp8 | None) -> Iterable[tuple[str, Tensor]]:
+    tensors = to_hf(name, tensor, shape)
+    return tensors if fp8 is None else fp8.stored(tensors)
+
+
+def _bucket(weights: Sequence[Weight], shape: ModelShape, fp8: BlockFp8 | None) -> WeightBucket:
+    whole = ((weight.name, torch.empty(weight.shape, dtype=weight.dtype, device="meta")) for weight in weights)
+    tensors = list(chain.from_iterable(_sent(name, tensor, shape, fp8) for name, tensor in whole))
+    return WeightBucket(
+        names=tuple(name for name, _ in tensors),
+        dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors),
+        shapes=tuple(tuple(tensor.shape) for _, tensor in tensors),
+        num_bytes=sum(tensor.nbytes for _, tensor in tensors),
+    )

@@ -1,0 +1,134 @@
+"""Where the parts of a model are; ``gathering`` brings them together again.
+
+A weight's name has the layer and expert numbers of the whole model, whichever rank has it.  All functions that say
+"collective" must be called by every rank of the trainer with the same arguments; with one rank for each copy of the
+model they send nothing.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import Tensor
+
+from asyncrl.engines.megatron.model.implementation import unfused
+
+_LAYER = re.compile(r"(?<=decoder\.layers\.)\d+")
+_EXPERT = re.compile(r"(?<=local_experts\.)\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One weight of the whole model."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole weight."""
+    dtype: torch.dtype
+    stage: int
+    """Of the pipeline."""
+    expert_rank: int | None
+    """Which expert-parallel rank has it; None: all of them."""
+
+
+def is_split() -> bool:
+    """Whether a copy of the model spans several ranks."""
+    groups = (parallel_state.get_model_parallel_group(), parallel_state.get_expert_model_parallel_group())
+    return any(group.size() > 1 for group in groups)
+
+
+def local_weights(model: GPTModel) -> dict[str, Tensor]:
+    """This rank's parts by name: parameters, and the bias that chooses experts."""
+    biases = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias"))
+    return {_global_name(name, model): tensor for name, tensor in chain(model.named_parameters(), biases)}
+
+
+def generic(name: str) -> tuple[str, dict[str, int]]:
+    """A weight's name as rules have it, and the numbers that were in it."""
+    numbers = {}
+    for what, pattern in (("layer", _LAYER), ("expert", _EXPERT)):
+        if found := pattern.search(name):
+            numbers[what] = int(found[0])
+            name = pattern.sub(f"{{{what}}}", name)
+    return name, numbers
+
+
+def all_weights(parts: dict[str, Tensor], splits: dict[str, str]) -> tuple[Weight, ...]:
+    """Every weight of the whole model, in the same order on every rank, from every rank's ``parts``.  Collective.
+
+    ``splits`` says how each generic name is split.
+    """
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    expert_rank = parallel_state.get_expert_model_parallel_rank()
+    mine = []
+    for name, part in parts.items():
+        is_expert = bool(_EXPERT.search(name))
+        mine.append(
+            Weight(
+                name=name,
+                shape=_whole_shape(part, splits[generic(name)[0]], group_of(is_expert=is_expert).size()),
+                dtype=part.dtype,
+                stage=stage,
+                expert_rank=expert_rank if is_expert else None,
+            )
+        )
+    for group in (
+        parallel_state.get_expert_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+    ):
+        mine = list(chain(*_everyones(mine, group)))
+    first: dict[str, Weight] = {}
+    for weight in mine:  # a tied output layer is also on the last stage, other weights on every expert-parallel rank
+        first.setdefault(weight.name, weight)
+    return tuple(first.values())
+
+
+def group_of(*, is_expert: bool) -> Any:
+    """The ranks that weights of experts, or others, are split over."""
+    if is_expert:
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+def part_for_this_rank(name: str, whole: Tensor, split: str) -> Tensor:
+    """What this rank has of the weight ``name``."""
+    group = group_of(is_expert=bool(_EXPERT.search(name)))
+    if group.size() == 1 or split == "whole":
+        return whole
+    if split == "pair":
+        return torch.cat([half.chunk(group.size())[group.rank()] for half in whole.chunk(2)])
+    part: Tensor = whole.chunk(group.size(), dim=1 if split == "columns" else 0)[group.rank()]
+    return part
+
+
+def _global_name(name: str, model: GPTModel) -> str:
+    name = unfused(name)
+    if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
+        return "embedding.word_embeddings.weight"
+    if found := _LAYER.search(name):
+        name = _LAYER.sub(str(model.decoder.layers[int(found[0])].layer_number - 1), name)
+    if found := _EXPERT.search(name):
+        per_rank = model.config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
+        offset = per_rank * parallel_state.get_expert_model_parallel_rank()
+        name = _EXPERT.sub(str(offset + int(found[0])), name)
+    return name
+
+
+def _whole_shape(part: Tensor, split: str, num_parts: int) -> tuple[int, ...]:
+    sizes = list(part.shape)
+    if split != "whole":
+        sizes[1 if split == "columns" else 0] *= num_parts
+    return tuple(sizes)
+
+
+def _everyones(mine: list[Weight], group: Any) -> list[list[Weight]]:
+    if group.size() == 1:
+        return [mine]
+    found: list[list[Weight]] = [[] for _ in range(group.size())]
+    dist.all_gather_object(found, mine, group=group)
+    return found

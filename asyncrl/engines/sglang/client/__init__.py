@@ -1,0 +1,1 @@
+"""The driver's HTTP client of SGLang and its router."""

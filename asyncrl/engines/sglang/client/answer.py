@@ -1,0 +1,117 @@
+"""One answer as it arrives from SGLang: chunks of one version each, and why it ended.  Knows no HTTP."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from asyncrl.engines.sglang.client.calls_in_flight import Flight
+from asyncrl.engines.sglang.client.versions import VersionTrail
+from asyncrl.engines.sglang.packed import Entries
+from asyncrl.errors import EngineLost, EngineRejected
+from asyncrl.types import Chunk, FinishReason, Floats, Request, SamplingParams
+
+Tokens = tuple[tuple[int, ...], Floats]
+"""Token ids, and as many log-probs."""
+
+
+class Answer:
+    """What has arrived of the answer to ``request``."""
+
+    def __init__(
+        self, request: Request, flight: Flight, trail: VersionTrail, on_chunk: Callable[[Chunk], None]
+    ) -> None:
+        self._sampling = request.sampling
+        self._flight = flight
+        self._trail = trail
+        self._on_chunk = on_chunk
+        self._clock = asyncio.get_running_loop().time
+        self._version = request.weights.version  # of a token without a stamp: none can be older
+        self._num_tokens = 0
+        self._text = ""
+        self.reason: FinishReason | None = None
+        """Why the answer ended, if it did."""
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Hand on what ``event`` brings.  Raises EngineLost or EngineRejected."""
+        _raise_for_error(event)
+        meta = event["meta_info"]
+        reason = self._reason(meta)
+        tokens, logprobs = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
+        for version, start, stop in self._runs(len(tokens), meta["output_token_logprobs"].versions):
+            self._on_chunk(Chunk(token_ids=tokens[start:stop], logprobs=logprobs[start:stop], version=version))
+            self._version = max(self._version, version)
+        self._num_tokens += len(tokens)
+        self._version = max(self._version, self._trail.settled(int(meta["weight_version"]), self._clock()))
+        if self._sampling.stop:
+            self._text = _end_of(self._text, self._sampling) + event["text"]
+        self.reason = (self._own_end(tokens) if reason is FinishReason.ABORT else reason) or self.reason
+
+    def _reason(self, meta: Mapping[str, Any]) -> FinishReason | None:
+        finish = meta["finish_reason"]
+        if finish is None:
+            return None
+        asked = self._flight.is_interrupted and finish.get("status_code") is None
+        if finish["type"] == "abort" and not asked:
+            refused = finish.get("status_code") == 400
+            raise (EngineRejected if refused else EngineLost)(f"{meta['id']} was aborted: {finish.get('message')}")
+        return FinishReason(finish["type"])
+
+    def _aborted(self, event: Mapping[str, Any]) -> Tokens:
+        """The new tokens of the last event.
+
+        SGLang aborts what runs after one more token, sent as usual.  For what waits it repeats the last token, with the
+        log-probs of all, possibly behind a chunk that was on its way.
+        """
+        meta = event["meta_info"]
+        new = meta["completion_tokens"] - self._num_tokens
+        entries: Entries = meta["output_token_logprobs"]
+        return _matched(event["output_ids"][:new], entries.token_ids[:new], entries.logprobs[:new])
+
+    def _runs(self, num_tokens: int, versions: Sequence[tuple[str, int]] | None) -> list[tuple[int, int, int]]:
+        """Version, first token and the one behind the last of each run."""
+        if versions is None or sum(length for _, length in versions) < num_tokens:  # no plug-in, or an unlike one
+            versions = [(str(self._version), num_tokens)]
+        runs, start = [], 0
+        for version, length in versions:
+            stop = min(start + length, num_tokens)
+            if stop > start:
+                runs.append((int(version), start, stop))
+            start = stop
+        return runs
+
+    def _own_end(self, tokens: tuple[int, ...]) -> FinishReason:
+        """Why an answer ended that was aborted in the moment of its last token: SGLang tells of the abort alone."""
+        sampling = self._sampling
+        if tokens and tokens[-1] in sampling.stop_token_ids:
+            return FinishReason.STOP
+        if self._num_tokens >= sampling.max_new_tokens:
+            return FinishReason.LENGTH
+        has_stopped = tokens and any(text in self._text for text in sampling.stop)
+        return FinishReason.STOP if has_stopped else FinishReason.ABORT
+
+
+def _end_of(text: str, sampling: SamplingParams) -> str:
+    """As much of ``text`` as can be the beginning of a stop text."""
+    longest = max(map(len, sampling.stop))
+    return text[-longest + 1 :] if longest > 1 else ""
+
+
+def _tokens_of(event: Mapping[str, Any]) -> Tokens:
+    entries: Entries = event["meta_info"]["output_token_logprobs"]
+    return _matched(event["output_ids"], entries.token_ids, entries.logprobs)
+
+
+def _matched(tokens: Sequence[int], scored: Sequence[int], logprobs: Floats) -> Tokens:
+    """That tokens and log-probs belong together is checked, as SGLang slices them separately."""
+    if scored is not tokens and scored != tokens:
+        raise EngineLost(f"log-probs of tokens {scored} came with tokens {tokens}")
+    return tuple(tokens), logprobs
+
+
+def _raise_for_error(event: Mapping[str, Any]) -> None:
+    """Errors that come after the status line."""
+    error = event.get("error")
+    if error is None:
+        return
+    refused = isinstance(error, dict) and error.get("code") == 400
+    raise (EngineRejected if refused else EngineLost)(f"the server says: {error}")

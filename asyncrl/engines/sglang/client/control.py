@@ -1,0 +1,202 @@
+"""Control of one SGLang server: pausing, its weight-update group, and getting ready."""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.installed_plugins import EnginePlugins, read_plugins
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED, STOOD_STILL
+from asyncrl.engines.weight_sync.broadcast import Received
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.round import PauseMode
+from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
+
+logger = logging.getLogger(__name__)
+
+_PROBE_S = 5.0
+"""For one look at a server that may not be there yet."""
+_GRACE_S = 1.0
+"""For a server to say by itself that it did not become empty in time."""
+_PERIOD_S = 0.25
+"""Between two looks."""
+_BUCKETS = re.compile(re.escape(NOT_REPLAYED) + r"(\[.*?\])")
+_SECONDS = re.compile(re.escape(STOOD_STILL) + r"([\d.]+\d)")
+
+
+class EngineControl:
+    """Commands to the server at ``url``, each with a deadline of ``timeout_s``.
+
+    Every method raises EngineTimeout, EngineLost or EngineRejected, but for ``get_ready``.
+    """
+
+    def __init__(self, wire: Wire, url: str, *, timeout_s: float, num_ranks: int = 1) -> None:
+        self.url = url
+        self.num_ranks = num_ranks
+        """Ranks of this server in a weight-update group: its tensor parallel size."""
+        self._wire = wire
+        self._timeout_s = timeout_s
+
+    async def get_ready(self, timeout_s: float) -> None:
+        """Return once the server generates, and its garbage collectors pass over what it has loaded.
+
+        Else each full collection stops it for half a second or more, and finds nothing (``asyncrl.app.gc_tuning``).  A
+        server that cannot do that is ready all the same.  Raises EngineTimeout after ``timeout_s``.
+        """
+        await wait_for_server(self._wire, self.url, timeout_s)
+        try:
+            await self._wire.tell(f"{self.url}/freeze_gc", self._timeout_s)
+        except EngineError as error:  # who watches the server says why, if it has ended
+            logger.warning("%s: its garbage collectors are as they were: %s", self.url, error)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold every request where it is.  (SGLang's default would abort them all.)"""
+        await self._post("pause_generation", {"mode": mode})
+
+    async def go_on(self) -> None:
+        """Let requests go on where they were."""
+        await self._post("continue_generation", {})
+
+    async def probe(self, timeout_s: float) -> None:
+        """Return once its scheduler answers, which it does between two forward passes, also while it is paused.
+
+        (SGLang's front answers most questions by itself, loads too.)
+        """
+        await self._wire.look(f"{self.url}/server_info", timeout_s)
+
+    async def plugins(self) -> EnginePlugins:
+        """Which of our plug-ins it has; any SGLang answers this, with none of them if they are not installed there."""
+        return read_plugins(await self._wire.look(f"{self.url}/server_info", self._timeout_s))
+
+    async def join_group(
+        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """Join a weight-update group; returns when all its ranks are there."""
+        await self._post(
+            "init_weights_update_group",
+            {
+                "master_address": master_address,
+                "master_port": master_port,
+                "rank_offset": rank_offset,
+                "world_size": world_size,
+                "group_name": group_name,
+                "backend": backend,
+            },
+        )
+
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
+        """Receive one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
+
+        It is kept if the plug-in ``direct`` is there.
+        The cache is left alone: flushing fails while requests are held, and in one mode kills the server.
+        """
+        body = {
+            "names": bucket.names,
+            "dtypes": bucket.dtypes,
+            "shapes": bucket.shapes,
+            "group_name": group_name,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+        }
+        answer = await self._post(
+            "update_weights_from_distributed", body if label is None else {**body, "weight_version": label}
+        )
+        return _received(answer)
+
+    async def receive_all(
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+    ) -> Received:
+        """Receive and load all buckets, which ``receive_bucket`` has kept; ``label`` becomes the weight version."""
+        body = {
+            "names": [bucket.names[0] for bucket in buckets],
+            "dtypes": [],
+            "shapes": [],
+            "group_name": group_name,
+            "load_format": DIRECT_CHECKED if is_checked else DIRECT,
+            "flush_cache": False,
+            "weight_version": label,
+        }
+        return _received(await self._post("update_weights_from_distributed", body))
+
+    async def receive_handles(self, handles: Sequence[str], *, label: str | None) -> None:
+        """Load the tensors that the handles stand for, one for each rank; ``label`` becomes the weight version."""
+        body = {"serialized_named_tensors": list(handles), "load_format": "flattened_bucket", "flush_cache": False}
+        await self._post("update_weights_from_tensor", body if label is None else {**body, "weight_version": label})
+
+    async def empty(self) -> None:
+        """Return once the server has no request, and no cache of one."""
+        patience_s = max(self._timeout_s - _GRACE_S, self._timeout_s / 2)
+        await self._wire.tell(f"{self.url}/flush_cache?timeout={patience_s:g}", self._timeout_s)
+
+    async def release(self, parts: Sequence[str]) -> None:
+        """Give memory back.  A server that has a request ends of it (an assertion of SGLang 0.5.16)."""
+        await self._post("release_memory_occupation", {"tags": list(parts)})
+
+    async def resume(self, parts: Sequence[str]) -> None:
+        """Take memory again that was given back.  A server that has it ends of it."""
+        await self._post("resume_memory_occupation", {"tags": list(parts)})
+
+    async def receive_folder(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
+        """Read all weights from the safetensors in ``folder``; ``label`` becomes the weight version.
+
+        Seconds since the last forward pass had ended, if the server knows; ``pause`` returns before it has.
+
+        ``load_format`` is said because the server may have begun with another one; ``flush_cache`` as in
+        ``receive_bucket``.
+        """
+        body = {"model_path": str(folder), "load_format": "auto", "flush_cache": False, "weight_version": label}
+        return _still_s(await self._post("update_weights_from_disk", body, timeout_s))
+
+    async def _post(self, name: str, body: dict[str, object], timeout_s: float | None = None) -> dict[str, object]:
+        answer = await self._wire.command(f"{self.url}/{name}", body, timeout_s or self._timeout_s)
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise EngineRejected(f"{self.url}/{name}: {answer.get('message')}")
+        return answer if isinstance(answer, dict) else {}
+
+
+def _received(answer: Mapping[str, object]) -> Received:
+    """What the plug-in ``direct`` said, if it is there; of several schedulers, what any said."""
+    message = str(answer.get("message"))
+    names = {name for found in _BUCKETS.findall(message) for name in json.loads(found)}
+    return Received(is_kept=KEPT in message, still_s=_still_s(answer), not_replayed=tuple(sorted(names)))
+
+
+def _still_s(answer: Mapping[str, object]) -> float | None:
+    """What the plug-in ``stamps`` said, if it is there; the most of what several schedulers said."""
+    return max(map(float, _SECONDS.findall(str(answer.get("message")))), default=None)
+
+
+async def wait_for_server(wire: Wire, url: str, timeout_s: float) -> None:
+    """Return once the server generates.  Raises EngineTimeout."""
+    await _poll(wire, f"{url}/health", timeout_s, lambda answer: True)
+
+
+async def wait_for_router(wire: Wire, url: str, engine_urls: tuple[str, ...], timeout_s: float) -> None:
+    """Return once the router lists every engine as healthy.  Raises EngineTimeout."""
+
+    def lists_all(answer: object) -> bool:
+        workers = answer.get("workers", []) if isinstance(answer, dict) else []
+        return set(engine_urls) <= {worker["url"] for worker in workers if worker["is_healthy"]}
+
+    await _poll(wire, f"{url}/workers", timeout_s, lists_all)
+
+
+async def _poll(wire: Wire, url: str, timeout_s: float, is_ready: Callable[[object], bool]) -> None:
+    last = "it was not asked yet"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    answer = await wire.look(url, _PROBE_S)
+                except EngineError as error:
+                    last = str(error)
+                else:
+                    if is_ready(answer):
+                        return
+                    last = f"it answered {answer}"
+                await asyncio.sleep(_PERIOD_S)
+    except TimeoutError as error:
+        raise EngineTimeout(f"{url} was not ready after {timeout_s:g} s; {last}") from error

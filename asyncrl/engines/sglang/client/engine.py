@@ -1,0 +1,288 @@
+"""The rollout engine: a pool of SGLang servers, spoken to through the router or, without one, directly."""
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from asyncrl.engines.sglang.client.answer import Answer
+from asyncrl.engines.sglang.client.calls_in_flight import Flight, Flights
+from asyncrl.engines.sglang.client.control import wait_for_router
+from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.versions import VersionTrail
+from asyncrl.engines.sglang.labels import PACKED, cache_key
+from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
+from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
+
+_ABORT_S = 5.0
+"""For telling the servers that a request was given up; they answer at once or are gone."""
+_ABORTS_AT_ONCE = 32
+"""To one server: its one HTTP process answers them one by one, and each costs a connection."""
+ABORT_AGAIN_S = 0.25
+"""Between two aborts of the same request: some forward passes, after one of which the first abort has worked."""
+INTERRUPT_S = 30.0
+"""For all requests to end after an abort: one forward pass, behind at most some prefills of seconds each."""
+ROUTER_S = 300.0
+"""For the router to see that an engine is back: it looks once a minute.  Then we say so, and wait on."""
+_AVOID_S = 10.0
+"""How long a server that lost a request is chosen last."""
+
+logger = logging.getLogger(__name__)
+
+
+class SGLangEngine:
+    """``RolloutEngine`` over ``engine_urls``; ``router_url`` None spreads requests over the least busy engines.
+
+    So does it while an engine is away, of which the router would learn too late, and until the router knows that it is
+    back: it refuses what only that engine could take.  Without any engine, requests wait.
+
+    A pause for a weight update is silence like any other: ``request_timeout_s`` must be longer.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        engine_urls: tuple[str, ...],
+        *,
+        router_url: str | None,
+        request_timeout_s: float,
+        interrupt_timeout_s: float = INTERRUPT_S,
+    ) -> None:
+        if not engine_urls:
+            raise ValueError("engine_urls must name at least one engine")
+        self._wire = wire
+        self._engine_urls = list(engine_urls)
+        self._router_url = router_url
+        self._direct = _LeastBusy(engine_urls)
+        self._routed = _LeastBusy((router_url,)) if router_url else self._direct
+        self._away = set[str]()
+        self._idle_s = request_timeout_s
+        self._interrupt_s = interrupt_timeout_s
+        self._trail = VersionTrail()
+        self._flights = Flights()
+        self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
+
+    def leave(self, url: str) -> None:
+        """This engine is gone: it gets no more requests."""
+        self._away.add(url)
+        self._engine_urls.remove(url)
+        self._direct.remove(url)
+
+    def join(self, url: str) -> None:
+        """It is back, with the present weights; until ``route`` all get their requests directly."""
+        self._engine_urls.append(url)
+        self._direct.add(url)
+
+    async def route(self, url: str) -> None:
+        """Return once the router, if there is one, lists this engine as healthy, and may be asked for it again."""
+        while self._router_url is not None:
+            try:
+                await wait_for_router(self._wire, self._router_url, (url,), ROUTER_S)
+                break
+            except EngineTimeout as error:
+                logger.warning("%s: requests go to the engines directly", error)
+        self._away.discard(url)
+
+    @property
+    def _choices(self) -> "_LeastBusy":
+        return self._direct if self._away else self._routed
+
+    async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
+        """See ``RolloutEngine.generate``."""
+        # SGLang aborts every request whose id *starts* with the given one, and refuses an id that it knows already.
+        rid = f"{PACKED}{request.request_id}/{self._rid()}."
+        body = _generate_body(request, rid)
+        await self._choices.some()  # not in flight: no interruption waits for it
+        flight = self._flights.begin(rid)
+        try:
+            answer = Answer(request, flight, self._trail, on_chunk)
+            async with _Turn(self._choices, self._abort, rid) as url, flight:
+                return await self._read(f"{url}/generate", body, answer)
+        finally:
+            self._flights.end(flight)
+
+    async def interrupt(self) -> None:
+        """See ``RolloutEngine.interrupt``.  Lasts ``interrupt_timeout_s`` at most, and the abort of what is left."""
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                aborting = [
+                    tasks.create_task(self._keep_aborting(url), name=f"abort-{url}") for url in self._engine_urls
+                ]
+                try:
+                    async with asyncio.timeout(self._interrupt_s):
+                        await self._flights.until_none()
+                except TimeoutError:
+                    num_left = self._flights.give_up()
+                    logger.warning("%d requests still ran %g s after their abort", num_left, self._interrupt_s)
+                    await self._flights.until_none()
+                for task in aborting:
+                    task.cancel()
+
+    async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        """See ``RolloutEngine.score``."""
+        if not 1 <= start <= len(token_ids):
+            raise ValueError(f"start must be 1 to {len(token_ids)}, got {start}")
+        rid = f"score/{self._rid()}."
+        body = {
+            "rid": rid,
+            "input_ids": token_ids,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": start - 1,  # the first entry never has a log-prob
+            "extra_key": rid,  # no cached prefix: older weights may have made it
+        }
+        await self._choices.some()
+        async with _Turn(self._choices, self._abort, rid) as url:
+            answer = await self._wire.ask(f"{url}/generate", body, self._idle_s)
+        entries = answer["meta_info"]["input_token_logprobs"][1:]
+        scored = tuple(token for _, token, _ in entries)
+        # SGLang 0.5.16 reports the last token of the vocabulary as token 0; its log-prob is right.
+        if len(scored) != len(token_ids) - start or any(
+            token not in (told, 0) for told, token in zip(token_ids[start:], scored, strict=True)
+        ):
+            raise EngineLost(f"{url} scored other tokens than it was given")
+        return tuple(float(logprob) for logprob, _, _ in entries)
+
+    async def _read(self, url: str, body: dict[str, Any], answer: Answer) -> FinishReason:
+        """Have the events taken, until the last one says why."""
+        try:
+            await self._wire.stream(url, body, self._idle_s, answer.take)
+        except (EngineLost, EngineTimeout):
+            if answer.reason is None:
+                raise
+        if answer.reason is None:
+            raise EngineLost(f"the answer to {body['rid']} broke off")
+        return answer.reason
+
+    def _rid(self) -> str:
+        """New to servers that others, and earlier runs, use as well."""
+        return f"{self._prefix}-{next(self._counter)}"
+
+    async def _abort(self, rid: str) -> None:
+        """Tell every engine, as the router does not say which one has it; one that is gone needs no telling."""
+        async with asyncio.TaskGroup() as posts:
+            for url in self._engine_urls:
+                posts.create_task(self._abort_on(url, rid), name=f"abort-{rid}")
+
+    async def _abort_on(self, url: str, rid: str) -> None:
+        try:
+            await self._wire.command(f"{url}/abort_request", {"rid": rid}, _ABORT_S)
+        except EngineError as error:
+            logger.info("could not abort %s: %s", rid, error)
+
+    async def _keep_aborting(self, url: str) -> None:
+        """Abort every flight on one server, again and again: a request may not be known there yet.  Until cancelled."""
+        while True:
+            try:
+                with plainly():
+                    await self._abort_all(url)
+            except EngineError as error:
+                logger.warning("%s takes no aborts: %s", url, error)
+            await asyncio.sleep(ABORT_AGAIN_S)
+
+    async def _abort_all(self, url: str) -> None:
+        turns = asyncio.Semaphore(_ABORTS_AT_ONCE)
+
+        async def post(flight: Flight) -> None:
+            async with turns:
+                flight.is_interrupted = True
+                await self._wire.command(f"{url}/abort_request", {"rid": flight.rid}, _ABORT_S)
+
+        async with asyncio.TaskGroup() as posts:
+            for flight in self._flights.now():
+                posts.create_task(post(flight), name=f"abort-{flight.rid}")
+
+
+class _LeastBusy:
+    """Chooses the server with the fewest requests of ours, those that just failed last."""
+
+    def __init__(self, urls: tuple[str, ...]) -> None:
+        self._busy = dict.fromkeys(urls, 0)
+        self._avoid_until = dict.fromkeys(urls, float("-inf"))
+        self._is_some = asyncio.Event()
+        self._is_some.set()
+
+    def add(self, url: str) -> None:
+        """One more."""
+        self._busy[url], self._avoid_until[url] = 0, float("-inf")
+        self._is_some.set()
+
+    def remove(self, url: str) -> None:
+        """One less; requests on it end by themselves."""
+        del self._busy[url], self._avoid_until[url]
+        if not self._busy:
+            self._is_some.clear()
+
+    async def some(self) -> None:
+        """Return while there is one."""
+        await self._is_some.wait()
+
+    def take(self) -> str:
+        """The server to use, counted as busy until ``give_back``."""
+        now = asyncio.get_running_loop().time()
+        url = min(self._busy, key=lambda url: (self._avoid_until[url] > now, self._busy[url]))
+        self._busy[url] += 1
+        return url
+
+    def give_back(self, url: str) -> None:
+        """The request is over."""
+        if url in self._busy:
+            self._busy[url] -= 1
+
+    def avoid(self, url: str) -> None:
+        """It lost a request."""
+        if url in self._busy:
+            self._avoid_until[url] = asyncio.get_running_loop().time() + _AVOID_S
+
+
+class _Turn:
+    """``async with``: the server to use; the request is aborted unless the block ends well or the server refuses it.
+
+    One class, as every sample has its turn: generators as context managers take ten microseconds for the same.
+    """
+
+    __slots__ = ("_abort", "_choices", "_rid", "_url")
+
+    def __init__(self, choices: _LeastBusy, abort: Callable[[str], Coroutine[Any, Any, None]], rid: str) -> None:
+        self._choices = choices
+        self._abort = abort
+        self._rid = rid
+
+    async def __aenter__(self) -> str:
+        self._url = self._choices.take()
+        return self._url
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            if isinstance(error, (EngineLost, EngineTimeout)):
+                self._choices.avoid(self._url)
+            if error is not None and not isinstance(error, EngineRejected):
+                await asyncio.shield(self._abort(self._rid))  # goes on when the caller is cancelled once more
+        finally:
+            self._choices.give_back(self._url)
+
+
+def _generate_body(request: Request, rid: str) -> dict[str, Any]:
+    return {
+        "rid": rid,
+        "input_ids": request.token_ids,
+        "sampling_params": {**_sampling(request.sampling), "sampling_seed": request.seed},
+        "stream": True,
+        "return_logprob": True,
+        "extra_key": cache_key(request.weights.version),  # prefixes cached under other weights are not ours
+    }
+
+
+def _sampling(sampling: SamplingParams) -> dict[str, Any]:
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_new_tokens": sampling.max_new_tokens,
+        "stop": sampling.stop,
+        "stop_token_ids": sampling.stop_token_ids,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }

@@ -1,0 +1,164 @@
+"""Requests to SGLang and its router.  The one place where HTTP, sockets and deadlines become our named errors."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+from asyncrl.engines.sglang.client.events import EventReader
+from asyncrl.engines.sglang.client.payload import read_event
+from asyncrl.engines.sglang.client.streams import Silent, Streams
+from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
+
+_CONNECT_S = 10.0
+"""For a TCP connection; a live server accepts at once, also when it is busy."""
+_KEEP_ALIVE_S = 2.0
+"""Below the 5 s after which SGLang's uvicorn hangs up, so that no request meets a connection just being closed."""
+_SAID = 2000
+"""Bytes of an error page that are worth showing."""
+_FAILURES = (aiohttp.ClientError, OSError)
+"""Of a connection; a TimeoutError is an OSError."""
+_TRY_LATER = frozenset({408, 425, 429})
+"""Client errors that say nothing against the request."""
+
+
+class Wire:
+    """Three connection pools without a limit: streamed answers, whole ones, and control, which tokens can not starve.
+
+    ``async with`` opens and closes it.  Every method raises EngineTimeout, EngineLost or EngineRejected.
+    """
+
+    async def __aenter__(self) -> Self:
+        self._streams = Streams(_CONNECT_S, _KEEP_ALIVE_S)
+        self._data = _session()
+        self._control = _session()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._streams.close()
+        await self._data.close()
+        await self._control.close()
+
+    async def stream(
+        self, url: str, body: dict[str, Any], idle_s: float, on_event: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """POST, and hand on each event of the streamed answer; ``idle_s`` is the longest silence.
+
+        What ``on_event`` raises, this raises.  It is called while this waits, and never after.
+        """
+        reader, said = EventReader(), bytearray()
+
+        def take(status: int, piece: bytes) -> None:
+            if status != 200:
+                said.extend(piece[: _SAID - len(said)])
+                return
+            for payload in reader.feed(piece):
+                if payload != b"[DONE]":
+                    on_event(_event(payload, url))
+
+        try:
+            status = await self._streams.post(url, orjson.dumps(body), idle_s, take)
+        except EngineError:  # named already
+            raise
+        except _FAILURES as error:
+            raise _named(error, url, idle_s) from error
+        if status != 200:
+            raise _refusal(url, status, said.decode(errors="replace"))
+
+    async def ask(self, url: str, body: dict[str, Any], timeout_s: float) -> Any:
+        """POST on the data connections and return the answer."""
+        return await _exchange(self._data, "POST", url, body, timeout_s)
+
+    async def command(self, url: str, body: dict[str, Any], timeout_s: float) -> Any:
+        """POST on the control connections and return the answer."""
+        return await _exchange(self._control, "POST", url, body, timeout_s)
+
+    async def tell(self, url: str, timeout_s: float) -> None:
+        """POST on the control connections, where the answer says nothing but that it is done."""
+        await _exchange(self._control, "POST", url, None, timeout_s, is_read=False)
+
+    async def look(self, url: str, timeout_s: float) -> Any:
+        """GET on the control connections and return the answer."""
+        return await _exchange(self._control, "GET", url, None, timeout_s)
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),  # looking for cookies at each request is not free
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        headers={"Content-Type": "application/json"},
+    )
+
+
+async def _exchange(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    body: dict[str, Any] | None,
+    timeout_s: float,
+    *,
+    is_read: bool = True,
+) -> Any:
+    with _named_errors(url, timeout_s):
+        async with (
+            asyncio.timeout(timeout_s),
+            session.request(method, url, data=None if body is None else orjson.dumps(body)) as response,
+        ):
+            await _raise_for_status(response, url, timeout_s)
+            text = await response.read()
+    return _parsed(text, url) if text and is_read else None
+
+
+async def _raise_for_status(response: aiohttp.ClientResponse, url: str, timeout_s: float) -> None:
+    if response.status < 400:
+        return
+    with _named_errors(url, timeout_s):
+        async with asyncio.timeout(timeout_s):
+            said = (await response.read())[:_SAID].decode(errors="replace")
+    raise _refusal(url, response.status, said)
+
+
+def _refusal(url: str, status: int, said: str) -> EngineError:
+    refused = 400 <= status < 500 and status not in _TRY_LATER
+    return (EngineRejected if refused else EngineLost)(f"{url} answered {status}: {said}")
+
+
+def _event(payload: bytes, url: str) -> dict[str, Any]:
+    try:
+        return read_event(payload)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineLost(f"{url} answered what no SGLang does: {payload[:200]!r}") from error
+
+
+def _parsed(text: bytes, url: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise EngineLost(f"{url} answered what is not JSON: {text[:200]!r}") from error
+
+
+@contextmanager
+def _named_errors(url: str, timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except EngineError:  # named already
+        raise
+    except _FAILURES as error:
+        raise _named(error, url, timeout_s) from error
+
+
+def _named(error: Exception, url: str, timeout_s: float) -> EngineError:
+    if isinstance(error, Silent):
+        return EngineTimeout(f"{url} was silent for {timeout_s:g} s")
+    if isinstance(error, aiohttp.ServerTimeoutError):
+        return EngineLost(f"{url}: no connection within {_CONNECT_S:g} s")
+    if isinstance(error, TimeoutError):
+        return EngineTimeout(f"{url} did not answer within {timeout_s:g} s")
+    return EngineLost(f"{url}: {type(error).__name__}: {error}")

@@ -1,0 +1,43 @@
+"""How full the servers are, as they say themselves."""
+
+import asyncio
+from typing import Any
+
+from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.errors import EngineError
+from asyncrl.types import EngineLoad
+
+_LOOK_S = 2.0
+"""For one look.  A server answers within a forward pass; what it says later is old."""
+
+
+class EngineLoads:
+    """``LoadProbe`` over ``engine_urls``."""
+
+    def __init__(self, wire: Wire, engine_urls: tuple[str, ...]) -> None:
+        self._wire = wire
+        self._engine_urls = engine_urls
+
+    async def loads(self) -> tuple[EngineLoad, ...]:
+        """See ``LoadProbe.loads``; in the order of the URLs."""
+        async with asyncio.TaskGroup() as looks:
+            asked = [looks.create_task(self._look(url), name=f"load-{url}") for url in self._engine_urls]
+        return tuple(load for load in (task.result() for task in asked) if load is not None)
+
+    async def _look(self, url: str) -> EngineLoad | None:
+        try:
+            answer = await self._wire.look(f"{url}/v1/loads?include=core", _LOOK_S)
+        except EngineError:
+            return None
+        return _load(answer["loads"])
+
+
+def _load(ranks: list[dict[str, Any]]) -> EngineLoad | None:
+    """Of one server; with several data-parallel ranks the fullest one counts, for it retracts first."""
+    if not ranks:
+        return None
+    return EngineLoad(
+        kv_used=max(rank["token_usage"] for rank in ranks),
+        running=sum(rank["num_running_reqs"] for rank in ranks),
+        waiting=sum(rank["num_waiting_reqs"] for rank in ranks),
+    )

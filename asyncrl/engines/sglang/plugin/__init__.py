@@ -1,0 +1,1 @@
+"""Plug-ins that run inside SGLang's own processes, found by their entry points."""

@@ -1,0 +1,149 @@
+"""The CPU platform that ``platform.activate`` offers to SGLang.
+
+Two things are replaced, through SGLang's own hook registry, because upstream only has them as Triton kernels:
+drawing a token from a per-request seed, and the switch to batch-invariant kernels (on a CPU, float32 rows are
+computed independently of the batch as they are).  With both, ``sampling_seed`` repeats a draw on a CPU.
+
+A third is changed: scheduler and detokenizer are forked from the server, which has imported everything, where SGLang
+spawns them to import it once more each, for the sake of CUDA: a start takes 0.4 of the processor time.
+
+SGLang makes the platform while it is itself half imported, hence the imports inside methods.
+"""
+
+import multiprocessing
+from typing import Any
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.interface import PlatformEnum, SRTPlatform
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from asyncrl.engines.sglang.plugin.draw import draw_with_seed
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="sglang.srt.layers.sampler.multinomial_with_seed",
+        parameters=("logprobs", "seed", "positions"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
+        parameters=("self",),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="sglang.srt.entrypoints.engine._set_envs_and_config",
+        parameters=("server_args",),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(name="sglang.srt.mem_cache.memory_pool.MHATokenToKVPool", used_in=__name__),
+    Internal(
+        name="sglang.srt.platforms.interface.SRTPlatform",
+        attributes=(
+            "apply_server_args_defaults",
+            "get_default_attention_backend",
+            "get_dispatch_key_name",
+            "get_mha_kv_pool_cls",
+            "get_paged_allocator_cls",
+            "is_pin_memory_available",
+        ),
+        used_in=__name__,
+    ),
+    Internal(name="sglang.srt.platforms.interface.PlatformEnum", attributes=("OOT",), used_in=__name__),
+    Internal(name="sglang.srt.platforms.cpu.CpuDeviceMixin", used_in=__name__),
+    Internal(
+        name="sglang.srt.plugins.hook_registry.HookRegistry.register",
+        parameters=("target", "hook", "hook_type"),
+        used_in=__name__,
+    ),
+    Internal(name="sglang.srt.server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES", used_in=__name__),
+    Internal(name="sglang.srt.server_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND", used_in=__name__),
+    Internal(
+        name="sglang.srt.server_args.ServerArgs",
+        attributes=(
+            "attention_backend",
+            "dp_size",
+            "enable_deterministic_inference",
+            "enable_memory_saver",
+            "numa_node",
+            "sampling_backend",
+        ),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md.
+
+Not checked at start: SGLang is half imported then.
+"""
+
+ATTENTION_BACKEND = "torch_native"
+
+
+class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # sglang is untyped
+    """Plain torch operations on a CPU."""
+
+    _enum = PlatformEnum.OOT
+
+    def __init__(self) -> None:
+        replace = HookType.REPLACE
+        HookRegistry.register("sglang.srt.layers.sampler.multinomial_with_seed", draw_with_seed, replace)
+        HookRegistry.register(
+            "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
+            _leave_kernels_alone,
+            replace,
+        )
+        HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _fork_children, HookType.AFTER)
+
+    def is_pin_memory_available(self, device: object = None) -> bool:
+        """There is no GPU to pin memory for."""
+        return False
+
+    def get_default_attention_backend(self) -> str:
+        """Attention in plain torch."""
+        return ATTENTION_BACKEND
+
+    def get_dispatch_key_name(self) -> str:
+        """Which ``forward_<key>`` of a layer runs."""
+        return "native"
+
+    def get_mha_kv_pool_cls(self) -> type[Any]:
+        """The stock pool."""
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+        return MHATokenToKVPool  # type: ignore[no-any-return]
+
+    def get_paged_allocator_cls(self) -> type[Any]:
+        """The stock allocator of single tokens."""
+        from asyncrl.engines.sglang.plugin.allocator import TokenAllocator
+
+        return TokenAllocator
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Plain torch throughout, and draws that a seed repeats."""
+        from sglang.srt import server_args as sglang_args
+
+        for choices in (
+            sglang_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+            sglang_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+        ):
+            if ATTENTION_BACKEND not in choices:
+                choices.append(ATTENTION_BACKEND)
+        server_args.attention_backend = ATTENTION_BACKEND
+        server_args.sampling_backend = "pytorch"
+        server_args.enable_deterministic_inference = True
+
+
+def _fork_children(result: None, server_args: Any) -> None:
+    """The last thing that SGLang sets is how processes start, and the next thing it does is to start them.
+
+    Not where it needs new programs (memory nodes, the memory saver), or starts them from threads (data parallelism).
+    """
+    if server_args.dp_size == 1 and server_args.numa_node is None and not server_args.enable_memory_saver:
+        multiprocessing.set_start_method("fork", force=True)
+
+
+def _leave_kernels_alone(model_runner: object) -> None:
+    return None

@@ -1,0 +1,302 @@
+"""Weight updates at the speed of copies: a plug-in of stock SGLang, group ``sglang.srt.plugins``.
+
+SGLang's loaders find by name, tensor by tensor, where each one belongs: 0.1 s for a dense model, more than a second for
+the thousands of tensors of a mixture of experts, while generation stands still.  The answer never changes, so it is
+watched once:
+
+    first update   flattened_bucket, by SGLang's loaders ──▶ watched: which bytes were copied where
+    every later    DIRECT: all buckets in one request    ──▶ the same copies again
+
+    bucket i+1 ──network──▶ one buffer  ║  bucket i in the other buffer ──copies──▶ weights
+
+A bucket whose loading was more than copies (a cast by hand, a product of weights, a value read) is loaded by SGLang's
+loaders every time.  So is one whose first replay was not all that the loaders do (``replay_check``), which is tested in
+the second update, and in every one that is checked.  Without the plug-in, all updates are like the first one.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED
+from asyncrl.engines.sglang.plugin.activation import note_and_answer
+from asyncrl.engines.sglang.plugin.arrival import broadcast, check_arrival, finish, wait
+from asyncrl.engines.sglang.plugin.copies import KeptBucket, num_bytes
+from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck
+from asyncrl.internals import Internal, unlike
+
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_UPDATE = f"{_UPDATER}.update_weights_from_distributed"
+_JOIN = f"{_UPDATER}.init_weights_update_group"
+_COPIES = "asyncrl.engines.sglang.plugin.copies"
+_ALIGNMENT = 64
+"""Of the buffers' sizes: a multiple of every element's."""
+
+logger = logging.getLogger(__name__)
+
+
+INTERNALS = (
+    Internal(
+        name=_UPDATE,
+        parameters=("self", "names", "dtypes", "shapes", "group_name", "load_format"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name=_JOIN,
+        parameters=("self", "master_address", "master_port", "rank_offset", "world_size", "group_name"),
+        used_in=__name__,
+    ),
+    Internal(name=_UPDATER, attributes=("_model_update_group", "device", "get_model"), used_in=__name__),
+    Internal(name="sglang.srt.distributed.parallel_state.get_world_group", used_in=__name__),
+    Internal(
+        name="sglang.srt.distributed.parallel_state.GroupCoordinator", attributes=("cpu_group",), used_in=__name__
+    ),
+    Internal(name="torch._foreach_copy_", used_in=_COPIES),
+    Internal(
+        name="torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__",
+        parameters=("self", "func", "types", "args", "kwargs"),
+        is_exact=True,
+        used_in=_COPIES,
+    ),
+    Internal(name="torch.utils._pytree.tree_leaves", parameters=("tree",), used_in=_COPIES),
+    Internal(name="torch._ops.OpOverload", attributes=("is_view",), used_in=_COPIES),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+
+def activate() -> None:
+    """Register the hooks, or warn that there is nothing to hook.  SGLang calls it."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from asyncrl.engines.weight_sync.group_abort import INTERNALS as GROUPS
+
+    if (difference := unlike(INTERNALS, GROUPS)) is not None:
+        note_and_answer("direct", f"this SGLang is unlike 0.5.16 inside ({difference})")
+        logger.warning(
+            "asyncrl: this SGLang is unlike 0.5.16 inside (%s); weight updates take longer, and end this server, too, "
+            "when another one dies in them",
+            difference,
+        )
+        return
+    HookRegistry.register(_UPDATE, DirectUpdates().around_receive, HookType.AROUND)
+    HookRegistry.register(_JOIN, around_join, HookType.AROUND)
+    note_and_answer("direct")
+
+
+def around_join(original: Callable[..., tuple[bool, str]], *args: Any, **kwargs: Any) -> tuple[bool, str]:
+    """The server outlives the death of another member."""
+    from asyncrl.engines.weight_sync.group_abort import without_watchdog
+
+    with without_watchdog():
+        return original(*args, **kwargs)
+
+
+class DirectUpdates:
+    """The hook of one scheduler process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, KeptBucket] = {}
+        """By the name of the bucket's first tensor."""
+        self._buffers: list[Any] = []
+        self._places: list[int] = []
+        """Where the model's weights lay when they were watched."""
+        self._refused: set[str] = set()
+        """Names of the buckets whose replay differed from their loading on this rank; they are never replayed again."""
+
+    def around_receive(
+        self,
+        original: Callable[..., tuple[bool, str]],
+        updater: Any,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        group_name: str,
+        load_format: str | None = None,
+    ) -> tuple[bool, str]:
+        """Take one bucket and watch where it goes, or all buckets that were taken before."""
+        groups = updater._model_update_group  # noqa: SLF001 (SGLang has no public way)
+        group = groups.get(group_name)
+        if group is None or load_format not in ("flattened_bucket", DIRECT, DIRECT_CHECKED):
+            return original(updater, names, dtypes, shapes, group_name, load_format)
+        failure = None
+        try:
+            _leave_others(groups, group_name)
+            if load_format == "flattened_bucket":
+                self._receive_bucket(updater, group, names, dtypes, shapes)
+            else:
+                self._receive_all(updater, group, names, is_checked=load_format == DIRECT_CHECKED)
+        except Exception as error:
+            logger.exception("asyncrl: a weight update failed")
+            failure = f"{type(error).__name__}: {error}"
+        ranks = _ranks_of_this_engine()
+        failure = first_failure(failure, ranks)
+        if failure is not None:
+            return False, f"weights may be partly updated: {failure}"
+        refused = refused_by_any(names, self._refused, ranks)
+        return True, f"{KEPT} {NOT_REPLAYED}{json.dumps(refused)}" if refused else KEPT
+
+    def _receive_bucket(self, updater: Any, group: Any, names: Any, dtypes: Any, shapes: Any) -> None:
+        bucket = KeptBucket(
+            names=tuple(names),
+            dtypes=tuple(dtypes),
+            shapes=tuple(map(tuple, shapes)),
+            num_bytes=num_bytes(dtypes, shapes),
+        )
+        buffer = self._make_room(updater, bucket.num_bytes)[0]
+        flat = buffer[: bucket.num_bytes]
+        wait(broadcast(flat, group), flat, group)
+        finish(flat, group)  # loaders may read a number, and would wait for it for good
+        if bucket.names[0] in self._refused:
+            updater.get_model().load_weights(bucket.tensors(flat))
+        else:
+            bucket.watch(flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
+            bucket.launch_once(buffer)
+        finish(flat, group)
+        self._kept[bucket.names[0]] = bucket
+        self._places = _places(updater.get_model())
+
+    def _receive_all(self, updater: Any, group: Any, names: Sequence[str], *, is_checked: bool) -> None:
+        self._forget_if_moved(updater.get_model())
+        buckets = [self._kept[name] for name in names]
+        buffers = self._make_room(updater, max(bucket.num_bytes for bucket in buckets))
+        parts = [
+            _Part(bucket=bucket, flat=buffers[number % 2][: bucket.num_bytes], buffer=number % 2)
+            for number, bucket in enumerate(buckets)
+        ]
+        check = ReplayCheck(updater.get_model(), buckets)
+        coming = broadcast(parts[0].flat, group)
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            wait(coming, part.flat, group)
+            needs_test = is_checked or part.bucket.needs_test
+            if needs_test:  # before the next is asked for: behind that, a test's first launch might wait for good
+                self._load_and_test(updater, group, part, check, is_checked=is_checked)
+            if following is not None:  # asked for before the copies, so that it comes while they are made
+                coming = broadcast(following.flat, group)
+            if not needs_test:
+                self._load(updater, group, part)
+        finish(buffers[0], group)
+
+    def _load_and_test(self, updater: Any, group: Any, part: "_Part", check: ReplayCheck, *, is_checked: bool) -> None:
+        """Load with no broadcast under way.  Raises ValueError when it ``is_checked`` and is not what was sent."""
+        bucket = part.bucket
+        if is_checked:
+            check_arrival(part.flat, group, bucket.names[0])
+        if not bucket.targets:
+            self._load(updater, group, part)
+        else:
+            finish(part.flat, group)
+            bucket.is_tested = check.passes(bucket, part.flat, lambda: bucket.copy(self._buffers, part.buffer))
+            if not bucket.is_tested:
+                self._refuse(bucket)
+        if is_checked:
+            bucket.check(part.buffer)
+
+    def _refuse(self, bucket: KeptBucket) -> None:
+        logger.warning(
+            "asyncrl: a replay of the bucket of %s is not all that SGLang's loaders do; they load it from now on",
+            bucket.names[0],
+        )
+        self._refused.add(bucket.names[0])
+        bucket.forget()
+
+    def _load(self, updater: Any, group: Any, part: "_Part") -> None:
+        if not part.bucket.targets:
+            finish(part.flat, group)
+            updater.get_model().load_weights(part.bucket.tensors(part.flat))
+        else:
+            part.bucket.copy(self._buffers, part.buffer)
+
+    def _forget_if_moved(self, model: Any) -> None:
+        """Copies to where weights lay would go nowhere: something else has put others in their place."""
+        if (places := _places(model)) != self._places:
+            logger.warning("asyncrl: the model's weights have moved; they are loaded by SGLang again")
+            self._places = places
+            for bucket in self._kept.values():
+                bucket.forget()
+
+    def _make_room(self, updater: Any, num_bytes: int) -> list[Any]:
+        """Two buffers of at least so many bytes."""
+        import torch
+
+        if not self._buffers or self._buffers[0].numel() < num_bytes:
+            for bucket in self._kept.values():
+                bucket.copies.clear()
+            self._buffers = []
+            size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+            self._buffers = [torch.empty(size, dtype=torch.uint8, device=updater.device) for _ in range(2)]
+        return self._buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One bucket of an update of all of them."""
+
+    bucket: KeptBucket
+    flat: Any
+    """Where it arrives: the beginning of a buffer."""
+    buffer: int
+    """That buffer's number."""
+
+
+def _places(model: Any) -> list[int]:
+    """Addresses of the model's weights."""
+    return [parameter.data_ptr() for parameter in model.parameters()]
+
+
+# ---- groups
+
+
+def first_failure(failure: str | None, ranks: Any) -> str | None:
+    """This rank's failure, or that another one has failed: SGLang passes on the answer of an engine's first rank alone.
+
+    Collective over ``ranks``, which a rank that has failed reaches first; the others come ``arrival.ARRIVAL_S`` later
+    at most.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if ranks is None:
+        return failure
+    all_is_well = torch.tensor(int(failure is None))
+    dist.all_reduce(all_is_well, op=dist.ReduceOp.MIN, group=ranks)
+    return failure or (None if all_is_well else "another rank of this engine failed; the server's log says why")
+
+
+def refused_by_any(names: Sequence[str], refused: set[str], ranks: Any) -> list[str]:
+    """Those of ``names`` that are ``refused`` on any rank: the driver hears of all ranks from the first one.
+
+    Collective over ``ranks``; ``names`` are the same on all of them.
+    """
+    import torch
+    import torch.distributed as dist
+
+    flags = torch.tensor([name in refused for name in names], dtype=torch.int32)
+    if ranks is not None:
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=ranks)
+    return [name for name, is_refused in zip(names, flags.tolist(), strict=True) if is_refused]
+
+
+def _ranks_of_this_engine() -> Any:
+    """SGLang's group of them on CPUs; None for a single one."""
+    import torch.distributed as dist
+
+    if dist.get_world_size() == 1:
+        return None
+    from sglang.srt.distributed.parallel_state import get_world_group
+
+    return get_world_group().cpu_group
+
+
+def _leave_others(groups: dict[str, Any], present: str) -> None:
+    """Of groups from before an engine was lost or came back nobody has use, and each holds memory on the GPU."""
+    import torch.distributed as dist
+
+    for name in [each for each in groups if each != present]:
+        group = groups.pop(name)
+        with suppress(RuntimeError):  # its other members may be gone
+            group.abort()
+        dist.destroy_process_group(group)

@@ -1,0 +1,43 @@
+"""A plug-in of stock SGLang: memory of CUDA graphs can be given back, also where Megatron is installed.
+
+SGLang's dumper imports megatron-core where it can, and there ``inference.contexts.dynamic_context`` (0.19) sets the one
+memory saver of the process to the mode that knows no graphs.  SGLang then dies in its first capture.
+"""
+
+import importlib
+import logging
+import os
+
+from asyncrl.engines.sglang.labels import SAVES_GRAPHS
+from asyncrl.engines.sglang.plugin.activation import note_and_answer
+from asyncrl.internals import Internal, unlike
+
+INTERNALS = (
+    Internal(name="sglang.srt.debug_utils.dumper", used_in=__name__),
+    Internal(name="torch_memory_saver.torch_memory_saver", used_in=__name__),
+    Internal(name="torch_memory_saver.entrypoint.TorchMemorySaver", attributes=("hook_mode",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+logger = logging.getLogger(__name__)
+
+
+def activate() -> None:
+    """Set the mode that SGLang means, before anything is allocated in it.
+
+    SGLang calls it in each process that it starts anew.
+    """
+    if os.environ.get(SAVES_GRAPHS) == "true":
+        if (difference := unlike(INTERNALS)) is not None:
+            logger.warning("asyncrl: CUDA graphs may not be given back, and their capture may fail (%s)", difference)
+            note_and_answer("memory_saver", f"this SGLang is unlike 0.5.16 inside ({difference})")
+            return
+        _save_graphs()
+    note_and_answer("memory_saver")
+
+
+def _save_graphs() -> None:
+    importlib.import_module("sglang.srt.debug_utils.dumper")  # now, or it would set the mode later
+    from torch_memory_saver import torch_memory_saver
+
+    torch_memory_saver.hook_mode = "preload"

@@ -1,0 +1,247 @@
+"""Spans exact to the token and caches true to a version: a plug-in of stock SGLang, group ``sglang.srt.plugins``.
+
+It hooks, through SGLang's own registry, what the scheduler process does:
+
+    run_batch ───────────▶ every token is stamped with the version that its forward pass ran under
+    a weight update ─────▶ the version changes; requests that wait get its cache key; it says how long nothing ran
+    (re-)queueing ───────▶ a request gets the present cache key; a retracted one first sends the tokens it holds back
+    pause ───────────────▶ begins when no forward pass is running any more
+
+and, in the process that speaks HTTP,
+
+    an event is written ─▶ packed, when its request asks for it (``packed``)
+
+Without it the client still works: it then takes chunks for as old as they can be (``versions``).  SGLang imports this
+in its main process and in schedulers that it does not fork from that; all that it hooks is imported there already.
+"""
+
+import functools
+import logging
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from asyncrl.engines.sglang.labels import STAMPS, STOOD_STILL, cache_key, is_cache_key
+from asyncrl.engines.sglang.packed import pack
+from asyncrl.engines.sglang.plugin.activation import note, note_and_answer
+from asyncrl.errors import InternalsChanged
+from asyncrl.internals import Internal, unlike
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_WRITE_EVENT = "sglang.srt.entrypoints.http_server.dumps_json"
+_UPDATES = ("distributed", "disk", "tensor", "ipc")
+"""Every way in which SGLang 0.5.16 takes new weights."""
+_UNLIKE = (AttributeError, ImportError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+"""How an SGLang shows that its inside is not the one we know."""
+
+logger = logging.getLogger(__name__)
+
+
+INTERNALS = (
+    Internal(name=f"{_SCHEDULER}._add_request_to_queue", parameters=("self", "req", "is_retracted"), used_in=__name__),
+    Internal(name=f"{_SCHEDULER}.run_batch", parameters=("self", "batch"), used_in=__name__),
+    Internal(name=f"{_SCHEDULER}.pause_generation", parameters=("self", "recv_req"), is_exact=True, used_in=__name__),
+    Internal(
+        name=f"{_SCHEDULER}.continue_generation", parameters=("self", "recv_req"), is_exact=True, used_in=__name__
+    ),
+    Internal(
+        name=_SCHEDULER,
+        attributes=("enable_overlap", "output_streamer", "result_queue", "server_args", "waiting_queue"),
+        used_in=__name__,
+    ),
+    *(
+        Internal(
+            name=f"{_UPDATER}.update_weights_from_{source}",
+            parameters=("self", "recv_req"),
+            is_exact=True,
+            used_in=__name__,
+        )
+        for source in _UPDATES
+    ),
+    Internal(name=_UPDATER, attributes=("scheduler",), used_in=__name__),
+    Internal(
+        name="sglang.srt.managers.schedule_batch.Req",
+        attributes=(
+            "extra_key",
+            "is_retracted",
+            "output_ids",
+            "return_logprob",
+            "sampling_params",
+            "send_token_offset",
+            "stream",
+        ),
+        used_in=__name__,
+    ),
+    Internal(
+        name="sglang.srt.layers.logits_processor.LogitsProcessorOutput",
+        attributes=("customized_info",),
+        used_in=__name__,
+    ),
+    Internal(name=_WRITE_EVENT, parameters=("content",), used_in=__name__),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+
+def activate() -> None:
+    """Register the hooks, all of them or, with one warning, none.  SGLang calls it."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    stamps = TokenStamps()
+    updates = {f"{_UPDATER}.update_weights_from_{source}": stamps.after_update for source in _UPDATES}
+    before: dict[str, Callable[..., Any]] = {
+        f"{_SCHEDULER}._add_request_to_queue": stamps.before_queueing,
+        f"{_SCHEDULER}.pause_generation": stamps.before_pause,
+        f"{_SCHEDULER}.continue_generation": stamps.before_going_on,
+    }
+    if multiprocessing.parent_process() is None:  # the schedulers are children, and write no HTTP
+        before[_WRITE_EVENT] = PackedEvents().before_writing
+    after: dict[str, Callable[..., None]] = {
+        f"{_SCHEDULER}.run_batch": stamps.after_run_batch,
+        **updates,
+    }
+    expected = [each for each in INTERNALS if each.name != _WRITE_EVENT or _WRITE_EVENT in before]
+    if (difference := unlike(expected)) is not None:
+        error = InternalsChanged(difference)
+        note_and_answer("stamps", _refusal(error))
+        _warn(error)
+        return
+    note_and_answer("stamps")
+    for target, hook in before.items():
+        HookRegistry.register(target, hook, HookType.BEFORE)
+    for target, hook in after.items():
+        HookRegistry.register(target, hook, HookType.AFTER)
+
+
+def _careful[**P](hook: Callable[P, None]) -> Callable[P, None]:
+    """The hook, which stops them all with one warning when SGLang's inside is not the one we know.
+
+    They never start again: a gap would shift the stamps of the tokens behind it.
+    """
+
+    @functools.wraps(hook)
+    def careful(*args: P.args, **kwargs: P.kwargs) -> None:
+        stamps = args[0]
+        assert isinstance(stamps, TokenStamps)
+        if stamps.is_working:
+            try:
+                hook(*args, **kwargs)
+            except _UNLIKE as error:
+                stamps.is_working = False
+                note("stamps", _refusal(error))
+                _warn(error)
+
+    return careful
+
+
+class TokenStamps:
+    """The hooks of one scheduler process.  Each takes what the hooked method takes, and returns nothing."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.is_working = True
+        """Whether stamps are made; once they are not, they never are again."""
+        self._version: str | None = None
+        self._still_since: float | None = None
+
+    @_careful
+    def after_run_batch(self, result: Any, scheduler: Any, batch: Any, *rest: Any, **named: Any) -> None:
+        """Stamp the tokens that this pass makes, now: when they are read, an update may have come in between."""
+        outputs = getattr(result, "logits_output", None)
+        if outputs is None or not batch.spec_algorithm.is_none():  # speculation: not one token a pass
+            return
+        stamps = [self._serving(scheduler)] * len(batch.reqs)
+        outputs.customized_info = {**(outputs.customized_info or {}), STAMPS: stamps}
+
+    @_careful
+    def after_update(self, result: Any, updater: Any, asked: Any) -> None:
+        """Take the new version, and give it to the requests that hold no cache yet."""
+        if not result.success or asked.weight_version is None:
+            return
+        if self._still_since is not None:
+            result.message += f" {STOOD_STILL}{self._clock() - self._still_since:.6f}"
+        self._version = asked.weight_version
+        for request in updater.scheduler.waiting_queue:
+            self._renew_key(updater.scheduler, request)
+
+    @_careful
+    def before_queueing(self, scheduler: Any, request: Any, *rest: Any, **named: Any) -> None:
+        """Keep a request from prefixes that older weights cached, and send what a retracted one has not sent."""
+        self._renew_key(scheduler, request)
+        if request.is_retracted:
+            _send_all(scheduler, request)
+
+    @_careful
+    def before_pause(self, scheduler: Any, asked: Any) -> None:
+        """Wait for the pass that overlaps with the scheduler's work: an update must not change weights under it.
+
+        SGLang 0.5.16 itself waits, on GPUs, only until that pass has read what the scheduler shares with it; whoever
+        asked for the pause has its answer before.
+        """
+        if scheduler.enable_overlap:
+            for _, pending in scheduler.result_queue:
+                if pending.copy_done is not None:
+                    pending.copy_done.synchronize()
+        if self._still_since is None:  # an update that failed leaves the engine paused
+            self._still_since = self._clock()
+
+    @_careful
+    def before_going_on(self, scheduler: Any, asked: Any) -> None:
+        """The engine stands still no more."""
+        self._still_since = None
+
+    def _serving(self, scheduler: Any) -> str:
+        if self._version is None:
+            self._version = scheduler.server_args.weight_version
+        return self._version
+
+    def _renew_key(self, scheduler: Any, request: Any) -> None:
+        if is_cache_key(request.extra_key):
+            request.extra_key = cache_key(self._serving(scheduler))
+
+
+class PackedEvents:
+    """The hook of the process that writes HTTP."""
+
+    def __init__(self) -> None:
+        self._is_working = True
+
+    def before_writing(self, event: Any, *rest: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Other arguments for the hooked function; None leaves them as they are."""
+        if not self._is_working or not isinstance(event, Mapping):
+            return None
+        try:
+            packed = pack(event)
+        except _UNLIKE as error:
+            self._is_working = False
+            _warn(error)
+            return None
+        return None if packed is None else ((packed, *rest), named)
+
+
+def _send_all(scheduler: Any, request: Any) -> None:
+    """Stream the tokens that wait for their chunk to fill.
+
+    SGLang answers for a request that is aborted while it waits without them.
+    """
+    if len(request.output_ids) <= request.send_token_offset or not request.stream:
+        return
+    params, interval = request.sampling_params, request.sampling_params.stream_interval
+    params.stream_interval = 1
+    try:
+        scheduler.output_streamer.stream_output([request], request.return_logprob)
+    finally:
+        params.stream_interval = interval
+
+
+def _refusal(error: Exception) -> str:
+    return f"this SGLang is unlike 0.5.16 inside ({type(error).__name__}: {error})"
+
+
+def _warn(error: Exception) -> None:
+    logger.warning(
+        "asyncrl: %s; spans may be known to the chunk only, "
+        "--weight-update-mode retract may reuse prefixes that older weights cached, and answers may come unpacked",
+        _refusal(error),
+    )

@@ -1,0 +1,1 @@
+"""Weight updates: from the trainer's ranks to every engine, by broadcast, by CUDA IPC or by files."""

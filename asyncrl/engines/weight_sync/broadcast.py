@@ -1,0 +1,277 @@
+"""Carries the trainer's weights to every engine, over a collective group of the trainer's rank 0 and all engine ranks.
+
+                 trainer                                        engines
+    snapshot     snapshot: copies its weights and begins to
+                 send the copy, while it may train on
+    resnapshot   resend: begins to send that copy once more
+    publish      send: sends its weights, if no copy is on      pause all ──▶ receive ──▶ all resume
+                 its way, while it waits
+
+The first update sends bucket by bucket, by name; engines that say so receive all later ones in one request
+(``engines/sglang/plugin/direct``).
+
+Knows neither HTTP nor torch: engines and trainer are Protocols.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from asyncrl.engines.gather import ask_one, everyone
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.round import LOST_S, Pausable, PausedRound, PauseMode, Stillness
+from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
+from asyncrl.types import UpdateReport, Weights
+
+logger = logging.getLogger(__name__)
+
+
+class WeightSender(Protocol):
+    """The trainer's side.  Raises TrainerFailed."""
+
+    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
+        """What will be sent, in order; the same for every update."""
+
+    async def join_engines(
+        self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """Join the group as rank 0, also while training, and serve its rendezvous at ``master_port``."""
+
+    async def snapshot(self, *, is_checked: bool) -> bool:
+        """Copy the present weights and begin to broadcast the copy to the group, all buckets in order.
+
+        False, and nothing done, when ``send`` is to do it instead.
+        """
+
+    async def resend(self, *, is_checked: bool) -> bool:
+        """Begin to broadcast the last snapshot once more, also while training.
+
+        False, and nothing done, if the snapshot is gone.
+        """
+
+    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
+        """Broadcast the present weights to the group, all buckets in order.  Training has to wait for it.
+
+        ``is_checked``: a checksum behind each bucket, for engines that ask for it.
+        """
+
+    async def abandon(self, group_name: str) -> None:
+        """Give that group up at once, also while training: nobody in it waits for its members any more.
+
+        Nothing, if the trainer is in another group by now.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """An engine's answer once it has loaded a bucket."""
+
+    is_kept: bool
+    """It can receive this bucket with others in ``receive_all`` from now on."""
+    still_s: float | None = None
+    """Seconds since it stood still, if it knows; of the last bucket."""
+    not_replayed: tuple[str, ...] = ()
+    """First tensors of buckets whose copies were found to be incomplete, and which are loaded by name from now on."""
+
+
+class WeightReceiver(Pausable, Protocol):
+    """One engine's side.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
+
+    num_ranks: int
+
+    async def join_group(
+        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """Join the group with ``num_ranks`` ranks from ``rank_offset``."""
+
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
+        """Receive and load one bucket; ``label`` becomes the weight version."""
+
+    async def receive_all(
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+    ) -> Received:
+        """Receive and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's."""
+
+
+class BroadcastUpdater:
+    """``WeightUpdater`` by broadcast.  ``connect`` comes first, once; one ``publish`` at a time.
+
+    The group is formed anew when the engines of the roster have changed: a group whose member died is of no use.
+    """
+
+    def __init__(
+        self,
+        roster: Roster[WeightReceiver],
+        sender: WeightSender,
+        *,
+        master_address: str,
+        find_port: Callable[[], Awaitable[int]],
+        backend: str,
+        timeout_s: float,
+        pause_mode: PauseMode = "in_place",
+        group_name: str = "asyncrl",
+        is_checked: bool = False,
+        lost_s: float = LOST_S,
+    ) -> None:
+        """``timeout_s`` is for the connection, and for each bucket of an update.  ``find_port`` finds one that is free.
+
+        ``is_checked``: each update is compared with what the trainer sent, once engines receive all buckets at once.
+        ``lost_s`` is how long a failure waits for the engine that died of it.
+        """
+        self._sender = sender
+        self._master_address = master_address
+        self._find_port = find_port
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._round = PausedRound[WeightReceiver](roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
+        """Its engines are in the group, with the trainer."""
+        self._prefix = self.group_name = group_name
+        self._is_checked = is_checked
+        self._buckets: tuple[WeightBucket, ...] = ()
+        self.is_direct = False
+        """Whether all engines receive all buckets at once, as the next update will have them do."""
+        self._is_sending = False
+        """Whether the trainer is sending a snapshot already."""
+        self._has_snapshot = False
+        """Whether it can resend the last one."""
+        self._warned = set[tuple[str, str]]()
+        """Engines and buckets that a warning named."""
+
+    async def connect(self) -> None:
+        """Form the group of all engines that are there.  Raises WeightUpdateFailed."""
+        self._round.choose()
+        self.group_name = f"{self._prefix}-{self._round.since}"
+        self._is_sending = self.is_direct = False
+        if not self._round.engines:  # those that come back get an update of their own
+            return
+        master_port = await self._find_port()
+        world_size = 1 + sum(engine.num_ranks for engine in self._round.engines)
+        joining = {
+            "trainer": self._sender.join_engines(
+                master_address=self._master_address,
+                master_port=master_port,
+                world_size=world_size,
+                group_name=self.group_name,
+                backend=self._backend,
+            )
+        }
+        rank_offset = 1
+        for engine in self._round.engines:
+            joining[engine.url] = engine.join_group(
+                master_address=self._master_address,
+                master_port=master_port,
+                rank_offset=rank_offset,
+                world_size=world_size,
+                group_name=self.group_name,
+                backend=self._backend,
+            )
+            rank_offset += engine.num_ranks
+        await everyone("forming the weight-update group", joining, self._timeout_s)
+        if not self._buckets:
+            asking = self._sender.weight_buckets()
+            self._buckets = await ask_one("asking what will be sent", "trainer", asking, self._timeout_s)
+
+    async def snapshot(self) -> bool:
+        """See ``WeightUpdater.snapshot``."""
+        if not self._buckets:
+            raise WeightUpdateFailed("snapshot came before connect, or the trainer has nothing to send")
+        self._has_snapshot = False
+        await self._reconnect()
+        if not self._round.engines:
+            return True
+        copying = self._sender.snapshot(is_checked=self._checks)
+        self._is_sending = await ask_one("copying the weights", "trainer", copying, self._timeout_s)
+        self._has_snapshot = self._is_sending
+        return self._is_sending
+
+    async def resnapshot(self) -> bool:
+        """See ``WeightUpdater.resnapshot``."""
+        if not self._has_snapshot:
+            return False
+        await self._reconnect()
+        if not self._round.engines:
+            return True
+        resending = self._sender.resend(is_checked=self._checks)
+        self._is_sending = await ask_one("sending the copied weights again", "trainer", resending, self._timeout_s)
+        return self._is_sending
+
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.publish``."""
+        if not self._buckets:
+            raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to send")
+        num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
+        receive = partial(self._receive, str(weights.version))
+        try:
+            return await self._round.publish(receive, num_bytes, self._abandon)
+        except UpdateInterrupted:
+            await self._abandon()
+            raise
+
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``."""
+        await self._round.wait_for_rejoined()
+
+    async def _reconnect(self) -> None:
+        """Form the group anew, if engines have come or gone."""
+        if self._round.is_outdated:
+            async with self._round.blaming_the_lost():
+                await self.connect()
+
+    async def _abandon(self) -> bool:
+        """Before anybody waits for the trainer, which itself may wait for the engine that has died."""
+        try:
+            await self._sender.abandon(self.group_name)
+        except AsyncRLError as error:  # the trainer will be asked again
+            logger.warning("%s was not given up: %s", self.group_name, error)
+            return False
+        return True
+
+    async def _receive(self, label: str) -> float | None:
+        """All buckets, from the trainer to all engines; when the first of them stood still, if all say so."""
+        kept: list[bool] = []
+        still = Stillness()
+        receive = partial(self._receive_all, still) if self.is_direct else partial(self._receive_each, still, kept)
+        timeout_s = self._timeout_s * (1 if self.is_direct else len(self._buckets))
+        sending = {engine.url: receive(engine, label) for engine in self._round.engines}
+        if not self._is_sending:
+            sending["trainer"] = self._sender.send(is_checked=self._checks, timeout_s=timeout_s)
+        self._is_sending = False
+        await everyone("sending the weights", sending, timeout_s)
+        self.is_direct = self.is_direct or all(kept)
+        return still.first()
+
+    async def _receive_all(self, still: Stillness, engine: WeightReceiver, label: str) -> None:
+        received = await engine.receive_all(
+            self._buckets, group_name=self.group_name, label=label, is_checked=self._is_checked
+        )
+        still.note(received.still_s)
+        self._warn_of(engine, received)
+
+    async def _receive_each(self, still: Stillness, kept: list[bool], engine: WeightReceiver, label: str) -> None:
+        """Bucket by bucket.  The last one brings the label: then all weights are new."""
+        *others, last = self._buckets
+        for bucket in others:
+            kept.append((await engine.receive_bucket(bucket, group_name=self.group_name, label=None)).is_kept)
+        received = await engine.receive_bucket(last, group_name=self.group_name, label=label)
+        kept.append(received.is_kept)
+        still.note(received.still_s)
+
+    def _warn_of(self, engine: WeightReceiver, received: Received) -> None:
+        """Once for each engine and bucket: an engine repeats it in every answer, one of which may be lost."""
+        for name in received.not_replayed:
+            if (engine.url, name) not in self._warned:
+                self._warned.add((engine.url, name))
+                logger.warning(
+                    "%s: SGLang's loader did more for the bucket of %s than the copies that were watched; its weights "
+                    "are right, and it is loaded by SGLang from now on, which takes longer",
+                    engine.url,
+                    name,
+                )
+
+    @property
+    def _checks(self) -> bool:
+        """Whether the trainer sends checksums: only engines that receive all buckets at once ask for them."""
+        return self._is_checked and self.is_direct

@@ -1,0 +1,217 @@
+"""Carries the trainer's weights to every engine through a disk that all of them share: where no network group reaches.
+
+    snapshot     the trainer writes its weights to FOLDER/taken, and may train on once they are on the disk
+    resnapshot   what was written stays where it is, for the engines that there are now
+    publish      FOLDER/taken becomes FOLDER/version-N ──▶ pause all engines ──▶ each reads it ──▶ all resume
+
+A folder has its name when it is complete: it is written beside and renamed.  The version that all engines have stays
+while the next one is written and read; older ones, and those of an interrupted update, go before that.
+"""
+
+import asyncio
+import logging
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from asyncrl.engines.daemon_thread import in_daemon_thread
+from asyncrl.engines.gather import ask_one, everyone
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.round import LOST_S, Pausable, PausedRound, PauseMode, Stillness
+from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed
+from asyncrl.types import UpdateReport, Weights
+
+logger = logging.getLogger(__name__)
+
+SETS = 2
+"""Of weights that the disk holds at most: the one that engines have, and the next."""
+
+
+class WeightWriter(Protocol):
+    """The trainer's side.  Raises TrainerFailed or WeightUpdateFailed."""
+
+    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
+        """What the weights are, in parts; the same for every update."""
+
+    async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
+        """Write the present weights, as engines read them, to ``folder``, which appears when it is complete."""
+
+
+class WeightReader(Pausable, Protocol):
+    """One engine's side.  Raises EngineTimeout, EngineLost or EngineRejected."""
+
+    async def receive_folder(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
+        """Read the weights in ``folder``; ``label`` becomes the weight version.
+
+        Seconds since the engine stood still, if it knows.
+        """
+
+
+class DiskUpdater:
+    """``WeightUpdater`` through a folder.  ``connect`` comes first, once; one ``publish`` at a time."""
+
+    def __init__(
+        self,
+        roster: Roster[WeightReader],
+        writer: WeightWriter,
+        *,
+        folder: Path,
+        timeout_s: float,
+        pause_mode: PauseMode = "in_place",
+        silence_s: float = math.inf,
+        lost_s: float = LOST_S,
+    ) -> None:
+        """``folder`` must not be there.  ``timeout_s`` is for each bucket's worth of bytes, written or read.
+
+        ``silence_s`` is how long requests may hear nothing, which they do while engines read; ``lost_s`` is how long a
+        failure waits for the engine that died of it.
+        """
+        self._writer = writer
+        self._folder = folder
+        self._is_made = False
+        self._written: Path | None = None
+        """The last snapshot."""
+        self._served: Path | None = None
+        """What all engines have."""
+        self._timeout_s = timeout_s
+        self._silence_s = silence_s
+        self._round = PausedRound[WeightReader](roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
+        self._buckets: tuple[WeightBucket, ...] = ()
+
+    async def connect(self) -> None:
+        """Make the folder, and ask what will be written.  Raises WeightUpdateFailed."""
+        await self._on_disk(partial(self._folder.mkdir, parents=True))
+        self._is_made = True
+        asking = self._writer.weight_buckets()
+        self._buckets = await ask_one("asking what will be written", "trainer", asking, self._timeout_s)
+
+    async def snapshot(self) -> bool:
+        """See ``WeightUpdater.snapshot``: the weights are written."""
+        if not self._buckets:
+            raise WeightUpdateFailed("snapshot came before connect, or the trainer has nothing to write")
+        self._written = None
+        self._round.choose()
+        if self._round.engines:  # those that come back get an update of their own
+            await self._on_disk(partial(_remove_versions, self._folder, self._served))
+            writing = self._writer.write_weights(self._taken, timeout_s=self._long_s)
+            await ask_one("writing the weights", "trainer", writing, self._long_s)
+            self._written = self._taken
+        return True
+
+    async def resnapshot(self) -> bool:
+        """See ``WeightUpdater.resnapshot``: they are on the disk."""
+        self._round.choose()
+        return self._written is not None
+
+    async def publish(self, weights: Weights) -> UpdateReport:
+        """See ``WeightUpdater.publish``: they are read."""
+        if not self._buckets:
+            raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to write")
+        if not self._round.engines:
+            return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
+        if self._written is None:
+            raise WeightUpdateFailed("publish came before snapshot")
+        if self._written == self._taken:
+            version = self._folder / f"version-{weights.version}"
+            await self._on_disk(partial(_rename, self._taken, version))
+            self._written = version
+        receive = partial(self._receive, self._written, str(weights.version))
+        num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
+        report = await self._round.publish(receive, num_bytes)
+        self._served = self._written
+        return report
+
+    async def wait_for_rejoined(self) -> None:
+        """See ``WeightUpdater.wait_for_rejoined``."""
+        await self._round.wait_for_rejoined()
+
+    async def close(self) -> None:
+        """Remove the folder, which engines do not read any more, or say that it stays."""
+        if not self._is_made:
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await _in_thread(partial(shutil.rmtree, self._folder))
+        except TimeoutError:
+            logger.warning("%s was not removed within %g s: it may stay", self._folder, self._timeout_s)
+        except OSError as error:  # the trainer is writing to it still, or somebody has a file of it open
+            logger.warning("%s stays: %s", self._folder, error)
+
+    @property
+    def _taken(self) -> Path:
+        return self._folder / "taken"
+
+    @property
+    def _long_s(self) -> float:
+        """For all weights."""
+        return self._timeout_s * len(self._buckets)
+
+    async def _receive(self, version: Path, label: str) -> float | None:
+        deadline_s, still = min(self._long_s, self._silence_s), Stillness()
+
+        failed: dict[str, AsyncRLError] = {}
+
+        async def read(engine: WeightReader) -> None:
+            try:
+                still.note(await engine.receive_folder(version, label=label, timeout_s=deadline_s))
+            except AsyncRLError as error:  # the others come to an end, which they would do unheard, too
+                failed[engine.url] = error
+
+        reading = {engine.url: read(engine) for engine in self._round.engines}
+        doing = "reading the weights"
+        if deadline_s < self._long_s:
+            doing += ", with requests that may be silent no longer (request-timeout-s)"
+        await everyone(doing, reading, deadline_s)
+        for url, error in failed.items():
+            raise WeightUpdateFailed(f"{doing}: {url}: {error}") from error
+        return still.first()
+
+    async def _on_disk(self, work: Callable[[], None]) -> None:
+        """Off the event loop: a shared disk may take its time."""
+
+        async def done() -> None:
+            try:
+                await _in_thread(work)
+            except OSError as error:
+                raise WeightUpdateFailed(
+                    f"{error.filename}: {error.strerror}; trainer, engines and this process must share the disk"
+                ) from error
+
+        await everyone("preparing the weights", {f"update-weight-disk-dir {self._folder}": done()}, self._timeout_s)
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    await asyncio.wrap_future(in_daemon_thread(work, "disk"))
+
+
+def check_disk(folder: Path, num_bytes: int) -> None:
+    """Raise ConfigError unless ``folder``, which need not be there, can take two sets of weights of ``num_bytes``."""
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=there):
+            free = shutil.disk_usage(there).free
+    except OSError as error:
+        raise ConfigError(f"update-weight-disk-dir {folder}: cannot be written to: {error.strerror}") from error
+    if free < SETS * num_bytes:
+        raise ConfigError(
+            f"update-weight-disk-dir {folder}: {free / 1e9:.1f} GB are free, {SETS} sets of weights take "
+            f"{SETS * num_bytes / 1e9:.1f} GB"
+        )
+
+
+def _rename(taken: Path, version: Path) -> None:
+    if version.exists():
+        shutil.rmtree(version)
+    taken.rename(version)
+
+
+def _remove_versions(folder: Path, served: Path | None) -> None:
+    """All but ``served``; what another process still has open may stay until the next update."""
+    for version in folder.glob("version-*"):
+        if version != served:
+            shutil.rmtree(version, ignore_errors=True)

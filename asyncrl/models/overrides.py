@@ -1,0 +1,105 @@
+"""Shape flags that go before ``config.json``, here and for everybody who reads it.  Imports neither torch nor Megatron.
+
+config.json ──▶ read_shape ──▶ overridden ──▶ the run's ModelShape ──▶ changes: a saved model's config.json
+                                                                 └───▶ server_changes: the rollout engines'
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from asyncrl.config.ranges import flag, must, refuse
+from asyncrl.config.shape_flags import ShapeConfig
+from asyncrl.models.families import FAMILIES
+from asyncrl.models.shape import ModelShape, shape_of
+
+
+def overridden(shape: ModelShape, given: ShapeConfig) -> ModelShape:
+    """``shape`` with the numbers that are ``given``.  Raises ConfigError, one line for each that would not fit."""
+    theirs = _numbers(shape)
+    wanted = {field.name: getattr(given, field.name) for field in fields(given)}
+    different = {name: value for name, value in wanted.items() if value is not None and value != theirs[name]}
+    refuse(line for name, value in different.items() for line in _problems(shape, name, value, theirs[name]))
+    rope = replace(
+        shape.rope,
+        theta=different.get("rotary_base", shape.rope.theta),
+        fraction=different.get("rotary_percent", shape.rope.fraction),
+    )
+    return replace(
+        shape,
+        rope=rope,
+        norm_eps=different.get("norm_epsilon", shape.norm_eps),
+        max_positions=different.get("max_position_embeddings", shape.max_positions),
+    )
+
+
+def changes(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
+    """What must change in a parsed ``config.json`` to say ``shape``, which ``overridden`` made of it."""
+    before, found = shape_of(config), dict[str, Any]()
+    if shape.max_positions != before.max_positions:
+        found[_key(shape, "max_positions")] = shape.max_positions
+    if shape.norm_eps != before.norm_eps:
+        found[_key(shape, "norm_eps")] = shape.norm_eps
+    turned: dict[str, Any] = {}
+    if shape.rope.theta != before.rope.theta:
+        turned["rope_theta"] = shape.rope.theta
+    if shape.rope.fraction != before.rope.fraction:
+        turned["partial_rotary_factor"] = shape.rope.fraction
+    for place in ("rope_scaling", "rope_parameters"):  # transformers 4 and 5
+        inner = config.get(place) or {}
+        if again := {key: value for key, value in turned.items() if key in inner}:
+            found[place] = {**inner, **again}
+    return found | turned
+
+
+def server_changes(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
+    """The same for an engine, which has read ``config`` already: attributes of transformers' configuration.
+
+    SGLang 0.5.16 looks for the rope in ``rope_parameters``, all of it.
+    """
+    found = changes(config, shape)
+    if shape.rope == shape_of(config).rope:
+        return found
+    scaling, parameters = (found.pop(place, config.get(place)) or {} for place in ("rope_scaling", "rope_parameters"))
+    numbers = {**scaling, **parameters, "rope_theta": shape.rope.theta}
+    if shape.rope.fraction != 1.0:
+        numbers["partial_rotary_factor"] = shape.rope.fraction
+    numbers["rope_type"] = numbers.get("rope_type") or numbers.get("type") or "default"
+    return {**found, "rope_parameters": numbers}
+
+
+def _numbers(shape: ModelShape) -> dict[str, float]:
+    """By the flag's field."""
+    return {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_heads,
+        "num_query_groups": shape.num_query_groups,
+        "kv_channels": shape.latent.plain_dim if shape.latent else shape.head_dim,
+        "max_position_embeddings": shape.max_positions,
+        "rotary_base": shape.rope.theta,
+        "rotary_percent": shape.rope.fraction,
+        "norm_epsilon": shape.norm_eps,
+    }
+
+
+_FREE = frozenset({"max_position_embeddings", "rotary_base", "rotary_percent", "norm_epsilon"})
+"""No tensor depends on them."""
+
+
+def _problems(shape: ModelShape, name: str, value: float, theirs: float) -> list[str]:
+    said = f"{flag(name)} {value}: config.json says {theirs}"
+    if name not in _FREE:
+        return [f"{said}, and the checkpoint's tensors have that size"]
+    turns_part = shape.rope.fraction != 1.0
+    return must(
+        name != "rotary_percent" or turns_part, f"{said}: {shape.architecture} always turns whole heads"
+    ) + must(
+        name != "norm_epsilon" or shape.latent is None,
+        f"{said}, and engines would use another number within latent attention as well, where the trainer does not",
+    )
+
+
+def _key(shape: ModelShape, field: str) -> str:
+    return FAMILIES[shape.architecture].keys[field]

@@ -1,0 +1,1 @@
+"""One sample, from its slot to its reward."""

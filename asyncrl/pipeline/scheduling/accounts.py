@@ -1,0 +1,112 @@
+"""What became of everything: groups and tokens, answers by length, and a filter's reasons.
+
+The scheduler decides and tells; nothing here decides anything.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from asyncrl.metrics.facts import GroupCounts, TokenCounts
+from asyncrl.metrics.length_bias import Lengths, LengthStats
+from asyncrl.pipeline.scheduling.groups_in_flight import Flight
+from asyncrl.pipeline.scheduling.ledger import Ledger, Outcome, check_balance
+from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.types import Batch, GroupId, Sample, ScoredGroup
+
+
+class Accounts:
+    """The ledger, the lengths and the reasons of one run."""
+
+    def __init__(self, group_size: int, before: RunState | None = None) -> None:
+        """``before`` is where the run that this one goes on from stood; lengths begin anew."""
+        self._ledger = Ledger(before.tokens, before.groups) if before else Ledger()
+        self._lengths = Lengths(group_size)
+        self._reasons: Counter[str] = Counter(before.reasons if before else {})
+
+    # ---- on the way to a score
+
+    def admit(self, group_id: GroupId) -> None:
+        """A group was started."""
+        self._ledger.admit(group_id)
+
+    def interrupt(self, group_id: GroupId) -> None:
+        """A group in flight was stopped, its tokens kept."""
+        self._ledger.interrupt(group_id)
+
+    def resume(self, group_id: GroupId) -> None:
+        """An interrupted group goes on."""
+        self._ledger.resume(group_id)
+
+    def deliver(self, flight: Flight, num_tokens: int) -> None:
+        """An engine delivered tokens; those of a group that is gone are wasted."""
+        if flight.is_gone:
+            self._ledger.waste(num_tokens)
+        else:
+            self._ledger.generate(num_tokens)
+
+    def finish(self, sample: Sample) -> None:
+        """An answer ended by itself."""
+        self._lengths.finished(len(sample.token_ids))
+
+    def leave(self, flight: Flight, outcome: Outcome) -> None:
+        """A group that is not scored will not be trained."""
+        self._ledger.drop(flight.group_id, outcome, flight.num_tokens)
+        for length in flight.cut_lengths():
+            self._lengths.cut(length)
+        for sample in flight.samples.values():
+            self._lengths.dropped(len(sample.token_ids))
+
+    # ---- scored groups
+
+    def buffer(self, group_id: GroupId) -> None:
+        """A group was scored and kept."""
+        self._ledger.buffer(group_id)
+
+    def reject(self, group: ScoredGroup, reason: str) -> None:
+        """The filter dropped a group."""
+        self._reasons[reason] += 1
+        self._drop(group, Outcome.FILTERED, self._lengths.filtered)
+
+    def unpick(self, group: ScoredGroup, reason: str) -> None:
+        """The buffer filter dropped a group: it had been good enough to wait, so its lengths are lost."""
+        self._reasons[reason] += 1
+        self._drop(group, Outcome.FILTERED, self._lengths.dropped)
+
+    def expire(self, group: ScoredGroup) -> None:
+        """A scored group is too old to be trained."""
+        self._drop(group, Outcome.STALE, self._lengths.dropped)
+
+    def take(self, group_id: GroupId) -> None:
+        """A group went into the batch that the trainer took."""
+        self._ledger.take(group_id)
+
+    def train(self, batch: Batch) -> None:
+        """A batch was trained, which ends a step."""
+        for group in batch.groups:
+            self._ledger.train(group)
+            for scored in group.samples:
+                note = self._lengths.trained if any(scored.loss_mask) else self._lengths.dropped
+                note(len(scored.sample.token_ids))
+        self._lengths.settle()
+
+    # ---- looking
+
+    @property
+    def reasons(self) -> Mapping[str, int]:
+        """Groups that filters dropped, by reason."""
+        return dict(self._reasons)
+
+    def balance(self, held: int) -> tuple[TokenCounts, GroupCounts]:
+        """Tokens and groups, given how many tokens are held.  Raises AssertionError when one does not balance."""
+        tokens, groups = self._ledger.tokens(held), self._ledger.groups()
+        check_balance(tokens, groups)
+        return tokens, groups
+
+    def lengths(self, in_flight: Iterable[int]) -> LengthStats:
+        """Of answers started, trained and dropped, given the lengths that those in flight have reached."""
+        return self._lengths.stats(in_flight)
+
+    def _drop(self, group: ScoredGroup, outcome: Outcome, note: Callable[[int], None]) -> None:
+        self._ledger.drop(group.group_id, outcome, group.num_tokens)
+        for scored in group.samples:
+            note(len(scored.sample.token_ids))

@@ -1,0 +1,134 @@
+"""Has the engines serve the trainer's weights, beside training.
+
+    begin_to_publish ──▶ snapshot, the trainer waits ────┬──▶ publish, the trainer continues ──▶ published
+    welcome_rejoined ──▶ resnapshot, it continues ───────┘      │
+                            ▲─────── an engine is lost ◀────────┘      if the snapshot is gone: snapshot
+
+consumes      the trainer's weights, or the last snapshot; engines that rejoin
+produces      weight versions that engines serve
+waits for     the trainer, while it is copied, and while it trains where it keeps no copy; the update before; engines
+on cancel     an update that is under way leaves the engines unusable
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from asyncrl.errors import UpdateInterrupted
+from asyncrl.event_loop import loop_time
+from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.pipeline.sampling.sampler import Served
+from asyncrl.protocols import Turns, WeightUpdater
+from asyncrl.types import UpdateReport, Weights
+
+logger = logging.getLogger(__name__)
+
+
+class WeightUpdates:
+    """Of one run; lives as long as its task group."""
+
+    def __init__(
+        self,
+        *,
+        updater: WeightUpdater,
+        engine: RetryingEngine,
+        served: Served,
+        turns: Turns | None,
+        timeline: Timeline,
+        trained: int,
+        aborts: bool,
+        look_again: Callable[[], None],
+    ) -> None:
+        """``aborts``: every request is ended before an update, and continued after it.
+
+        ``look_again`` is called when the engines serve newer weights.
+        """
+        self._updater = updater
+        self._engine = engine
+        self._served = served
+        self._turns = turns
+        self._timeline = timeline
+        self._aborts = aborts
+        self._look_again = look_again
+        self._version = served.now.version
+        self._snapshot_step = trained
+        """Training step of the last snapshot."""
+        self.trained = trained
+        """Training step of the live weights.  Incremented by the caller of ``train``."""
+        self.trainer = asyncio.Lock()
+        """Held while the trainer's ranks train, during a snapshot of its weights, and while a checkpoint is copied or
+        waited for."""
+        self._one_at_a_time = asyncio.Lock()
+        self._publishing: asyncio.Task[UpdateReport] | None = None
+
+    async def begin_to_publish(self, stages: asyncio.TaskGroup, step: int) -> float:
+        """Begin to publish the trainer's weights, in ``stages``; return after the seconds that the trainer waited."""
+        start, is_free = loop_time(), asyncio.Event()
+        self._publishing = stages.create_task(self._snapshot_and_publish(is_free), name=f"publish-{step}")
+        await is_free.wait()
+        self._timeline.span("trainer", "weights taken", start, loop_time())
+        return loop_time() - start
+
+    def skip(self) -> None:
+        """Publish nothing after the last step."""
+        self._publishing = None
+
+    async def published(self) -> UpdateReport | None:
+        """Wait until the weights of the last step are published; None if they are not to be."""
+        return None if self._publishing is None else await self._publishing
+
+    async def welcome_rejoined(self) -> None:
+        """Publish the last snapshot for engines that were started again, until cancelled."""
+        while True:
+            await self._updater.wait_for_rejoined()
+            await self._snapshot_and_publish(asyncio.Event(), again=True)
+
+    async def _snapshot_and_publish(self, is_free: asyncio.Event, *, again: bool = False) -> UpdateReport:
+        """Have all engines serve the trainer's weights; ``is_free`` is set once the trainer may train on.
+
+        ``again``, and when an engine is lost meanwhile: publish the last snapshot, while the trainer trains, unless
+        that snapshot is gone.
+        """
+        async with self._one_at_a_time:
+            while True:
+                try:
+                    if again and await self._updater.resnapshot():
+                        is_free.set()
+                        return await self._publish()
+                    return await self._publish_anew(is_free)
+                except UpdateInterrupted as error:
+                    logger.warning("the weight update begins anew: %s", error)
+                    again = True
+
+    async def _publish_anew(self, is_free: asyncio.Event) -> UpdateReport:
+        async with self.trainer:
+            goes_beside = await self._updater.snapshot()
+            self._snapshot_step = self.trained
+            if not goes_beside:
+                report = await self._publish()
+                is_free.set()
+                return report
+            is_free.set()
+        return await self._publish()
+
+    async def _publish(self) -> UpdateReport:
+        """Publish the last snapshot as a new version; samples in flight continue under it."""
+        start = loop_time()
+        self._version += 1
+        weights = Weights(version=self._version, step=self._snapshot_step)
+        if self._aborts:
+            await self._engine.interrupt()
+        if self._turns is not None:
+            await self._turns.to_update()
+        self._served.expect(weights)
+        update = await self._updater.publish(weights)
+        if self._turns is not None:
+            await self._turns.to_engines()
+        self._served.set(weights)
+        self._engine.go_on()
+        self._look_again()
+        name = f"update to version {weights.version}"
+        self._timeline.span("engines", name, start, loop_time(), bytes=update.num_bytes)
+        logger.info("version %d published in %.3f s", weights.version, update.total_s)
+        return update

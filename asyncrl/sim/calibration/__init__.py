@@ -1,0 +1,1 @@
+"""Fits the simulated system to a real run, and replays one."""

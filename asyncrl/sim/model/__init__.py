@@ -1,0 +1,1 @@
+"""The simulated system: engines, trainer and workload around the real scheduler."""

@@ -1,0 +1,210 @@
+"""The real pipeline, put together around modelled engines, on the virtual clock."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.loop_lag import LoopLag
+from asyncrl.metrics.timeline import NoTimeline, Timeline
+from asyncrl.pipeline.run import Parts, Plan, train
+from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.pipeline.scheduling.admission import Limits
+from asyncrl.pipeline.scheduling.budgets import Budgets
+from asyncrl.pipeline.scheduling.scheduler import Policy, Scheduler
+from asyncrl.sim.clock import run_virtually
+from asyncrl.sim.model.costs import Costs
+from asyncrl.sim.model.fleet import Fleet
+from asyncrl.sim.model.modelled_trainer import ModelledTrainer, ModelledUpdater
+from asyncrl.sim.model.result import Mark, Outcome, outcome
+from asyncrl.sim.model.workload import NoText, NumberedPrompts, Workload, no_reward
+from asyncrl.types import SamplingParams, Weights
+
+_NEVER = 10**9
+"""As a budget or a deadline in seconds: the model neither stalls nor gives up."""
+_RETRIES = 20
+"""Attempts after the first: modelled engines come back."""
+_NOT_PROBED = 0.5
+"""A temperature other than 1: engines are not asked to score answers, which the model does not answer."""
+
+
+class Enough(Exception):
+    """Raised by ``report`` to end a simulation there: what the steps until then gave is its outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When work moves: what the flags of a run say, and two ways that are not ours, to compare with."""
+
+    staleness: int
+    interval: int
+    stale: Literal["wait", "mask", "drop"] = "wait"
+    update_mode: Literal["in_place", "retract", "abort"] = "in_place"
+    collects_before_push: bool = False
+    """Publish only once the next batch is there: how slime's train_async keeps updates out of generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One simulated run."""
+
+    schedule: Schedule
+    costs: Costs
+    workload: Workload
+    gpus: int
+    rollout_gpus: int
+    gpus_per_engine: int
+    slots_per_engine: int
+    groups_per_step: int
+    group_size: int
+    steps: int
+    """Measured."""
+    warm_up: int
+    """Steps before that."""
+    over_sampling: int | None = None
+    buffer_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rollout_gpus < self.gpus:
+            raise ValueError(f"rollout_gpus must be 1 to {self.gpus - 1}, got {self.rollout_gpus}")
+        if self.rollout_gpus % self.gpus_per_engine:
+            raise ValueError(f"{self.rollout_gpus} rollout GPUs are no whole number of engines")
+        needed = self.workload.prompt_tokens + self.workload.lengths.cut
+        if needed > self.costs.engine.kv_tokens:
+            raise ValueError(
+                f"one answer may need {needed} tokens of KV cache, there are {self.costs.engine.kv_tokens}"
+            )
+
+    @property
+    def num_engines(self) -> int:
+        """Rollout engines."""
+        return self.rollout_gpus // self.gpus_per_engine
+
+    @property
+    def num_steps(self) -> int:
+        """Warm-up, measured, and as many as it takes until the end of the run no longer holds back admission."""
+        return self.warm_up + self.steps + self.schedule.staleness + 1
+
+
+def simulate(
+    setting: Setting, timeline: Timeline | None = None, report: Callable[[StepFacts], None] | None = None
+) -> Outcome:
+    """Run the setting to its end.  Deterministic: the same setting gives the same outcome.
+
+    ``timeline`` and ``report`` get what they would get from a real run, on the virtual clock and in units for tokens.
+    ``report`` may raise Enough.
+    """
+    marks, _ = run_virtually(_run(setting, timeline or NoTimeline(), report or _unreported))
+    return outcome(
+        marks[setting.warm_up : setting.warm_up + setting.steps + 1],
+        grain=setting.workload.grain,
+        num_engines=setting.num_engines,
+        batch=min(setting.slots_per_engine, setting.costs.engine.max_running),
+    )
+
+
+async def _run(setting: Setting, timeline: Timeline, report: Callable[[StepFacts], None]) -> list[Mark]:
+    """A mark at the start, and one after each step."""
+    served = Served(Weights(version=0, step=0))
+    fleet = Fleet(setting.costs, setting.workload, setting.num_engines, served.now)
+    trainer = ModelledTrainer(setting.costs, setting.gpus - setting.rollout_gpus, setting.workload.grain, fleet)
+    clock = asyncio.get_running_loop().time
+    marks = [Mark()]
+
+    def note(facts: StepFacts) -> None:
+        marks.append(Mark.at(clock(), facts, fleet.work(), trainer.busy_s))
+        report(facts)
+
+    fleet.start_failing(setting.workload.seed)
+    with contextlib.suppress(Enough):
+        await train(_parts(setting, fleet, trainer, served, timeline), _plan(setting), note)
+    return marks
+
+
+def _unreported(facts: StepFacts) -> None:
+    pass
+
+
+def _parts(setting: Setting, fleet: Fleet, trainer: ModelledTrainer, served: Served, timeline: Timeline) -> Parts:
+    slots = Slots(setting.num_engines * setting.slots_per_engine)
+    engine = RetryingEngine(fleet, _RETRIES, lambda: served.now)
+    sampler = Sampler(
+        engine=engine,
+        reward=no_reward,
+        reward_timeout_s=_NEVER,
+        tokenizer=NoText(),
+        sampling=_sampling(setting.workload),
+        slots=slots,
+        served=served,
+        timeline=timeline,
+        seed=setting.workload.seed,
+    )
+    scheduler = _scheduler(setting, sampler, slots, served, timeline)
+    before = _before_push(setting, scheduler)
+    recompute = setting.schedule.update_mode == "retract"
+    return Parts(
+        scheduler=scheduler,
+        evaluator=None,
+        engine=engine,
+        trainer=trainer,
+        updater=ModelledUpdater(fleet, setting.costs.update, recompute=recompute, before=before),
+        slots=slots,
+        served=served,
+        timeline=timeline,
+        loop_lag=LoopLag(),
+    )
+
+
+def _scheduler(setting: Setting, sampler: Sampler, slots: Slots, served: Served, timeline: Timeline) -> Scheduler:
+    return Scheduler(
+        prompts=NumberedPrompts(setting.workload.prompt_units),
+        sampler=sampler,
+        keep=setting.workload.keep,
+        limits=Limits(
+            groups_per_step=setting.groups_per_step,
+            group_size=setting.group_size,
+            max_staleness=setting.schedule.staleness,
+            num_steps=setting.num_steps,
+            over_sampling=setting.over_sampling,
+            buffer_size=setting.buffer_size,
+        ),
+        policy=Policy(stale=setting.schedule.stale),
+        budgets=Budgets(max_failed_groups=_NEVER, max_filtered_groups=_NEVER, watchdog_timeout_s=_NEVER),
+        slots=slots,
+        served=served,
+        timeline=timeline,
+    )
+
+
+def _before_push(setting: Setting, scheduler: Scheduler) -> Callable[[], Awaitable[object]] | None:
+    """What a policy waits for before it publishes.  The last step has no next batch."""
+    pushes_left = setting.num_steps // setting.schedule.interval
+
+    async def next_batch_is_there() -> None:
+        nonlocal pushes_left
+        pushes_left -= 1
+        if pushes_left:
+            await scheduler.batch_ready()
+
+    return next_batch_is_there if setting.schedule.collects_before_push else None
+
+
+def _sampling(workload: Workload) -> SamplingParams:
+    return SamplingParams(temperature=_NOT_PROBED, top_p=1.0, top_k=-1, max_new_tokens=workload.cut_units)
+
+
+def _plan(setting: Setting) -> Plan:
+    return Plan(
+        num_steps=setting.num_steps,
+        update_weights_interval=setting.schedule.interval,
+        eval_interval=None,
+        eval_before_train=False,
+        temperature=_NOT_PROBED,
+        save_to=Path("unused"),
+        abort_for_updates=setting.schedule.update_mode == "abort",
+    )

@@ -1,0 +1,1 @@
+"""The simulator's questions: compares policies, splits and settings, and advises."""

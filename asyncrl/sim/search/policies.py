@@ -1,0 +1,54 @@
+"""The policies that are compared, by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from asyncrl.sim.model.world import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A way to schedule; one of its ``schedules`` is best."""
+
+    name: str
+    schedules: tuple[Schedule, ...]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a run of asyncrl can be set so."""
+        return self.name not in ("one-step", "abort-restart")
+
+
+SYNC = "sync"
+ONE_STEP = "one-step"
+ABORT_RESTART = "abort-restart"
+
+
+def policies(stalenesses: Sequence[int], masked: Sequence[int], intervals: Sequence[int]) -> Mapping[str, Policy]:
+    """Those of others, then ours: ``wait`` at each of ``stalenesses``, ``mask`` at each of ``masked``; each may publish
+    after any of ``intervals`` steps that its staleness allows."""
+    others = (
+        Policy(name=SYNC, schedules=(Schedule(staleness=0, interval=1),)),
+        Policy(name=ONE_STEP, schedules=(Schedule(staleness=1, interval=1, collects_before_push=True),)),
+        Policy(name=ABORT_RESTART, schedules=_each("drop", 1, intervals)),
+    )
+    ours = (
+        *(
+            Policy(name=f"wait S={staleness}", schedules=_each("wait", staleness, intervals))
+            for staleness in stalenesses
+        ),
+        *(Policy(name=f"mask S={staleness}", schedules=_each("mask", staleness, intervals)) for staleness in masked),
+    )
+    return {policy.name: policy for policy in (*others, *ours)}
+
+
+def _each(stale: str, staleness: int, intervals: Sequence[int]) -> tuple[Schedule, ...]:
+    allowed = [interval for interval in intervals if interval <= staleness + 1] or [1]
+    if stale == "drop":
+        return tuple(
+            Schedule(staleness=interval, interval=interval, stale="drop", update_mode="abort") for interval in allowed
+        )
+    return tuple(
+        Schedule(staleness=staleness, interval=interval, stale="mask" if stale == "mask" else "wait")
+        for interval in allowed
+    )

@@ -1,0 +1,1 @@
+"""Benchmarks, one package each; start one with ``python -m benchmarks.NAME``."""

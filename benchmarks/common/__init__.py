@@ -1,0 +1,1 @@
+"""Model shapes, hardware and processes that several benchmarks share."""

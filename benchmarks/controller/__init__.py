@@ -1,0 +1,1 @@
+"""CPU time and lag of the controller's event loop."""

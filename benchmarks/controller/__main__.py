@@ -1,0 +1,220 @@
+"""What the controller itself costs: CPU per sample, the loop's lag and samples/s, against servers that cost nothing.
+
+    uv run python -m benchmarks.controller                          the figures: answers of 1,000 and 16,000 tokens
+    uv run python -m benchmarks.controller --intervals 16 64 256 1000 --tokens 1000 --in-flight 1024
+    uv run python -m benchmarks.controller --tokens-per-s 1e8       as fast as the controller can
+    uv run python -m benchmarks.controller --plain                  against SGLang without our plug-in
+    uv run python -m benchmarks.controller --profile                and where the time goes
+    uv run python -m benchmarks.controller --against ../other       beside another checkout, turn by turn
+    uv run python -m benchmarks.controller --check                  exits with 1 if it is too late or too dear
+
+``--check`` adds one case, in which both limits must hold in one and the same run: 1,024 in flight, answers of 1,000
+tokens, 1,000 samples/s.  That is a million tokens/s, what some hundred GPUs write: a large run.  At a lower rate each
+sample is dearer, as every event then wakes an idle core; flat out all answers wait for each other, and the lag says
+nothing.
+
+Each case runs in a process of its own.  Times are those of the machine as it is: on a busy one the lag is mostly the
+others', which the column ``starved`` shows.
+"""
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from asyncrl.engines.sglang.launch import STREAM_INTERVAL
+from benchmarks.common.circumstances import circumstances
+from benchmarks.controller.case import Case, Measured
+
+CHECKED: dict[str, Any] = {"num_tokens": 1000, "in_flight": 1024, "interval": STREAM_INTERVAL, "tokens_per_s": 1e6}
+"""What ``--check`` looks at."""
+MIN_PACE = 0.95
+"""Share of the tokens/s written that must arrive: below it the controller is what all wait for.  Samples are counted
+to some percent in ten seconds."""
+MAX_CPU_MS = 0.5
+"""Per sample.  This and the next are what was agreed that the controller may cost, both at once."""
+MAX_LAG_P99_MS = 20.0
+WARMUP_S = 4.0
+"""For 4,096 connections, one after the other, and what they bring at once."""
+ROOT = Path(__file__).parents[2]
+CASE = ROOT / "benchmarks" / "controller" / "case.py"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, show, write and check what ``argv`` asks for; the exit code."""
+    parser = _parser()
+    asked = parser.parse_args(argv)
+    if asked.check and asked.profile:
+        parser.error("--check needs times that no profiler adds to: leave out --profile")
+    console = Console(width=150)
+    rows: list[dict[str, Any]] = []
+    for case in [*cases(asked), *checked(asked)]:
+        for tree in [ROOT, *([asked.against.resolve()] if asked.against else [])]:
+            rows.append({"tree": tree.name, "case": asdict(case), "measured": []})
+        for _, row in itertools.product(range(asked.repeats), rows[-2:] if asked.against else rows[-1:]):
+            row["measured"].append(asdict(run(case, ROOT if row["tree"] == ROOT.name else asked.against.resolve())))
+        console.print(
+            f"[dim]{case.num_tokens} tokens, {case.in_flight} in flight, interval {case.interval}, "
+            f"{case.tokens_per_s:g} tokens/s: done"
+        )
+    console.print(table(rows))
+    if asked.profile:
+        console.print(profile_table(rows))
+    if asked.out is not None:
+        about = circumstances("controller.py", argv)
+        asked.out.write_bytes(orjson.dumps({**about, "rows": rows}, option=orjson.OPT_INDENT_2))
+    problems = too_much(rows) if asked.check else []
+    for problem in problems:
+        console.print(f"[red]{problem}")
+    return 1 if problems else 0
+
+
+def cases(asked: argparse.Namespace) -> list[Case]:
+    """One for each combination of tokens, interval and requests in flight."""
+    return [
+        Case(
+            num_tokens=num_tokens,
+            in_flight=in_flight,
+            interval=interval,
+            tokens_per_s=asked.tokens_per_s,
+            warmup_s=WARMUP_S,
+            measured_s=asked.seconds,
+            num_servers=asked.servers,
+            is_plain=asked.plain,
+            is_profiled=asked.profile,
+            is_gc_tuned=not asked.stock_gc,
+        )
+        for num_tokens in asked.tokens
+        for interval in asked.intervals
+        for in_flight in asked.in_flight
+    ]
+
+
+def checked(asked: argparse.Namespace) -> list[Case]:
+    """The case of ``--check``, if it is not one of those anyway."""
+    asked_for = cases(asked)
+    case = replace(asked_for[0], **CHECKED, is_plain=False, is_gc_tuned=True)
+    return [case] if asked.check and case not in asked_for else []
+
+
+def run(case: Case, tree: Path) -> Measured:
+    """The case in a process of its own, with the asyncrl of ``tree``.  Raises CalledProcessError, with what it said."""
+    inherited = os.environ.get("PYTHONPATH")
+    paths = (str(tree), str(ROOT), *([inherited] if inherited else []))
+    done = subprocess.run(
+        (sys.executable, str(CASE), orjson.dumps(asdict(case)).decode()),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return Measured(**orjson.loads(done.stdout))
+
+
+def best(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the repetitions the one that was disturbed least: the one with the least CPU time per sample."""
+    return min(row["measured"], key=cpu_ms)
+
+
+def cpu_ms(measured: Mapping[str, Any]) -> float:
+    """CPU time per sample, in milliseconds."""
+    return 1000 * float(measured["cpu_s"]) / max(float(measured["samples"]), 1e-9)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """All cases, one per line."""
+    shown = Table(title="the controller, per sample and as a whole")
+    names = (
+        "tokens",
+        "in flight",
+        "interval",
+        "asyncrl",
+        "tokens/s",
+        "CPU ms/sample",
+        "of it GC",
+        "samples/s",
+        "busy",
+        "starved",
+    )
+    for name in (*names, "lag p50 ms", "p99", "max", "MiB"):
+        shown.add_column(name, justify="right")
+    for row in rows:
+        case, found = row["case"], best(row)
+        shown.add_row(
+            f"{case['num_tokens']:,}",
+            f"{case['in_flight']:,}",
+            f"{case['interval']:,}",
+            row["tree"],
+            f"{case['tokens_per_s']:g}",
+            f"{cpu_ms(found):.3f}",
+            f"{1000 * found['gc_s'] / max(found['samples'], 1e-9):.3f}",
+            f"{found['samples'] / found['seconds']:,.1f}",
+            f"{found['cpu_s'] / found['seconds']:.0%}",
+            f"{found['starved_s'] / found['seconds']:.0%}",
+            f"{found['lag_p50_ms']:.1f}",
+            f"{found['lag_p99_ms']:.1f}",
+            f"{found['lag_max_ms']:.1f}",
+            f"{found['peak_mib']:,.0f}",
+        )
+    return shown
+
+
+def profile_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Where the CPU time goes.  The profiler makes Python code dearer, compiled code not."""
+    shown = Table(title="shares of CPU time, under a profiler")
+    rooms = list(dict.fromkeys(room for row in rows for room in best(row)["shares"]))
+    for name in ("tokens", "in flight", "interval", "asyncrl", *rooms):
+        shown.add_column(name, justify="right")
+    for row in rows:
+        case, found = row["case"], best(row)["shares"]
+        who = (f"{case['num_tokens']:,}", f"{case['in_flight']:,}", f"{case['interval']:,}", row["tree"])
+        shown.add_row(*who, *(f"{found.get(room, 0.0):.0%}" for room in rooms))
+    return shown
+
+
+def too_much(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is not as agreed, of this checkout; one line each.  All of it is looked at in one run."""
+    looked_at = [row for row in rows if row["tree"] == ROOT.name and CHECKED.items() <= {**row["case"]}.items()]
+    if not looked_at:
+        return [f"--check needs a case with {CHECKED}"]
+    problems = []
+    for found in map(best, looked_at):
+        spent, late = cpu_ms(found), float(found["lag_p99_ms"])
+        pace = found["samples"] / found["seconds"] * CHECKED["num_tokens"] / CHECKED["tokens_per_s"]
+        if spent > MAX_CPU_MS:
+            problems.append(f"{spent:.3f} ms of CPU per sample, {MAX_CPU_MS} are agreed")
+        if late > MAX_LAG_P99_MS:
+            problems.append(f"the loop is {late:.1f} ms late at p99, {MAX_LAG_P99_MS:g} are agreed")
+        if pace < MIN_PACE:
+            problems.append(f"it keeps up with {pace:.0%} of {CHECKED['tokens_per_s']:g} tokens/s")
+    return problems
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 16_000], help="of an answer")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--intervals", type=int, nargs="+", default=[STREAM_INTERVAL], help="tokens per streamed event")
+    parser.add_argument("--tokens-per-s", type=float, default=400_000, help="of all servers together")
+    parser.add_argument("--seconds", type=float, default=10.0, help="measured, after the start")
+    parser.add_argument("--servers", type=int, default=2, help="processes that answer")
+    parser.add_argument("--repeats", type=int, default=1, help="of each case; the least disturbed one is shown")
+    parser.add_argument("--against", type=Path, help="another checkout, measured in turns with this one")
+    parser.add_argument("--plain", action="store_true", help="answers as SGLang writes them without our plug-in")
+    parser.add_argument("--profile", action="store_true", help="show where the time goes")
+    parser.add_argument("--stock-gc", action="store_true", help="the garbage collector as Python sets it, not as we do")
+    parser.add_argument("--check", action="store_true", help="exit with 1 unless it is as cheap as agreed")
+    parser.add_argument("--out", type=Path, help="also write everything here, as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

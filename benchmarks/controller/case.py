@@ -1,0 +1,184 @@
+"""One case of ``controller.py``, in a process of its own: the whole pipeline against servers that cost nothing.
+
+Everything on the controller's side is the product's: scheduler, sampler, retries, SGLang client, HTTP, sockets, text,
+timeline, metrics.  Only the trainer and the weight updates take no time, and the reward is a constant.
+
+Reads a ``Case`` as JSON from its first argument and writes a ``Measured`` as JSON to the standard output.
+"""
+
+import asyncio
+import contextlib
+import cProfile
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+import uvloop
+
+from asyncrl.app.gc_tuning import calm_the_collector
+from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.loop_lag import watch_loop
+from asyncrl.metrics.reporter import Reporter
+from asyncrl.metrics.sinks import JsonlSink
+from asyncrl.metrics.timeline import TimelineFile
+from asyncrl.pipeline.run import Parts, train
+from benchmarks.controller.meters import LAG_PERIOD_S, AllLags, GcPauses, percentiles_ms, shares, starved_s
+from benchmarks.controller.parts import parts_for, plan_for
+
+SETTLE_S = 1.0
+"""After the one full collection of a run, which stops the loop for 0.2 s: what queued meanwhile is worked off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is measured."""
+
+    num_tokens: int
+    """Of each answer."""
+    in_flight: int
+    interval: int
+    """Tokens per streamed event."""
+    tokens_per_s: float
+    """That the servers write together."""
+    warmup_s: float
+    """Not measured: connections are opened."""
+    measured_s: float
+    num_servers: int
+    is_plain: bool = False
+    """The servers have no plug-in that packs their answers."""
+    is_profiled: bool = False
+    is_gc_tuned: bool = True
+    """As in the product: what is there after the start is frozen, and old objects are looked at less often."""
+
+    @property
+    def answer_s(self) -> float:
+        """From the first event of an answer to its last."""
+        return self.in_flight * self.num_tokens / self.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a case cost.  Samples are counted by their tokens, since many are there only in part."""
+
+    samples: float
+    seconds: float
+    cpu_s: float
+    """Of the controller's process, all threads."""
+    starved_s: float
+    """That its main thread was ready and had no CPU: the lag contains it."""
+    lag_p50_ms: float
+    lag_p99_ms: float
+    lag_max_ms: float
+    gc_s: float
+    """In the garbage collector."""
+    gc_max_ms: float
+    peak_mib: float
+    """Memory of the process at its most."""
+    in_flight: int
+    """Slots in use at the end."""
+    lost: int
+    """Tokens that were generated and, in the whole run, neither trained nor held at the end: none is to be."""
+    shares: dict[str, float]
+    """Of CPU time by what it was spent on; empty when not profiled."""
+
+
+def main() -> None:
+    """Measure the case given."""
+    sys.stdout.write(orjson.dumps(asdict(measure(Case(**orjson.loads(sys.argv[1]))))).decode() + "\n")
+
+
+def measure(case: Case) -> Measured:
+    """Start the servers, run the pipeline against them, measure, and stop them."""
+    with contextlib.ExitStack() as stack:
+        urls = tuple(stack.enter_context(_server(case)) for _ in range(case.num_servers))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(case, urls, folder))
+
+
+@contextlib.contextmanager
+def _server(case: Case) -> Iterator[str]:
+    options = {
+        "num-tokens": case.num_tokens,
+        "interval": case.interval,
+        "answer-s": case.answer_s,
+        "num-cut": max(1, case.in_flight // case.num_servers),
+    }
+    words = [f"--{name}={value}" for name, value in options.items()] + ["--plain"] * case.is_plain
+    command = (sys.executable, str(Path(__file__).with_name("answering_server.py")), *words)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.stdin.close()  # which ends it
+
+
+async def _run(case: Case, urls: tuple[str, ...], folder: Path) -> Measured:
+    lags = AllLags()
+    async with Wire() as wire, contextlib.AsyncExitStack() as stack:
+        timeline = TimelineFile(folder, asyncio.get_running_loop().time())
+        stack.callback(timeline.close)
+        reporter = Reporter([JsonlSink(folder)])
+        stack.callback(reporter.close)
+        parts = parts_for(case.in_flight, case.num_tokens, wire, urls, timeline, lags)
+
+        def report(facts: StepFacts) -> None:
+            reporter.step(facts)
+
+        async with asyncio.TaskGroup() as tasks:
+            work = [
+                tasks.create_task(train(parts, plan_for(folder), report), name="run"),
+                tasks.create_task(watch_loop(lags, LAG_PERIOD_S), name="loop-lag"),
+            ]
+            await asyncio.sleep(case.warmup_s)
+            measured = await _window(case, parts, lags)
+            for task in work:
+                task.cancel()
+    return measured
+
+
+async def _window(case: Case, parts: Parts, lags: AllLags) -> Measured:
+    if case.is_gc_tuned:
+        calm_the_collector()
+        await asyncio.sleep(SETTLE_S)
+    profile = cProfile.Profile(time.process_time) if case.is_profiled else None
+    collector = GcPauses()
+    lags.late_s.clear()
+    tokens, began, starved, cpu = _generated(parts), time.monotonic(), starved_s(), time.process_time()
+    with collector.watched(), profile or contextlib.nullcontext():
+        await asyncio.sleep(case.measured_s)
+    cpu_s, seconds = time.process_time() - cpu, time.monotonic() - began
+    lag_p50_ms, lag_p99_ms, lag_max_ms = percentiles_ms(lags.late_s)
+    account = parts.scheduler.stats().tokens
+    return Measured(
+        samples=(_generated(parts) - tokens) / case.num_tokens,
+        seconds=seconds,
+        cpu_s=cpu_s,
+        starved_s=starved_s() - starved,
+        lag_p50_ms=lag_p50_ms,
+        lag_p99_ms=lag_p99_ms,
+        lag_max_ms=lag_max_ms,
+        gc_s=sum(collector.seconds),
+        gc_max_ms=1000 * max(collector.seconds, default=0.0),
+        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        in_flight=parts.slots.in_use,
+        lost=account.generated - account.trained - account.held,
+        shares=shares(profile) if profile else {},
+    )
+
+
+def _generated(parts: Parts) -> int:
+    return parts.scheduler.stats().tokens.generated
+
+
+if __name__ == "__main__":
+    main()

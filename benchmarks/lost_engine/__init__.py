@@ -1,0 +1,1 @@
+"""A run whose engine dies or hangs."""

@@ -1,0 +1,201 @@
+"""A run that loses an engine: what it costs, whether anything is lost, and which weights the engine comes back with.
+
+    uv run python -m benchmarks.lost_engine --trainer-gpus 2 --engine-gpus 2 --model 1.7b                   four GPUs
+    uv run python -m benchmarks.lost_engine --device cpu --model tiny --groups 4 --group-size 4 --longest 32
+
+Starts train_async.py as a user would, on random weights and prompts; kills one of SGLang's processes (SIGKILL) after
+some steps, anywhere or within a weight update, or stops it for good (SIGSTOP); waits until its engine is back, and for
+some more steps; asks every engine for the version that it serves; ends the run (SIGTERM).  Prints a table and writes it
+to --out, beside the run's log and metrics.  Exit codes: 0, 1 something does not hold, 2 the options are wrong.
+"""
+
+import argparse
+import math
+import signal
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, get_args
+
+import orjson
+
+from benchmarks.common.background_run import Run, command_line, leave_in_order, show, write_prompts
+from benchmarks.common.circumstances import circumstances
+from benchmarks.common.devices import need
+from benchmarks.common.shapes import SHAPES
+from benchmarks.lost_engine import dies_in_update
+from benchmarks.sync_vs_async.workload import write_checkpoint
+
+TOKEN_FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
+GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial", "buffered", "training")
+"""Those that settle a group, and where it is before."""
+VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
+"""What the command line of a process to kill has in it: SGLang's front, or what has the GPU."""
+EXIT_CODE = "exit code after SIGTERM"
+WITHIN_AN_UPDATE = get_args(dies_in_update.Moment)
+"""When what has the GPU dies by its own hand: as it is to stand still, or to receive weights."""
+HANG = "hang"
+"""What has the GPU lives and does nothing any more."""
+HANG_S = {"control-timeout-s": 20.0, "request-timeout-s": 30.0}
+"""Deadlines then: it is found by the next update, or else by being asked now and then."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it all."""
+    asked = _parse(argv)
+    need(asked.device)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    checkpoint = asked.checkpoint or asked.out / "model"
+    if not (checkpoint / "config.json").is_file():
+        write_checkpoint(checkpoint, asked.model, asked.device)
+    prompts = asked.out / "prompts.jsonl"
+    write_prompts(prompts)
+    told, log = _lost(asked, [sys.executable, "train_async.py", *_arguments(asked, checkpoint, prompts)])
+    about = circumstances("lost_engine.py", argv, asked.commit)
+    table = ["| what | figure |", "|---|--:|", *(f"| {name} | {value} |" for name, value in told.items())]
+    show(asked.out, [*table, "", *(f"- {name}: {value}" for name, value in about.items()), "", *log])
+    return 0 if told["holds"] and told[EXIT_CODE] == 128 + signal.SIGTERM else 1
+
+
+def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Of a run that loses an engine: what ``found`` says, and the lines of its log that matter."""
+    armed = asked.out / "armed"
+    armed.unlink(missing_ok=True)
+    is_within = asked.kill in WITHIN_AN_UPDATE
+    plugin = dies_in_update.environment(asked.out / "plugin", armed, asked.kill) if is_within else {}
+    with Run(command, asked.out, asked.deadline_s, plugin) as run:
+        run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
+        _kill(run, asked.kill, armed)
+        killed_after, killed_at = len(run.rows()), _now()
+        run.wait("back", lambda: any("is back" in line for line in run.log()))
+        back_at, back_after = _now(), len(run.rows())
+        run.wait(f"{asked.steps} steps more", lambda: len(run.rows()) >= back_after + asked.steps)
+        rows = run.rows()
+        served = {url: _version(url) for url in _urls(run)}
+        code = run.end()
+    told = found(rows, killed_after, back_after, served)
+    told |= {"engine away, s": round((back_at - killed_at).total_seconds(), 1), EXIT_CODE: code}
+    return told, [line for line in run.log() if "WARNING" in line or "is back" in line]
+
+
+def _kill(run: Run, what: str, armed: Path) -> None:
+    """Return when a process is dead, or hangs; ``armed`` is the file that the plug-in looks for."""
+    if what in WITHIN_AN_UPDATE:
+        armed.touch()
+        run.wait("killed", lambda: not armed.exists())
+    elif what == HANG:
+        run.processes(VICTIMS["scheduler"])[0].suspend()
+    else:
+        run.processes(VICTIMS[what])[0].kill()
+
+
+def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, str]) -> dict[str, Any]:
+    """What there is to say of the steps before the kill, of those until the engine was back, and after.
+
+    ``holds``: every prompt and token is accounted for, no group failed, and all engines serve the present weights.
+    ``served`` has each engine's version at the end, when the trainer had that of the last row, or a later one.
+    """
+    phases = {"before": rows[1:killed], "while it was away": rows[killed:back], "after": rows[back:]}
+    told: dict[str, Any] = {
+        f"s per step {name} ({len(steps)} steps)": round(sum(row["time/step_s"] for row in steps) / len(steps), 2)
+        for name, steps in phases.items()
+        if steps
+    }
+    last = rows[-1]
+    is_balanced = all(row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in TOKEN_FATES) for row in rows)
+    admitted = sum(last[f"groups/{fate}"] for fate in GROUP_FATES)
+    told |= {
+        "groups admitted / accounted for": f"{last['groups/admitted']} / {admitted}",
+        "groups failed, stale": f"{last['groups/failed']}, {last['groups/stale']}",
+        "tokens add up in every step": is_balanced,
+        "samples sent again": last["retries"],
+        "steps without a gap": [row["step"] for row in rows] == list(range(len(rows))),
+        "lag, most": max(row["lag/max"] for row in rows),
+        "log-probs of engine and trainer apart, last measured": f"{_last_difference(rows):.2e}",
+        "version in the trainer at least": last["version"],
+        "versions served": ", ".join(served.values()),
+    }
+    are_current = bool(served) and all(int(version) >= last["version"] for version in served.values())
+    told["holds"] = (
+        last["groups/admitted"] == admitted
+        and last["groups/failed"] == 0
+        and is_balanced
+        and told["steps without a gap"]
+        and are_current
+    )
+    return told
+
+
+def _last_difference(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Some steps have none: engines served other weights then, or were too slow."""
+    return next((row["train/logprob_diff"] for row in reversed(rows) if "train/logprob_diff" in row), math.nan)
+
+
+def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> list[str]:
+    flags: dict[str, object] = {
+        "hf-checkpoint": checkpoint,
+        "prompt-data": prompts,
+        "input-key": "prompt",
+        "label-key": "label",
+        "rm-type": "number",
+        "actor-num-gpus-per-node": asked.trainer_gpus,
+        "rollout-num-gpus": asked.engine_gpus,
+        "rollout-batch-size": asked.groups,
+        "n-samples-per-prompt": asked.group_size,
+        "rollout-max-response-len": asked.longest,
+        "num-rollout": 100_000,
+        "max-staleness": asked.staleness,
+        "max-tokens-per-gpu": asked.max_tokens_per_gpu,
+        "lr": 1e-6,
+    }
+    if asked.kill == HANG:
+        flags |= HANG_S
+    return command_line(flags, device=asked.device, use_router=asked.use_router)
+
+
+def _urls(run: Run) -> list[str]:
+    """Of the engines that run now."""
+    found = []
+    for process in run.processes(VICTIMS["server"]):
+        words = process.cmdline()
+        found.append(f"http://{words[words.index('--host') + 1]}:{words[words.index('--port') + 1]}")
+    return sorted(set(found))
+
+
+def _version(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/model_info", timeout=10.0) as answer:
+        return str(orjson.loads(answer.read())["weight_version"])
+
+
+def _now() -> datetime:
+    return datetime.now().astimezone()
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--model", choices=sorted(SHAPES), default="1.7b")
+    parser.add_argument("--checkpoint", type=Path, help="a folder to write the model to, or that has it")
+    parser.add_argument("--trainer-gpus", type=int, default=1)
+    parser.add_argument("--engine-gpus", type=int, default=2)
+    parser.add_argument("--groups", type=int, default=16, help="per step")
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--longest", type=int, default=512, help="tokens of every answer, since no token ends one")
+    parser.add_argument("--staleness", type=int, default=2)
+    parser.add_argument("--max-tokens-per-gpu", type=int, default=16_384)
+    parser.add_argument("--steps", type=int, default=5, help="before the kill, and after the return")
+    parser.add_argument("--kill", choices=(*VICTIMS, *WITHIN_AN_UPDATE, HANG), default="server")
+    parser.add_argument("--use-router", action="store_true")
+    parser.add_argument("--deadline-s", type=float, default=900.0)
+    parser.add_argument("--commit", help="where there is no git")
+    parser.add_argument("--out", type=Path, default=Path("runs/lost_engine"))
+    asked = parser.parse_args(argv)
+    asked.out = asked.out.absolute()
+    return asked
+
+
+if __name__ == "__main__":
+    leave_in_order()
+    sys.exit(main(sys.argv[1:]))

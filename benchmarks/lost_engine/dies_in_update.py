@@ -1,0 +1,68 @@
+"""A plug-in of SGLang, for ``lost_engine.py --kill pause`` and ``update``: a server dies within a weight update.
+
+As soon as a file is there that the environment names, the first server of one GPU that is to stand still, or to receive
+a bucket, takes the file away and kills itself, while the trainer and, of a bucket, other servers are within the
+broadcast.
+"""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.common.circumstances import ROOT
+
+ARMED = "ASYNCRL_LOST_ENGINE_ARMED"
+"""Environment variable: the file."""
+AT = "ASYNCRL_LOST_ENGINE_AT"
+"""Environment variable: the moment."""
+Moment = Literal["pause", "update"]
+_PAUSE = "sglang.srt.managers.scheduler.Scheduler.pause_generation"
+_METADATA = "Metadata-Version: 2.1\nName: asyncrl-dies-in-update\nVersion: 0\n"
+_ENTRY_POINTS = f"[sglang.srt.plugins]\nasyncrl_dies_in_update = {__name__}:activate\n"
+
+
+def environment(folder: Path, armed: Path, moment: Moment) -> dict[str, str]:
+    """With it SGLang finds the plug-in, which is described in ``folder``; ``armed`` is the file."""
+    described = folder / "asyncrl_dies_in_update-0.dist-info"
+    described.mkdir(parents=True, exist_ok=True)
+    (described / "METADATA").write_text(_METADATA)
+    (described / "entry_points.txt").write_text(_ENTRY_POINTS)
+    paths = str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")
+    return {ARMED: str(armed), AT: moment, "PYTHONPATH": ":".join(filter(None, paths))}
+
+
+def activate() -> None:
+    """SGLang calls it, in each of its processes."""
+    if os.environ[AT] == "update":
+        _before_broadcasts()
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_PAUSE, lambda *args, **kwargs: _die_if_armed(), HookType.BEFORE)
+
+
+def _before_broadcasts() -> None:
+    import torch.distributed as dist
+
+    original = dist.broadcast
+
+    def broadcast(*args: Any, **kwargs: Any) -> Any:
+        _die_if_armed()
+        return original(*args, **kwargs)
+
+    dist.broadcast = broadcast
+
+
+def _die_if_armed() -> None:
+    if _claim(Path(os.environ[ARMED])):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _claim(file: Path) -> bool:
+    """Whether it was there, and nobody else took it."""
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    return True

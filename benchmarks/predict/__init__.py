@@ -1,0 +1,1 @@
+"""Compares the simulator's predictions with measured runs."""

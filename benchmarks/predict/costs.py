@@ -1,0 +1,142 @@
+"""Costs from one arrangement that ``sync_vs_async.py`` ran.
+
+results.json, timeline.json ──▶ one arrangement's answers, steps and updates ──▶ costs
+
+Of the other arrangements nothing is used, so that they can be predicted.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from asyncrl.errors import ConfigError, DataError
+from asyncrl.metrics.timeline import TIMELINE_FILE
+from asyncrl.sim.calibration.measured import Recorded, read_timeline
+from asyncrl.sim.calibration.pace import Experts, Pace, fit_pace
+from asyncrl.sim.calibration.squares import not_negative
+from asyncrl.sim.calibration.tables import Value
+from asyncrl.sim.model.costs import Costs, TrainerCosts, UpdateCosts
+from benchmarks.common.shapes import SHAPES
+from benchmarks.sync_vs_async.figures import Run, Setup
+
+PREFERRED = ("S=2", "S=1", "S=3", "S=4", "sync")
+"""To calibrate on, the first that there is: at S = 2 engines are seen with few requests and with many.  Above they
+seldom have few, and below seldom many."""
+MOST_ERROR = 0.05
+"""Of an answer's time.  A run that the model describes worse had something else in it, as the first one after a start
+that still compiles kernels: then the one of all that it describes best."""
+COLD = 1
+"""Steps at the start of a run, in which a trainer that never trained before compiles its kernels."""
+
+
+type _Fit = tuple[Run, Recorded, Pace]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """Costs, and what they were fitted to."""
+
+    costs: Costs
+    about: str
+
+
+def calibrate_on(file: Path, setup: Setup, runs: Sequence[Run]) -> Calibrated:
+    """On one run of those that ``file`` has, with the timeline beside it.  Raises ConfigError or DataError."""
+    run, recorded, pace = _chosen(file, setup, _candidates(file, runs))
+    trainer, error = _trainer(setup, run.rows[COLD:])
+    costs = Costs(engine=pace.costs, trainer=trainer, update=_update(run, recorded), step_overhead_s=_overhead(run))
+    about = (
+        f"Fitted to {run.arrangement} of {file}: {pace.num_answers} answers, {len(run.rows)} steps. Mean absolute "
+        f"residual: {pace.error:.1%} of an answer's time, {error:.1%} of a training step's."
+    )
+    return Calibrated(costs=costs, about=about)
+
+
+def tables(costs: Costs) -> dict[str, dict[str, Value]]:
+    """What a calibration file holds."""
+    found = {"engine": asdict(costs.engine), "trainer": asdict(costs.trainer), "update": asdict(costs.update)}
+    return {**found, "controller": {"step_overhead_s": costs.step_overhead_s}}
+
+
+def _candidates(file: Path, runs: Sequence[Run]) -> list[Run]:
+    """The first run of each arrangement that may do, the preferred one first."""
+    long_enough = {run.arrangement: run for run in reversed(runs) if len(run.rows) > COLD + 1}
+    found = [long_enough[name] for name in PREFERRED if name in long_enough]
+    if not found:
+        raise ConfigError(f"{file}: no run of {', '.join(PREFERRED)} with {COLD + 2} steps to calibrate on")
+    return found
+
+
+def _fitted(file: Path, setup: Setup, run: Run) -> _Fit:
+    recorded = _recorded(file.parent, run)
+    return run, recorded, _pace(setup, run, recorded)
+
+
+def _chosen(file: Path, setup: Setup, runs: Sequence[Run]) -> _Fit:
+    preferred, *others = runs
+    fits = [_fitted(file, setup, preferred)]
+    if fits[0][2].error > MOST_ERROR:
+        for run in others:
+            with suppress(DataError):  # too short
+                fits.append(_fitted(file, setup, run))
+    return min(fits, key=lambda fit: fit[2].error)
+
+
+def _recorded(folder: Path, run: Run) -> Recorded:
+    files = [path for path in (folder / TIMELINE_FILE, folder / f"{TIMELINE_FILE}.xz") if path.exists()]
+    train_s = [row["time/train_s"] for row in run.rows]
+    return read_timeline(files[0] if files else folder / TIMELINE_FILE).run(int(run.rows[0]["version"]), train_s)
+
+
+def _pace(setup: Setup, run: Run, recorded: Recorded) -> Pace:
+    shape = SHAPES[setup.model]
+    experts = shape.get("num_experts")
+    end_s = recorded.updates[-1].stop_s
+    return fit_pace(
+        recorded.samples,
+        [(update.start_s, update.stop_s) for update in recorded.updates],
+        num_engines=setup.engine_gpus,
+        prompt_tokens=setup.prompt_tokens,
+        experts=Experts(num=experts, per_token=shape["num_experts_per_tok"]) if experts else None,
+        until_s=end_s if run.staleness else float("inf"),  # synchronous steps leave nothing unfinished
+    )
+
+
+def _trainer(setup: Setup, rows: Sequence[Mapping[str, float]]) -> tuple[TrainerCosts, float]:
+    """Least squares over the steps; with the mean residual as a share."""
+    prompts = setup.groups * setup.group_size * setup.prompt_tokens
+    tokens = np.array([row["response/tokens_mean"] * setup.groups * setup.group_size + prompts for row in rows])
+    seconds = np.array([row["time/train_s"] for row in rows])
+    columns = np.stack([np.ones(len(rows)), tokens], axis=1)
+    found = not_negative(columns, seconds)
+    rate = 1 / max(float(found[1]), 1e-9) / setup.trainer_gpus  # 1e-9: a nanosecond per token is none
+    error = float(np.mean(np.abs(columns @ found - seconds)) / np.mean(seconds))
+    return TrainerCosts(fixed_s=float(found[0]), tokens_per_s_per_gpu=rate), error
+
+
+def _update(run: Run, recorded: Recorded) -> UpdateCosts:
+    """The trainer goes on when its weights are taken, before they are sent; or else when the update is over."""
+    both = list(zip(recorded.steps, recorded.updates, strict=True))
+    freed = [
+        any(step.stop_s <= start and stop <= update.start_s for start, stop in recorded.taken) for step, update in both
+    ]
+    return UpdateCosts(
+        pause_s=median(row["time/update_pause_s"] for row in run.rows),
+        take_s=median(update.start_s - step.stop_s for step, update in both),
+        holds_trainer=not any(freed),
+    )
+
+
+def _overhead(run: Run) -> float:
+    """Of a step, besides waiting, training and the weights."""
+    parts = ("time/trainer_waited_s", "time/train_s")
+    return max(0.0, median(row["time/step_s"] - sum(row[name] for name in parts) - _held_s(row) for row in run.rows))
+
+
+def _held_s(row: Mapping[str, float]) -> float:
+    """How long the trainer stood still for its weights; before it could go on meanwhile, for all of the update."""
+    return row.get("time/update_wait_s", row["time/update_s"])

@@ -1,0 +1,1 @@
+"""Launch scripts, rehearsed with small models on few GPUs."""

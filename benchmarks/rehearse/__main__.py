@@ -1,0 +1,173 @@
+"""A launch script of configs/, on this machine's GPUs, with random weights: does it run, how fast, in how much memory?
+
+    uv run python -m benchmarks.rehearse configs/qwen3-4b.sh --config tests/launch/models/qwen3-4b/config.json
+    uv run python -m benchmarks.rehearse configs/qwen3-30b-a3b.sh --config config.json --longest 4096 -- --lr 1e-5
+    uv run python -m benchmarks.rehearse configs/glm-z1-9b.sh --config small/config.json --device cpu --longest 16
+
+Writes random weights of the shape of --config, a tokenizer of made-up words and prompts of such words; starts the
+script as it is, but for: answers of --longest tokens, since no token ends one; rewards by chance; no evaluation but
+that of four prompts; no checkpoint; and what stands behind ``--``.  After --steps it looks at the GPUs' memory and ends
+the run (SIGTERM).  Prints a table beside the script's own dry run.  Exit codes: 0, 1 it did not run, 2 the options are
+wrong.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.background_run import Run, command_line, leave_in_order, show, write_prompts
+from benchmarks.common.circumstances import ROOT, circumstances
+from benchmarks.common.devices import need
+from benchmarks.sync_vs_async.workload import write_shape
+
+NUM_EVAL_PROMPTS = 4
+DRY_RUN_S = 120
+COLUMNS = {
+    "step": ("step", "d"),
+    "time/step_s": ("s", ".1f"),
+    "time/train_s": ("of that training", ".1f"),
+    "time/trainer_waited_s": ("waiting", ".1f"),
+    "tokens/trained": ("tokens trained so far", ",d"),
+    "groups/trained": ("groups trained", "d"),
+    "groups/filtered": ("filtered", "d"),
+    "lag/max": ("lag, most", "d"),
+    "time/update_pause_s": ("pause, s", ".3f"),
+    "train/logprob_diff": ("log-probs apart", ".1e"),
+    "train/peak_memory_gb": ("trainer's peak, GB", ".1f"),
+}
+"""Of metrics.jsonl: what the table calls a metric, and how it shows it."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it all."""
+    asked = _parse(argv)
+    need(asked.device)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    checkpoint = asked.checkpoint or asked.out / "model"
+    _write_checkpoint(checkpoint, asked)
+    environment = _environment(asked.out, checkpoint)
+    command = ["bash", asked.script, *_changes(asked), *asked.flags]
+    dry_run = _dry_run(command, environment)
+    began = time.monotonic()
+    with Run(command, asked.out, asked.deadline_s, environment) as run:
+        run.wait("a first step", lambda: len(run.rows()) >= 1)
+        first_s = time.monotonic() - began
+        run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
+        rows, used, code = run.rows(), _gpu_memory(), run.end()
+    about = {"until the first step was over, s": round(first_s), "exit code after SIGTERM": code}
+    about |= circumstances("rehearse.py", argv, asked.commit)
+    show(asked.out, [*report(rows, dry_run, used), "", *(f"- {name}: {value}" for name, value in about.items())])
+    return 0 if code == 128 + signal.SIGTERM else 1
+
+
+def _environment(out: Path, checkpoint: Path) -> dict[str, str]:
+    """What a script asks for, with data that is written to ``out``."""
+    train, held_out = out / "prompts.jsonl", out / "eval.jsonl"
+    write_prompts(train, as_chat=True)
+    held_out.write_bytes(b"".join(train.read_bytes().splitlines(keepends=True)[:NUM_EVAL_PROMPTS]))
+    return {
+        "MODEL": str(checkpoint),
+        "TRAIN_DATA": str(train),
+        "EVAL_DATA": str(held_out),
+        "RUNS": str(out / "runs"),
+        "PYTHON": sys.executable,
+        "PYTHONPATH": ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),
+    }
+
+
+def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) -> list[str]:
+    """Lines of Markdown.  A cell is empty where a step has no such number."""
+    names = [name for name, _ in COLUMNS.values()]
+    lines = ["| " + " | ".join(names) + " |", "|--:" * len(names) + "|"]
+    for row in rows:
+        cells = ("" if row.get(key) is None else format(row[key], kind) for key, (_, kind) in COLUMNS.items())
+        lines.append("| " + " | ".join(cells) + " |")
+    memory = [f"- memory of the GPUs at the end: {', '.join(used)}"] if used else []
+    return [*lines, "", *memory, "", "```", dry_run.rstrip(), "```"]
+
+
+def _changes(asked: argparse.Namespace) -> list[str]:
+    """Of the script's own flags."""
+    flags: dict[str, object] = {
+        "rollout-max-response-len": asked.longest,
+        "custom-rm-path": "benchmarks.common.random_reward.reward",
+        "num-rollout": 100_000,
+        "save-interval": 100_000,
+        "n-samples-per-eval-prompt": 1,
+    }
+    return command_line(flags, device=asked.device, use_router=asked.use_router)
+
+
+def _dry_run(command: Sequence[str | Path], environment: dict[str, str]) -> str:
+    """What it says; the program ends if that is no."""
+    found = subprocess.run(
+        ["timeout", str(DRY_RUN_S), *command, "--dry-run"],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode != 0:
+        raise SystemExit(f"error: the dry run says no:\n{found.stdout}{found.stderr}")
+    return found.stdout
+
+
+def _gpu_memory() -> list[str]:
+    """Used of each GPU that this machine has, by whatever uses it."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=30.0, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []
+
+
+def _write_checkpoint(folder: Path, asked: argparse.Namespace) -> None:
+    """Unless it is there.  In a process of its own: this one must hold no GPU."""
+    if (folder / "config.json").is_file():
+        wanted, there = (json.loads(file.read_text()) for file in (asked.config, folder / "config.json"))
+        is_whole = (folder / "tokenizer_config.json").is_file()  # written last
+        if not is_whole or there | {"eos_token_id": None} != wanted | {"eos_token_id": None}:
+            raise SystemExit(f"error: {folder} has something else than a whole model of {asked.config}; remove it")
+        return
+    writer = multiprocessing.get_context("spawn").Process(target=write_shape, args=(folder, asked.config, asked.device))
+    writer.start()
+    writer.join(asked.deadline_s)
+    if writer.exitcode != 0:
+        writer.kill()
+        raise SystemExit(f"error: --config {asked.config} --device {asked.device}: no checkpoint")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("script", type=Path)
+    parser.add_argument("--config", type=Path, required=True, help="config.json of the model, in Hugging Face format")
+    parser.add_argument("--checkpoint", type=Path, help="a folder to write the model to, or that has it")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--longest", type=int, default=2048, help="tokens of every answer, since no token ends one")
+    parser.add_argument("--use-router", action="store_true")
+    parser.add_argument("--deadline-s", type=float, default=1800.0)
+    parser.add_argument("--commit", help="where there is no git")
+    parser.add_argument("--out", type=Path, default=Path("runs/rehearsal"))
+    at = argv.index("--") if "--" in argv else len(argv)
+    asked = parser.parse_args(argv[:at])
+    for path in (asked.script, asked.config):
+        if not path.is_file():
+            parser.error(f"{path}: no such file")
+    asked.flags, asked.out, asked.script = list(argv[at + 1 :]), asked.out.absolute(), asked.script.absolute()
+    asked.checkpoint = asked.checkpoint.absolute() if asked.checkpoint else None
+    return asked
+
+
+if __name__ == "__main__":
+    leave_in_order()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Log-prob differences that rounding explains."""

@@ -1,0 +1,105 @@
+"""How far apart log-probs are that differ in rounding alone: what engine and trainer can agree to, in bfloat16 or fp8.
+
+    uv run python -m benchmarks.rounding --model 1.7b
+    uv run python -m benchmarks.rounding --model 0.6b --layers 14
+    uv run python -m benchmarks.rounding --model 1.7b --fp8
+
+Random weights, as the other benchmarks have them, in transformers on a CPU: float32, and bfloat16 with two kernels of
+attention that compute the same.  With --fp8 float32 alone: with weights as they are; with those of the layers' matrices
+rounded to E4M3 in blocks of 128 x 128, as a trainer reads them; and with what the matrices get rounded as well, 128
+numbers of a token at a time, as an engine computes.  Prints mean absolute differences, in nats.
+"""
+
+import argparse
+import itertools
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from asyncrl.engines.megatron.checkpoint.hf_files import scaled
+from asyncrl.engines.megatron.weights.fp8 import quantised
+from benchmarks.common.circumstances import circumstances
+from benchmarks.common.shapes import SHAPES, write_random
+
+VOCAB = 8192
+"""In place of Qwen3's 151,936 words: the output layer is one product of thirty, and would be most of the memory."""
+DENSE = tuple(name for name, shape in SHAPES.items() if "num_experts" not in shape)
+
+
+def main(argv: Sequence[str]) -> int:
+    """One model; the exit code."""
+    asked = _parser().parse_args(argv)
+    changes = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
+    if asked.layers is not None:
+        changes["num_hidden_layers"] = asked.layers
+    tokens_T = torch.randint(VOCAB, (asked.tokens,), generator=torch.Generator().manual_seed(0))
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_random(Path(folder) / "model", asked.model, device="cpu", **changes)
+        found = (_in_fp8 if asked.fp8 else _in_bfloat16)(model, tokens_T)
+    console = Console()
+    for (one, mine_T), (other, theirs_T) in itertools.combinations(found.items(), 2):
+        console.print(f"{one} and {other}: {(mine_T - theirs_T).abs().mean():.4f}", highlight=False)
+    for name, value in circumstances("rounding.py", argv).items():
+        console.print(f"{name}: {value}", highlight=False)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=DENSE, default="0.6b")
+    parser.add_argument("--layers", type=int, help="default: as many as the model has")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--fp8", action="store_true", help="of the layers' matrices, and of what they get")
+    return parser
+
+
+def _in_bfloat16(checkpoint: Path, tokens_T: Tensor) -> dict[str, Tensor]:
+    return {
+        "float32": _logprobs(_model(checkpoint, torch.float32), tokens_T),
+        "bfloat16": _logprobs(_model(checkpoint, torch.bfloat16), tokens_T),
+        "bfloat16, other attention": _logprobs(_model(checkpoint, torch.bfloat16, "eager"), tokens_T),
+    }
+
+
+def _in_fp8(checkpoint: Path, tokens_T: Tensor) -> dict[str, Tensor]:
+    model = _model(checkpoint, torch.float32)
+    matrices = [each for each in model.model.modules() if isinstance(each, nn.Linear)]
+    found = {"float32": _logprobs(model, tokens_T)}
+    for matrix in matrices:
+        matrix.weight.data = _rounded(matrix.weight.data, (128, 128))
+    found["weights in fp8"] = _logprobs(model, tokens_T)
+    for matrix in matrices:
+        matrix.register_forward_pre_hook(lambda _, given: _rounded(given[0][0], (1, 128))[None])
+    return found | {"weights and activations in fp8": _logprobs(model, tokens_T)}
+
+
+def _rounded(numbers: Tensor, block: tuple[int, int]) -> Tensor:
+    """What they are in fp8, each block with a scale of its own."""
+    rounded, scales = quantised(numbers, block, torch.float32)
+    return scaled(rounded.float(), scales.float(), block)
+
+
+def _model(checkpoint: Path, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation=attention)
+
+
+def _logprobs(model: Any, tokens_T: Tensor) -> Tensor:
+    """Of each token but the first, given those before it, in float32."""
+    with torch.no_grad():
+        logits_TV: Tensor = model(tokens_T[None]).logits[0, :-1].float()
+    return logits_TV.log_softmax(-1).gather(1, tokens_T[1:, None])[:, 0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Trained tokens per second: synchronous against asynchronous runs on the same GPUs."""

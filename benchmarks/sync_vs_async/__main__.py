@@ -1,0 +1,305 @@
+"""What asynchronous training buys: the same GPUs, model, prompts and lengths, arranged in several ways.
+
+    uv run python -m benchmarks.sync_vs_async --trainer-gpus 1 --engine-gpus 1 --model 1.7b                 two GPUs
+    uv run python -m benchmarks.sync_vs_async --trainer-gpus 1 --engine-gpus 3 --arrangements sync S=2 S=4 S=8
+    uv run python -m benchmarks.sync_vs_async --show a/results.json b/results.json --out both  one table of several
+    uv run python -m benchmarks.sync_vs_async --device cpu --model tiny --groups 4 --group-size 2 --longest 128 \\
+        --concurrency 16 --prompt-tokens 16 --max-tokens-per-gpu 512                                  on any machine
+
+    sync       collect a batch, train on it, publish, and only then generate again (S = 0)
+    sync-colocate
+               the same on all GPUs, which train and generate in turns (--colocate)
+    one-step   batch t+1 is generated while batch t is trained; both must be done before an update (slime's train_async)
+    S=N        ours: no trained token is more than N steps old; published at once, samples in flight go on
+
+Engines (SGLang), trainer (Megatron under Ray) and weight updates are real and started once, for sync-colocate once
+more; then each arrangement runs the product's own loop over them, with a scheduler of its own.  A model of random
+weights writes answers of log-normal length, the 95th percentile at 8 times the median, drawn from the seed by prompt
+and place in the group and forced; all arrangements measure the same prompts.  Rewards are random, nothing is filtered.
+
+    ideal          = GPUs / (trainer GPUs / R + engine GPUs / G)        all useful GPU-seconds divided by GPUs
+    split's ideal  = min(R, G)                                          at this split, if no side ever idled
+    R              = trained tokens per second in train() of the best arrangement
+    G              = tokens per second of the engines with every slot taken all the time, measured first and alone
+                     (--full-s); or the best S >= 2's while engines have work, if that is more
+
+On a CPU engines and trainer take cores from each other, and the ideal means little.  Exit codes: 0, 1 not everything
+was measured, 2 the options are wrong.  Results are written after each run; the table comes last.
+"""
+
+import argparse
+import asyncio
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import uvloop
+from rich.console import Console
+
+from asyncrl.app.gc_tuning import calm_the_collector
+from asyncrl.app.signals import Signals
+from asyncrl.capacity.layout import check_layout
+from asyncrl.data.tokenizer import load_tokenizer
+from asyncrl.engines.cluster.deployment import deployed
+from asyncrl.engines.cluster.session import end, ray_session
+from asyncrl.errors import ConfigError, EngineError, plainly
+from asyncrl.metrics.logs import open_logging
+from asyncrl.metrics.loop_lag import watch_loop
+from asyncrl.metrics.timeline import TimelineFile
+from asyncrl.models.shape import read_shape
+from benchmarks.common.circumstances import circumstances
+from benchmarks.common.devices import need
+from benchmarks.common.parallel_options import parallel_of
+from benchmarks.common.shapes import SHAPES
+from benchmarks.sync_vs_async.arrangements import Arrangement, Length, arrangement
+from benchmarks.sync_vs_async.figures import Results, Run, Setup
+from benchmarks.sync_vs_async.files import read, write
+from benchmarks.sync_vs_async.options import deployment, parse, setup
+from benchmarks.sync_vs_async.report import table
+from benchmarks.sync_vs_async.run import Stage
+from benchmarks.sync_vs_async.workload import Workload, write_checkpoint
+
+WIDTH = 200
+"""Of what goes to a file: the table fits."""
+LEAVING_S = 45.0
+"""For servers and Ray to end after the deadline; they take 10 s.  Then they are ended for them."""
+WRITING_S = 300.0
+"""For a checkpoint of random weights: 12 GB take a minute."""
+
+ONE_STEP = Length(steps=0, seconds=0.0)
+SHORTER = 32
+"""Of the longest answer: 8,192 tokens take half a minute, 256 a second."""
+
+logger = logging.getLogger("asyncrl.benchmarks.sync_vs_async")
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One call of this program."""
+
+    asked: argparse.Namespace
+    setup: Setup
+    about: dict[str, Any]
+    console: Console
+    started_s: float
+    runs: list[Run] = field(default_factory=list)
+    full_rates: list[float] = field(default_factory=list)
+
+    @property
+    def results(self) -> Results:
+        """So far."""
+        return Results(setup=self.setup, runs=tuple(self.runs), full_rates=tuple(self.full_rates))
+
+    @property
+    def left_s(self) -> float:
+        """Until the deadline."""
+        deadline_s: float = self.asked.deadline_s
+        return max(0.0, self.started_s + deadline_s - time.monotonic())
+
+    def say(self, text: str) -> None:
+        """One line, with the time since the start."""
+        self.console.print(
+            f"{time.monotonic() - self.started_s:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True
+        )
+
+    def keep(self, run: Run) -> None:
+        """Another run is over: everything so far is written."""
+        self.runs.append(run)
+        write(self.asked.out, self.results, self.about)
+
+    def show(self) -> None:
+        """Everything so far, as a table and as files."""
+        write(self.asked.out, self.results, self.about)
+        self.console.print(table(self.results))
+        self.console.print(f"written to {self.asked.out}/: results.json, table.md, picture.svg", highlight=False)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and show what ``argv`` asks for; the exit code."""
+    asked, console = parse(argv, __doc__ or ""), Console()
+    if not console.is_terminal:
+        console.width = WIDTH
+    try:
+        if asked.show:
+            return _show(asked, console)
+        need(asked.device)
+        asked.out.mkdir(parents=True, exist_ok=True)
+        session = Session(
+            asked=asked,
+            setup=setup(asked),
+            about=circumstances("sync_vs_async.py", argv, asked.commit),
+            console=console,
+            started_s=time.monotonic(),
+        )
+        with Signals.caught() as signals, open_logging(asked.out, console):
+            return _measured(session, signals)
+    except ConfigError as error:
+        console.print(f"error: {error}", style="red", highlight=False)
+        return 2
+
+
+def _show(asked: argparse.Namespace, console: Console) -> int:
+    results, about = read(asked.show)
+    write(asked.out, results, about)
+    console.print(table(results))
+    return 0
+
+
+def _measured(session: Session, signals: Signals) -> int:
+    """Whatever happens: the table of what there is."""
+    asked, failed = session.asked, False
+    last = threading.Timer(asked.deadline_s + LEAVING_S, _give_up, [session])
+    last.daemon = True
+    last.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = _checkpoint(session, Path(folder))
+            signals.remember()
+            num_processes = 2 * session.setup.gpus  # sync-colocate's
+            session.say("starting Ray")
+            with (
+                ray_session(num_processes + 1, hold_signals=signals.hold) as ray,
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
+                runner.run(_conducted(ray, session, checkpoint, signals))
+    except ConfigError:
+        raise
+    except (Exception, asyncio.CancelledError) as error:  # what was measured is shown all the same
+        failed = True
+        logger.debug("the benchmark ended", exc_info=error)
+        session.say(f"ended by {type(error).__name__}: {error}; {asked.out}/run.log has more")
+    last.cancel()
+    session.show()
+    is_all = len(session.runs) == len(asked.arrangements) * asked.repeats and all(
+        run.is_complete for run in session.runs
+    )
+    return signals.exit_code if signals.received else int(failed or not is_all)
+
+
+async def _conducted(ray: ModuleType, session: Session, checkpoint: Path, signals: Signals) -> None:
+    with signals.cancelling(), ExitStack() as stack:
+        timeline = TimelineFile(_fresh(session.asked.out), asyncio.get_running_loop().time())
+        stack.callback(timeline.close)
+        try:
+            async with asyncio.timeout(session.left_s) as deadline:
+                for colocates in (False, True):
+                    chosen = [each for each in session.asked.arrangements if each.colocates == colocates]
+                    if chosen:
+                        await _all_runs(ray, session, checkpoint, timeline, chosen)
+        except TimeoutError:
+            if not deadline.expired():  # an engine's
+                raise
+            session.say(f"the deadline of {session.asked.deadline_s:g} s is over")
+
+
+async def _all_runs(
+    ray: ModuleType, session: Session, checkpoint: Path, timeline: TimelineFile, chosen: Sequence[Arrangement]
+) -> None:
+    """Of arrangements that need the same deployment."""
+    asked, colocates = session.asked, chosen[0].colocates
+    logs = (asked.out / ("logs-colocate" if colocates else "logs")).resolve()
+    launch = deployment(asked, checkpoint, logs, session.left_s, colocates=colocates)
+    launch.logs.mkdir(exist_ok=True)
+    length = Length(steps=asked.steps, seconds=asked.seconds)
+    async with deployed(ray, launch, session.say) as running:
+        stage = Stage(running, session.setup, load_tokenizer(checkpoint), timeline, session.say)
+        calm_the_collector()
+        with plainly():
+            async with asyncio.TaskGroup() as beside:
+                watching = [
+                    beside.create_task(running.watch(), name="servers"),
+                    beside.create_task(watch_loop(stage.loop_lag), name="loop-lag"),
+                ]
+                session.say("one step of short answers, which nobody counts: kernels are compiled, caches filled")
+                await stage.run(
+                    arrangement("sync-colocate" if colocates else "sync"), ONE_STEP, _short(session), lambda run: None
+                )
+                if asked.full_s > 0 and not colocates:
+                    await _full_rate(session, stage)
+                for repeat, each in product(range(asked.repeats), chosen):
+                    session.say(f"{each.name}, repeat {repeat + 1} of {asked.repeats}")
+                    await stage.run(each, length, _workload(session, repeat), session.keep)
+                for task in watching:
+                    task.cancel()
+        session.say("stopping")
+    running.give_up()
+
+
+async def _full_rate(session: Session, stage: Stage) -> None:
+    """A figure to compare with; the runs do without."""
+    session.say("engines alone, every slot taken")
+    try:
+        found = await stage.full_rate(_workload(session, 0), session.asked.full_s)
+    except (EngineError, TimeoutError, ValueError) as error:
+        session.say(f"engines alone: not measured: {type(error).__name__}: {error}")
+    else:
+        session.full_rates.append(found)
+        session.say(f"engines alone: {found:,.0f} tokens/s")
+
+
+def _short(session: Session) -> Workload:
+    """As the first repeat, with answers that are soon over."""
+    longest = max(1, session.setup.longest // SHORTER)
+    return replace(_workload(session, 0), median=min(session.setup.median, longest), longest=longest)
+
+
+def _workload(session: Session, repeat: int) -> Workload:
+    setup = session.setup
+    return Workload(
+        vocabulary=SHAPES[setup.model]["vocab_size"],
+        prompt_tokens=setup.prompt_tokens,
+        median=setup.median,
+        longest=setup.longest,
+        seed=session.asked.seed + repeat,
+    )
+
+
+def _checkpoint(session: Session, folder: Path) -> Path:
+    """The model's folder, written by a process of its own: this one must hold no GPU.  Raises ConfigError."""
+    asked = session.asked
+    checkpoint: Path = (asked.checkpoint or folder / "model").resolve()
+    if not (checkpoint / "tokenizer_config.json").exists():  # written last
+        session.say(f"writing random weights: {asked.model}")
+        writer = multiprocessing.get_context("spawn").Process(
+            target=write_checkpoint, args=(checkpoint, asked.model, asked.device)
+        )
+        writer.start()
+        writer.join(min(WRITING_S, session.left_s))
+        if writer.exitcode != 0:
+            writer.kill()
+            raise ConfigError(f"--model {asked.model} --device {asked.device}: no checkpoint; exit {writer.exitcode}")
+    check_layout(read_shape(checkpoint), parallel_of(asked), asked.device)
+    return checkpoint
+
+
+def _fresh(out: Path) -> Path:
+    """A folder whose timeline is of this call alone."""
+    (out / "timeline.json").unlink(missing_ok=True)
+    return out
+
+
+def _give_up(session: Session) -> None:
+    """In a thread, when the end itself hangs: show what there is, leave nothing behind, and leave."""
+    with suppress(Exception):
+        session.say(f"it has not ended {LEAVING_S:g} s after the deadline: everything is killed")
+        session.show()
+    with suppress(Exception):
+        end(psutil.Process().children(recursive=True))
+    sys.stdout.flush()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""How fast the engines are when every slot is taken all the time: no trainer, no updates, nobody waits for anybody.
+
+The slots begin as they would be found in the middle of a long run: each with an answer drawn by its length (long ones
+are met more often), at a random place in it, whose beginning stands in the prompt.  An answer that ends is followed by
+the next of the workload.  So caches are as full as they will be, from the first second on.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice, pairwise
+
+from asyncrl.protocols import RolloutEngine
+from asyncrl.types import Chunk, Request, SamplingParams, Weights
+from benchmarks.sync_vs_async.workload import Workload
+
+DRAWN = 4096
+"""Answers among which the first ones are drawn; the mean of the lengths is then right to some per cent."""
+FIRST_S = 120.0
+"""For the first token of every slot: half a million prompt tokens take an H200 some seconds."""
+
+Track = list[tuple[float, int]]
+"""When how many tokens of one answer had arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One answer to be written."""
+
+    prompt: tuple[int, ...]
+    num_tokens: int
+    """Still to be written."""
+
+
+async def full_rate(
+    engine: RolloutEngine, workload: Workload, slots: int, group_size: int, weights: Weights, measured_s: float
+) -> float:
+    """Tokens per second of all engines together, over ``measured_s`` with ``slots`` answers in flight."""
+    tracks: list[Track] = []
+    clock, names = asyncio.get_running_loop().time, count()
+    has_begun = asyncio.Semaphore(0)
+
+    async def write(task: Task) -> None:
+        track: Track = [(clock(), 0)]
+        tracks.append(track)
+
+        def arrived(chunk: Chunk) -> None:
+            if len(track) == 1:
+                has_begun.release()
+            track.append((clock(), track[-1][1] + len(chunk.token_ids)))
+
+        await engine.generate(_request(task, next(names), weights), arrived)
+
+    async def keep_writing(slot: int) -> None:
+        await write(beginnings[slot])
+        for task in following:
+            await write(task)
+
+    beginnings = list(islice(stationary(workload, group_size), slots))
+    following = fresh(workload, group_size)
+    async with asyncio.TaskGroup() as tasks:
+        writers = [tasks.create_task(keep_writing(slot), name=f"full-{slot}") for slot in range(slots)]
+        async with asyncio.timeout(FIRST_S):
+            for _ in range(slots):
+                await has_begun.acquire()
+        start = clock()
+        await asyncio.sleep(measured_s)
+        stop = clock()
+        for writer in writers:
+            writer.cancel()
+    return rate(tracks, slots, start, stop)
+
+
+def rate(tracks: Sequence[Track], slots: int, start_s: float, stop_s: float) -> float:
+    """Tokens per second of ``slots`` answers at once, as fast as the answers of ``tracks`` were between the two times.
+
+    Tokens count as evenly spread between two chunks.  What came behind the last chunk of an answer is not known, and
+    counts neither as tokens nor as time.
+    """
+    tokens = lives_s = 0.0
+    for track in tracks:
+        begin, end = max(track[0][0], start_s), min(track[-1][0], stop_s)
+        if begin < end:
+            tokens += progress(track, end) - progress(track, begin)
+            lives_s += end - begin
+    if not lives_s:
+        raise ValueError("no answer has a chunk between the two")
+    return slots * tokens / lives_s
+
+
+def progress(track: Track, at_s: float) -> float:
+    """Tokens written until ``at_s``, which is not before the first entry."""
+    for (before_s, before), (after_s, after) in pairwise(track):
+        if before_s < after_s and at_s <= after_s:
+            return before + (after - before) * (at_s - before_s) / (after_s - before_s)
+    return float(track[-1][1])
+
+
+def stationary(workload: Workload, group_size: int) -> Iterator[Task]:
+    """Answers as they are met in the middle of a long run, without end."""
+    draw = random.Random(f"{workload.seed}:full")
+    lengths = [workload.length(place // group_size, place % group_size) for place in range(DRAWN)]
+    for row in count():
+        (length,) = draw.choices(lengths, weights=lengths)
+        written = draw.randrange(length)
+        rest = tuple(draw.choices(range(workload.vocabulary), k=written))
+        yield Task(prompt=workload.prompt(row).token_ids + rest, num_tokens=length - written)
+
+
+def fresh(workload: Workload, group_size: int) -> Iterator[Task]:
+    """Answers from their beginning, without end."""
+    for place in count():
+        row, index = divmod(place, group_size)
+        yield Task(prompt=workload.prompt(row).token_ids, num_tokens=workload.length(row, index))
+
+
+def _request(task: Task, number: int, weights: Weights) -> Request:
+    return Request(
+        request_id=f"full{number}",
+        token_ids=task.prompt,
+        sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=task.num_tokens),
+        seed=number,
+        weights=weights,
+    )

@@ -1,0 +1,156 @@
+"""What ``sync_vs_async.py`` asks for: a model that never ends an answer by itself, prompts, lengths and rewards.
+
+Everything is drawn from the seed and the place of a sample, so that all arrangements get the same.
+"""
+
+import json
+import random
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tokenizers  # type: ignore[import-untyped]
+
+from asyncrl.protocols import RolloutEngine
+from asyncrl.sim.model.lengths import Drawn, LogNormal, uniform
+from asyncrl.types import Chunk, FinishReason, Prompt, Request, Sample
+from benchmarks.common.shapes import write_random
+
+P95_RATIO = 8.0
+"""95th percentile of the lengths over their median."""
+CUT_RATIO = 16
+"""The longest length over the median."""
+_LETTERS = 6
+"""Of a made-up word at most; with the blank in front English has 4 to 5 characters per token."""
+_REWARD = 1
+"""Keeps the draws of rewards apart from those of lengths, which have only a row and an index."""
+
+
+def write_checkpoint(folder: Path, name: str, device: str) -> None:
+    """Random weights of the shape ``name``, a tokenizer of as many words, and no token that ends an answer."""
+    write_random(folder, name, device=device)
+    _write_endless(folder, json.loads((folder / "config.json").read_text()))
+
+
+def write_shape(folder: Path, config: Path, device: str) -> None:
+    """The same for the shape of any config.json, by transformers, which gives GLM its own last tokens back."""
+    import torch
+    import transformers
+
+    of_family = transformers.AutoConfig.from_pretrained(config, pad_token_id=None)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.device(device):
+        transformers.AutoModelForCausalLM.from_config(of_family, dtype=dtype).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    _write_endless(folder, json.loads(config.read_text()))
+
+
+def _write_endless(folder: Path, config: dict[str, Any]) -> None:
+    """Beside the weights: a shape without a last token, and a tokenizer, whose description is written last."""
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    made_up_words(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    about = {
+        "backend": "tokenizers",
+        "tokenizer_class": "TokenizersBackend",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+
+
+def made_up_words(size: int) -> tokenizers.Tokenizer:
+    """A byte-level vocabulary of ``size`` tokens, as Qwen's is one: all bytes, and words of random letters."""
+    draw = random.Random(size)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {byte: place for place, byte in enumerate(alphabet)}
+    while len(vocabulary) < size:
+        letters = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(1, _LETTERS)))
+        vocabulary.setdefault(f"\u0120{letters}", len(vocabulary))
+    words = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    words.decoder = tokenizers.decoders.ByteLevel()
+    return words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Prompts of ``prompt_tokens`` random tokens, answers of log-normal length, random rewards."""
+
+    vocabulary: int
+    prompt_tokens: int
+    median: int
+    longest: int
+    """No answer is longer, in tokens."""
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 2:
+            raise ValueError(f"prompt_tokens must be at least 2, which name the row, got {self.prompt_tokens}")
+
+    def length(self, row: int, index: int) -> int:
+        """Tokens of answer ``index`` to the prompt of ``row``."""
+        shape = LogNormal(median=self.median, p95_ratio=P95_RATIO)
+        return Drawn(shape=shape, cut=self.longest, seed=self.seed).tokens(row, index)
+
+    def prompt(self, row: int) -> Prompt:
+        """The first two tokens are the row, as a number to the base of the vocabulary: the engine sees no more."""
+        draw = random.Random(f"{self.seed}:{row}")
+        rest = draw.choices(range(self.vocabulary), k=self.prompt_tokens - 2)
+        return Prompt(
+            row=row, epoch=0, text="", token_ids=(*divmod(row, self.vocabulary), *rest), label=None, metadata={}
+        )
+
+    def tokens_left(self, request: Request) -> int:
+        """What is still to be written of an answer, in tokens."""
+        first, second, *_ = request.token_ids
+        index = int(request.request_id.rpartition(".")[2].partition("-")[0])
+        written = len(request.token_ids) - self.prompt_tokens
+        return self.length(first * self.vocabulary + second, index) - written
+
+    async def reward(self, prompt: Prompt, sample: Sample) -> float:
+        """Between 0 and 1: no group is all the same, whatever was written."""
+        return uniform(self.seed, prompt.row, sample.index, _REWARD)
+
+
+class Prompts:
+    """``PromptSource``: rows from ``first`` on."""
+
+    def __init__(self, workload: Workload, first: int) -> None:
+        self._workload = workload
+        self._next = first
+
+    def take(self) -> Prompt:
+        """See ``PromptSource.take``."""
+        self._next += 1
+        return self._workload.prompt(self._next - 1)
+
+
+class ForcedLengths:
+    """``RolloutEngine`` over another, whose answers have the lengths of the workload."""
+
+    def __init__(self, engine: RolloutEngine, workload: Workload) -> None:
+        self._engine = engine
+        self._workload = workload
+
+    async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
+        """See ``RolloutEngine.generate``."""
+        left = self._workload.tokens_left(request)
+        if left <= 0:  # only its last word was lost
+            return FinishReason.LENGTH
+        return await self._engine.generate(
+            replace(request, sampling=replace(request.sampling, max_new_tokens=left)), on_chunk
+        )
+
+    async def interrupt(self) -> None:
+        """See ``RolloutEngine.interrupt``."""
+        await self._engine.interrupt()
+
+    async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        """See ``RolloutEngine.score``."""
+        return await self._engine.score(token_ids, start)
+
+
+def keep_all(group: object) -> str | None:
+    """A ``KeepFn``: no group is dropped."""
+    return None

@@ -1,0 +1,1 @@
+"""Speed and memory of one training step."""

@@ -1,0 +1,1 @@
+"""Pause and duration of weight updates."""

@@ -1,0 +1,350 @@
+"""How long a weight update takes: with a real trainer, real engines and answers in flight, against one raw broadcast.
+
+    uv run python -m benchmarks.weight_update --model 1.7b --trainer-gpus 1 --engine-gpus 1                 two GPUs
+    uv run python -m benchmarks.weight_update --model moe-6b --trainer-gpus 1 --engine-gpus 3 --check       four GPUs
+    uv run python -m benchmarks.weight_update --device cpu --model tiny --in-flight 4  on any machine
+    uv run python -m benchmarks.weight_update --show a/update.json b/update.json  one table of both
+
+    raw       one ``torch.distributed`` broadcast of as many bytes, in one piece, from one process to as many others as
+              there are engine ranks, on the same devices: the best of some, measured first
+    wait      training stands still: its weights are copied (or sent, where there is no room for a copy)
+    pause     generation stands still: from the first engine that does until the last one has gone on
+    total     the same from the first engine asked to pause: it finishes its forward pass first, perhaps a prefill
+    overhead  pause - 2 x raw; ``--check`` wants at most 10 ms
+
+The first update, which goes by name and teaches the engines, and the second, which makes their lists of copies, are
+shown apart.  Exit codes: 0, 1 ``--check`` does not hold, 2 the options are wrong.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+import orjson
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from asyncrl.app.signals import Signals
+from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
+from asyncrl.config.parallel import parallel_problems
+from asyncrl.config.ranges import refuse
+from asyncrl.engines.cluster.actors import NetworkPlace
+from asyncrl.engines.cluster.deployment import Deployment, Running, deployed
+from asyncrl.engines.cluster.session import ray_session
+from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.errors import AsyncRLError, ConfigError, plainly
+from asyncrl.types import UpdateReport, Weights
+from benchmarks.common.circumstances import circumstances
+from benchmarks.common.devices import need
+from benchmarks.common.parallel_options import add_parallel, parallel_of
+from benchmarks.common.shapes import SHAPES
+from benchmarks.sync_vs_async.full import full_rate
+from benchmarks.sync_vs_async.options import ON_GPUS
+from benchmarks.sync_vs_async.workload import Workload, write_checkpoint
+
+ALLOWED_OVERHEAD_S = 0.010
+"""Of a pause, beyond twice the raw broadcast: what the project has set itself."""
+RAW_TIMES = 6
+"""Broadcasts; the first of which sets up the connections."""
+BETWEEN_S = 0.5
+"""Two updates: the engines are at work again, as they are in a run."""
+TIMEOUT_S = 120.0
+START_S = 600.0
+LONG_S = 3600.0
+"""For as long as the updates take, answers are written."""
+
+Rows = list[tuple[float, UpdateReport]]
+"""For each update how long training waited, in seconds, and what it took besides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One call's figures; times in seconds."""
+
+    model: str
+    num_bytes: int
+    trainer_ranks: int
+    engines: int
+    in_flight: int
+    raw_s: float
+    waits_s: tuple[float, ...]
+    pauses_s: tuple[float, ...]
+    totals_s: tuple[float, ...]
+    """By update, the first ones too."""
+    goes_beside: bool
+    about: dict[str, Any]
+
+    @property
+    def pause_s(self) -> float:
+        """Median, from the third on."""
+        return median(self.pauses_s[2:])
+
+    @property
+    def overhead_s(self) -> float:
+        """Of the median pause beyond twice the raw broadcast."""
+        return self.pause_s - 2 * self.raw_s
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and show what ``argv`` asks for; the exit code."""
+    asked, console = _parser().parse_args(argv), Console()
+    if not console.is_terminal:
+        console.width = 200
+    try:
+        if asked.show:
+            found = [Found(**orjson.loads(path.read_bytes())) for path in asked.show]
+        else:
+            need(asked.device)
+            refuse(parallel_problems(parallel_of(asked), asked.trainer_gpus))
+            found = [_measured(asked, argv, console)]
+    except AsyncRLError as error:
+        console.print(f"error: {error}", style="red", highlight=False)
+        return 2 if isinstance(error, ConfigError) else 1
+    console.print(_table(found))
+    return int(asked.check and any(each.overhead_s > ALLOWED_OVERHEAD_S for each in found))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SHAPES), default="1.7b", help="a shape; its weights are random")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--trainer-gpus", type=int, default=1, help="ranks; on a CPU, processes")
+    parser.add_argument("--engine-gpus", type=int, default=1, help="engines of one GPU each; on a CPU, processes")
+    parser.add_argument("--in-flight", type=int, default=128, help="answers per engine, all the time")
+    parser.add_argument("--updates", type=int, default=12, help="the first two of which are shown apart")
+    parser.add_argument("--bucket-mib", type=int, default=512)
+    parser.add_argument("--beside", action=argparse.BooleanOptionalAction, help="--update-weights-beside-training")
+    parser.add_argument("--verify", action="store_true", help="--check-weight-updates, which takes its time")
+    parser.add_argument("--check", action="store_true", help="fail unless the pause is as short as it shall be")
+    parser.add_argument("--checkpoint", type=Path, help="folder to keep the model in, or one kept before")
+    parser.add_argument("--commit", help="what to write down where there is no git")
+    parser.add_argument("--out", type=Path, default=Path("runs/weight_update"), help="folder for update.json and logs")
+    parser.add_argument("--show", type=Path, nargs="+", help="start nothing; one table of earlier calls")
+    add_parallel(parser.add_argument_group("how the trainer is split (docs/parallelism.md)"))
+    return parser
+
+
+def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) -> Found:
+    asked.out.mkdir(parents=True, exist_ok=True)
+    about = circumstances("weight_update.py", argv, asked.commit)
+    with Signals.caught() as signals, tempfile.TemporaryDirectory() as folder:
+        checkpoint = (asked.checkpoint or Path(folder) / "model").resolve()
+        if not (checkpoint / "tokenizer_config.json").exists():  # written last
+            console.print(f"writing random weights: {asked.model}", highlight=False)
+            _in_a_process(write_checkpoint, checkpoint, asked.model, asked.device)
+        num_bytes = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+        raw_s = _raw_s(asked, num_bytes)
+        console.print(f"raw broadcast of {num_bytes / 1e9:.2f} GB: {1000 * raw_s:.1f} ms", highlight=False)
+        signals.remember()
+        with (
+            ray_session(asked.trainer_gpus + asked.engine_gpus + 1, hold_signals=signals.hold) as ray,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            rows, sent, goes_beside = runner.run(_updates(ray, asked, checkpoint, signals, console))
+    found = Found(
+        model=asked.model,
+        num_bytes=sent,
+        trainer_ranks=asked.trainer_gpus,
+        engines=asked.engine_gpus,
+        in_flight=asked.in_flight,
+        raw_s=raw_s,
+        waits_s=tuple(wait for wait, _ in rows),
+        pauses_s=tuple(report.pause_s for _, report in rows),
+        totals_s=tuple(report.total_s for _, report in rows),
+        goes_beside=goes_beside,
+        about=about,
+    )
+    (asked.out / "update.json").write_bytes(orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2))
+    return found
+
+
+# ---- the product's update
+
+
+async def _updates(
+    ray: ModuleType, asked: argparse.Namespace, checkpoint: Path, signals: Signals, console: Console
+) -> tuple[Rows, int, bool]:
+    """What each update took, the bytes of one, and whether training goes on beside."""
+    with signals.cancelling():
+        async with deployed(
+            ray, _deployment(asked, checkpoint), lambda text: console.print(text, highlight=False)
+        ) as up:
+            with plainly():
+                async with asyncio.TaskGroup() as beside:
+                    tasks = [beside.create_task(up.watch())]
+                    if asked.in_flight:
+                        tasks.append(beside.create_task(_traffic(up, asked)))
+                    found = await _pushes(up, asked.updates)
+                    for task in tasks:
+                        task.cancel()
+    return found
+
+
+async def _pushes(up: Running, times: int) -> tuple[Rows, int, bool]:
+    clock = asyncio.get_running_loop().time
+    rows, goes_beside, num_bytes = Rows(), False, 0
+    for version in range(1, times + 1):
+        await asyncio.sleep(BETWEEN_S)
+        start = clock()
+        goes_beside = await up.updater.snapshot()
+        taken = clock()
+        report = await up.updater.publish(Weights(version=version, step=version))
+        rows.append((taken - start if goes_beside else clock() - start, report))
+        num_bytes = report.num_bytes
+    return rows, num_bytes, goes_beside
+
+
+async def _traffic(up: Running, asked: argparse.Namespace) -> None:
+    """Answers that nobody reads, as many as shall be in flight, until cancelled."""
+    longest = 8192 if asked.device == "cuda" else 256
+    workload = Workload(
+        vocabulary=SHAPES[asked.model]["vocab_size"], prompt_tokens=16, median=longest // 16, longest=longest, seed=1
+    )
+    slots = asked.in_flight * asked.engine_gpus
+    await full_rate(up.engine, workload, slots, 8, Weights(version=0, step=0), LONG_S)
+
+
+def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
+    logs = (asked.out / "logs").resolve()
+    logs.mkdir(exist_ok=True)
+    return Deployment(
+        cluster=ClusterConfig(
+            actor_num_gpus_per_node=asked.trainer_gpus,
+            rollout_num_gpus=asked.engine_gpus,
+            use_router=False,
+            start_timeout_s=START_S,
+        ),
+        failures=FailureConfig(
+            request_timeout_s=TIMEOUT_S,
+            control_timeout_s=TIMEOUT_S,
+            train_timeout_s=TIMEOUT_S,
+            max_engine_restarts=0,
+        ),
+        trainer=TrainerSettings(
+            model=ModelConfig(hf_checkpoint=checkpoint, seed=1),
+            train=TrainConfig(
+                update_weight_buffer_size=asked.bucket_mib * 2**20,
+                update_weights_beside_training=asked.beside,
+                check_weight_updates=asked.verify,
+            ),
+            parallel=parallel_of(asked),
+            device=asked.device,
+            dtype="bfloat16" if asked.device == "cuda" else "float32",
+            row_tokens=1,  # it trains nothing: no activations are in the way of a copy
+            temperature=1.0,
+            num_steps_per_rollout=1,
+            use_rollout_logprobs=True,
+            timeout_s=TIMEOUT_S,
+        ),
+        server_flags=ON_GPUS if asked.device == "cuda" else {},
+        logs=logs,
+    )
+
+
+# ---- the broadcast that it is held against
+
+
+def _raw_s(asked: argparse.Namespace, num_bytes: int) -> float:
+    """The best of some broadcasts from the first device to those of the engines, in processes of their own."""
+    (port,) = NetworkPlace().free_ports(1)
+    spawn = multiprocessing.get_context("spawn")
+    answers: Any = spawn.SimpleQueue()
+    world = 1 + asked.engine_gpus
+    ranks = [
+        spawn.Process(target=_raw_rank, args=(rank, world, port, num_bytes, asked.device, answers))
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(TIMEOUT_S)
+    if any(rank.exitcode != 0 for rank in ranks):  # None: it has not ended in time
+        for rank in ranks:
+            rank.kill()
+        raise SystemExit(f"the raw broadcast failed: exit codes {[rank.exitcode for rank in ranks]}")
+    best: float = answers.get()
+    return best
+
+
+def _raw_rank(rank: int, world: int, port: int, num_bytes: int, device: str, answers: Any) -> None:
+    os.environ["NCCL_CUMEM_ENABLE"] = "0"  # as in the product
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
+    )
+    flat = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    times = []
+    for _ in range(RAW_TIMES):
+        dist.barrier()
+        start = time.perf_counter()
+        dist.broadcast(flat, src=0)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    slowest = torch.tensor(times[1:], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        answers.put(slowest.min().item())
+    dist.destroy_process_group()
+
+
+def _in_a_process(function: Any, *args: Any) -> None:
+    """This process must hold no GPU.  Raises ConfigError."""
+    process = multiprocessing.get_context("spawn").Process(target=function, args=args)
+    process.start()
+    process.join(START_S)
+    if process.exitcode != 0:
+        with suppress(OSError):
+            process.kill()
+        raise ConfigError(f"no checkpoint was written: exit {process.exitcode}")
+
+
+# ---- the table
+
+
+def _table(found: Sequence[Found]) -> Table:
+    table = Table(title="weight updates", title_justify="left")
+    for name in ("model", "GB", "ranks", "engines", "in flight", "raw ms", "GB/s"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for name in ("wait ms", "pause ms", "max", "total ms", "pause / raw", "overhead ms", "first pauses ms", "holds"):
+        table.add_column(name, justify="right")
+    for each in found:
+        rest = each.pauses_s[2:]
+        table.add_row(
+            each.model,
+            f"{each.num_bytes / 1e9:.2f}",
+            str(each.trainer_ranks),
+            str(each.engines),
+            str(each.in_flight),
+            f"{1000 * each.raw_s:.1f}",
+            f"{each.num_bytes / each.raw_s / 1e9:.0f}",
+            f"{1000 * median(each.waits_s[2:]):.1f}" + ("" if each.goes_beside else " (sends)"),
+            f"{1000 * each.pause_s:.1f}",
+            f"{1000 * max(rest):.1f}",
+            f"{1000 * median(each.totals_s[2:]):.1f}",
+            f"{each.pause_s / each.raw_s:.2f}",
+            f"{1000 * each.overhead_s:+.1f}",
+            ", ".join(f"{1000 * pause:.0f}" for pause in each.pauses_s[:2]),
+            "yes" if each.overhead_s <= ALLOWED_OVERHEAD_S else "no",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""A trainer that is busy can be told, in a real Ray."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, threading
+from asyncrl.engines.cluster.actors import RankActor
+from asyncrl.engines.cluster.addresses import Addresses
+from asyncrl.engines.cluster.placement import Layout, reserve
+from asyncrl.engines.cluster.session import ray_session
+from asyncrl.engines.cluster.ray_trainer import RayTrainer
+
+class Rank:
+    def __init__(self):
+        self.given_up = threading.Event()
+        self.told = []
+    def send(self, is_checked):
+        self.told.append(threading.get_ident())
+        assert self.given_up.wait(20.0)
+    def abandon(self, group_name):
+        self.told.append(group_name)
+    def join_engines(self, *where):
+        self.told.append(where[-2])
+    def resend(self, is_checked):
+        self.given_up.set()
+        return True
+    def snapshot(self, is_checked):
+        return [*self.told, threading.get_ident()]
+
+class Actor(RankActor):
+    def __init__(self):
+        self._rank = Rank()
+
+async def main(ray):
+    layout = Layout(device="cpu", num_ranks=1, num_engines=1, gpus_per_engine=1, is_shared=False)
+    place = await reserve(ray, layout, 20.0)
+    rank = place.rank(Actor, 0)
+    trainer = RayTrainer([rank], train_timeout_s=20.0, control_timeout_s=20.0)
+    sending = asyncio.create_task(trainer.send(is_checked=False, timeout_s=20.0))
+    await asyncio.sleep(0)  # so that it is asked first
+    await trainer.abandon("asyncrl-3")
+    host, port = await Addresses(1, is_single_node=False, timeout_s=15.0).rank(rank)
+    await trainer.join_engines(
+        master_address=host, master_port=port, world_size=2, group_name="asyncrl-4", backend="gloo"
+    )
+    assert await trainer.resend(is_checked=False)
+    await sending
+    first, second, before, after = sorted(await trainer.snapshot(is_checked=False), key=str)
+    print(first == second, before, after)
+
+with ray_session(2, hold_signals=lambda: None) as ray:
+    asyncio.run(main(ray))
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_busy_rank_gives_an_update_up_and_begins_it_anew_at_once_and_has_one_thread_for_all_else() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=150, check=False)
+    assert done.stdout.split()[-3:] == ["True", "asyncrl-3", "asyncrl-4"], done.stderr

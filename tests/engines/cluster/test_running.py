@@ -1,0 +1,55 @@
+"""What a deployment does with engines that have just started."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from asyncrl.engines.cluster.deployment import Running
+from asyncrl.errors import UpdateInterrupted, WeightUpdateFailed
+from asyncrl.types import Weights
+
+FIRST = Weights(version=0, step=0)
+
+
+class Updater:
+    """Raises ``errors``, one in each call of ``publish``, before one succeeds."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.told: list[str] = []
+        self._errors = list(errors)
+
+    async def snapshot(self) -> None:
+        self.told.append("snapshot")
+
+    async def publish(self, weights: Weights) -> None:
+        self.told.append(f"publish {weights.version}")
+        if self._errors:
+            raise self._errors.pop(0)
+
+
+def running(updater: Updater) -> Running:
+    rest: Any = SimpleNamespace()
+    return Running(
+        engine=rest,
+        trainer=rest,
+        updater=updater,  # type: ignore[arg-type]
+        load_probe=rest,
+        servers=(),
+        keeper=rest,
+        give_up=lambda: None,
+    )
+
+
+def test_the_first_update_begins_anew_when_an_engine_is_lost_meanwhile() -> None:
+    updater = Updater(UpdateInterrupted("b: gone"))
+    asyncio.run(running(updater).serve(FIRST))
+    assert updater.told == ["snapshot", "publish 0", "snapshot", "publish 0"]
+
+
+def test_any_other_failure_of_the_first_update_is_final() -> None:
+    updater = Updater(WeightUpdateFailed("no group"))
+    with pytest.raises(WeightUpdateFailed, match="no group"):
+        asyncio.run(running(updater).serve(FIRST))
+    assert updater.told == ["snapshot", "publish 0"]

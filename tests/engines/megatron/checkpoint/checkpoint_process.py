@@ -1,0 +1,48 @@
+"""A trainer that writes a checkpoint after a step, and dies of the next one.
+
+python -m tests.engines.megatron.checkpoint.checkpoint_process CHECKPOINT ROOT
+"""
+
+import resource
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings
+
+from asyncrl.engines.megatron.checkpoint.directory import folder_of
+
+
+def die(model: Path, root: Path) -> None:
+    """The kernel kills this process within the first large file of the second checkpoint."""
+    with one_rank(trainer_settings(model)) as trainer:
+        trainer.train(random_batch())
+        trainer.begin_checkpoint(folder_of(root, 1), {}, True)
+        trainer.finish_checkpoint()
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+        with file_size_limit():
+            trainer.begin_checkpoint(folder_of(root, 2), {}, True)
+            trainer.finish_checkpoint()
+
+
+@contextmanager
+def file_size_limit() -> Iterator[None]:
+    """Nobody in this process can write more than this to a file: less than a tiny model, more than its description."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    die(*map(Path, sys.argv[1:]))

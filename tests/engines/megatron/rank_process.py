@@ -1,0 +1,126 @@
+"""One rank of a trainer in several layouts, one after the other: a good step, maybe a poisoned one, and a good one.
+
+    python -m tests.engines.megatron.rank_process RANK CASES
+
+The last line that the program prints is JSON: what ``run`` returned for each case that has this rank.
+"""
+
+import json
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from asyncrl.engines.megatron.rank import MegatronRank
+
+from asyncrl.config.parallel import ParallelConfig
+from asyncrl.engines.megatron import TrainerSettings
+from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
+from asyncrl.engines.megatron.weights.gathering import whole_weights
+from asyncrl.engines.megatron.weights.hf_weights import splits_of
+from asyncrl.engines.megatron.weights.sharding import all_weights, local_weights
+from asyncrl.errors import NonFiniteLoss
+from asyncrl.types import Batch
+from tests.engines.megatron.tiny import free_port, poisoned, random_batch, trainer_settings
+
+CPU = torch.device("cpu")
+SEVERAL = 2**14
+"""Bytes in a message: some weights of the tiny models, not all."""
+
+
+def case(
+    checkpoint: Path,
+    target: Path,
+    *,
+    ranks: int = 1,
+    resume: Path | None = None,
+    saves: bool = False,
+    poisons: bool = False,
+    layers: str | None = None,
+    **parallel: Any,
+) -> dict[str, Any]:
+    """The task of ``run`` on so many ``ranks``; ``parallel`` are fields of ParallelConfig.
+
+    With ``resume``, the ``target`` of another case, only the last step is done, from the checkpoint before it.  With
+    ``layers``, whose they are, ranks are on GPUs, in bfloat16.
+    """
+    places = {"checkpoint": str(checkpoint), "target": str(target), "resume": resume and str(resume)}
+    asked = {"saves": saves, "poisons": poisons, "layers": layers, "parallel": parallel}
+    return {**places, "port": free_port(), "ranks": ranks, **asked}
+
+
+def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of each good step, in order, and whether the poisoned step was refused; None if there was none.
+
+    ``target`` gets the weights after the last step in Hugging Face format; on a CPU, unless each rank has the sum of a
+    part of the gradients only, ``gradients.pt`` with those of the first step's last update; and if the case ``saves``,
+    a checkpoint from before the last step.
+    """
+    target = Path(case["target"])
+    trainer = MegatronRank(_settings(case), rank, case["ranks"], "127.0.0.1", case["port"])
+    batch = random_batch(groups=3, group_size=3)
+    reports, refused, gradients = [], None, {}
+    if case["resume"] is None:
+        reports = [trainer.train(batch)]
+        gradients = _gradients(trainer) if case["layers"] is None else {}
+    else:
+        trainer.load(Origin(folder=folder_of(Path(case["resume"]), 1), kind="resume", optimizer=True))
+    if case["poisons"]:
+        refused = _refuses(trainer, poisoned(batch, 2))
+    if case["saves"]:
+        trainer.begin_checkpoint(folder_of(target, 1), {}, with_optimizer=True)
+        trainer.finish_checkpoint()
+    reports.append(trainer.train(replace(batch, step=1)))
+    trainer.save(target / "hf")
+    if rank == 0:
+        torch.save(gradients, target / "gradients.pt")
+    trainer.close()
+    return {
+        "losses": [report.loss for report in reports],
+        "norms": [report.grad_norm for report in reports],
+        "metrics": [dict(report.metrics) for report in reports],
+        "logprobs": reports[-1].logprobs,
+        "refused": refused,
+    }
+
+
+def _settings(case: dict[str, Any]) -> TrainerSettings:
+    # 6 samples in the first update and 3 in the second, in small microbatches: unequal shares, some of them empty
+    changes: dict[str, Any] = {"use_rollout_logprobs": True, "num_steps_per_rollout": 2, "lr": 1e-4, "timeout_s": 120.0}
+    changes |= {"max_tokens_per_gpu": 16, "balance_data": case["ranks"] > 1}
+    # a critic, a reference model, and the mean advantage over all ranks' tokens
+    changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
+    settings = trainer_settings(Path(case["checkpoint"]), **changes)
+    settings = replace(settings, parallel=ParallelConfig(**case["parallel"]))
+    if case["layers"] is None:
+        return settings
+    model = replace(settings.model, transformer_impl=case["layers"])
+    return replace(settings, model=model, device="cuda", dtype="bfloat16")
+
+
+def _refuses(trainer: MegatronRank, batch: Batch) -> bool:
+    try:
+        trainer.train(batch)
+    except NonFiniteLoss:
+        return True
+    return False
+
+
+@torch.no_grad()
+def _gradients(trainer: MegatronRank) -> dict[str, torch.Tensor]:
+    model, shape = trainer._model, trainer._shape  # noqa: SLF001
+    weights: dict[str, Any] = local_weights(model)
+    parts = {name: part.main_grad for name, part in weights.items() if part.requires_grad}
+    splits = splits_of(shape)
+    return {name: grad.clone() for name, grad in whole_weights(parts, all_weights(parts, splits), splits, CPU, SEVERAL)}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, cases = int(sys.argv[1]), json.loads(sys.argv[2])
+    print(json.dumps([run(rank, each) for each in cases if rank < each["ranks"]]))  # noqa: T201

@@ -1,0 +1,106 @@
+"""A member of an update group of three, of whom the second dies: the trainer, or an engine with the plug-in ``direct``.
+
+    python -m tests.engines.megatron.weights.lost_member RANK DEVICE BACKEND PORT SECOND_PORT
+
+Prints the outcomes of three updates, the second without its member.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from asyncrl.engines.megatron.weights.update_group import join_update_group
+from asyncrl.engines.megatron.weights.weight_sender import _Sending
+from asyncrl.engines.sglang.labels import DIRECT
+from asyncrl.engines.sglang.plugin.direct import DirectUpdates, around_join
+from asyncrl.engines.weight_sync.group_abort import abandon
+from tests.engines.sglang.plugin.direct_process import group_of, hash_store, met, never
+
+NUM_BYTES = 64_000_000
+DIES_AFTER_S = 2.0
+"""The others have the first update by then, part of which went through it, and are within the second."""
+UNTIL_GIVEN_UP_S = 6.0
+"""Longer than torch's watchdog, as the test has it, lets a process live after that."""
+ENDS_S = 60.0
+
+
+class Model:
+    def __init__(self, device: str) -> None:
+        self.weight = torch.zeros(NUM_BYTES, dtype=torch.uint8, device=device)
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for _, tensor in tensors:
+            self.weight.copy_(tensor)
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [self.weight]
+
+
+class Updater:
+    """The object that SGLang hands to the hook."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._model_update_group: dict[str, dist.ProcessGroup] = {}
+        model = Model(device)
+        self.get_model = lambda: model
+
+    def join(self, name: str, port: str, rank: int, size: int, backend: str) -> tuple[bool, str]:
+        """Join as SGLang does."""
+        self._model_update_group[name] = group_of(met(port, rank, size), rank, size, name, backend=backend)
+        return True, ""
+
+
+def trainer(device: str, backend: str, ports: list[str]) -> list[object]:
+    told: list[object] = []
+    for number, (port, size) in enumerate(zip(ports, (3, 2), strict=True)):
+        group = join_update_group("127.0.0.1", int(port), size, f"group-{number}", backend, ENDS_S)
+        flat = torch.full((NUM_BYTES,), 1 + number, dtype=torch.uint8, device=device)
+        sending = _Sending([flat], group, is_checked=False)
+        told.append((sending.has_ended(ENDS_S), str(sending.failure)))
+        if number == 0:
+            sending = _Sending([flat], group, is_checked=False)
+            time.sleep(UNTIL_GIVEN_UP_S)
+            began = time.monotonic()
+            abandon(group)
+            told.append((sending.has_ended(ENDS_S), str(sending.failure)))
+            dist.destroy_process_group(group)
+            told.append(time.monotonic() - began)
+    return told
+
+
+def engine(rank: int, device: str, backend: str, ports: list[str]) -> list[object]:
+    dist.init_process_group("gloo", store=hash_store(), rank=0, world_size=1)
+    updater, hook = Updater(device), DirectUpdates()
+
+    def update(group: str, load_format: str) -> tuple[bool, str]:
+        return hook.around_receive(never, updater, ["w"], ["uint8"], [[NUM_BYTES]], group, load_format)
+
+    around_join(updater.join, "group-0", ports[0], rank, 3, backend)
+    told: list[object] = [update("group-0", "flattened_bucket")]
+    if rank == 1:
+        time.sleep(DIES_AFTER_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+    told.append(update("group-0", DIRECT))
+    began = time.monotonic()
+    around_join(updater.join, "group-1", ports[1], 1, 2, backend)
+    told.append(update("group-1", DIRECT))
+    return [*told, updater.get_model().weight[::1000].unique().tolist(), time.monotonic() - began]  # type: ignore[no-untyped-call]  # torch is untyped
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(1.5 * ENDS_S, exit=True)
+    rank, device, backend, *ports = sys.argv[1:]
+    torch.ones(1, device=device)
+    told = engine(int(rank), device, backend, ports) if int(rank) else trainer(device, backend, ports)
+    sys.stdout.write(json.dumps(told))
+    sys.stdout.flush()
+    sys.stdin.read()  # the trainer outlives its engines: what NCCL sends by sockets may be in its threads still
+    os._exit(0)  # as servers and ranks end: without a word to the group

@@ -1,0 +1,82 @@
+"""A member of an update group dies in mid-broadcast: the others outlive it, and form another group at once."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from asyncrl.engines.sglang.labels import KEPT
+from asyncrl.engines.sglang.plugin.direct import around_join
+from asyncrl.engines.weight_sync.group_abort import without_watchdog
+from tests.engines.megatron.tiny import free_port
+from tests.programs import ROOT, program
+
+DEADLINE_S = 180
+WATCHDOG = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
+"""A watchdog of torch ends its process four times as long after it heard of a failure; by default after a minute."""
+OVER_A_NETWORK = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0"}
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+
+
+@pytest.mark.timeout(DEADLINE_S + 30)
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
+def test_an_update_group_outlives_the_death_of_a_member(device: str, backend: str) -> None:
+    """On a GPU they share it: NCCL takes them for three machines, and goes over a network."""
+    ports = [str(free_port()), str(free_port())]
+    members = [
+        subprocess.Popen(
+            program("tests.engines.megatron.weights.lost_member", rank, device, backend, *ports),
+            cwd=ROOT,
+            env=os.environ | WATCHDOG | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{rank}", "PYTHONWARNINGS": "ignore"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        engine, dead, trainer = [
+            (*member.communicate(timeout=DEADLINE_S), member.returncode) for member in reversed(members)
+        ]
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()
+    assert dead[2] == -signal.SIGKILL
+    first, second, left_in_s, third = json.loads(trainer[0])
+    assert first == third == [True, "None"]
+    assert second[0]
+    assert second[1] != "None"
+    assert left_in_s < 20.0
+    (*first, second, third, values, joined_in_s) = json.loads(engine[0])
+    assert first == [[True, KEPT]]
+    assert second[0] is (device == "cpu")  # with gloo nothing went through the one that died
+    assert third == [True, KEPT]
+    assert values == [2]
+    assert joined_in_s < 30.0
+
+
+def test_without_watchdog_affects_only_groups_made_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch reads it as it makes one."""
+    monkeypatch.delenv(BLOCKING_WAIT, raising=False)
+    with without_watchdog():
+        assert os.environ[BLOCKING_WAIT] == "1"
+    assert os.environ[BLOCKING_WAIT] == "0"
+    monkeypatch.setenv(BLOCKING_WAIT, "true")
+    with pytest.raises(RuntimeError), without_watchdog():
+        raise RuntimeError
+    assert os.environ[BLOCKING_WAIT] == "true"
+
+
+def test_servers_join_update_groups_without_a_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BLOCKING_WAIT, "0")
+    made_with: list[object] = []
+
+    def join(*args: object, **kwargs: object) -> tuple[bool, str]:
+        made_with.extend((args, kwargs, os.environ[BLOCKING_WAIT]))
+        return True, "joined"
+
+    assert around_join(join, 1, name="weights") == (True, "joined")
+    assert made_with == [(1,), {"name": "weights"}, "1"]

@@ -1,0 +1,117 @@
+"""Our end of the weight update against SGLang's."""
+
+import json
+import os
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed import distributed_c10d
+
+from asyncrl.engines.megatron.weights.update_group import join_update_group
+from asyncrl.errors import WeightUpdateFailed
+from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.programs import ROOT, program
+
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+DEADLINE_S = 150
+"""Importing SGLang takes 15 to 60 s on two shared cores."""
+
+
+@pytest.mark.timeout(DEADLINE_S + 30)
+def test_sglang_receives_the_weights_that_were_sent(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "hf", tied=True)
+    port = free_port()
+    command = program("tests.engines.megatron.weights.engine_process", port, tmp_path / "received.safetensors")
+    engine = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True)
+    try:
+        settings = trainer_settings(checkpoint, update_weight_buffer_size=20_000, timeout_s=DEADLINE_S)
+        with one_rank(settings) as rank:
+            rank.train(random_batch())
+            rank.save(tmp_path / "saved")
+            rank.join_engines("127.0.0.1", port, 2, "weights", "gloo")
+            buckets = rank.weight_buckets()
+            assert engine.stdin is not None
+            engine.stdin.write(json.dumps([asdict(bucket) for bucket in buckets]) + "\n")
+            engine.stdin.flush()
+            rank.send(is_checked=False)
+            assert engine.wait(timeout=DEADLINE_S) == 0
+    finally:
+        engine.kill()
+        engine.communicate()
+    saved, received = load_file(tmp_path / "saved" / "model.safetensors"), load_file(tmp_path / "received.safetensors")
+    assert saved.keys() == received.keys()
+    assert all((saved[name] == received[name]).all() for name in saved)
+
+
+def test_a_group_has_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch reads it as it makes the backend."""
+    monkeypatch.setenv(BLOCKING_WAIT, "0")
+    made_with = []
+
+    def make(store: distributed_c10d.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+        made_with.append(os.environ[BLOCKING_WAIT])
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    dist.Backend.register_backend("looking", make, devices=["cpu"])
+    group = join_update_group("127.0.0.1", free_port(), 1, "weights", "looking", 30.0)
+    dist.destroy_process_group(group)
+    assert made_with == ["1"]
+    assert os.environ[BLOCKING_WAIT] == "0"
+
+
+def test_engines_that_do_not_join_raise_weight_update_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.engines.megatron.weights.update_group.JOIN_S", 1.0)
+    with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
+        with pytest.raises(ValueError, match="no engines have joined"):
+            rank.send(is_checked=False)
+        with pytest.raises(WeightUpdateFailed, match="no update group weights of 2"):
+            rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")
+
+
+def test_joining_without_engines_ends_within_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.engines.megatron.weights.update_group.JOIN_S", 1.0)
+    with one_rank(replace(trainer_settings(write_checkpoint(tmp_path / "hf")), timeout_s=60.0)) as rank:
+        began = time.monotonic()
+        with pytest.raises(WeightUpdateFailed, match="no update group weights of 2"):
+            rank.join_engines("127.0.0.1", free_port(), 2, "weights", "gloo")
+        assert time.monotonic() - began < 20.0
+
+
+def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.engines.megatron.weights.update_group.JOIN_S", 0.1)
+    told, began, may_end = [], Event(), Event()
+
+    def send(group: object, *, is_checked: bool) -> None:
+        began.set()
+        may_end.wait(20.0)
+        told.append("sent")
+
+    with (
+        one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank,
+        monkeypatch.context() as fakes,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        rank._engines = "a group"  # type: ignore[assignment]  # noqa: SLF001 (of which nothing is asked)
+        fakes.setattr(rank._outbox, "send", send)  # noqa: SLF001
+        fakes.setattr("asyncrl.engines.megatron.rank.abandon", lambda group: told.append("given up"))
+        fakes.setattr("torch.distributed.destroy_process_group", lambda group: told.append("left"))
+        sending = threads.submit(rank.send, is_checked=False)
+        assert began.wait(20.0)
+        joining = threads.submit(rank.join_engines, "127.0.0.1", free_port(), 2, "weights", "gloo")
+        with pytest.raises(TimeoutError):
+            joining.result(0.5)
+        may_end.set()
+        sending.result()
+        with pytest.raises(WeightUpdateFailed, match="no update group"):
+            joining.result()
+    assert told == ["given up", "sent", "left"]

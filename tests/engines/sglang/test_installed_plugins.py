@@ -1,0 +1,48 @@
+"""Stock SGLang says which of our plug-ins it has, and serves without them."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrl.engines.server_process import ServerProcess
+from asyncrl.engines.sglang.client.control import EngineControl, wait_for_server
+from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.installed_plugins import EnginePlugins, missing_warning
+from asyncrl.engines.sglang.launch import ServerLaunch, server_command
+from tests.contract.conftest import START_S, Servers, free_ports
+
+
+@pytest.fixture
+def without(servers: Servers, tmp_path: Path) -> Iterator[str]:
+    """Another server, whose environment has none of the plug-ins but the platform, which a CPU needs."""
+    port, nccl_port = free_ports(2)
+    command = server_command(
+        ServerLaunch(model_path=servers.model, port=port, nccl_port=nccl_port, device="cpu", dtype="float32", seed=1)
+    )
+    environment = {**command.environment, "SGLANG_PLUGINS": "asyncrl_cpu"}
+    with contextlib.ExitStack() as stack:
+        process = ServerProcess("without", command.arguments, environment, tmp_path / "server.log")
+        stack.callback(process.stop)
+        yield f"http://127.0.0.1:{port}"
+
+
+async def plugins_of(url: str) -> EnginePlugins:
+    async with Wire() as wire:
+        await wait_for_server(wire, url, START_S)
+        return await EngineControl(wire, url, timeout_s=30.0).plugins()
+
+
+def test_an_engine_with_our_plug_ins_names_them(servers: Servers) -> None:
+    said = asyncio.run(plugins_of(servers.engine_url))
+    assert said == EnginePlugins(active=("direct", "memory_saver", "stamps"), refusals={})
+
+
+def test_an_engine_without_our_plug_ins_is_ready_and_has_none(without: str) -> None:
+    said = asyncio.run(plugins_of(without))
+    assert said == EnginePlugins(refusals={})
+    warning = missing_warning({"sglang-0": said}, ("stamps", "direct"))
+    assert warning is not None
+    assert "asyncrl_direct is not in sglang-0" in warning

@@ -1,0 +1,80 @@
+"""What is refused before anything expensive starts, and what the servers are told."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.app.checks import OVERRIDE_FLAG, check, check_model
+from asyncrl.config import RunConfig, load_run
+from asyncrl.errors import ConfigError
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
+
+
+def quickstart(*flags: str) -> RunConfig:
+    return load_run(["--config", str(QUICKSTART), *flags])
+
+
+def test_engines_hear_of_shape_flags_that_win() -> None:
+    assert check_model(quickstart("--num-layers", "2")).server_flags == quickstart().sglang
+    flags = check_model(quickstart("--norm-epsilon", "0.5")).server_flags
+    assert flags == {**quickstart().sglang, OVERRIDE_FLAG: json.dumps({"rms_norm_eps": 0.5})}
+
+
+def test_config_json_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, real_open = list[str](), Path.open
+
+    def noting_open(path: Path, *args: Any, **kwargs: Any) -> Any:
+        opened.append(path.name)
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", noting_open)
+    check(quickstart("--norm-epsilon", "0.5"))
+    assert opened.count("config.json") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--num-layers", "3"], "num-layers 3: config.json says 2, and the checkpoint's tensors have that size"),
+        (
+            ["--norm-epsilon", "0.5", f"--sglang-{OVERRIDE_FLAG}", "{}"],
+            "--sglang-json-model-override-args with rms_norm_eps: leave one of them out",
+        ),
+        (
+            ["--rollout-max-response-len", "30000", "--rollout-max-prompt-len", "5000"],
+            "rollout-max-prompt-len 5000 + rollout-max-response-len 30000 = 35000 tokens, "
+            "the model has 256 positions (max-position-embeddings)",
+        ),
+        (
+            ["--eval-max-response-len", "30000"],
+            "eval-max-response-len 30000 tokens, the model has 256 positions (max-position-embeddings), "
+            "and a prompt must have room as well",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(flags: list[str], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(quickstart(*flags))
+    assert str(error.value) == line
+
+
+def test_a_folder_for_weights_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        check(quickstart("--update-weight-transport", "disk", "--update-weight-disk-dir", "/proc/weights"))
+    assert str(error.value).startswith("update-weight-disk-dir /proc/weights: cannot be written to: ")
+
+
+def test_fp8_is_refused_where_there_is_no_gpu(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(quickstart().model.hf_checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text())
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (copy / "config.json").write_text(json.dumps({**config, "quantization_config": fp8}))
+    check(quickstart("--hf-checkpoint", str(copy)))
+    with pytest.raises(ConfigError) as error:
+        check(quickstart("--hf-checkpoint", str(copy), "--device", "cpu"))
+    assert str(error.value).startswith(f"hf-checkpoint: {copy} is in fp8, which SGLang serves on GPUs alone; ")

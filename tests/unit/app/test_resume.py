@@ -1,0 +1,142 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.app.resume import Start, about, find_start
+from asyncrl.config import RunConfig, load_run
+from asyncrl.data import EndlessPrompts
+from asyncrl.engines.megatron.checkpoint.directory import notes_of
+from asyncrl.errors import ConfigError
+from asyncrl.metrics.facts import GroupCounts, TokenCounts
+from asyncrl.models.shape import read_shape
+from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.types import Prompt, Weights
+from tests.unit.engines.megatron.checkpoint.test_directory import written
+
+MODEL = Path(__file__).parents[3] / "configs" / "quickstart" / "model"
+SHAPE = read_shape(MODEL)
+STATE = RunState(
+    step=2,
+    version=2,
+    next_id=12,
+    prompts_taken=12,
+    outstanding=((0, 4), (1, 0)),
+    tokens=TokenCounts(generated=100, trained=80, stale=20),
+    groups=GroupCounts(admitted=12, trained=10, stale=2),
+    reasons={},
+    verdicts=(True,) * 10,
+    retries=1,
+    aborts=0,
+)
+
+
+def prompts(count: int = 10, seed: int | None = 1) -> EndlessPrompts:
+    return EndlessPrompts(
+        [Prompt(row=row, epoch=0, text="", token_ids=(row, 1), label=None) for row in range(count)], seed
+    )
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Callable[..., RunConfig]:
+    (tmp_path / "train.jsonl").touch()
+
+    def run(*more: str) -> RunConfig:
+        words = "--num-rollout 3 --rollout-batch-size 5 --n-samples-per-prompt 4 --label-key label --rm-type exact"
+        files = ["--hf-checkpoint", str(MODEL), "--prompt-data", str(tmp_path / "train.jsonl")]
+        return load_run([*words.split(), *files, "--load", str(tmp_path / "saved"), *more])
+
+    return run
+
+
+def saved(folder: Path, changes: dict[str, Any] | None = None, source: EndlessPrompts | None = None) -> Path:
+    run = {**about(source or prompts()), "optimizer": True, "state": STATE.as_json(), **(changes or {})}
+    return written(folder / "saved", 2, notes_of(SHAPE, run))
+
+
+def test_a_critic_cannot_go_on_where_there_was_none(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
+    folder = saved(tmp_path, {"critic": False})
+    with pytest.raises(ConfigError, match=f"^advantage-estimator ppo: {folder} has no critic; --ref-load takes"):
+        find_start(configured("--advantage-estimator", "ppo"), prompts(), SHAPE)
+    assert find_start(configured(), prompts(), SHAPE).step == 2
+
+
+@pytest.mark.parametrize("noted", [{}, {"critic": True}])
+def test_a_critic_goes_on(configured: Callable[..., RunConfig], tmp_path: Path, noted: dict[str, bool]) -> None:
+    saved(tmp_path, noted)
+    assert find_start(configured("--advantage-estimator", "ppo"), prompts(), SHAPE).step == 2
+
+
+def test_a_new_run_starts_at_its_beginning(configured: Callable[..., RunConfig]) -> None:
+    source = prompts()
+    assert find_start(configured(), source, SHAPE) == Start()
+    assert Start().step == 0
+    assert Start().weights == Weights(version=0, step=0)
+    assert source.position == 0
+
+
+def test_a_run_that_saves_knows_its_prompts(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    assert find_start(configured(), prompts(), SHAPE).about == {}
+    noted = find_start(configured("--save", str(tmp_path / "new")), prompts(), SHAPE).about
+    assert noted == {**about(prompts()), "critic": False}
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    folder, source = saved(tmp_path), prompts()
+    start = find_start(configured(), source, SHAPE)
+    assert start.origin is not None
+    assert (start.origin.folder, start.origin.optimizer) == (folder, True)
+    assert start.before == STATE
+    assert [(prompt.epoch, prompt.row) for prompt in start.again] == [(0, 4), (1, 0)]
+    assert (start.step, start.weights) == (2, Weights(version=3, step=2))
+    assert source.position == 12
+
+
+def test_an_optimizer_that_was_not_saved_is_not_loaded(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    saved(tmp_path, {"optimizer": False})
+    origin = find_start(configured(), prompts(), SHAPE).origin
+    assert origin is not None
+    assert not origin.optimizer
+
+
+@pytest.mark.parametrize("source", [prompts(11), prompts(seed=2), prompts(seed=None)])
+def test_other_prompts_are_refused(
+    tmp_path: Path, configured: Callable[..., RunConfig], source: EndlessPrompts
+) -> None:
+    saved(tmp_path, source=source)
+    with pytest.raises(ConfigError, match=rf"made with other prompts \({len(source)} of them, here 10\)"):
+        find_start(configured(), prompts(), SHAPE)
+
+
+def test_a_run_that_is_done_is_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    saved(tmp_path)
+    with pytest.raises(ConfigError, match=r"num-rollout 2: .*iter_0000002 has done 2 steps; num-rollout counts those"):
+        find_start(configured("--num-rollout", "2"), prompts(), SHAPE)
+
+
+def test_broken_notes_are_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    folder = saved(tmp_path, {"state": {}})
+    with pytest.raises(ConfigError, match=r"iter_0000002: not a state of a run"):
+        find_start(configured(), prompts(), SHAPE)
+    (folder / "run.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no run.json.*--ref-load takes its weights"):
+        find_start(configured(), prompts(), SHAPE)
+
+
+def test_another_model_is_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    folder = saved(tmp_path)
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text.replace(f'"num_layers":{SHAPE.num_layers}', '"num_layers":77'))
+    with pytest.raises(ConfigError, match=r"is of another model than hf-checkpoint: num_layers 77"):
+        find_start(configured(), prompts(), SHAPE)
+
+
+def test_weights_alone_start_a_new_run(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    folder, source = saved(tmp_path), prompts()
+    run = configured("--ref-load", str(folder), "--load", str(tmp_path / "none"))
+    start = find_start(run, source, SHAPE)
+    assert start.origin is not None
+    assert (start.origin.folder, start.origin.kind) == (folder, "weights")
+    assert start.before is None
+    assert source.position == 0

@@ -1,0 +1,246 @@
+"""Memory of trainer ranks against what H200s measured, and of engines against SGLang's rules."""
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.capacity.engine import engine_memory, engine_problems
+from asyncrl.capacity.trainer import (
+    LOGITS_CHUNK_BYTES,
+    RankMemory,
+    Work,
+    goes_beside,
+    stage_layers,
+    trainer_memory,
+    with_copy,
+)
+from asyncrl.config.areas import ModelConfig, TrainConfig
+from asyncrl.config.parallel import ParallelConfig
+from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.errors import ConfigError
+from asyncrl.models.shape import ModelShape, read_shape, shape_of
+from asyncrl.models.sizes import model_size
+from benchmarks.common.shapes import SHAPES, num_weights
+
+H200 = 143_771 * 2**20
+"""Bytes, as its driver says."""
+MEGATRON = Path(__file__).parents[3] / "asyncrl" / "engines" / "megatron"
+MODELS = Path(__file__).parents[2] / "launch" / "models"
+
+
+def rank(name: str, tokens: int = 16_384, num_ranks: int = 1, **layout: Any) -> RankMemory:
+    """The first rank's memory."""
+    work = Work(num_ranks=num_ranks, num_tokens=tokens, weight_bytes=2)
+    return trainer_memory(shape_of(SHAPES[name]), ParallelConfig(**layout), work)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "num_ranks", "tokens", "layout", "measured_gib"),
+    [
+        ("1.7b", 1, 32_768, {}, 117.9),
+        ("1.7b", 2, 32_768, {}, 108.2),
+        ("1.7b", 2, 32_768, {"tensor_model_parallel_size": 2}, 60.0),
+        ("1.7b", 4, 32_768, {"tensor_model_parallel_size": 2}, 55.2),
+        ("1.7b", 4, 16_384, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, 30.4),
+        ("1.7b", 4, 16_384, {"context_parallel_size": 2}, 63.8),
+        ("moe-2b", 1, 16_384, {}, 54.9),
+        ("moe-6b", 2, 16_384, {"expert_model_parallel_size": 2}, 83.6),
+        # With experts one after the other, which take other activations than the grouped ones of today.
+        ("moe-6b", 4, 16_384, {"expert_model_parallel_size": 4}, 55.2),
+    ],
+)
+def test_estimates_are_what_h200s_measured(
+    model: str, num_ranks: int, tokens: int, layout: dict[str, Any], measured_gib: float
+) -> None:
+    """Peaks of benchmarks/results/trainer_h200_2026-11-2*.md; the estimate was within 0.6 % (1.1 % for moe-6b)."""
+    assert rank(model, tokens, num_ranks, **layout).total / 2**30 == pytest.approx(measured_gib, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_ranks", "tokens", "has_copy", "layout", "measured_gb"),
+    [
+        ("qwen3-4b", 1, 4 * 2_288, True, {}, 135.69),
+        ("glm-z1-9b", 2, 7 * 2_288, False, {"tensor_model_parallel_size": 2, "recompute_granularity": "full"}, 90.72),
+    ],
+)
+def test_estimates_are_what_rehearsed_scripts_measured(
+    model: str, num_ranks: int, tokens: int, has_copy: bool, layout: dict[str, Any], measured_gb: float
+) -> None:
+    """Peaks of benchmarks/results/rehearse_2xh200_2026-11-22.md, answers of 2,048 tokens behind prompts of 240."""
+    shape = read_shape(MODELS / model)
+    work = Work(num_ranks=num_ranks, num_tokens=tokens, weight_bytes=2)
+    memory = trainer_memory(shape, ParallelConfig(**layout), work)[0]
+    copy = 2 * model_size(shape).total if has_copy else 0.0
+    assert (memory.total + copy) / 1e9 == pytest.approx(measured_gb, rel=0.005)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_weights_are_counted_one_by_one(name: str) -> None:
+    assert model_size(shape_of(SHAPES[name])).total == num_weights(name, active=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("qwen3-4b", 4.02), ("glm-z1-9b", 9.40), ("qwen3-30b-a3b", 30.53), ("deepseek-r1", 671.03)],
+)
+def test_released_models_have_as_many_weights_as_they_say(name: str, billions: float) -> None:
+    """Without layers for multi-token prediction."""
+    assert model_size(read_shape(MODELS / name)).total / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_constants_are_those_of_the_modules_that_use_them() -> None:
+    assert constant("model.logprobs", "CHUNK_BYTES") == LOGITS_CHUNK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("model", "num_tokens", "limit", "wanted", "is_copied"),
+    [
+        ("1.7b", 16_384, 141e9, None, True),
+        ("1.7b", 16_384, 141e9, False, False),
+        ("1.7b", 16_384, 30e9, None, False),  # more than a tenth of the GPU
+        ("moe-6b", 8_192, 141e9, None, False),  # a tenth, but then there is no room for the activations
+        ("moe-6b", 8_192, 160e9, None, True),
+        ("moe-6b", 8_192, 141e9, True, True),
+    ],
+)
+def test_weights_are_copied_unasked_where_all_else_fits_beside(
+    model: str, num_tokens: int, limit: float, wanted: bool | None, is_copied: bool
+) -> None:
+    shape, work = shape_of(SHAPES[model]), Work(num_ranks=1, num_tokens=num_tokens, weight_bytes=2)
+    found = with_copy(shape, ParallelConfig(), work, limit=limit, wanted=wanted)
+    assert found.copy_bytes == (2 * num_weights(model, active=False) if is_copied else 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_ranks", "changes", "memory", "goes"),
+    [
+        ("1.7b", 1, {}, H200, True),
+        ("1.7b", 1, {"update_weights_beside_training": False}, H200, False),
+        ("moe-6b", 1, {}, H200, False),
+        ("moe-6b", 1, {}, None, True),  # a CPU
+        ("moe-6b", 1, {"row_tokens": 1}, H200, True),  # which trains nothing
+        ("moe-6b", 2, {"parallel": ParallelConfig(expert_model_parallel_size=2)}, H200, True),
+    ],
+)
+def test_a_rank_decides_by_its_own_gpu(
+    model: str, num_ranks: int, changes: dict[str, Any], memory: int | None, goes: bool
+) -> None:
+    of_rank = {name: changes[name] for name in changes if name != "update_weights_beside_training"}
+    of_train = {name: changes[name] for name in changes if name not in of_rank}
+    settings = TrainerSettings(
+        model=ModelConfig(hf_checkpoint=Path()),
+        train=TrainConfig(max_tokens_per_gpu=16_384, **of_train),
+        device="cuda",
+        dtype="bfloat16",
+        temperature=1.0,
+        num_steps_per_rollout=1,
+        use_rollout_logprobs=True,
+        timeout_s=1.0,
+        **of_rank,
+    )
+    assert goes_beside(settings, shape_of(SHAPES[model]), None, num_ranks, memory) is goes
+
+
+def constant(module: str, name: str) -> float:
+    """Out of its source: the modules import torch, which takes seconds."""
+    for node in ast.parse((MEGATRON.joinpath(*module.split(".")).with_suffix(".py")).read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return float(eval(ast.unparse(node.value)))
+    raise AssertionError(f"{module} has no {name}")
+
+
+def test_the_optimizer_is_shared_by_copies_unless_told_otherwise() -> None:
+    shared, own = rank("1.7b", num_ranks=2), rank("1.7b", num_ranks=2, use_distributed_optimizer=False)
+    assert own.optimizer == 2 * shared.optimizer
+    assert own.optimizer == 12 * model_size(shape_of(SHAPES["1.7b"])).total
+    assert (own.weights, own.gradients) == (shared.weights, shared.gradients)
+
+
+def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
+    full = rank("1.7b", recompute_granularity="full")
+    every_seventh = rank("1.7b", recompute_granularity="full", recompute_num_layers=7)
+    block = rank("1.7b", recompute_granularity="full", recompute_method="block", recompute_num_layers=14)
+    nothing = rank("1.7b")
+    assert full.activations == 28 * 16_384 * 2048 * 2
+    assert every_seventh.activations == full.activations / 7
+    assert every_seventh.working > full.working
+    assert block.activations == (full.activations + nothing.activations) / 2
+
+
+def test_selective_recomputation_lets_go_of_its_parts() -> None:
+    nothing, mlp = rank("1.7b"), rank("1.7b", recompute_granularity="selective", recompute_modules=("mlp",))
+    assert nothing.activations - mlp.activations == 28 * 16_384 * 5 * 6144 * 2
+    assert rank("1.7b", recompute_granularity="selective").activations == nothing.activations
+
+
+def test_stages_have_the_layers_that_they_were_given() -> None:
+    layout = ParallelConfig(
+        pipeline_model_parallel_size=4, decoder_first_pipeline_num_layers=2, decoder_last_pipeline_num_layers=5
+    )
+    assert [len(layers) for layers in stage_layers(13, layout)] == [2, 3, 3, 5]
+    assert [layer for layers in stage_layers(13, layout) for layer in layers] == list(range(13))
+
+
+def engine_flags(**flags: str) -> dict[str, str | bool]:
+    return {name.replace("_", "-"): value for name, value in flags.items()}
+
+
+def test_the_kv_cache_is_what_weights_and_sglang_leave() -> None:
+    shape = read_shape(MODELS / "qwen3-4b")
+    found = engine_memory(
+        shape,
+        gpus_per_engine=2,
+        limit=80e9,
+        weight_bytes=2,
+        flags=engine_flags(mem_fraction_static="0.75"),
+        update_buffer_size=10**9,
+    )
+    assert found.kv_cache == pytest.approx(0.75 * 80e9 - found.weights)
+    assert found.token_bytes == 36 * 2 * 4 * 128 * 2  # layers, keys and values, heads of one GPU, numbers, bytes
+    assert engine_problems(found, gpus_per_engine=2, longest=found.kv_tokens) == []
+    (line,) = engine_problems(found, gpus_per_engine=2, longest=found.kv_tokens + 1)
+    assert "one answer with its prompt may have" in line
+
+
+def engine(shape: ModelShape, limit: float, **flags: str) -> Any:
+    return engine_memory(
+        shape,
+        gpus_per_engine=8,
+        limit=limit,
+        weight_bytes=2,
+        flags=engine_flags(**flags),
+        update_buffer_size=512 * 1024**2,
+    )
+
+
+def test_latent_attention_caches_one_narrow_vector_on_every_gpu() -> None:
+    shape = read_shape(MODELS / "deepseek-r1")
+    assert engine(shape, 288e9).token_bytes == 61 * (512 + 64) * 2
+    assert engine(shape, 288e9, kv_cache_dtype="fp8_e4m3").token_bytes == 61 * (512 + 64)
+
+
+def test_an_engine_in_fp8_holds_a_byte_for_each_number_of_its_matrices() -> None:
+    shape = read_shape(MODELS / "deepseek-r1")
+    in_full, in_fp8 = engine(shape, 141e9), engine(replace(shape, fp8_block=(128, 128)), 141e9)
+    words = 2 * 129_280 * 7168 / 8  # embedding and output layer stay as they are
+    assert in_fp8.weights - 2 * words == pytest.approx((in_full.weights - 2 * words) / 2, rel=2e-3)  # scales, norms
+    assert engine_problems(in_full, gpus_per_engine=8, longest=34_816)
+    assert not engine_problems(in_fp8, gpus_per_engine=8, longest=34_816)
+
+
+def test_what_sglang_leaves_free_by_itself() -> None:
+    """Its rule for an H200, in MiB: 512, 1.5 for each of 8,192 tokens, 128 for each GPU, 2 for each of 512 answers."""
+    found = engine(read_shape(MODELS / "qwen3-4b"), 141e9)
+    assert found.free == (512 + 1.5 * 8192 + 128 * 8 + 2 * 512) * 1024**2
+
+
+def test_limits_of_the_user_hold() -> None:
+    shape = read_shape(MODELS / "qwen3-4b")
+    assert engine(shape, 141e9, max_total_tokens="1000").kv_tokens == 1000
+    with pytest.raises(ConfigError, match="--sglang-mem-fraction-static must be a number, got most"):
+        engine(shape, 141e9, mem_fraction_static="most")
+    (line,) = engine_problems(engine(shape, 141e9, mem_fraction_static="0.999"), gpus_per_engine=8, longest=1)
+    assert "leaves 0.1 GB free" in line

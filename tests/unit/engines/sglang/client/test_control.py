@@ -1,0 +1,49 @@
+"""What a server answers to commands, read."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.engines.sglang.client.control import EngineControl
+from asyncrl.engines.sglang.labels import KEPT, NOT_REPLAYED, STOOD_STILL
+from asyncrl.engines.weight_sync.broadcast import Received
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+
+BUCKET = WeightBucket(names=("a",), dtypes=("float32",), shapes=((2,),), num_bytes=8)
+
+
+class Wire:
+    """Gives one answer."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    async def command(self, url: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        return {"success": True, "message": self._message}
+
+
+def control(message: str) -> EngineControl:
+    return EngineControl(Wire(message), "http://engine", timeout_s=1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("message", "received"),
+    [
+        # SGLang adds a sentence of its own; with data-parallel attention it joins the answers of all ranks.
+        (f"{KEPT} {STOOD_STILL}0.012345 Weight version updated to 4.", Received(is_kept=True, still_s=0.012345)),
+        (f"ok {STOOD_STILL}1.5 | ok {STOOD_STILL}1.6", Received(is_kept=False, still_s=1.6)),
+        (
+            f'{KEPT} {NOT_REPLAYED}["b", "a"] | {KEPT} {NOT_REPLAYED}["b"] {STOOD_STILL}1.5',
+            Received(is_kept=True, still_s=1.5, not_replayed=("a", "b")),
+        ),
+        ("Succeeded to update. Weight version updated to 4.", Received(is_kept=False)),
+    ],
+)
+def test_an_update_says_which_buckets_are_kept_and_for_how_long_nothing_ran(message: str, received: Received) -> None:
+    told = control(message)
+    assert asyncio.run(told.receive_bucket(BUCKET, group_name="g", label="4")) == received
+    everything = told.receive_all([BUCKET], group_name="g", label="4", is_checked=False)
+    assert asyncio.run(everything) == received
+    assert asyncio.run(told.receive_folder(Path("weights"), label="4", timeout_s=1.0)) == received.still_s

@@ -1,0 +1,40 @@
+"""The shared parts of engines and trainers that write down their commands, for the tests of weight updates."""
+
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.round import PauseMode
+from tests.steps import Step, nothing
+
+
+class Recorder:
+    """Writes down each command, and takes ``step`` with it."""
+
+    def __init__(self, step: Step = nothing) -> None:
+        self.told: list[str] = []
+        self._step = step
+
+    async def _do(self, what: str) -> None:
+        self.told.append(what)
+        await self._step(what)
+
+
+class PausableRecorder(Recorder):
+    """An engine that can be paused."""
+
+    def __init__(self, url: str, step: Step = nothing) -> None:
+        super().__init__(step)
+        self.url = url
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._do(f"pause {mode}")
+
+    async def go_on(self) -> None:
+        await self._do("go on")
+
+
+class TwoBuckets:
+    """A trainer whose weights are two buckets."""
+
+    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
+        return tuple(
+            WeightBucket(names=(name,), dtypes=("float32",), shapes=((2,),), num_bytes=8) for name in ("one", "two")
+        )

@@ -1,0 +1,617 @@
+"""What ``BroadcastUpdater`` does with engines and a trainer that fail, hang or are slow."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received, WeightReceiver
+from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.round import PauseMode
+from asyncrl.errors import (
+    AsyncRLError,
+    EngineLost,
+    EngineRejected,
+    EngineTimeout,
+    TrainerFailed,
+    UpdateInterrupted,
+    WeightUpdateFailed,
+)
+from asyncrl.types import UpdateReport, Weights
+from tests.steps import Step, failing, hanging, nothing
+from tests.unit.engines.weight_sync.recorders import PausableRecorder, Recorder, TwoBuckets
+from tests.virtual_time import run_virtually
+
+
+class Engine(PausableRecorder):
+    """Writes down what it is told."""
+
+    def __init__(
+        self,
+        url: str,
+        num_ranks: int = 1,
+        step: Step = nothing,
+        *,
+        keeps: bool = False,
+        still_s: float | None = None,
+        probed: Exception | None = None,
+        not_replayed: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(url, step)
+        self._probed = probed
+        self.num_probes = 0
+        self._still_s = still_s
+        self._keeps = keeps
+        self._not_replayed = not_replayed
+        self.num_ranks = num_ranks
+
+    async def probe(self, timeout_s: float) -> None:
+        self.num_probes += 1
+        if isinstance(self._probed, EngineTimeout):
+            await asyncio.sleep(timeout_s)
+        if self._probed is not None:
+            raise self._probed
+
+    async def join_group(
+        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        await self._do(f"rank {rank_offset} of {world_size}")
+
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
+        await self._do(f"{bucket.names[0]} {label}")
+        return Received(is_kept=self._keeps, still_s=None if label is None else self._still_s)
+
+    async def receive_all(
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+    ) -> Received:
+        names = " and ".join(bucket.names[0] for bucket in buckets)
+        await self._do(f"{names} {label}{' checked' if is_checked else ''}")
+        return Received(is_kept=True, still_s=self._still_s, not_replayed=self._not_replayed)
+
+
+class Trainer(Recorder, TwoBuckets):
+    """Two buckets."""
+
+    def __init__(self, step: Step = nothing, *, copies: bool = False, keeps: bool = True) -> None:
+        super().__init__(step)
+        self.within_s: list[float] = []
+        self._copies = copies
+        self._keeps = keeps
+
+    async def join_engines(
+        self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        await self._do("join")
+
+    async def snapshot(self, *, is_checked: bool) -> bool:
+        await self._do("snapshot checked" if is_checked else "snapshot")
+        return self._copies
+
+    async def resend(self, *, is_checked: bool) -> bool:
+        await self._do("resend checked" if is_checked else "resend")
+        return self._keeps
+
+    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
+        self.within_s.append(timeout_s)
+        await self._do("send checked" if is_checked else "send")
+
+    async def abandon(self, group_name: str) -> None:
+        await self._do(f"abandon {group_name}")
+
+
+async def a_port() -> int:
+    return 1
+
+
+def updater_of(
+    roster: Roster[WeightReceiver],
+    trainer: Trainer,
+    *,
+    timeout_s: float = 5.0,
+    pause_mode: PauseMode = "in_place",
+    is_checked: bool = False,
+    lost_s: float = 0.05,
+) -> BroadcastUpdater:
+    return BroadcastUpdater(
+        roster,
+        trainer,
+        master_address="here",
+        find_port=a_port,
+        backend="gloo",
+        timeout_s=timeout_s,
+        lost_s=lost_s,
+        pause_mode=pause_mode,
+        is_checked=is_checked,
+    )
+
+
+def publish(
+    *engines: Engine,
+    trainer: Trainer,
+    timeout_s: float = 5.0,
+    pause_mode: PauseMode = "in_place",
+    is_checked: bool = False,
+    lost_s: float = 0.05,
+    times: int = 1,
+    roster: Roster[WeightReceiver] | None = None,
+) -> UpdateReport:
+    """The report of the last one."""
+
+    async def run() -> UpdateReport:
+        updater = updater_of(
+            roster or Roster(engines),
+            trainer,
+            timeout_s=timeout_s,
+            pause_mode=pause_mode,
+            is_checked=is_checked,
+            lost_s=lost_s,
+        )
+        await updater.connect()
+        for version in range(3, 3 + times):
+            await updater.snapshot()
+            report = await updater.publish(Weights(version=version, step=6))
+        return report
+
+    return run_virtually(run())[0]
+
+
+def failure(*engines: Engine, trainer: Trainer, timeout_s: float = 5.0) -> str:
+    with pytest.raises(WeightUpdateFailed) as error:
+        publish(*engines, trainer=trainer, timeout_s=timeout_s)
+    return str(error.value)
+
+
+def test_engines_pause_take_every_bucket_and_go_on_labelled_by_the_last() -> None:
+    a, b = Engine("a", 2), Engine("b")
+    report = publish(a, b, trainer=Trainer())
+    assert a.told == ["rank 1 of 4", "pause in_place", "one None", "two 3", "go on"]
+    assert b.told == ["rank 3 of 4", *a.told[1:]]
+    assert report.num_bytes == 16
+
+
+def test_every_engine_is_told_what_becomes_of_its_cache() -> None:
+    a, b = Engine("a"), Engine("b")
+    publish(a, b, trainer=Trainer(), pause_mode="retract")
+    assert [engine.told[1] for engine in (a, b)] == ["pause retract"] * 2
+
+
+def test_a_failure_names_the_engine_the_step_and_the_cause() -> None:
+    said = failure(Engine("a"), Engine("b", step=failing("two 3", EngineLost("gone"))), trainer=Trainer())
+    assert said == "sending the weights: b: gone"
+
+
+def test_a_trainer_that_fails_is_named() -> None:
+    assert failure(Engine("a"), trainer=Trainer(failing("join", TrainerFailed("boom")))).endswith("trainer: boom")
+    assert "trainer: boom" in failure(Engine("a"), trainer=Trainer(failing("send", TrainerFailed("boom"))))
+
+
+def test_who_does_not_answer_is_named() -> None:
+    said = failure(Engine("a"), Engine("b", step=hanging("one None")), trainer=Trainer(), timeout_s=0.1)
+    assert said == "sending the weights: no answer from b within 0.2 s"  # 0.1 s for each bucket
+
+
+def test_engines_go_on_when_nothing_was_sent_and_stay_paused_when_something_was() -> None:
+    a = Engine("a")
+    failure(a, Engine("b", step=failing("pause in_place", EngineLost("gone"))), trainer=Trainer())
+    assert a.told[-2:] == ["pause in_place", "go on"]
+    a = Engine("a")
+    failure(a, trainer=Trainer(failing("send", TrainerFailed("boom"))))
+    assert "go on" not in a.told
+
+
+def test_engines_that_keep_what_they_were_sent_take_everything_at_once_from_then_on() -> None:
+    a, b = Engine("a", keeps=True), Engine("b", keeps=True)
+    publish(a, b, trainer=Trainer(), times=2)
+    assert a.told[1:] == b.told[1:]
+    assert a.told[1:] == ["pause in_place", "one None", "two 3", "go on", "pause in_place", "one and two 4", "go on"]
+
+
+def test_a_pause_begins_when_the_first_engine_says_that_it_stood_still() -> None:
+    """After a second of an update, in which a forward pass ended."""
+
+    async def slow(step: str) -> None:
+        await asyncio.sleep({"two 3": 1.0, "one and two 4": 1.0, "go on": 0.25}.get(step, 0.0))
+
+    def told(*still_s: float | None, times: int) -> UpdateReport:
+        engines = [Engine(str(each), step=slow, keeps=True, still_s=each) for each in still_s]
+        return publish(*engines, trainer=Trainer(), times=times)
+
+    for times in (1, 2):  # bucket by bucket, and all at once
+        assert told(0.125, 0.5, times=times).pause_s == pytest.approx(0.75)
+        assert told(0.125, 0.5, times=times).total_s == pytest.approx(1.25)
+        assert told(0.125, None, times=times).pause_s == pytest.approx(1.25)
+
+
+def test_a_bucket_whose_copies_are_incomplete_is_one_warning_for_each_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """Engines repeat it with every update; the run's log has what this logger says."""
+    a, b = Engine("a", keeps=True, not_replayed=("one",)), Engine("b", keeps=True)
+    publish(a, b, trainer=Trainer(), times=3)
+    (warning,) = caplog.records
+    assert (warning.name, warning.levelname) == ("asyncrl.engines.weight_sync.broadcast", "WARNING")
+    assert warning.getMessage().startswith("a: SGLang's loader did more for the bucket of one than the copies")
+
+
+def test_one_engine_that_does_not_keep_it_has_all_sent_bucket_by_bucket() -> None:
+    a, b = Engine("a", keeps=True), Engine("b")
+    publish(a, b, trainer=Trainer(), times=2)
+    assert a.told[-4:] == b.told[-4:] == ["pause in_place", "one None", "two 4", "go on"]
+
+
+def test_a_trainer_that_sends_by_itself_is_not_told_to() -> None:
+    trainer = Trainer(copies=True)
+    publish(Engine("a"), trainer=trainer, times=2)
+    assert trainer.told == ["join", "snapshot", "snapshot"]
+    trainer = Trainer()
+    publish(Engine("a"), trainer=trainer)
+    assert trainer.told == ["join", "snapshot", "send"]
+
+
+def test_only_updates_that_go_at_once_are_checked() -> None:
+    engine, trainer = Engine("a", keeps=True), Trainer()
+    publish(engine, trainer=trainer, times=2, is_checked=True)
+    assert engine.told[-2] == "one and two 4 checked"
+    assert trainer.told == ["join", "snapshot", "send", "snapshot checked", "send checked"]
+
+
+def test_a_bug_is_not_an_update_failure() -> None:
+    with pytest.raises(KeyError):
+        publish(Engine("a", step=failing("pause in_place", KeyError("typo"))), trainer=Trainer())
+
+
+def test_no_exception_group_leaves() -> None:
+    both = failing("pause in_place", EngineLost("gone"))
+    with pytest.raises(AsyncRLError):
+        publish(Engine("a", step=both), Engine("b", step=both), trainer=Trainer())
+
+
+def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_without_it() -> None:
+    a, c = Engine("a", keeps=True), Engine("c", keeps=True)
+
+    async def dies(step: str) -> None:
+        if step.startswith("two"):
+            roster.lose("b")
+            raise EngineLost("gone")
+
+    b = Engine("b", step=dies)
+    roster: Roster[WeightReceiver] = Roster((a, b, c))
+    trainer = Trainer()
+    with pytest.raises(UpdateInterrupted, match="b: gone"):
+        publish(trainer=trainer, roster=roster)
+    assert trainer.told == ["join", "snapshot", "send", "abandon asyncrl-0"]
+    assert "go on" not in [*a.told, *c.told]
+    publish(trainer=trainer, roster=roster)
+    assert a.told[-5:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
+    assert c.told[-5:] == ["rank 2 of 3", *a.told[-4:]]
+    assert "go on" not in b.told
+
+
+def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() -> None:
+    a, b = Engine("a", keeps=True), Engine("b", keeps=True)
+    roster: Roster[WeightReceiver] = Roster((a, b))
+    roster.lose("b")
+    roster.come("b")
+
+    async def run() -> list[str]:
+        updater = updater_of(roster, Trainer())
+        await updater.connect()
+        async with asyncio.timeout(1.0):
+            await updater.wait_for_rejoined()
+        for version in (1, 2):
+            await updater.snapshot()
+            await updater.publish(Weights(version=version, step=version))
+        async with asyncio.timeout(1.0):
+            await roster.served("b")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await updater.wait_for_rejoined()
+        return b.told
+
+    told = asyncio.run(run())
+    assert told == [
+        "rank 2 of 3",
+        "pause in_place",
+        "one None",
+        "two 1",
+        "go on",
+        "pause in_place",
+        "one and two 2",
+        "go on",
+    ]
+
+
+def test_without_any_engine_training_goes_on_and_the_one_that_comes_back_gets_its_update() -> None:
+    a = Engine("a", keeps=True)
+    roster: Roster[WeightReceiver] = Roster((a,))
+    trainer = Trainer()
+
+    async def run() -> None:
+        updater = updater_of(roster, trainer)
+        await updater.connect()
+        roster.lose("a")
+        assert await updater.snapshot()
+        report = await updater.publish(Weights(version=1, step=1))
+        assert (report.pause_s, report.num_bytes) == (0.0, 0)
+        roster.come("a")
+        await updater.wait_for_rejoined()
+        await updater.snapshot()
+        await updater.publish(Weights(version=2, step=1))
+        await roster.served("a")
+
+    asyncio.run(run())
+    assert a.told == ["rank 1 of 2", "rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
+    assert trainer.told == ["join", "join", "snapshot", "send"]
+
+
+def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one_that_comes_back() -> None:
+    dying = True
+
+    async def dies(step: str) -> None:
+        if dying and step.startswith("two"):
+            roster.lose("b")
+            raise EngineLost("gone")
+
+    a, b = Engine("a", keeps=True), Engine("b", step=dies, keeps=True)
+    roster: Roster[WeightReceiver] = Roster((a, b))
+    trainer = Trainer(copies=True)
+
+    async def run() -> None:
+        nonlocal dying
+        updater = updater_of(roster, trainer)
+        await updater.connect()
+        assert not await updater.resnapshot()
+        assert await updater.snapshot()
+        with pytest.raises(UpdateInterrupted):
+            await updater.publish(Weights(version=1, step=1))
+        assert await updater.resnapshot()
+        await updater.publish(Weights(version=2, step=1))
+        dying = False
+        roster.come("b")
+        assert await updater.resnapshot()
+        await updater.publish(Weights(version=3, step=1))
+        await roster.served("b")
+
+    asyncio.run(run())
+    assert trainer.told == ["join", "snapshot", "abandon asyncrl-0", "join", "resend", "join", "resend"]
+    assert a.told[1:4] == ["pause in_place", "one None", "two 1"]
+    assert a.told[4:9] == ["rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
+    assert a.told[9:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
+    assert b.told[-5:] == ["rank 2 of 3", *a.told[-4:]]
+
+
+def test_a_copy_that_is_stuck_is_not_sent_again() -> None:
+    a = Engine("a")
+    roster: Roster[WeightReceiver] = Roster((a,))
+    trainer = Trainer(copies=True, keeps=False)
+
+    async def run() -> None:
+        updater = updater_of(roster, trainer)
+        await updater.connect()
+        for version in (1, 2):
+            assert await updater.snapshot()
+            await updater.publish(Weights(version=version, step=1))
+            assert not await updater.resnapshot()
+
+    asyncio.run(run())
+    assert trainer.told == ["join", *["snapshot", "resend"] * 2]
+
+
+def test_a_trainer_without_a_copy_is_not_asked_to_send_it_again() -> None:
+    a = Engine("a")
+    roster: Roster[WeightReceiver] = Roster((a,))
+    trainer = Trainer()
+
+    async def run() -> None:
+        updater = updater_of(roster, trainer)
+        await updater.connect()
+        assert not await updater.snapshot()
+        await updater.publish(Weights(version=1, step=1))
+        assert not await updater.resnapshot()
+
+    asyncio.run(run())
+    assert trainer.told == ["join", "snapshot", "send"]
+
+
+def test_a_failure_of_engines_that_all_live_is_final() -> None:
+    trainer = Trainer()
+    with pytest.raises(WeightUpdateFailed) as error:
+        publish(Engine("a", step=failing("two 3", EngineLost("gone"))), trainer=trainer)
+    assert not isinstance(error.value, UpdateInterrupted)
+
+
+def failed_after(engine: Engine, roster: Roster[WeightReceiver], trainer: Trainer) -> tuple[WeightUpdateFailed, float]:
+    """What an update raises in which ``engine`` fails, and after how long; a condemned engine dies in a second."""
+
+    async def run() -> WeightUpdateFailed:
+        updater = updater_of(roster, trainer, timeout_s=120.0, lost_s=30.0)
+        await updater.connect()
+        await updater.snapshot()
+        async with asyncio.TaskGroup() as tasks:
+            dying = tasks.create_task(dies())
+            with pytest.raises(WeightUpdateFailed) as error:
+                await updater.publish(Weights(version=3, step=6))
+            dying.cancel()
+        return error.value
+
+    async def dies() -> None:
+        why.append(await roster.condemned(engine.url))
+        await asyncio.sleep(1.0)
+        roster.lose(engine.url)
+
+    why: list[str] = []
+    error, seconds = run_virtually(run())
+    assert why in ([], [f"lives and does not answer: {error}"])
+    return error, seconds
+
+
+SILENT = EngineTimeout("silent")
+
+
+def test_an_engine_that_lives_and_does_not_answer_is_condemned_and_the_update_begins_anew() -> None:
+    a, b = Engine("a"), Engine("b", step=hanging("one None"), probed=SILENT)
+    roster: Roster[WeightReceiver] = Roster((a, b))
+    trainer = Trainer()
+    error, seconds = failed_after(b, roster, trainer)
+    assert isinstance(error, UpdateInterrupted)
+    assert str(error) == "sending the weights: no answer from b within 240 s"
+    assert seconds == pytest.approx(240.0 + 10.0 + 1.0)  # its deadline, a last question, its end
+    assert [engine.url for engine in roster.present] == ["a"]
+    assert a.num_probes == b.num_probes == 1
+    assert trainer.told[-2:] == ["abandon asyncrl-0", "abandon asyncrl-0"]  # the first for those that are asked
+
+
+@pytest.mark.parametrize(
+    ("probed", "seconds"),
+    [(None, 0.0), (EngineRejected("404"), 0.0), (EngineLost("gone"), 30.0)],
+    ids=["they answer", "one knows no such question", "one is gone, and nobody says that it has died"],
+)
+def test_a_failure_is_final_at_once_when_all_answer(probed: Exception | None, seconds: float) -> None:
+    b = Engine("b", step=failing("one None", EngineRejected("no memory")), probed=probed)
+    error, took_s = failed_after(b, Roster((Engine("a"), b)), Trainer())
+    assert not isinstance(error, UpdateInterrupted)
+    assert took_s == pytest.approx(seconds)
+
+
+def test_a_death_that_is_found_meanwhile_waits_for_no_answer() -> None:
+    async def dies(step: str) -> None:
+        if step == "one None":
+            asyncio.get_running_loop().call_later(6.0, roster.lose, "b")
+            raise EngineLost("gone")
+
+    b = Engine("b", step=dies, probed=SILENT)
+    roster: Roster[WeightReceiver] = Roster((Engine("a"), b))
+    error, took_s = failed_after(b, roster, Trainer())
+    assert isinstance(error, UpdateInterrupted)
+    assert took_s == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("bug", [KeyError("typo"), TimeoutError("not ours")])
+def test_a_bug_in_a_question_is_a_bug(bug: Exception) -> None:
+    b = Engine("b", step=failing("one None", EngineLost("gone")), probed=bug)
+    with pytest.raises(type(bug)):
+        publish(b, trainer=Trainer(), lost_s=30.0)
+
+
+def test_a_group_that_one_does_not_join_is_formed_without_it() -> None:
+    a, b, c = Engine("a"), Engine("b", step=hanging("rank 2 of 3"), probed=SILENT), Engine("c")
+    roster: Roster[WeightReceiver] = Roster((a, b, c))
+
+    async def run() -> None:
+        updater = updater_of(roster, Trainer(), timeout_s=1.0, lost_s=30.0)
+        await updater.connect()
+        roster.lose("c")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(dies())
+            with pytest.raises(UpdateInterrupted, match="no answer from b within 1 s"):
+                await updater.snapshot()
+        assert not await updater.snapshot()
+
+    async def dies() -> None:
+        await roster.condemned("b")
+        roster.lose("b")
+
+    run_virtually(run())
+    assert a.told == ["rank 1 of 4", "rank 1 of 3", "rank 1 of 2"]
+    assert a.num_probes == 1
+
+
+def test_where_nobody_answers_nobody_is_condemned() -> None:
+    """Their disk or their network is slow, or the trainer hangs."""
+    a, b = Engine("a", probed=SILENT), Engine("b", step=hanging("one None"), probed=SILENT)
+    error, seconds = failed_after(b, Roster((a, b)), Trainer())
+    assert not isinstance(error, UpdateInterrupted)
+    assert seconds == pytest.approx(240.0 + 30.0)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "seconds"),
+    [
+        (nothing, 240.0 + 10.0 + 1.0),
+        (failing("abandon asyncrl-0", TrainerFailed("busy")), 240.0 + 30.0),
+        (hanging("abandon asyncrl-0"), 240.0 + 30.0),
+    ],
+    ids=["given up", "the trainer refuses", "the trainer hangs"],
+)
+def test_the_only_engine_is_condemned_if_it_waits_for_nobody(trainer: Step, seconds: float) -> None:
+    alone = Engine("a", step=hanging("one None"), probed=SILENT)
+    error, took_s = failed_after(alone, Roster((alone,)), Trainer(trainer))
+    assert isinstance(error, UpdateInterrupted) is (trainer is nothing)
+    assert took_s == pytest.approx(seconds)
+
+
+def test_engines_with_weights_of_two_versions_do_not_go_on_when_the_next_pause_fails() -> None:
+    pauses = 0
+
+    async def step(what: str) -> None:
+        nonlocal pauses
+        pauses += what == "pause in_place"
+        if (what == "one None" and pauses == 1) or (what == "pause in_place" and pauses == 2):
+            raise EngineRejected("no")
+
+    a, b = Engine("a"), Engine("b", step=step)
+
+    async def run() -> None:
+        updater = updater_of(Roster((a, b)), Trainer())
+        await updater.connect()
+        for _ in range(2):
+            await updater.snapshot()
+            with pytest.raises(WeightUpdateFailed):
+                await updater.publish(Weights(version=3, step=6))
+        assert "go on" not in a.told
+        await updater.snapshot()
+        await updater.publish(Weights(version=3, step=6))
+        assert a.told[-1] == "go on"
+
+    run_virtually(run())
+
+
+def test_looking_for_the_lost_can_be_cancelled() -> None:
+    b = Engine("b", step=failing("one None", EngineLost("gone")), probed=SILENT)
+
+    async def run() -> None:
+        updater = updater_of(Roster((Engine("a"), b)), Trainer(), lost_s=30.0)
+        await updater.connect()
+        await updater.snapshot()
+        async with asyncio.TaskGroup() as tasks:
+            publishing = tasks.create_task(updater.publish(Weights(version=3, step=6)))
+            await asyncio.sleep(5.0)
+            publishing.cancel()
+        assert publishing.cancelled()
+
+    assert run_virtually(run())[1] == pytest.approx(5.0)
+
+
+def test_a_trainer_that_cannot_give_up_an_update_does_not_hide_that_it_begins_anew() -> None:
+    async def dies(step: str) -> None:
+        if step == "two 3":
+            roster.lose("a")
+            raise EngineLost("gone")
+
+    roster: Roster[WeightReceiver] = Roster((Engine("a", step=dies),))
+    with pytest.raises(UpdateInterrupted, match="a: gone"):
+        publish(trainer=Trainer(failing("abandon asyncrl-0", TrainerFailed("busy"))), roster=roster)
+
+
+def test_a_trainer_has_as_long_to_send_as_the_engines_to_receive() -> None:
+    trainer = Trainer()
+    publish(Engine("a", keeps=True), trainer=trainer, times=2, timeout_s=5.0)
+    assert trainer.within_s == [10.0, 5.0]
+
+
+def test_a_copy_from_before_the_last_update_is_not_sent_again() -> None:
+    a = Engine("a")
+    roster: Roster[WeightReceiver] = Roster((a,))
+    trainer = Trainer(copies=True)
+
+    async def run() -> None:
+        updater = updater_of(roster, trainer)
+        await updater.connect()
+        assert await updater.snapshot()
+        await updater.publish(Weights(version=1, step=1))
+        roster.lose("a")
+        assert await updater.snapshot()  # there is nobody to copy for
+        roster.come("a")
+        assert not await updater.resnapshot()
+
+    asyncio.run(run())
+    assert "resend" not in trainer.told

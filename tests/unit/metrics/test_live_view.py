@@ -1,0 +1,159 @@
+import io
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from asyncrl.metrics.facts import GroupCounts, StepFacts, TokenCounts
+from asyncrl.metrics.live_view import LineView, LiveView, Plan, View, open_view
+from asyncrl.metrics.reporter import row
+from tests.unit.metrics.made import UPDATE, evaluation, facts, scheduler
+
+PLAN = Plan(name="tiny", num_steps=10, max_staleness=1)
+
+
+def screen(*, terminal: bool, no_color: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=80, force_terminal=terminal, no_color=no_color, color_system="standard")
+
+
+def shown(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def last_panel(view: LiveView) -> list[str]:
+    paper = Console(file=io.StringIO(), width=80, force_terminal=False)
+    paper.print(view)
+    return shown(paper)
+
+
+def take(view: View, step_facts: StepFacts) -> None:
+    view.step(row(step_facts, TokenCounts()), step_facts)
+
+
+def ticking(step_s: float = 1.0) -> Callable[[], float]:
+    return itertools.count(0.0, step_s).__next__
+
+
+def run_through(view: View) -> None:
+    view.phase("starting Ray")
+    view.phase("SGLang loading")
+    for step in range(4):
+        evaluated = evaluation(step, held=0.1 * (step + 1)) if step % 2 == 0 else None
+        take(view, facts(step, update=UPDATE if step < 3 else None, evaluated=evaluated, trainer_waited_s=2.5))
+    view.note("saved step 3")
+    view.phase("evaluating")
+    view.close()
+    view.close()
+
+
+def test_the_panel_says_what_matters() -> None:
+    view = LiveView(screen(terminal=True), PLAN, clock=ticking())
+    run_through(view)
+    panel = "\n".join(last_panel(view))
+    for text in (
+        "asyncrl · tiny",
+        "step 4/10",
+        "0:24 left",  # six steps of four seconds
+        "0.625 ± 0.415",
+        "0.100 → 0.300  at step 2",
+        "250 tokens/s",
+        "13 of 16 samples; groups buffered: 3",
+        "max 1, mean 0.42, bound 1",
+        "no update after this step",
+        "taking turns: trainer waited 62 %, engines 12 % of the step",
+    ):
+        assert text in panel
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_the_live_view_keeps_within_80_columns(no_color: bool) -> None:
+    view = LiveView(screen(terminal=True, no_color=no_color), PLAN, clock=ticking())
+    run_through(view)
+    assert all(len(line) <= 80 for line in last_panel(view))
+
+
+def test_no_color_means_no_color() -> None:
+    console = screen(terminal=True, no_color=True)
+    run_through(LiveView(console, PLAN, clock=ticking()))
+    assert not [line for line in shown(console) if "\x1b[3" in line]
+
+
+def test_start_up_phases_stay_with_their_times_and_later_ones_do_not() -> None:
+    console = screen(terminal=True, no_color=True)
+    run_through(LiveView(console, PLAN, clock=ticking()))
+    done = [line for line in shown(console) if "✓" in line]
+    assert ["starting Ray" in done[0], "SGLang loading" in done[1], len(done)] == [True, True, 2]
+
+
+def test_gauges_change_the_panel_in_the_middle_of_a_step() -> None:
+    view = LiveView(screen(terminal=True), Plan(name="tiny", num_steps=10, max_staleness=1), clock=ticking())
+    view.gauges(scheduler())
+    assert "13 samples in flight; groups: " in "\n".join(last_panel(view))  # all that there is before the first step
+    take(view, facts(0))
+    view.gauges(scheduler(TokenCounts()))
+    view.close()
+    assert "13 of 16 samples" in "\n".join(last_panel(view))
+
+
+def test_a_lag_above_the_bound_is_red() -> None:
+    console = screen(terminal=True)
+    view = LiveView(console, Plan(name="tiny", num_steps=10, max_staleness=0), clock=ticking())
+    take(view, facts(0))
+    view.close()
+    assert any("\x1b[31mmax 1" in line for line in shown(console))
+
+
+def test_lines_are_plain_aligned_and_fit_80_columns() -> None:
+    console = screen(terminal=False)
+    run_through(LineView(console, PLAN, clock=ticking()))
+    assert shown(console) == [
+        "[0:01] starting Ray",
+        "[0:03] SGLang loading",
+        "   step  reward    tok/s  in flight  ready     lag  pause     left  who waits",
+        "   1/10   0.625      250      13/16      3  1/0.42  0.02s     0:36  both 62/12%",
+        "held-out accuracy 0.100",
+        "   2/10   0.625      250      13/16      3  1/0.42  0.02s     0:32  both 62/12%",
+        "   3/10   0.625      250      13/16      3  1/0.42  0.02s     0:28  both 62/12%",
+        "held-out accuracy 0.100 -> 0.300",
+        "   4/10   0.625      250      13/16      3  1/0.42      -     0:24  both 62/12%",
+        "saved step 3",
+        "[0:13] evaluating",
+    ]
+
+
+def test_lines_say_what_there_is_after_a_minute_of_silence() -> None:
+    console, now = screen(terminal=False), [0.0]
+    view = LineView(console, PLAN, clock=lambda: now[0])
+    view.phase("generating the first batch")
+    held = replace(
+        scheduler(TokenCounts(generated=1_234, filtered=1_234)),
+        groups=GroupCounts(admitted=9, filtered=5, in_flight=4),
+        filter_reasons={"too easy": 2, "too hard": 3},
+    )
+    for now[0] in (30.0, 60.0, 61.0, 119.0, 120.0):
+        view.gauges(held)
+    line = "1,234 tokens; 13 samples in flight; groups: 4 in flight, 5 filtered (too hard)"
+    assert shown(console) == ["[0:00] generating the first batch", f"[1:00] {line}", f"[2:00] {line}"]
+
+
+def test_the_header_comes_again_after_twenty_steps() -> None:
+    console = screen(terminal=False)
+    view = LineView(console, PLAN, clock=ticking())
+    for step in range(21):
+        take(view, facts(step))
+    assert [number for number, line in enumerate(shown(console)) if "who waits" in line] == [0, 21]
+
+
+def test_auto_is_live_on_a_terminal_only() -> None:
+    views = [
+        open_view("auto", screen(terminal=True), PLAN),
+        open_view("auto", screen(terminal=False), PLAN),
+        open_view("lines", screen(terminal=True), PLAN),
+        open_view("live", screen(terminal=False), PLAN),
+    ]
+    for view in views:
+        view.close()
+    assert [type(view) for view in views] == [LiveView, LineView, LineView, LiveView]

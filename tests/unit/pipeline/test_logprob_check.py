@@ -1,0 +1,172 @@
+"""Log-probs of engines and trainer are compared: which, under the same weights, and without holding training up."""
+
+import asyncio
+from array import array
+from typing import Any
+
+import pytest
+
+from asyncrl.engines.fake import FakeEngine
+from asyncrl.errors import EngineLost
+from asyncrl.pipeline import logprob_check as agreement
+from asyncrl.pipeline.logprob_check import mean_difference, written_by
+from asyncrl.types import Weights
+from tests.unit.pipeline.harness import World, uneven
+from tests.unit.scored_groups import group
+from tests.virtual_time import run_virtually
+
+NOW = Weights(version=3, step=3)
+
+
+@pytest.mark.parametrize(("interval", "staleness"), [(1, 0), (1, 1), (1, 3), (2, 2), (3, 4)])
+def test_log_probs_are_compared_where_engine_and_trainer_hold_the_same_weights(interval: int, staleness: int) -> None:
+    # In the fakes a token's log-prob depends on the weights: it differs from 0 when weights are mixed up.
+    world = World(steps=8, interval=interval, staleness=staleness, lengths=uneven).run()
+    compared = [facts.logprob_diff for facts in world.facts]
+    assert compared == [0.0 if step % interval == 0 else None for step in range(8)]
+
+
+async def _gone(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+    raise EngineLost("gone")
+
+
+def _slow(seconds: float, cancelled_s: float = 0.0) -> Any:
+    async def score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.sleep(cancelled_s)
+        return (0.0,) * (len(token_ids) - start)
+
+    return score
+
+
+@pytest.mark.parametrize(("score", "why"), [(_gone, ": gone"), (_slow(1e6), " until the engines are faster again")])
+def test_a_comparison_that_fails_is_left_out_and_says_why(
+    score: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(steps=3, lengths=uneven, score=score).run()
+    assert [facts.logprob_diff for facts in world.facts][1:] == [None, None]
+    assert f"no log-probs to compare with{why}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("train_seconds", "update_seconds", "score_seconds", "step_seconds"),
+    [
+        (5.0, 0.0, 4.0, 5.0),
+        (0.5, 0.0, 1.5, 1.5),
+        (0.5, 1.0, 1.5, 3.5),  # it begins when the weights before have been published, which takes two seconds
+        (5.0, 0.0, 1e6, 5.0),
+        (0.5, 0.0, 1e6, 2.0),
+        (0.5, 1.0, 1e6, 4.0),
+        (5.0, 2.4, 1e6, 6.8),
+    ],
+)
+def test_a_comparison_holds_up_short_steps_alone_and_not_for_long(
+    train_seconds: float, update_seconds: float, score_seconds: float, step_seconds: float
+) -> None:
+    world = World(
+        steps=6,
+        staleness=3,
+        slots=64,
+        train_seconds=train_seconds,
+        update_seconds=update_seconds,
+        score=_slow(score_seconds, cancelled_s=5.0 if score_seconds == 1e6 else 0.0),
+    ).run()
+    assert world.seconds < 60.0  # and nothing of it is left at the end
+    facts = world.facts[3:]
+    assert [(each.logprob_diff is None) for each in facts] == [score_seconds == 1e6] * 3
+    assert [each.step_s - each.trainer_waited_s for each in facts] == pytest.approx([step_seconds] * 3, abs=0.01)
+
+
+def test_slow_engines_are_mentioned_once_until_they_are_faster(caplog: pytest.LogCaptureFixture) -> None:
+    seconds = iter([1e6] * 4 * 4 + [0.1] * 4 + [1e6] * 1000)
+
+    async def score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        return await _slow(next(seconds))(token_ids, start)  # type: ignore[no-any-return]
+
+    world = World(steps=10, staleness=4, slots=64, score=score).run()
+    compared = [facts.logprob_diff is not None for facts in world.facts]
+    assert compared == [True, False, False, False, False, True, False, False, False, False]
+    assert caplog.text.count("no log-probs to compare with") == 2
+
+
+def test_log_probs_by_weights_that_came_meanwhile_are_not_compared() -> None:
+    """An engine comes back, and without a copy gets what the trainer has once it has trained: all engines do."""
+
+    async def late(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        await asyncio.sleep(1.5)
+        return await FakeEngine.score(world.engine, token_ids, start)
+
+    world = World(steps=8, staleness=3, slots=64, train_seconds=0.5, trains_beside_pushes=False, score=late)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as both:
+            running = both.create_task(world.main())
+            while not running.done():
+                await asyncio.sleep(0.3)
+                world.updater.rejoined.set()
+
+    run_virtually(main())
+    assert len(world.updater.published) > 8
+    assert {facts.logprob_diff for facts in world.facts} <= {0.0, None}
+
+
+@pytest.mark.parametrize(
+    ("broken", "train_seconds"),
+    [("training", 5.0), ("scoring", 5.0), ("scoring", 0.5), ("an update", 5.0), ("an update", 0.5)],
+)
+def test_what_breaks_while_tokens_are_scored_ends_the_run_by_its_name(broken: str, train_seconds: float) -> None:
+    """After a second: beside training of five, and after one of half a second."""
+
+    async def raise_it(*about: Any) -> Any:
+        await asyncio.sleep(1.0)
+        raise KeyError(broken)
+
+    world = World(
+        steps=6,
+        staleness=3,
+        slots=64,
+        train_seconds=train_seconds,
+        score=raise_it if broken == "scoring" else _slow(1e6),
+    )
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(world.main())
+            while not world.facts:  # noqa: ASYNC110 -- on a virtual clock
+                await asyncio.sleep(0.5)
+            if broken == "training":
+                world.trainer.train = raise_it  # type: ignore[method-assign,assignment]  # raises, whatever it is given
+            elif broken == "an update":
+                world.updater.publish = raise_it  # type: ignore[method-assign,assignment]  # raises, whatever it is given
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtually(main())
+    assert [repr(error) for error in caught.value.exceptions] == [repr(KeyError(broken))]
+
+
+# ---- which answers, and how
+
+
+def test_only_answers_of_the_present_weights_are_compared() -> None:
+    fresh, old = group(1, [1.0, 1.0], [2, 0], step=3), group(2, [1.0], [2], step=2)
+    answers = dict(enumerate((*old.samples, *fresh.samples)))
+    assert written_by(NOW, answers) == {1: array("f", [-1.0, -1.0])}
+
+
+def test_the_loop_compares_no_more_tokens_than_a_mean_needs() -> None:
+    half = agreement.COMPARED_TOKENS // 2
+    answers = dict(enumerate(group(1, [1.0] * 5, [half] * 5, step=3).samples))
+    assert list(written_by(NOW, answers)) == [0, 1]
+
+
+def test_the_difference_is_a_mean_over_all_tokens() -> None:
+    from_trainer = ((), (-1.0, -2.0), (-0.5,), (-3.0,))
+    assert mean_difference({1: array("f", [-1.5, -1.5]), 2: (-0.25,)}, from_trainer) == pytest.approx(1.25 / 3)
+    assert mean_difference({}, from_trainer) is None
+
+
+def test_answers_of_different_lengths_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="2 and 1 log-probs of answer 0"):
+        mean_difference({0: array("f", [-1.0, -1.0])}, ((-1.0,),))

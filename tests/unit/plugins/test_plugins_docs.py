@@ -1,0 +1,118 @@
+"""The examples in docs/plugins.md load and run as they stand there."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncrl.algorithms.custom_functions import StepSamples
+from asyncrl.compat import SlimeArgs
+from asyncrl.plugins import ADVANTAGE, KEEP, LOSS, PICK, REWARD, load_plugin
+from tests.unit.scored_groups import group
+
+DOCS = (Path(__file__).parents[3] / "docs/plugins.md").read_text()
+FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", DOCS, re.DOTALL))
+COMMANDS = re.findall(r"^--([\w-]+) (?:'(.*)'|(\S+))$", DOCS, re.MULTILINE)
+ARGS = SlimeArgs(rollout_max_response_len=5, kl_coef=0.5)
+WAITING = [group(number, (0.0, number / 4), (3, 3), texts=("7", "8"), label="7") for number in range(4)]
+
+VERDICTS = {
+    "my_filters.py:useful": None,
+    "my_filters.py:NoRepeats(max_share=0.5)": None,
+    'asyncrl.filters:LengthBounds(high=4096, of="longest")': None,
+    "asyncrl.filters:RewardBounds(low=0.1, high=0.9)": None,
+    "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std": None,
+    "slime_filters.py:some_right": None,
+}
+DULL = {
+    "my_filters.py:useful": "zero_std_0.0",
+    "my_filters.py:NoRepeats(max_share=0.5)": "repeats",
+    'asyncrl.filters:LengthBounds(high=4096, of="longest")': None,
+    "asyncrl.filters:RewardBounds(low=0.1, high=0.9)": "reward_below_0.1",
+    "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std": "zero_std_0.0",
+    "slime_filters.py:some_right": "none_right",
+}
+REWARDS = {"my_rewards.py:close_to(0.5)": (1.0, 0.0), "slime_rewards.py:short_and_right": (1.0, 0.0)}
+PICKED = {
+    "my_picks.py:most_uneven_first": (3, 2),
+    "asyncrl.filters:Fresh(max_lag=1)": (0, 1),
+    "slime_picks.py:newest_first": (2, 3),
+}
+ADVANTAGES = {
+    "my_advantages.py:by_length(2048)": ([0.5, 0.5], [-0.5]),
+    "slime_advantages.py:less_kl": ([0.25, 1.0], [-1.0]),
+}
+LOSSES = {"my_losses.py:quadratic(0.5)": ([-1.0, 1.0], {"distance": [0.0, 0.0]})}
+
+
+def named_after(flag: str) -> list[str]:
+    return [quoted or plain for name, quoted, plain in COMMANDS if name == flag]
+
+
+@pytest.fixture
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, code in FILES.items():
+        (tmp_path / name).write_text(code)
+
+
+def test_every_example_is_tested() -> None:
+    assert sorted(named_after("custom-rm-path")) == sorted(REWARDS)
+    assert sorted(named_after("dynamic-sampling-filter-path")) == sorted(VERDICTS) == sorted(DULL)
+    assert sorted(named_after("buffer-filter-path")) == sorted(PICKED)
+    assert sorted(named_after("custom-advantage-function-path")) == sorted(ADVANTAGES)
+    assert sorted(named_after("custom-loss-function-path")) == sorted(LOSSES)
+    assert len(FILES) == DOCS.count("```python")
+
+
+@pytest.mark.usefixtures("_files")
+@pytest.mark.parametrize("path", REWARDS)
+def test_rewards(path: str) -> None:
+    reward = load_plugin(path, REWARD, ARGS)
+    given = [asyncio.run(reward(WAITING[0].prompt, scored.sample)) for scored in WAITING[0].samples]
+    assert tuple(given) == REWARDS[path]
+
+
+@pytest.mark.usefixtures("_files")
+@pytest.mark.parametrize("path", VERDICTS)
+def test_filters(path: str) -> None:
+    keep = load_plugin(path, KEEP, ARGS)
+    assert keep(WAITING[2]) == VERDICTS[path]
+    assert keep(group(9, (0.0, 0.0), (3, 3), texts=("7", "7"))) == DULL[path]
+
+
+@pytest.mark.usefixtures("_files")
+@pytest.mark.parametrize("path", PICKED)
+def test_buffer_filters(path: str) -> None:
+    assert load_plugin(path, PICK, ARGS)(1, WAITING, 2).train == PICKED[path]
+
+
+@pytest.mark.usefixtures("_files")
+@pytest.mark.parametrize("path", ADVANTAGES)
+def test_advantages(path: str) -> None:
+    rows = (torch.tensor([-1.0, -2.0]).double(), torch.tensor([-1.0]).double())
+    samples = StepSamples(
+        step=0,
+        rewards_N=torch.tensor([1.0, 0.0]),
+        groups_N=torch.tensor([3, 3]),
+        outcomes_N=torch.tensor([1.0, -1.0]),
+        token_ids=(torch.tensor([1, 2, 3]), torch.tensor([1, 2])),
+        masks=tuple(torch.ones(len(row), dtype=torch.bool) for row in rows),
+        behaviour_logprobs=rows,
+        proximal_logprobs=rows,
+        ref_logprobs=rows,
+        kl=(torch.tensor([1.5, 0.0]), torch.tensor([0.0])),
+    )
+    assert tuple(row.tolist() for row in load_plugin(path, ADVANTAGE, ARGS)(samples)) == ADVANTAGES[path]
+
+
+@pytest.mark.usefixtures("_files")
+@pytest.mark.parametrize("path", LOSSES)
+def test_losses(path: str) -> None:
+    logprobs, advantages = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, -1.0])
+    loss, told = load_plugin(path, LOSS, ARGS)(logprobs, logprobs, advantages, torch.tensor([True, True]), (2,))
+    assert (loss.tolist(), {name: row.tolist() for name, row in told.items()}) == LOSSES[path]
