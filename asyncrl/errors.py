@@ -19,7 +19,7 @@
     ├── CheckpointFailed       a checkpoint could not be written or read; those before it are as they were
     ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
     ├── InternalsChanged       an installed package is unlike the version that asyncrl was written for
-    ├── TurnFailed             engines and trainer could not change places on the GPUs that they share
+    ├── GpuSharingFailed             engines and trainer could not change places on the GPUs that they share
     └── Stalled                nothing moved for too long; the message says who waits for whom
 
 Errors marked [retry] are tried again, with the tokens that are already there kept; those marked [budget] cost one
@@ -110,7 +110,7 @@ class InternalsChanged(AsyncRLError):
     """An installed package is unlike the version that asyncrl was written for: it would fail later or train wrongly."""
 
 
-class TurnFailed(AsyncRLError):
+class GpuSharingFailed(AsyncRLError):
     """Engines and trainer could not change places on the GPUs that they share."""
 
 

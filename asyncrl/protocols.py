@@ -82,19 +82,19 @@ class WeightUpdater(Protocol):
         """Wait until an engine that was started again needs weights outside the regular schedule."""
 
 
-class Turns(Protocol):
+class GpuSharing(Protocol):
     """Trainer and engines on the same GPUs, one after the other:  engines ─▶ trainer ─▶ update ─▶ engines ─▶ ...
 
-    Each call returns at once when it is their turn already, and raises TurnFailed.
+    Each call returns at once when it is their turn already, and raises GpuSharingFailed.
     """
 
-    async def to_trainer(self) -> None:
+    async def acquire_for_training(self) -> None:
         """The engines, which must have no requests, give up weights and caches; the trainer gets its memory."""
 
-    async def to_update(self) -> None:
+    async def acquire_for_update(self) -> None:
         """The engines have room for weights again, beside the trainer's own: all else of the trainer's is put away."""
 
-    async def to_engines(self) -> None:
+    async def acquire_for_generation(self) -> None:
         """The trainer gives up its memory; the engines, which have new weights, get their caches back."""
 
 

@@ -1,6 +1,6 @@
 """Puts a run together from its configuration.  Knows which engine and which trainer are real, as ``checks`` does.
 
-checks.check ──▶ Checked ──▶ conduct: deploy, publish the first weights, train, save
+checks.check ──▶ Checked ──▶ run_training: deploy, publish the first weights, train, save
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from uuid import uuid4
 import orjson
 
 from asyncrl.app.checks import Checked, check_served
-from asyncrl.app.gc_tuning import calm_the_collector
+from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
 from asyncrl.config.derived import (
     dtype,
@@ -29,20 +29,20 @@ from asyncrl.config.derived import (
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
-from asyncrl.errors import AsyncRLError, TurnFailed, WeightUpdateFailed, plainly
+from asyncrl.errors import AsyncRLError, GpuSharingFailed, WeightUpdateFailed, plainly
 from asyncrl.event_loop import is_cancelled
 from asyncrl.metrics.facts import Gauges, StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.evaluation import Evaluator
-from asyncrl.pipeline.run import Parts, Plan, train
+from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.kv_limit import follow_kv
 from asyncrl.pipeline.sampling.retry import RetryingEngine
-from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
-from asyncrl.pipeline.scheduling.scheduler import Policy, Scheduler
+from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
 from asyncrl.types import SamplingParams
 
 Device = Literal["cpu", "cuda"]
@@ -63,7 +63,7 @@ MODEL_FOLDER = "model"
 """In the run directory: the final weights in Hugging Face format."""
 
 
-async def conduct(
+async def run_training(
     ray: ModuleType,
     checked: Checked,
     *,
@@ -94,10 +94,10 @@ async def conduct(
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
                         watching.append(beside.create_task(following, name="kv-limit"))
                     phase("publishing the first weights")
-                    await running.serve(parts.served.now)
+                    await running.serve(parts.serving.now)
                     phase("generating the first batch")
                     watching.append(beside.create_task(_show(parts.scheduler, gauges), name="gauges"))
-                    calm_the_collector()
+                    freeze_startup_objects()
                     await train(parts, _plan(checked, run_dir), report)
                     for task in watching:
                         task.cancel()
@@ -134,7 +134,7 @@ async def _failing_well(running: Running) -> AsyncIterator[None]:
                 logger.warning("waiting up to %g s for a checkpoint, after: %s", LAST_CHECKPOINT_S, error)
                 with suppress(AsyncRLError):
                     await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)
-            if isinstance(error, WeightUpdateFailed | TurnFailed):
+            if isinstance(error, WeightUpdateFailed | GpuSharingFailed):
                 await running.look_for_the_dead()  # a server that died is a better cause than what it left
         raise
 
@@ -183,8 +183,8 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
     run = checked.run
     slots = Slots(run.rollout.sglang_server_concurrency * run.cluster.num_engines)
     start = checked.start
-    served = Served(start.weights)
-    engine = RetryingEngine(running.engine, run.failures.max_sample_retries, lambda: served.now)
+    serving = ServingWeights(start.weights)
+    engine = RetryingEngine(running.engine, run.failures.max_sample_retries, lambda: serving.now)
     if start.before is not None:
         engine.retries, engine.aborts = start.before.retries, start.before.aborts
 
@@ -196,7 +196,7 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
             tokenizer=checked.tokenizer,
             sampling=sampling,
             slots=slots,
-            served=served,
+            serving=serving,
             timeline=timeline,
             seed=run.model.seed,
         )
@@ -205,25 +205,27 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
         held_out=checked.held_out,
         sampler=sampler(_eval_sampling(checked)),
         slots=slots,
-        served=served,
+        serving=serving,
         timeline=timeline,
     )
     return Parts(
-        scheduler=_scheduler(checked, sampler(_sampling(checked)), slots, served, timeline),
+        scheduler=_scheduler(checked, sampler(_sampling(checked)), slots, serving, timeline),
         evaluator=evaluator if run.evaluation.eval_interval is not None else None,
         engine=engine,
         trainer=running.trainer,
         updater=running.updater,
         slots=slots,
-        served=served,
+        serving=serving,
         timeline=timeline,
         loop_lag=LoopLag(),
         checkpointer=_checkpointer(checked, running),
-        turns=running.turns,
+        gpu_sharing=running.gpu_sharing,
     )
 
 
-def _scheduler(checked: Checked, sampler: Sampler, slots: Slots, served: Served, timeline: Timeline) -> Scheduler:
+def _scheduler(
+    checked: Checked, sampler: Sampler, slots: Slots, serving: ServingWeights, timeline: Timeline
+) -> Scheduler:
     run, start = checked.run, checked.start
     return Scheduler(
         prompts=checked.prompts,
@@ -234,7 +236,7 @@ def _scheduler(checked: Checked, sampler: Sampler, slots: Slots, served: Served,
         policy=_policy(run.rollout),
         pick=checked.pick,
         slots=slots,
-        served=served,
+        serving=serving,
         timeline=timeline,
         before=start.before,
         again=start.again,
@@ -261,8 +263,8 @@ def _limits(rollout: RolloutConfig) -> Limits:
     )
 
 
-def _policy(rollout: RolloutConfig) -> Policy:
-    return Policy(
+def _policy(rollout: RolloutConfig) -> StalenessPolicy:
+    return StalenessPolicy(
         stale=rollout.stale_policy,
         partial=rollout.partial_rollout,
         mask_resumed=rollout.mask_offpolicy_in_partial_rollout,
@@ -277,9 +279,9 @@ def _budgets(failures: FailureConfig) -> Budgets:
     )
 
 
-def _plan(checked: Checked, run_dir: Path) -> Plan:
+def _plan(checked: Checked, run_dir: Path) -> RunPlan:
     run = checked.run
-    return Plan(
+    return RunPlan(
         num_steps=run.rollout.num_rollout,
         update_weights_interval=run.rollout.update_weights_interval,
         eval_interval=run.evaluation.eval_interval,

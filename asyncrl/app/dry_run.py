@@ -14,7 +14,7 @@ from rich.table import Table
 
 from asyncrl.app.checks import CheckedModel, check_files, check_flags, check_functions, check_model
 from asyncrl.capacity.engine import EngineMemory, engine_memory, engine_problems
-from asyncrl.capacity.trainer import SPREAD, RankMemory, Work, trainer_memory, trainer_problems, with_copy
+from asyncrl.capacity.trainer import SPREAD, RankMemory, RankWorkload, trainer_memory, trainer_problems, with_copy
 from asyncrl.config import RunConfig, missing_files
 from asyncrl.config.derived import (
     critic_load,
@@ -38,7 +38,7 @@ class Estimate:
     """What a run takes of its GPUs."""
 
     shape: ModelShape
-    work: Work
+    work: RankWorkload
     stages: tuple[RankMemory, ...]
     engine: EngineMemory
     bucket: int
@@ -83,7 +83,7 @@ def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
     cluster, train = run.cluster, run.train
     limit = cluster.gpu_memory_gb * GB
     is_sent_by_nccl = not cluster.colocate and train.update_weight_transport == "nccl"
-    work = Work(
+    work = RankWorkload(
         num_ranks=cluster.num_trainer_ranks,
         num_tokens=row_tokens(run) / run.parallel.context_parallel_size,
         weight_bytes=weight_bytes(run.model),

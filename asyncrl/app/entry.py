@@ -26,7 +26,7 @@ import uvloop
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.app.assembly import VERSIONS_FILE, conduct
+from asyncrl.app.assembly import VERSIONS_FILE, run_training
 from asyncrl.app.checks import Checked, check
 from asyncrl.app.dry_run import dry_run
 from asyncrl.app.signals import Signals
@@ -38,7 +38,7 @@ from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.metrics.closing import closing_table
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.history import History
-from asyncrl.metrics.live_view import Plan, View, open_view
+from asyncrl.metrics.live_view import RunTargets, View, open_view
 from asyncrl.metrics.logs import LOG_FILE, open_logging
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import METRICS_FILE, JsonlSink, Sink, TensorBoardSink
@@ -88,7 +88,7 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
 
 def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) -> None:
     run, started = checked.run, time.monotonic()
-    plan = Plan(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
+    plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
     signals.remember()
     with ExitStack() as stack:
         view = open_view(run.output.progress, console, plan)
@@ -114,7 +114,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
 
 
-def _beginning(checked: Checked, plan: Plan, *, has_rows: bool) -> str:
+def _beginning(checked: Checked, plan: RunTargets, *, has_rows: bool) -> str:
     """What is known of the run so far."""
     before, origin, asked = checked.start.before, checked.start.origin, checked.run.checkpoint.load
     if before is not None and origin is not None:
@@ -143,7 +143,7 @@ async def _conducted(
         view.step(reporter.step(facts), facts)
 
     with signals.cancelling(), _timeline(checked.run, run_dir) as timeline:
-        await conduct(
+        await run_training(
             ray,
             checked,
             run_dir=run_dir,

@@ -3,7 +3,7 @@
 import gc
 
 
-def calm_the_collector() -> None:
+def freeze_startup_objects() -> None:
     """Look for cycles less often, and never again among what was loaded so far.
 
     A full collection with 1,000 answers in flight stopped the event loop for 240 to 560 ms and found nothing: what

@@ -5,7 +5,7 @@
     optimizer     Adam's two averages in float32, and float32 weights beside 16-bit ones    ``learner._optimizer``
     activations   what the backward pass needs, of every microbatch that is under way       ``activations``
     working       the larger of: one layer backwards, the vocabulary                       here
-    copy          of all weights on the first rank, for updates beside training             ``outbox``
+    copy          of all weights on the first rank, for updates beside training             ``weight_sender``
 
 What is not counted: the CUDA context, NCCL's own buffers, and gaps between the allocator's blocks.
 """
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from asyncrl.capacity.activations import Kept, layer_kept
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import must
-from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.models.shape import ModelShape
 from asyncrl.models.sizes import Size, layer_size, sent_bytes, vocabulary_size
 
@@ -37,7 +36,7 @@ FEWER = "give max-tokens-per-gpu fewer, context-parallel-size more, or recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class RankWorkload:
     """What a rank is given."""
 
     num_ranks: int
@@ -70,12 +69,14 @@ class RankMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.working + self.copy
 
 
-def trainer_memory(shape: ModelShape, parallel: ParallelConfig, work: Work) -> tuple[RankMemory, ...]:
+def trainer_memory(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload) -> tuple[RankMemory, ...]:
     """Of one rank of each pipeline stage; the ranks of a stage differ by less than one layer's norms."""
     return tuple(_stage_memory(shape, parallel, work, stage) for stage in range(parallel.pipeline_model_parallel_size))
 
 
-def with_copy(shape: ModelShape, parallel: ParallelConfig, work: Work, *, limit: float, wanted: bool | None) -> Work:
+def with_copy(
+    shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, *, limit: float, wanted: bool | None
+) -> RankWorkload:
     """``work`` with the copy of all weights on the first rank, for updates beside training, if there is one.
 
     ``wanted`` None: there is one where it takes at most COPY_SHARE of ``limit``, the bytes of the rank's GPU, and where
@@ -88,24 +89,16 @@ def with_copy(shape: ModelShape, parallel: ParallelConfig, work: Work, *, limit:
     return copied if wanted else work
 
 
-def goes_beside(
-    settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None, num_ranks: int, memory: int | None
+def has_copy(
+    shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, *, memory: int | None, wanted: bool | None
 ) -> bool:
-    """Whether updates go on beside training; the same on all ranks if their GPUs are alike.
+    """Whether the first rank copies all weights, so that training continues during updates.
 
-    ``memory`` in bytes is that of the rank's GPU; None: there is none, and room for a copy.
+    All ranks decide alike if their GPUs are alike.  ``memory`` is the rank's GPU memory in bytes; None means a CPU,
+    which has room for a copy.  ``wanted`` None decides as ``with_copy`` does.
     """
-    train, parallel = settings.train, settings.parallel
-    wanted = train.update_weights_beside_training
     if wanted is not None or memory is None:
         return wanted is not False
-    each = (settings.row_tokens or 0) / parallel.context_parallel_size
-    work = Work(
-        num_ranks=num_ranks,
-        num_tokens=each or train.max_tokens_per_gpu,
-        weight_bytes=FLOAT32 if settings.dtype == "float32" else FLOAT32 // 2,
-        critic=critic,
-    )
     return with_copy(shape, parallel, work, limit=USABLE * memory, wanted=None).copy_bytes > 0
 
 
@@ -136,7 +129,7 @@ def stage_layers(num_layers: int, parallel: ParallelConfig) -> list[range]:
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-def _stage_memory(shape: ModelShape, parallel: ParallelConfig, work: Work, stage: int) -> RankMemory:
+def _stage_memory(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, stage: int) -> RankMemory:
     held = [_held(shape, parallel, stage)]
     if work.critic is not None:
         held.append(_held(replace(work.critic, ties_embeddings=True), parallel, stage, has_words=False))
@@ -191,7 +184,7 @@ def _optimized(size: Size, parallel: ParallelConfig, num_ranks: int) -> tuple[fl
     return experts / (num_ranks // parallel.ranks_per_expert_copy), others / copies
 
 
-def _activations(shape: ModelShape, parallel: ParallelConfig, work: Work, stage: int) -> float:
+def _activations(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, stage: int) -> float:
     """Bytes that wait for the backward pass: of as many microbatches as there are stages from here on (1F1B)."""
     layers = stage_layers(shape.num_layers, parallel)[stage]
     kept = [layer_kept(shape, layer, parallel, work.num_tokens) for layer in layers]
@@ -220,7 +213,7 @@ def _let_go(kept: Kept, parallel: ParallelConfig) -> float:
     return sum(sizes.get(module, 0.0) for module in modules)
 
 
-def _backwards(shape: ModelShape, parallel: ParallelConfig, work: Work, stage: int) -> float:
+def _backwards(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, stage: int) -> float:
     """Bytes for the way back through one layer: what is computed again, gradients within its MLP, which are as large as
     what it kept, and with tensor parallelism the gathered input of a matrix."""
     layers = stage_layers(shape.num_layers, parallel)[stage]
@@ -235,7 +228,7 @@ def _backwards(shape: ModelShape, parallel: ParallelConfig, work: Work, stage: i
     return (again + max(each.mlp for each in kept) + gathered) * work.weight_bytes
 
 
-def _words(shape: ModelShape, parallel: ParallelConfig, work: Work) -> float:
+def _words(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload) -> float:
     """Bytes for log-probs and their way back: hidden states and their gradient, the output layer's gradient in float32
     and as it is handed on, and a chunk of logits (``logprobs``)."""
     words = shape.vocab_size / parallel.tensor_model_parallel_size

@@ -12,7 +12,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import EngineError, TurnFailed, UpdateInterrupted
+from asyncrl.errors import EngineError, GpuSharingFailed, UpdateInterrupted
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
 
 VOCABULARY = 64
@@ -182,40 +182,40 @@ class FakeUpdater:
         return UpdateReport(pause_s=self._seconds, total_s=2 * self._seconds, num_bytes=0)
 
 
-class FakeTurns:
+class FakeGpuSharing:
     """Takes ``seconds`` for each change, and remembers them; refuses what would fail with real memory."""
 
     def __init__(self, *engines: FakeEngine, seconds: float = 0.1) -> None:
         self.taken: list[str] = []
-        self.turn = "engines"
+        self.holder = "engines"
         self._engines = engines
         self._seconds = seconds
 
-    async def to_trainer(self) -> None:
-        """See ``Turns.to_trainer``."""
-        if self.turn == "update":
+    async def acquire_for_training(self) -> None:
+        """See ``GpuSharing.acquire_for_training``."""
+        if self.holder == "update":
             raise AssertionError("the engines have no new weights yet")
         if any(engine.busy for engine in self._engines):
-            raise TurnFailed("an engine has requests")
+            raise GpuSharingFailed("an engine has requests")
         await self._pass_to("trainer")
 
-    async def to_update(self) -> None:
-        """See ``Turns.to_update``."""
-        if self.turn == "engines":
+    async def acquire_for_update(self) -> None:
+        """See ``GpuSharing.acquire_for_update``."""
+        if self.holder == "engines":
             raise AssertionError("the trainer has no memory to take weights from")
         await self._pass_to("update")
 
-    async def to_engines(self) -> None:
-        """See ``Turns.to_engines``."""
-        if self.turn == "trainer":
+    async def acquire_for_generation(self) -> None:
+        """See ``GpuSharing.acquire_for_generation``."""
+        if self.holder == "trainer":
             raise AssertionError("engines would serve what was in memory: they get weights first")
         await self._pass_to("engines")
 
-    async def _pass_to(self, turn: str) -> None:
-        if self.turn != turn:
+    async def _pass_to(self, holder: str) -> None:
+        if self.holder != holder:
             await asyncio.sleep(self._seconds)
-            self.turn = turn
-            self.taken.append(turn)
+            self.holder = holder
+            self.taken.append(holder)
 
 
 class FakeTrainer:

@@ -14,17 +14,17 @@ async def ask_one[T](
     timeout_s: float,
     kind: type[AsyncRLError] = WeightUpdateFailed,
 ) -> T:
-    """Ask a single one as ``everyone`` does; return the answer."""
+    """Ask a single one as ``gather`` does; return the answer."""
     answers: list[T] = []
 
     async def answer() -> None:
         answers.append(await work)
 
-    await everyone(doing, {who: answer()}, timeout_s, kind)
+    await gather(doing, {who: answer()}, timeout_s, kind)
     return answers[0]
 
 
-async def everyone(
+async def gather(
     doing: str,
     work: Mapping[str, Coroutine[Any, Any, None]],
     timeout_s: float,

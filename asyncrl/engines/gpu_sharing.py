@@ -16,8 +16,8 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal, Protocol
 
-from asyncrl.engines.gather import everyone
-from asyncrl.errors import TurnFailed
+from asyncrl.engines.gather import gather
+from asyncrl.errors import GpuSharingFailed
 from asyncrl.event_loop import loop_time
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ WEIGHTS: Sequence[str] = ("weights",)
 CACHES: Sequence[str] = ("kv_cache", "cuda_graph")
 """What SGLang calls the parts of its memory."""
 
-Turn = Literal["trainer", "update", "engines"]
+GpuHolder = Literal["trainer", "update", "engines"]
 
 
 class MemoryLender(Protocol):
@@ -58,61 +58,63 @@ class MemoryOwner(Protocol):
 
 
 class SharedGpus:
-    """``Turns`` of a trainer and all engines.  One call at a time."""
+    """``GpuSharing`` of a trainer and all engines.  One call at a time."""
 
-    def __init__(self, engines: Sequence[MemoryLender], trainer: MemoryOwner, *, turn: Turn, timeout_s: float) -> None:
-        """``turn`` is whose it is now; ``timeout_s`` is for each thing that engines and trainer are asked for."""
-        self.turn: Turn = turn
+    def __init__(
+        self, engines: Sequence[MemoryLender], trainer: MemoryOwner, *, holder: GpuHolder, timeout_s: float
+    ) -> None:
+        """``holder`` is whose it is now; ``timeout_s`` is for each thing that engines and trainer are asked for."""
+        self.holder: GpuHolder = holder
         self._engines = tuple(engines)
         self._trainer = trainer
         self._timeout_s = timeout_s
 
-    async def to_trainer(self) -> None:
-        """See ``Turns.to_trainer``."""
-        if self.turn == "trainer":
+    async def acquire_for_training(self) -> None:
+        """See ``GpuSharing.acquire_for_training``."""
+        if self.holder == "trainer":
             return
-        if self.turn == "update":
+        if self.holder == "update":
             raise AssertionError("engines get new weights after each step, before the next one")
         start = loop_time()
         await give_back(self._engines, self._timeout_s)
         await self._ask("fetching the trainer's memory", self._trainer.fetch())
         self._pass_to("trainer", start)
 
-    async def to_update(self) -> None:
-        """See ``Turns.to_update``."""
-        if self.turn == "update":
+    async def acquire_for_update(self) -> None:
+        """See ``GpuSharing.acquire_for_update``."""
+        if self.holder == "update":
             return
-        if self.turn == "engines":
+        if self.holder == "engines":
             raise AssertionError("the trainer has no memory to take weights from")
         start = loop_time()
         await self._ask("putting the optimizer away", self._trainer.put_away_optimizer())
         await self._all("resuming weights", lambda engine: engine.resume(WEIGHTS))
         self._pass_to("update", start)
 
-    async def to_engines(self) -> None:
-        """See ``Turns.to_engines``."""
-        if self.turn == "engines":
+    async def acquire_for_generation(self) -> None:
+        """See ``GpuSharing.acquire_for_generation``."""
+        if self.holder == "engines":
             return
-        if self.turn == "trainer":
+        if self.holder == "trainer":
             raise AssertionError("engines would serve what was in memory: they get weights first")
         start = loop_time()
         await self._ask("putting the weights away", self._trainer.put_away_weights())
         await self._all("resuming caches", lambda engine: engine.resume(CACHES))
         self._pass_to("engines", start)
 
-    def _pass_to(self, turn: Turn, since: float) -> None:
-        logger.info("the GPUs pass to the %s in %.3f s", turn, loop_time() - since)
-        self.turn = turn
+    def _pass_to(self, holder: GpuHolder, since: float) -> None:
+        logger.info("the GPUs pass to the %s in %.3f s", holder, loop_time() - since)
+        self.holder = holder
 
     async def _ask(self, doing: str, work: Coroutine[Any, Any, None]) -> None:
-        await everyone(doing, {"trainer": work}, self._timeout_s, TurnFailed)
+        await gather(doing, {"trainer": work}, self._timeout_s, GpuSharingFailed)
 
     async def _all(self, doing: str, ask: Callable[[MemoryLender], Coroutine[Any, Any, None]]) -> None:
         await _all(self._engines, doing, ask, self._timeout_s)
 
 
 async def give_back(engines: Sequence[MemoryLender], timeout_s: float) -> None:
-    """Have engines without requests give back all that they can.  Raises TurnFailed."""
+    """Have engines without requests give back all that they can.  Raises GpuSharingFailed."""
     await _all(engines, "emptying engines", lambda engine: engine.empty(), timeout_s)
     await _all(engines, "releasing memory", lambda engine: engine.release((*WEIGHTS, *CACHES)), timeout_s)
 
@@ -123,4 +125,4 @@ async def _all(
     ask: Callable[[MemoryLender], Coroutine[Any, Any, None]],
     timeout_s: float,
 ) -> None:
-    await everyone(doing, {engine.url: ask(engine) for engine in engines}, timeout_s, TurnFailed)
+    await gather(doing, {engine.url: ask(engine) for engine in engines}, timeout_s, GpuSharingFailed)

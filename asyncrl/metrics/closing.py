@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.metrics.history import History
-from asyncrl.metrics.live_view import Plan
+from asyncrl.metrics.live_view import RunTargets
 from asyncrl.metrics.logs import LOG_FILE
 from asyncrl.metrics.sinks import METRICS_FILE, TENSORBOARD_FOLDER
 from asyncrl.metrics.timeline import TIMELINE_FILE
@@ -24,7 +24,7 @@ _PLACES = {
 }
 
 
-def closing_table(history: History, plan: Plan, wall_s: float, run_dir: Path) -> Table:
+def closing_table(history: History, plan: RunTargets, wall_s: float, run_dir: Path) -> Table:
     """The run in numbers, and where to look for more; ``history`` has been a sink of the run."""
     table = Table(box=SIMPLE_HEAD, show_header=False, title_justify="left", title_style="bold", pad_edge=False)
     table.title = Text(f"asyncrl · {plan.name}")
@@ -37,7 +37,7 @@ def closing_table(history: History, plan: Plan, wall_s: float, run_dir: Path) ->
     return table
 
 
-def _add_outcome(table: Table, history: History, plan: Plan, wall_s: float) -> None:
+def _add_outcome(table: Table, history: History, plan: RunTargets, wall_s: float) -> None:
     table.add_row("steps", f"{_steps(history):,} of {plan.num_steps:,} in {duration(wall_s)}")
     table.add_row("held-out accuracy", _held_out(history))
     if history.first_reward is not None:
@@ -67,7 +67,7 @@ def _add_tokens(table: Table, history: History) -> None:
         table.add_row(f"  {fate}", f"{tokens:>{width},}  {percent(share(tokens, generated)):>5}")
 
 
-def _add_timing(table: Table, history: History, plan: Plan) -> None:
+def _add_timing(table: Table, history: History, plan: RunTargets) -> None:
     most = "no token trained" if history.max_lag is None else f"max {history.max_lag}, bound {plan.max_staleness}"
     over = history.max_lag is not None and history.max_lag > plan.max_staleness
     table.add_section()

@@ -89,7 +89,7 @@ class LengthStats:
         )
 
 
-class Lengths:
+class LengthBias:
     """Counts samples by length and by what became of them.  Each call below costs less than a microsecond."""
 
     def __init__(self, group_size: int) -> None:
@@ -123,7 +123,7 @@ class Lengths:
         """A finished sample left with a group that was stale or failed."""
         self._dropped.note(num_tokens)
 
-    def settle(self) -> None:
+    def close_step(self) -> None:
         """A training step ended: everything before it counts a little less."""
         for tally in (self._finished, self._cut, self._trained, self._filtered, self._dropped):
             tally.forget()

@@ -30,7 +30,7 @@ _LINES_PER_HEADER = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunTargets:
     """What a run set out to do, as far as a view shows it."""
 
     name: str
@@ -57,7 +57,7 @@ class View(Protocol):
         """Leave the screen as it is and give it back.  May be called again."""
 
 
-def open_view(mode: Literal["auto", "live", "lines"], console: Console, plan: Plan) -> View:
+def open_view(mode: Literal["auto", "live", "lines"], console: Console, plan: RunTargets) -> View:
     """The view that ``--progress`` asks for; auto is live on a terminal that can draw it."""
     can_draw = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
     if mode == "live" or (mode == "auto" and can_draw):
@@ -68,7 +68,7 @@ def open_view(mode: Literal["auto", "live", "lines"], console: Console, plan: Pl
 class LiveView:
     """A panel that is redrawn in place.  What else is written through ``console``, or to stdout, scrolls above it."""
 
-    def __init__(self, console: Console, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, plan: RunTargets, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._plan = plan
         self._clock = clock
@@ -136,7 +136,7 @@ class LiveView:
 class LineView:
     """One plain line per step, in columns, with a header now and then.  Fits 80 columns up to 999 steps."""
 
-    def __init__(self, console: Console, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, plan: RunTargets, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._plan = plan
         self._clock = clock
@@ -184,7 +184,7 @@ class _Phase:
         return self._spinner
 
 
-def _bar(plan: Plan, history: History) -> RenderableType:
+def _bar(plan: RunTargets, history: History) -> RenderableType:
     done = int(history.last["step"]) + 1
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(no_wrap=True)
@@ -196,7 +196,7 @@ def _bar(plan: Plan, history: History) -> RenderableType:
     return grid
 
 
-def _board(plan: Plan, history: History, stats: Gauges) -> RenderableType:
+def _board(plan: RunTargets, history: History, stats: Gauges) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column()
@@ -265,7 +265,7 @@ def _main_reason(stats: Gauges) -> str:
     return max(stats.filter_reasons, key=lambda reason: stats.filter_reasons[reason], default="")
 
 
-def _lag(plan: Plan, row: Row) -> Text:
+def _lag(plan: RunTargets, row: Row) -> Text:
     if "lag/max" not in row:
         return Text("no token trained", style="dim")
     over = row["lag/max"] > plan.max_staleness
@@ -284,7 +284,7 @@ def _waits(row: Row) -> tuple[float, float]:
     return share(row["time/trainer_waited_s"], step_s), share(row["time/engines_idle_s"], step_s)
 
 
-def _left_s(plan: Plan, history: History) -> float:
+def _left_s(plan: RunTargets, history: History) -> float:
     steps = max(0, plan.num_steps - int(history.last["step"]) - 1)
     return steps * share(sum(history.recent_s), len(history.recent_s))
 
@@ -303,7 +303,7 @@ _COLUMNS = {
 """Header and width of each column of LineView; ``ready`` are groups buffered, ``lag`` is largest/mean."""
 
 
-def _cells(plan: Plan, history: History, row: Row) -> tuple[str, ...]:
+def _cells(plan: RunTargets, history: History, row: Row) -> tuple[str, ...]:
     return (
         f"{row['step'] + 1}/{plan.num_steps}",
         f"{row['reward/mean']:.3f}" if "reward/mean" in row else "-",

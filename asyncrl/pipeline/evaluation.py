@@ -16,7 +16,7 @@ from statistics import fmean
 from asyncrl.errors import EngineRejected, RewardFailed, SampleFailed, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.types import EvalReport, Prompt, Sample, ScoredSample, Weights
 
@@ -36,18 +36,18 @@ class Evaluator:
     """Runs passes over the held-out prompts, one at a time."""
 
     def __init__(
-        self, *, held_out: HeldOut, sampler: Sampler, slots: Slots, served: Served, timeline: Timeline
+        self, *, held_out: HeldOut, sampler: Sampler, slots: Slots, serving: ServingWeights, timeline: Timeline
     ) -> None:
         self._held_out = held_out
         self._sampler = sampler
         self._slots = slots
-        self._served = served
+        self._serving = serving
         self._timeline = timeline
         self._at_once = asyncio.Semaphore(1)
 
     async def run(self) -> EvalReport:
         """One pass.  The seeds of its draws are the same in every pass; answers that fail are left out and counted."""
-        start, weights = loop_time(), self._served.now
+        start, weights = loop_time(), self._serving.now
         self._at_once = asyncio.Semaphore(max(1, self._slots.limit // 2))
         with plainly():
             async with asyncio.TaskGroup() as answers:
@@ -92,7 +92,7 @@ class Evaluator:
         async with self._at_once:
             self._slots.claim(1)
             try:
-                draft = self._sampler.draft(index)
-                return await self._sampler.generate(name, -1 - row, prompt, draft, lambda num_tokens: None)
+                partial = self._sampler.partial(index)
+                return await self._sampler.generate(name, -1 - row, prompt, partial, lambda num_tokens: None)
             finally:
                 self._slots.unclaim(1)

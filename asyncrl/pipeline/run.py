@@ -35,12 +35,12 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.evaluation import Evaluator
 from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference
 from asyncrl.pipeline.sampling.retry import RetryingEngine
-from asyncrl.pipeline.sampling.sampler import Served
+from asyncrl.pipeline.sampling.sampler import ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.pipeline.weight_updates import WeightUpdates
-from asyncrl.protocols import Checkpointer, Trainer, Turns, WeightUpdater
+from asyncrl.protocols import Checkpointer, GpuSharing, Trainer, WeightUpdater
 from asyncrl.types import Batch, EvalReport, TrainReport
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ not hold up the update that follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """How long the run is, and what happens when."""
 
     num_steps: int
@@ -72,7 +72,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the run is made of.  ``scheduler`` and ``evaluator`` share ``slots`` and ``served``."""
+    """What the run is made of.  ``scheduler`` and ``evaluator`` share ``slots`` and ``serving``."""
 
     scheduler: Scheduler
     evaluator: Evaluator | None
@@ -80,16 +80,16 @@ class Parts:
     trainer: Trainer
     updater: WeightUpdater
     slots: Slots
-    served: Served
+    serving: ServingWeights
     timeline: Timeline
     loop_lag: LoopLag
     checkpointer: Checkpointer | None = None
     """Without it there are no checkpoints."""
-    turns: Turns | None = None
+    gpu_sharing: GpuSharing | None = None
     """Without it trainer and engines have GPUs of their own.  It is the engines' turn when the run begins."""
 
 
-async def train(parts: Parts, plan: Plan, report: Callable[[StepFacts], None]) -> None:
+async def train(parts: Parts, plan: RunPlan, report: Callable[[StepFacts], None]) -> None:
     """Train to the last step, handing each step's facts to ``report``, and save.
 
     When this returns, nothing is in flight.  Raises the named error that ended the run.
@@ -122,7 +122,7 @@ class _Run:
     """The trainer's side of a run; lives as long as its task group."""
 
     def __init__(
-        self, parts: Parts, plan: Plan, stages: asyncio.TaskGroup, report: Callable[[StepFacts], None]
+        self, parts: Parts, plan: RunPlan, stages: asyncio.TaskGroup, report: Callable[[StepFacts], None]
     ) -> None:
         self._parts = parts
         self._plan = plan
@@ -131,8 +131,8 @@ class _Run:
         self._updates = WeightUpdates(
             updater=parts.updater,
             engine=parts.engine,
-            served=parts.served,
-            turns=parts.turns,
+            serving=parts.serving,
+            gpu_sharing=parts.gpu_sharing,
             timeline=parts.timeline,
             trained=plan.first_step,
             aborts=plan.abort_for_updates,
@@ -157,7 +157,7 @@ class _Run:
         batch = await parts.scheduler.next_batch()
         waited = loop_time() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
-        if self._evaluation is not None and (step == 0 or parts.turns is not None):
+        if self._evaluation is not None and (step == 0 or parts.gpu_sharing is not None):
             await self._evaluation  # before the weights change for the first time, or before the engines' turn ends
             parts.timeline.span("trainer", "wait for the evaluation", start + waited, loop_time())
         await self._to_trainer()
@@ -166,9 +166,9 @@ class _Run:
         late_update_s = loop_time() - trained.stop_s
         if late_update_s > 0:
             parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, loop_time())
-        parts.scheduler.settle()
+        parts.scheduler.close_step()
         state = parts.scheduler.state() if self._save_is_due(step) else None
-        saves_first = parts.turns is not None  # later the optimizer is away
+        saves_first = parts.gpu_sharing is not None  # later the optimizer is away
         checkpoint_s = await self._checkpoint(state) if state and saves_first else None
         update_wait_s = await self._begin_to_publish(step)
         if state and not saves_first:
@@ -206,7 +206,7 @@ class _Run:
     async def _tell(self, facts: StepFacts) -> None:
         """Report a step, when its weights have reached the engines."""
         update = await self._updates.published()
-        scheduler = replace(facts.scheduler, weights=self._parts.served.now)
+        scheduler = replace(facts.scheduler, weights=self._parts.serving.now)
         self._report(replace(facts, update=update, scheduler=scheduler))
 
     async def save(self) -> None:
@@ -220,11 +220,11 @@ class _Run:
 
     async def _to_trainer(self) -> None:
         """Where there are turns: it is the trainer's.  Requests in flight wait until the engines' next one."""
-        if self._parts.turns is None:
+        if self._parts.gpu_sharing is None:
             return
         start = loop_time()
         await self._parts.engine.interrupt()
-        await self._parts.turns.to_trainer()
+        await self._parts.gpu_sharing.acquire_for_training()
         self._parts.timeline.span("trainer", "take the GPUs", start, loop_time())
 
     # ---- checkpoints
@@ -290,12 +290,12 @@ class _Run:
 
     async def _engine_logprobs(self, batch: Batch) -> dict[int, Sequence[float]]:
         """Nothing when the engines serve other weights than the trainer holds."""
-        parts, served = self._parts, self._parts.served.now
-        if served.step != batch.step:
+        parts, serving = self._parts, self._parts.serving.now
+        if serving.step != batch.step:
             return {}
-        can_score = self._plan.temperature == 1.0 and parts.turns is None
-        scored = await engine_logprobs(batch, served, parts.engine if can_score else None)
-        return scored if parts.served.now.step == batch.step else {}  # an engine that came may have brought newer ones
+        can_score = self._plan.temperature == 1.0 and parts.gpu_sharing is None
+        scored = await engine_logprobs(batch, serving, parts.engine if can_score else None)
+        return scored if parts.serving.now.step == batch.step else {}  # an engine that came may have brought newer ones
 
     # ---- weights
 

@@ -18,8 +18,8 @@ from asyncrl.errors import UpdateInterrupted
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.sampling.retry import RetryingEngine
-from asyncrl.pipeline.sampling.sampler import Served
-from asyncrl.protocols import Turns, WeightUpdater
+from asyncrl.pipeline.sampling.sampler import ServingWeights
+from asyncrl.protocols import GpuSharing, WeightUpdater
 from asyncrl.types import UpdateReport, Weights
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ class WeightUpdates:
         *,
         updater: WeightUpdater,
         engine: RetryingEngine,
-        served: Served,
-        turns: Turns | None,
+        serving: ServingWeights,
+        gpu_sharing: GpuSharing | None,
         timeline: Timeline,
         trained: int,
         aborts: bool,
@@ -46,12 +46,12 @@ class WeightUpdates:
         """
         self._updater = updater
         self._engine = engine
-        self._served = served
-        self._turns = turns
+        self._serving = serving
+        self._gpu_sharing = gpu_sharing
         self._timeline = timeline
         self._aborts = aborts
         self._look_again = look_again
-        self._version = served.now.version
+        self._version = serving.now.version
         self._snapshot_step = trained
         """Training step of the last snapshot."""
         self.trained = trained
@@ -119,13 +119,13 @@ class WeightUpdates:
         weights = Weights(version=self._version, step=self._snapshot_step)
         if self._aborts:
             await self._engine.interrupt()
-        if self._turns is not None:
-            await self._turns.to_update()
-        self._served.expect(weights)
+        if self._gpu_sharing is not None:
+            await self._gpu_sharing.acquire_for_update()
+        self._serving.expect(weights)
         update = await self._updater.publish(weights)
-        if self._turns is not None:
-            await self._turns.to_engines()
-        self._served.set(weights)
+        if self._gpu_sharing is not None:
+            await self._gpu_sharing.acquire_for_generation()
+        self._serving.set(weights)
         self._engine.go_on()
         self._look_again()
         name = f"update to version {weights.version}"

@@ -53,7 +53,7 @@ def show(out: Path, lines: Sequence[str]) -> None:
     Console(width=200).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class Run:
+class BackgroundRun:
     """A command that takes train_async.py's flags, until the end of a ``with``."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Run:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> "BackgroundRun":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -33,7 +33,7 @@ from rich.table import Table
 
 from asyncrl.engines.sglang.launch import STREAM_INTERVAL
 from benchmarks.common.circumstances import circumstances
-from benchmarks.controller.case import Case, Measured
+from benchmarks.controller.case import Case, CaseMeasurement
 
 CHECKED: dict[str, Any] = {"num_tokens": 1000, "in_flight": 1024, "interval": STREAM_INTERVAL, "tokens_per_s": 1e6}
 """What ``--check`` looks at."""
@@ -106,7 +106,7 @@ def checked(asked: argparse.Namespace) -> list[Case]:
     return [case] if asked.check and case not in asked_for else []
 
 
-def run(case: Case, tree: Path) -> Measured:
+def run(case: Case, tree: Path) -> CaseMeasurement:
     """The case in a process of its own, with the asyncrl of ``tree``.  Raises CalledProcessError, with what it said."""
     inherited = os.environ.get("PYTHONPATH")
     paths = (str(tree), str(ROOT), *([inherited] if inherited else []))
@@ -116,7 +116,7 @@ def run(case: Case, tree: Path) -> Measured:
         stdout=subprocess.PIPE,
         check=True,
     )
-    return Measured(**orjson.loads(done.stdout))
+    return CaseMeasurement(**orjson.loads(done.stdout))
 
 
 def best(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _event(new: list[int], logprobs: list[list[Any]], done: int, is_last: bool) 
     }
 
 
-class Pace:
+class AnswerPacer:
     """Sends the events of all answers, each when its tokens would have been made."""
 
     def __init__(self, num_tokens: int, interval: int, answer_s: float, num_cut: int, *, is_plain: bool) -> None:
@@ -139,7 +139,7 @@ def _cut(ends: list[int], draw: random.Random, num_cut: int) -> Iterator[tuple[i
 class Connection(asyncio.Protocol):
     """One connection of the client; requests come one after the other."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: AnswerPacer) -> None:
         self._pace = pace
         self._received = b""
 
@@ -168,7 +168,7 @@ def _length(head: bytes) -> int:
 
 async def serve(num_tokens: int, interval: int, answer_s: float, num_cut: int, *, is_plain: bool) -> None:
     """Answer until the standard input is closed; an answer takes ``answer_s``."""
-    loop, pace = asyncio.get_running_loop(), Pace(num_tokens, interval, answer_s, num_cut, is_plain=is_plain)
+    loop, pace = asyncio.get_running_loop(), AnswerPacer(num_tokens, interval, answer_s, num_cut, is_plain=is_plain)
     server = await loop.create_server(lambda: Connection(pace), "127.0.0.1", 0, backlog=4096)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()

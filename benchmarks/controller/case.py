@@ -3,7 +3,7 @@
 Everything on the controller's side is the product's: scheduler, sampler, retries, SGLang client, HTTP, sockets, text,
 timeline, metrics.  Only the trainer and the weight updates take no time, and the reward is a constant.
 
-Reads a ``Case`` as JSON from its first argument and writes a ``Measured`` as JSON to the standard output.
+Reads a ``Case`` as JSON from its first argument and writes a ``CaseMeasurement`` as JSON to the standard output.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from pathlib import Path
 import orjson
 import uvloop
 
-from asyncrl.app.gc_tuning import calm_the_collector
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.app.gc_tuning import freeze_startup_objects
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import watch_loop
 from asyncrl.metrics.reporter import Reporter
@@ -64,7 +64,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class CaseMeasurement:
     """What a case cost.  Samples are counted by their tokens, since many are there only in part."""
 
     samples: float
@@ -94,7 +94,7 @@ def main() -> None:
     sys.stdout.write(orjson.dumps(asdict(measure(Case(**orjson.loads(sys.argv[1]))))).decode() + "\n")
 
 
-def measure(case: Case) -> Measured:
+def measure(case: Case) -> CaseMeasurement:
     """Start the servers, run the pipeline against them, measure, and stop them."""
     with contextlib.ExitStack() as stack:
         urls = tuple(stack.enter_context(_server(case)) for _ in range(case.num_servers))
@@ -122,14 +122,14 @@ def _server(case: Case) -> Iterator[str]:
             process.stdin.close()  # which ends it
 
 
-async def _run(case: Case, urls: tuple[str, ...], folder: Path) -> Measured:
+async def _run(case: Case, urls: tuple[str, ...], folder: Path) -> CaseMeasurement:
     lags = AllLags()
-    async with Wire() as wire, contextlib.AsyncExitStack() as stack:
+    async with HttpClient() as http, contextlib.AsyncExitStack() as stack:
         timeline = TimelineFile(folder, asyncio.get_running_loop().time())
         stack.callback(timeline.close)
         reporter = Reporter([JsonlSink(folder)])
         stack.callback(reporter.close)
-        parts = parts_for(case.in_flight, case.num_tokens, wire, urls, timeline, lags)
+        parts = parts_for(case.in_flight, case.num_tokens, http, urls, timeline, lags)
 
         def report(facts: StepFacts) -> None:
             reporter.step(facts)
@@ -146,9 +146,9 @@ async def _run(case: Case, urls: tuple[str, ...], folder: Path) -> Measured:
     return measured
 
 
-async def _window(case: Case, parts: Parts, lags: AllLags) -> Measured:
+async def _window(case: Case, parts: Parts, lags: AllLags) -> CaseMeasurement:
     if case.is_gc_tuned:
-        calm_the_collector()
+        freeze_startup_objects()
         await asyncio.sleep(SETTLE_S)
     profile = cProfile.Profile(time.process_time) if case.is_profiled else None
     collector = GcPauses()
@@ -159,7 +159,7 @@ async def _window(case: Case, parts: Parts, lags: AllLags) -> Measured:
     cpu_s, seconds = time.process_time() - cpu, time.monotonic() - began
     lag_p50_ms, lag_p99_ms, lag_max_ms = percentiles_ms(lags.late_s)
     account = parts.scheduler.stats().tokens
-    return Measured(
+    return CaseMeasurement(
         samples=(_generated(parts) - tokens) / case.num_tokens,
         seconds=seconds,
         cpu_s=cpu_s,

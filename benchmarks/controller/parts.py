@@ -12,12 +12,12 @@ import tokenizers  # type: ignore[import-untyped]
 
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.engines.sglang.client.engine import SGLangEngine
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.run import Parts, Plan
+from asyncrl.pipeline.run import Parts, RunPlan
 from asyncrl.pipeline.sampling.retry import RetryingEngine
-from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
@@ -42,12 +42,12 @@ _UPDATE_S = 60.0
 
 
 def parts_for(
-    in_flight: int, num_tokens: int, wire: Wire, urls: tuple[str, ...], timeline: Timeline, lag: LoopLag
+    in_flight: int, num_tokens: int, http: HttpClient, urls: tuple[str, ...], timeline: Timeline, lag: LoopLag
 ) -> Parts:
     """Keeps ``in_flight`` samples on the servers at ``urls``: staleness is no limit."""
-    engine = SGLangEngine(wire, urls, router_url=None, request_timeout_s=REQUEST_TIMEOUT_S)
-    slots, served = Slots(in_flight), Served(Weights(version=0, step=0))
-    retrying = RetryingEngine(engine, _RETRIES, lambda: served.now)
+    engine = SGLangEngine(http, urls, router_url=None, request_timeout_s=REQUEST_TIMEOUT_S)
+    slots, serving = Slots(in_flight), ServingWeights(Weights(version=0, step=0))
+    retrying = RetryingEngine(engine, _RETRIES, lambda: serving.now)
     sampler = Sampler(
         engine=retrying,
         reward=_constant,
@@ -55,7 +55,7 @@ def parts_for(
         tokenizer=TextTokenizer(made_up_words(), None),
         sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=num_tokens),
         slots=slots,
-        served=served,
+        serving=serving,
         timeline=timeline,
         seed=1,
     )
@@ -71,7 +71,7 @@ def parts_for(
         ),
         budgets=Budgets(max_failed_groups=1, max_filtered_groups=1, watchdog_timeout_s=600.0),
         slots=slots,
-        served=served,
+        serving=serving,
         timeline=timeline,
     )
     return Parts(
@@ -79,17 +79,17 @@ def parts_for(
         evaluator=None,
         engine=retrying,
         trainer=InstantTrainer(),
-        updater=InstantUpdater(wire, urls),
+        updater=InstantUpdater(http, urls),
         slots=slots,
-        served=served,
+        serving=serving,
         timeline=timeline,
         loop_lag=lag,
     )
 
 
-def plan_for(folder: Path) -> Plan:
+def plan_for(folder: Path) -> RunPlan:
     """Steps without end, each followed by an update."""
-    return Plan(
+    return RunPlan(
         num_steps=_NEVER,
         update_weights_interval=1,
         eval_interval=None,
@@ -117,8 +117,8 @@ class InstantTrainer:
 class InstantUpdater:
     """``WeightUpdater`` with nothing to carry: the servers are told the new version, by one request each."""
 
-    def __init__(self, wire: Wire, urls: tuple[str, ...]) -> None:
-        self._wire = wire
+    def __init__(self, http: HttpClient, urls: tuple[str, ...]) -> None:
+        self._http = http
         self._urls = urls
 
     async def snapshot(self) -> bool:
@@ -138,7 +138,7 @@ class InstantUpdater:
         body = {"new_version": str(weights.version)}
         async with asyncio.TaskGroup() as posts:
             for url in self._urls:
-                posts.create_task(self._wire.command(f"{url}/update_weight_version", body, _UPDATE_S))
+                posts.create_task(self._http.command(f"{url}/update_weight_version", body, _UPDATE_S))
         return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
 
 

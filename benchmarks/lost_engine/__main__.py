@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 import orjson
 
-from benchmarks.common.background_run import Run, command_line, leave_in_order, show, write_prompts
+from benchmarks.common.background_run import BackgroundRun, command_line, leave_in_order, show, write_prompts
 from benchmarks.common.circumstances import circumstances
 from benchmarks.common.devices import need
 from benchmarks.common.shapes import SHAPES
@@ -43,7 +43,7 @@ HANG_S = {"control-timeout-s": 20.0, "request-timeout-s": 30.0}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run it all."""
+    """BackgroundRun it all."""
     asked = _parse(argv)
     need(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
     armed.unlink(missing_ok=True)
     is_within = asked.kill in WITHIN_AN_UPDATE
     plugin = dies_in_update.environment(asked.out / "plugin", armed, asked.kill) if is_within else {}
-    with Run(command, asked.out, asked.deadline_s, plugin) as run:
+    with BackgroundRun(command, asked.out, asked.deadline_s, plugin) as run:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
         _kill(run, asked.kill, armed)
         killed_after, killed_at = len(run.rows()), _now()
@@ -80,7 +80,7 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
     return told, [line for line in run.log() if "WARNING" in line or "is back" in line]
 
 
-def _kill(run: Run, what: str, armed: Path) -> None:
+def _kill(run: BackgroundRun, what: str, armed: Path) -> None:
     """Return when a process is dead, or hangs; ``armed`` is the file that the plug-in looks for."""
     if what in WITHIN_AN_UPDATE:
         armed.touch()
@@ -155,7 +155,7 @@ def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> li
     return command_line(flags, device=asked.device, use_router=asked.use_router)
 
 
-def _urls(run: Run) -> list[str]:
+def _urls(run: BackgroundRun) -> list[str]:
     """Of the engines that run now."""
     found = []
     for process in run.processes(VICTIMS["server"]):

@@ -21,7 +21,7 @@ from asyncrl.sim.calibration.squares import not_negative
 from asyncrl.sim.calibration.tables import Value
 from asyncrl.sim.model.costs import Costs, TrainerCosts, UpdateCosts
 from benchmarks.common.shapes import SHAPES
-from benchmarks.sync_vs_async.figures import Run, Setup
+from benchmarks.sync_vs_async.figures import ArrangementRun, Setup
 
 PREFERRED = ("S=2", "S=1", "S=3", "S=4", "sync")
 """To calibrate on, the first that there is: at S = 2 engines are seen with few requests and with many.  Above they
@@ -33,7 +33,7 @@ COLD = 1
 """Steps at the start of a run, in which a trainer that never trained before compiles its kernels."""
 
 
-type _Fit = tuple[Run, Recorded, Pace]
+type _Fit = tuple[ArrangementRun, Recorded, Pace]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Calibrated:
     about: str
 
 
-def calibrate_on(file: Path, setup: Setup, runs: Sequence[Run]) -> Calibrated:
+def calibrate_on(file: Path, setup: Setup, runs: Sequence[ArrangementRun]) -> Calibrated:
     """On one run of those that ``file`` has, with the timeline beside it.  Raises ConfigError or DataError."""
     run, recorded, pace = _chosen(file, setup, _candidates(file, runs))
     trainer, error = _trainer(setup, run.rows[COLD:])
@@ -62,7 +62,7 @@ def tables(costs: Costs) -> dict[str, dict[str, Value]]:
     return {**found, "controller": {"step_overhead_s": costs.step_overhead_s}}
 
 
-def _candidates(file: Path, runs: Sequence[Run]) -> list[Run]:
+def _candidates(file: Path, runs: Sequence[ArrangementRun]) -> list[ArrangementRun]:
     """The first run of each arrangement that may do, the preferred one first."""
     long_enough = {run.arrangement: run for run in reversed(runs) if len(run.rows) > COLD + 1}
     found = [long_enough[name] for name in PREFERRED if name in long_enough]
@@ -71,12 +71,12 @@ def _candidates(file: Path, runs: Sequence[Run]) -> list[Run]:
     return found
 
 
-def _fitted(file: Path, setup: Setup, run: Run) -> _Fit:
+def _fitted(file: Path, setup: Setup, run: ArrangementRun) -> _Fit:
     recorded = _recorded(file.parent, run)
     return run, recorded, _pace(setup, run, recorded)
 
 
-def _chosen(file: Path, setup: Setup, runs: Sequence[Run]) -> _Fit:
+def _chosen(file: Path, setup: Setup, runs: Sequence[ArrangementRun]) -> _Fit:
     preferred, *others = runs
     fits = [_fitted(file, setup, preferred)]
     if fits[0][2].error > MOST_ERROR:
@@ -86,13 +86,13 @@ def _chosen(file: Path, setup: Setup, runs: Sequence[Run]) -> _Fit:
     return min(fits, key=lambda fit: fit[2].error)
 
 
-def _recorded(folder: Path, run: Run) -> Recorded:
+def _recorded(folder: Path, run: ArrangementRun) -> Recorded:
     files = [path for path in (folder / TIMELINE_FILE, folder / f"{TIMELINE_FILE}.xz") if path.exists()]
     train_s = [row["time/train_s"] for row in run.rows]
     return read_timeline(files[0] if files else folder / TIMELINE_FILE).run(int(run.rows[0]["version"]), train_s)
 
 
-def _pace(setup: Setup, run: Run, recorded: Recorded) -> Pace:
+def _pace(setup: Setup, run: ArrangementRun, recorded: Recorded) -> Pace:
     shape = SHAPES[setup.model]
     experts = shape.get("num_experts")
     end_s = recorded.updates[-1].stop_s
@@ -118,7 +118,7 @@ def _trainer(setup: Setup, rows: Sequence[Mapping[str, float]]) -> tuple[Trainer
     return TrainerCosts(fixed_s=float(found[0]), tokens_per_s_per_gpu=rate), error
 
 
-def _update(run: Run, recorded: Recorded) -> UpdateCosts:
+def _update(run: ArrangementRun, recorded: Recorded) -> UpdateCosts:
     """The trainer goes on when its weights are taken, before they are sent; or else when the update is over."""
     both = list(zip(recorded.steps, recorded.updates, strict=True))
     freed = [
@@ -131,7 +131,7 @@ def _update(run: Run, recorded: Recorded) -> UpdateCosts:
     )
 
 
-def _overhead(run: Run) -> float:
+def _overhead(run: ArrangementRun) -> float:
     """Of a step, besides waiting, training and the weights."""
     parts = ("time/trainer_waited_s", "time/train_s")
     return max(0.0, median(row["time/step_s"] - sum(row[name] for name in parts) - _held_s(row) for row in run.rows))

@@ -15,9 +15,9 @@ from asyncrl.sim.model.workload import Workload
 from asyncrl.sim.model.world import Schedule, Setting, simulate
 from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.arrangements import arrangement, first_row
-from benchmarks.sync_vs_async.figures import Run, Setup
+from benchmarks.sync_vs_async.figures import ArrangementRun, Setup
 from benchmarks.sync_vs_async.files import read
-from benchmarks.sync_vs_async.workload import Workload as Forced
+from benchmarks.sync_vs_async.workload import ForcedWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Predicted:
 class _Shifted:
     """``Lengths`` of a run whose prompts begin at ``first``."""
 
-    forced: Forced
+    forced: ForcedWorkload
     first: int
 
     @property
@@ -56,9 +56,9 @@ class _Shifted:
         return self
 
 
-def predicted(setup: Setup, runs: Sequence[Run], costs: Costs) -> list[Predicted]:
+def predicted(setup: Setup, runs: Sequence[ArrangementRun], costs: Costs) -> list[Predicted]:
     """Every arrangement that can be simulated, in order of its first run.  Raises ConfigError."""
-    by_name: dict[str, list[Run]] = {}
+    by_name: dict[str, list[ArrangementRun]] = {}
     for run in runs:
         if run.steps and _is_modelled(run.arrangement):
             by_name.setdefault(run.arrangement, []).append(run)
@@ -70,7 +70,7 @@ def ratio(one: Predicted, base: Predicted) -> Predicted:
     return replace(one, measured=one.measured / base.measured, simulated=one.simulated / base.simulated)
 
 
-def results_of(file: Path) -> tuple[Setup, tuple[Run, ...]]:
+def results_of(file: Path) -> tuple[Setup, tuple[ArrangementRun, ...]]:
     """What one call measured.  Raises ConfigError."""
     results, _ = read([file])
     return results.setup, results.runs
@@ -81,7 +81,7 @@ def _is_modelled(name: str) -> bool:
     return name in ("sync", "one-step") or name.startswith("S=")
 
 
-def _predicted(name: str, setup: Setup, runs: Sequence[Run], costs: Costs) -> Predicted:
+def _predicted(name: str, setup: Setup, runs: Sequence[ArrangementRun], costs: Costs) -> Predicted:
     found = [simulate(setting_of(setup, run, costs)) for run in runs]
     seconds = [each.step_s * len(run.steps) for each, run in zip(found, runs, strict=True)]
     tokens = [each.trained_per_s * time for each, time in zip(found, seconds, strict=True)]
@@ -93,7 +93,7 @@ def _predicted(name: str, setup: Setup, runs: Sequence[Run], costs: Costs) -> Pr
     )
 
 
-def setting_of(setup: Setup, run: Run, costs: Costs) -> Setting:
+def setting_of(setup: Setup, run: ArrangementRun, costs: Costs) -> Setting:
     """The run as the harness made it, up to the last step that was measured.  Raises ConfigError."""
     kind = arrangement(run.arrangement)
     lengths = _Shifted(forced=_forced(setup, run.seed), first=first_row(kind, setup.groups))
@@ -115,8 +115,8 @@ def setting_of(setup: Setup, run: Run, costs: Costs) -> Setting:
         raise ConfigError(str(error)) from error
 
 
-def _forced(setup: Setup, seed: int) -> Forced:
-    return Forced(
+def _forced(setup: Setup, seed: int) -> ForcedWorkload:
+    return ForcedWorkload(
         vocabulary=SHAPES[setup.model]["vocab_size"],
         prompt_tokens=setup.prompt_tokens,
         median=setup.median,

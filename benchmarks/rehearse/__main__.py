@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.background_run import Run, command_line, leave_in_order, show, write_prompts
+from benchmarks.common.background_run import BackgroundRun, command_line, leave_in_order, show, write_prompts
 from benchmarks.common.circumstances import ROOT, circumstances
 from benchmarks.common.devices import need
 from benchmarks.sync_vs_async.workload import write_shape
@@ -47,7 +47,7 @@ COLUMNS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run it all."""
+    """BackgroundRun it all."""
     asked = _parse(argv)
     need(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     command = ["bash", asked.script, *_changes(asked), *asked.flags]
     dry_run = _dry_run(command, environment)
     began = time.monotonic()
-    with Run(command, asked.out, asked.deadline_s, environment) as run:
+    with BackgroundRun(command, asked.out, asked.deadline_s, environment) as run:
         run.wait("a first step", lambda: len(run.rows()) >= 1)
         first_s = time.monotonic() - began
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)

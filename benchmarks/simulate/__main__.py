@@ -23,7 +23,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asyncrl.app.gc_tuning import calm_the_collector
+from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.errors import ConfigError
 from asyncrl.sim.calibration.calibrate import calibrate
 from asyncrl.sim.calibration.replay import replay
@@ -32,9 +32,9 @@ from asyncrl.sim.model.world import Setting
 from asyncrl.sim.search.advice import advice
 from asyncrl.sim.search.options import costs_from, parser, setting_from
 from asyncrl.sim.search.picture import picture
-from asyncrl.sim.search.policies import Policy, policies
+from asyncrl.sim.search.policies import SchedulingPolicy, policies
 from asyncrl.sim.search.scale import ENGINES, full_fleet, measure
-from asyncrl.sim.search.search import Choice, Found, Grid, search
+from asyncrl.sim.search.search import Choice, Grid, SearchResult, search
 from asyncrl.sim.search.table import checks, comparison
 from asyncrl.sim.search.targets import scale_verdicts, verdicts
 from benchmarks.predict.costs import calibrate_on, tables
@@ -156,8 +156,12 @@ def show_scale(options: argparse.Namespace, console: Console) -> int:
 
 
 def _search(
-    wanted: Mapping[str, Policy], base: Setting, options: argparse.Namespace, pool: Executor, progress: Progress
-) -> Mapping[str, Found]:
+    wanted: Mapping[str, SchedulingPolicy],
+    base: Setting,
+    options: argparse.Namespace,
+    pool: Executor,
+    progress: Progress,
+) -> Mapping[str, SearchResult]:
     engine = options.gpus_per_engine
     grid = Grid(
         rollout_gpus=tuple(range(engine, options.gpus, engine)),
@@ -198,7 +202,7 @@ def _pool(processes: int | None) -> Executor:
 def _begin() -> None:
     """Of a process.  Engines fail by design here: nobody needs a line for each."""
     logging.disable(logging.WARNING)
-    calm_the_collector()
+    freeze_startup_objects()
 
 
 def _progress(console: Console) -> Progress:

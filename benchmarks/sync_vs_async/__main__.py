@@ -48,7 +48,7 @@ import psutil
 import uvloop
 from rich.console import Console
 
-from asyncrl.app.gc_tuning import calm_the_collector
+from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.app.signals import Signals
 from asyncrl.capacity.layout import check_layout
 from asyncrl.data.tokenizer import load_tokenizer
@@ -64,12 +64,12 @@ from benchmarks.common.devices import need
 from benchmarks.common.parallel_options import parallel_of
 from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.arrangements import Arrangement, Length, arrangement
-from benchmarks.sync_vs_async.figures import Results, Run, Setup
+from benchmarks.sync_vs_async.figures import ArrangementRun, Results, Setup
 from benchmarks.sync_vs_async.files import read, write
 from benchmarks.sync_vs_async.options import deployment, parse, setup
 from benchmarks.sync_vs_async.report import table
 from benchmarks.sync_vs_async.run import Stage
-from benchmarks.sync_vs_async.workload import Workload, write_checkpoint
+from benchmarks.sync_vs_async.workload import ForcedWorkload, write_checkpoint
 
 WIDTH = 200
 """Of what goes to a file: the table fits."""
@@ -94,7 +94,7 @@ class Session:
     about: dict[str, Any]
     console: Console
     started_s: float
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ArrangementRun] = field(default_factory=list)
     full_rates: list[float] = field(default_factory=list)
 
     @property
@@ -114,7 +114,7 @@ class Session:
             f"{time.monotonic() - self.started_s:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True
         )
 
-    def keep(self, run: Run) -> None:
+    def keep(self, run: ArrangementRun) -> None:
         """Another run is over: everything so far is written."""
         self.runs.append(run)
         write(self.asked.out, self.results, self.about)
@@ -215,7 +215,7 @@ async def _all_runs(
     length = Length(steps=asked.steps, seconds=asked.seconds)
     async with deployed(ray, launch, session.say) as running:
         stage = Stage(running, session.setup, load_tokenizer(checkpoint), timeline, session.say)
-        calm_the_collector()
+        freeze_startup_objects()
         with plainly():
             async with asyncio.TaskGroup() as beside:
                 watching = [
@@ -249,15 +249,15 @@ async def _full_rate(session: Session, stage: Stage) -> None:
         session.say(f"engines alone: {found:,.0f} tokens/s")
 
 
-def _short(session: Session) -> Workload:
+def _short(session: Session) -> ForcedWorkload:
     """As the first repeat, with answers that are soon over."""
     longest = max(1, session.setup.longest // SHORTER)
     return replace(_workload(session, 0), median=min(session.setup.median, longest), longest=longest)
 
 
-def _workload(session: Session, repeat: int) -> Workload:
+def _workload(session: Session, repeat: int) -> ForcedWorkload:
     setup = session.setup
-    return Workload(
+    return ForcedWorkload(
         vocabulary=SHAPES[setup.model]["vocab_size"],
         prompt_tokens=setup.prompt_tokens,
         median=setup.median,

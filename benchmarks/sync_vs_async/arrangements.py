@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from asyncrl.metrics.facts import StepFacts, TokenCounts
 from asyncrl.metrics.intervals import seconds, union, without
 from asyncrl.metrics.reporter import row, trained_lags
-from benchmarks.sync_vs_async.figures import Run, Step
+from benchmarks.sync_vs_async.figures import ArrangementRun, StepFigures
 from benchmarks.sync_vs_async.watch import WatchedEngine, WatchedTrainer, WatchedUpdater
 
 MAX_STALENESS = 64
@@ -76,7 +76,7 @@ class Seen:
     start_s: float
     """Of what is measured: the end of the last warm-up step, or of nothing if there is none."""
     rows: list[dict[str, float | int]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepFigures] = field(default_factory=list)
     before: TokenCounts = field(default_factory=TokenCounts)
     after: TokenCounts = field(default_factory=TokenCounts)
     stop_s: float = 0.0
@@ -101,12 +101,12 @@ def run_of(
     is_complete: bool,
     seen: Seen,
     watched: tuple[WatchedEngine, WatchedTrainer, WatchedUpdater],
-) -> Run:
+) -> ArrangementRun:
     """What was measured; ``seed`` is that of the workload."""
     engine, trainer, updater = watched
     window = seen.start_s, seen.stop_s
     requests = engine.busy.within(*window)
-    return Run(
+    return ArrangementRun(
         arrangement=arrangement.name,
         staleness=arrangement.staleness,
         seed=seed,
@@ -124,9 +124,9 @@ def run_of(
     )
 
 
-def _step(facts: StepFacts) -> Step:
+def _step(facts: StepFacts) -> StepFigures:
     lags = list(trained_lags(facts.batch))
-    return Step(
+    return StepFigures(
         step_s=facts.step_s,
         train_s=facts.train_s,
         trained=sum(tokens for _, tokens in lags),

@@ -49,7 +49,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepFigures:
     """One measured training step."""
 
     step_s: float
@@ -65,7 +65,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ArrangementRun:
     """One arrangement, from the end of its warm-up to the end of its last step.  Tokens are counted from its start."""
 
     arrangement: str
@@ -74,7 +74,7 @@ class Run:
     """Of its prompts and lengths; another one for each repeat."""
     is_complete: bool
     """Whether it was measured for as long as asked."""
-    steps: tuple[Step, ...]
+    steps: tuple[StepFigures, ...]
     before: TokenCounts
     after: TokenCounts
     seconds: float
@@ -92,11 +92,11 @@ class Run:
     """Every number of every step, the warm-up's included, by the names of docs/metrics.md."""
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> "Run":
+    def of(found: Mapping[str, Any]) -> "ArrangementRun":
         """From JSON."""
         parts = {"before": TokenCounts(**found["before"]), "after": TokenCounts(**found["after"])}
-        steps = tuple(Step(**step) for step in found["steps"])
-        return Run(**{**found, **parts, "steps": steps, "rows": tuple(found["rows"])})
+        steps = tuple(StepFigures(**step) for step in found["steps"])
+        return ArrangementRun(**{**found, **parts, "steps": steps, "rows": tuple(found["rows"])})
 
     @property
     def trained(self) -> int:
@@ -139,7 +139,7 @@ class Ideal:
     """All useful GPU-seconds divided by GPUs: as if each GPU could do both, or the split were the best one."""
 
 
-def ideal(runs: Sequence[Run], full_rate: float | None, setup: Setup) -> Ideal:
+def ideal(runs: Sequence[ArrangementRun], full_rate: float | None, setup: Setup) -> Ideal:
     """From the runs, and the rate of full engines if that was measured.  Raises ValueError when nothing was trained."""
     split = [run for run in runs if not is_colocated(run, setup) and run.steps]
     gpus = (setup.trainer_gpus, setup.engine_gpus) if split else (setup.gpus, setup.gpus)
@@ -160,7 +160,7 @@ def ideal(runs: Sequence[Run], full_rate: float | None, setup: Setup) -> Ideal:
     )
 
 
-def is_colocated(run: Run, setup: Setup) -> bool:
+def is_colocated(run: ArrangementRun, setup: Setup) -> bool:
     """Whether its GPUs both trained and generated."""
     return run.num_engines not in (None, setup.engine_gpus)
 
@@ -170,14 +170,14 @@ class Results:
     """Everything that was measured with one setup."""
 
     setup: Setup
-    runs: tuple[Run, ...]
+    runs: tuple[ArrangementRun, ...]
     full_rates: tuple[float, ...] = ()
     """Tokens per second of all engines with every slot taken, each time that it was measured."""
 
     @property
-    def by_arrangement(self) -> dict[str, list[Run]]:
+    def by_arrangement(self) -> dict[str, list[ArrangementRun]]:
         """Those with at least one step, in order of their first appearance."""
-        found: dict[str, list[Run]] = {}
+        found: dict[str, list[ArrangementRun]] = {}
         for run in self.runs:
             if run.steps:
                 found.setdefault(run.arrangement, []).append(run)
@@ -221,7 +221,7 @@ class Figures:
     logprob_diff: float | None
 
 
-def figures(runs: Sequence[Run], setup: Setup) -> Figures:
+def figures(runs: Sequence[ArrangementRun], setup: Setup) -> Figures:
     """Of the runs of one arrangement, each with at least one step."""
     steps = [step for run in runs for step in run.steps]
     wall_s, num_engines = fsum(run.seconds for run in runs), runs[0].num_engines or setup.engine_gpus
@@ -270,19 +270,19 @@ def t95(degrees: int) -> float:
     return _T95[degrees - 1] if degrees <= len(_T95) else 1.96 + 2.4 / degrees  # right to 0.003 from 30 on
 
 
-def _rate(runs: Sequence[Run], steps: Sequence[Step]) -> Spread:
+def _rate(runs: Sequence[ArrangementRun], steps: Sequence[StepFigures]) -> Spread:
     if len(runs) >= ENOUGH_REPEATS:
         return spread([run.trained / run.seconds for run in runs])
     return ratio_spread([step.trained for step in steps], [step.step_s for step in steps])
 
 
-def _step_s(runs: Sequence[Run], steps: Sequence[Step]) -> Spread:
+def _step_s(runs: Sequence[ArrangementRun], steps: Sequence[StepFigures]) -> Spread:
     if len(runs) >= ENOUGH_REPEATS:
         return spread([run.seconds / len(run.steps) for run in runs])
     return spread([step.step_s for step in steps])
 
 
-def _ledger(runs: Sequence[Run]) -> TokenCounts:
+def _ledger(runs: Sequence[ArrangementRun]) -> TokenCounts:
     names = [field.name for field in fields(TokenCounts)]
     return TokenCounts(
         **{name: sum(getattr(run.after, name) - getattr(run.before, name) for run in runs) for name in names}

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from asyncrl.errors import ConfigError
-from benchmarks.sync_vs_async.figures import Results, Run, Setup
+from benchmarks.sync_vs_async.figures import ArrangementRun, Results, Setup
 from benchmarks.sync_vs_async.report import markdown, picture
 
 
@@ -35,7 +35,7 @@ def read(files: Sequence[Path]) -> tuple[Results, dict[str, Any]]:
     }
     results = Results(
         setup=Setup(**first["setup"]),
-        runs=tuple(Run.of(run) for each in found for run in each["runs"]),
+        runs=tuple(ArrangementRun.of(run) for each in found for run in each["runs"]),
         full_rates=tuple(rate for each in found for rate in each["full_rates"]),
     )
     return results, about

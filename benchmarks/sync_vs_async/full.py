@@ -13,7 +13,7 @@ from itertools import count, islice, pairwise
 
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, Request, SamplingParams, Weights
-from benchmarks.sync_vs_async.workload import Workload
+from benchmarks.sync_vs_async.workload import ForcedWorkload
 
 DRAWN = 4096
 """Answers among which the first ones are drawn; the mean of the lengths is then right to some per cent."""
@@ -34,7 +34,7 @@ class Task:
 
 
 async def full_rate(
-    engine: RolloutEngine, workload: Workload, slots: int, group_size: int, weights: Weights, measured_s: float
+    engine: RolloutEngine, workload: ForcedWorkload, slots: int, group_size: int, weights: Weights, measured_s: float
 ) -> float:
     """Tokens per second of all engines together, over ``measured_s`` with ``slots`` answers in flight."""
     tracks: list[Track] = []
@@ -97,7 +97,7 @@ def progress(track: Track, at_s: float) -> float:
     return float(track[-1][1])
 
 
-def stationary(workload: Workload, group_size: int) -> Iterator[Task]:
+def stationary(workload: ForcedWorkload, group_size: int) -> Iterator[Task]:
     """Answers as they are met in the middle of a long run, without end."""
     draw = random.Random(f"{workload.seed}:full")
     lengths = [workload.length(place // group_size, place % group_size) for place in range(DRAWN)]
@@ -108,7 +108,7 @@ def stationary(workload: Workload, group_size: int) -> Iterator[Task]:
         yield Task(prompt=workload.prompt(row).token_ids + rest, num_tokens=length - written)
 
 
-def fresh(workload: Workload, group_size: int) -> Iterator[Task]:
+def fresh(workload: ForcedWorkload, group_size: int) -> Iterator[Task]:
     """Answers from their beginning, without end."""
     for place in count():
         row, index = divmod(place, group_size)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from asyncrl.capacity.trainer import Work, trainer_memory, trainer_problems, with_copy
+from asyncrl.capacity.trainer import RankWorkload, trainer_memory, trainer_problems, with_copy
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
 from asyncrl.config.parallel import ParallelConfig, parallel_problems
 from asyncrl.config.ranges import refuse
@@ -82,7 +82,7 @@ def _too_small(asked: argparse.Namespace) -> list[str]:
     for colocates in sorted({each.colocates for each in asked.arrangements}):
         num_ranks = asked.trainer_gpus + (asked.engine_gpus if colocates else 0)
         num_tokens = _row_tokens(asked) / parallel.context_parallel_size
-        work = Work(num_ranks=num_ranks, num_tokens=num_tokens, weight_bytes=2)
+        work = RankWorkload(num_ranks=num_ranks, num_tokens=num_tokens, weight_bytes=2)
         if not colocates:
             work = with_copy(shape, parallel, work, limit=limit, wanted=asked.update_weights_beside_training)
         stages = trainer_memory(shape, parallel, work)

@@ -15,9 +15,9 @@ from asyncrl.errors import plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.run import Parts, Plan, train
+from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.retry import RetryingEngine
-from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
@@ -25,10 +25,10 @@ from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import Tokenizer
 from asyncrl.types import SamplingParams, Weights
 from benchmarks.sync_vs_async.arrangements import Arrangement, Length, Seen, first_row, line, run_of
-from benchmarks.sync_vs_async.figures import Run, Setup
+from benchmarks.sync_vs_async.figures import ArrangementRun, Setup
 from benchmarks.sync_vs_async.full import full_rate
 from benchmarks.sync_vs_async.watch import WatchedEngine, WatchedTrainer, WatchedUpdater
-from benchmarks.sync_vs_async.workload import ForcedLengths, Prompts, Workload, keep_all
+from benchmarks.sync_vs_async.workload import ForcedLengths, ForcedWorkload, Prompts, keep_all
 
 TEMPERATURE = 1.0
 """As in training; the engines then score some answers for the comparison of log-probs, as in the product."""
@@ -41,7 +41,7 @@ WATCHDOG_S = 300.0
 EMPTY_S = 60.0
 """For the engines to be empty after a run: its requests have been aborted."""
 LOOK_EVERY_S = 0.1
-_PLAN = Plan(
+_PLAN = RunPlan(
     num_steps=NEVER,
     update_weights_interval=1,
     eval_interval=None,
@@ -72,10 +72,10 @@ class Stage:
         self._tokenizer = tokenizer
         self._timeline = timeline
         self._say = say
-        self._num_engines = setup.engine_gpus if running.turns is None else setup.gpus
+        self._num_engines = setup.engine_gpus if running.gpu_sharing is None else setup.gpus
         self._version = 0
 
-    async def full_rate(self, workload: Workload, seconds: float) -> float:
+    async def full_rate(self, workload: ForcedWorkload, seconds: float) -> float:
         """Tokens per second of all engines with every slot taken."""
         weights = await self._fresh_weights()
         slots, size = self._setup.slots * self._num_engines, self._setup.group_size
@@ -85,13 +85,13 @@ class Stage:
         return found
 
     async def run(
-        self, arrangement: Arrangement, length: Length, workload: Workload, keep: Callable[[Run], None]
+        self, arrangement: Arrangement, length: Length, workload: ForcedWorkload, keep: Callable[[ArrangementRun], None]
     ) -> None:
         """Measure one arrangement.  ``keep`` gets what there is, also when this is cancelled or raises."""
-        served = Served(await self._fresh_weights())
+        serving = ServingWeights(await self._fresh_weights())
         engine = WatchedEngine(ForcedLengths(self._running.engine, workload))
         trainer = WatchedTrainer(self._running.trainer)
-        parts, updater = self._parts(arrangement, workload, served, engine, trainer)
+        parts, updater = self._parts(arrangement, workload, serving, engine, trainer)
         clock = asyncio.get_running_loop().time
         seen, is_complete = Seen(round_steps=arrangement.round_steps, start_s=clock()), False
 
@@ -106,7 +106,7 @@ class Stage:
                 await train(parts, _PLAN, report)
             is_complete = True
         finally:
-            self._version = served.now.version + 1
+            self._version = serving.now.version + 1
             if seen.steps:
                 keep(
                     run_of(arrangement, self._num_engines, workload.seed, is_complete, seen, (engine, trainer, updater))
@@ -116,13 +116,13 @@ class Stage:
     def _parts(
         self,
         arrangement: Arrangement,
-        workload: Workload,
-        served: Served,
+        workload: ForcedWorkload,
+        serving: ServingWeights,
         engine: WatchedEngine,
         trainer: WatchedTrainer,
     ) -> tuple[Parts, WatchedUpdater]:
         slots = Slots(self._setup.slots * self._num_engines)
-        retrying = RetryingEngine(engine, RETRIES, lambda: served.now)
+        retrying = RetryingEngine(engine, RETRIES, lambda: serving.now)
         sampler = Sampler(
             engine=retrying,
             reward=workload.reward,
@@ -130,12 +130,12 @@ class Stage:
             tokenizer=self._tokenizer,
             sampling=SamplingParams(temperature=TEMPERATURE, top_p=1.0, top_k=-1, max_new_tokens=workload.longest),
             slots=slots,
-            served=served,
+            serving=serving,
             timeline=self._timeline,
             seed=workload.seed,
         )
         prompts = Prompts(workload, first_row(arrangement, self._setup.groups))
-        scheduler = self._scheduler(arrangement, prompts, sampler, slots, served)
+        scheduler = self._scheduler(arrangement, prompts, sampler, slots, serving)
         before = scheduler.batch_ready if arrangement.collects_before_push else None
         updater = WatchedUpdater(self._running.updater, before)
         parts = Parts(
@@ -145,15 +145,15 @@ class Stage:
             trainer=trainer,
             updater=updater,
             slots=slots,
-            served=served,
+            serving=serving,
             timeline=self._timeline,
             loop_lag=self.loop_lag,
-            turns=self._running.turns,
+            gpu_sharing=self._running.gpu_sharing,
         )
         return parts, updater
 
     def _scheduler(
-        self, arrangement: Arrangement, prompts: Prompts, sampler: Sampler, slots: Slots, served: Served
+        self, arrangement: Arrangement, prompts: Prompts, sampler: Sampler, slots: Slots, serving: ServingWeights
     ) -> Scheduler:
         return Scheduler(
             prompts=prompts,
@@ -167,7 +167,7 @@ class Stage:
             ),
             budgets=Budgets(max_failed_groups=1, max_filtered_groups=1, watchdog_timeout_s=WATCHDOG_S),
             slots=slots,
-            served=served,
+            serving=serving,
             timeline=self._timeline,
         )
 

@@ -74,7 +74,7 @@ def made_up_words(size: int) -> tokenizers.Tokenizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class ForcedWorkload:
     """Prompts of ``prompt_tokens`` random tokens, answers of log-normal length, random rewards."""
 
     vocabulary: int
@@ -116,7 +116,7 @@ class Workload:
 class Prompts:
     """``PromptSource``: rows from ``first`` on."""
 
-    def __init__(self, workload: Workload, first: int) -> None:
+    def __init__(self, workload: ForcedWorkload, first: int) -> None:
         self._workload = workload
         self._next = first
 
@@ -129,7 +129,7 @@ class Prompts:
 class ForcedLengths:
     """``RolloutEngine`` over another, whose answers have the lengths of the workload."""
 
-    def __init__(self, engine: RolloutEngine, workload: Workload) -> None:
+    def __init__(self, engine: RolloutEngine, workload: ForcedWorkload) -> None:
         self._engine = engine
         self._workload = workload
 

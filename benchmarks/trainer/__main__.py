@@ -44,7 +44,7 @@ TOP_KERNELS = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class StepMeasurement:
     """What rank 0 saw, in seconds, GiB and FLOP/s."""
 
     step_s: tuple[float, ...]
@@ -103,7 +103,7 @@ def _num_samples(asked: argparse.Namespace) -> int:
     return max(GROUP_SIZE, samples // GROUP_SIZE * GROUP_SIZE)
 
 
-def _measured(asked: argparse.Namespace, checkpoint: Path) -> Measured:
+def _measured(asked: argparse.Namespace, checkpoint: Path) -> StepMeasurement:
     """By one process for each rank, this one not among them."""
     (port,) = NetworkPlace().free_ports(1)
     spawn = multiprocessing.get_context("spawn")
@@ -120,7 +120,7 @@ def _measured(asked: argparse.Namespace, checkpoint: Path) -> Measured:
         each.kill()
     if any(code != 0 for code in codes):
         raise SystemExit(f"not all ranks ended well in {asked.deadline_s:g} s: exit codes {codes}")
-    found: Measured = answers.get()
+    found: StepMeasurement = answers.get()
     return found
 
 
@@ -143,7 +143,7 @@ def _rank(asked: argparse.Namespace, settings: TrainerSettings, rank: int, port:
     if rank == 0:
         memory = torch.cuda.max_memory_allocated() / 2**30 if asked.device == "cuda" else 0.0
         answers.put(
-            Measured(
+            StepMeasurement(
                 step_s=tuple(seconds[1:]),
                 memory_gib=memory,
                 matrix_rate=rate,
@@ -228,7 +228,7 @@ def _batch(asked: argparse.Namespace, step: int) -> Batch:
     return Batch(step=step, groups=groups)
 
 
-def _show(asked: argparse.Namespace, found: Measured) -> None:
+def _show(asked: argparse.Namespace, found: StepMeasurement) -> None:
     tokens = _num_samples(asked) * asked.sample_tokens
     config = SHAPES[asked.model]
     attention = 6 * config["num_hidden_layers"] * config["num_attention_heads"] * config["head_dim"]

@@ -52,7 +52,7 @@ from benchmarks.common.parallel_options import add_parallel, parallel_of
 from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.full import full_rate
 from benchmarks.sync_vs_async.options import ON_GPUS
-from benchmarks.sync_vs_async.workload import Workload, write_checkpoint
+from benchmarks.sync_vs_async.workload import ForcedWorkload, write_checkpoint
 
 ALLOWED_OVERHEAD_S = 0.010
 """Of a pause, beyond twice the raw broadcast: what the project has set itself."""
@@ -70,7 +70,7 @@ Rows = list[tuple[float, UpdateReport]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class UpdateFigures:
     """One call's figures; times in seconds."""
 
     model: str
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         console.width = 200
     try:
         if asked.show:
-            found = [Found(**orjson.loads(path.read_bytes())) for path in asked.show]
+            found = [UpdateFigures(**orjson.loads(path.read_bytes())) for path in asked.show]
         else:
             need(asked.device)
             refuse(parallel_problems(parallel_of(asked), asked.trainer_gpus))
@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) -> Found:
+def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) -> UpdateFigures:
     asked.out.mkdir(parents=True, exist_ok=True)
     about = circumstances("weight_update.py", argv, asked.commit)
     with Signals.caught() as signals, tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) 
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             rows, sent, goes_beside = runner.run(_updates(ray, asked, checkpoint, signals, console))
-    found = Found(
+    found = UpdateFigures(
         model=asked.model,
         num_bytes=sent,
         trainer_ranks=asked.trainer_gpus,
@@ -209,7 +209,7 @@ async def _pushes(up: Running, times: int) -> tuple[Rows, int, bool]:
 async def _traffic(up: Running, asked: argparse.Namespace) -> None:
     """Answers that nobody reads, as many as shall be in flight, until cancelled."""
     longest = 8192 if asked.device == "cuda" else 256
-    workload = Workload(
+    workload = ForcedWorkload(
         vocabulary=SHAPES[asked.model]["vocab_size"], prompt_tokens=16, median=longest // 16, longest=longest, seed=1
     )
     slots = asked.in_flight * asked.engine_gpus
@@ -318,7 +318,7 @@ def _in_a_process(function: Any, *args: Any) -> None:
 # ---- the table
 
 
-def _table(found: Sequence[Found]) -> Table:
+def _table(found: Sequence[UpdateFigures]) -> Table:
     table = Table(title="weight updates", title_justify="left")
     for name in ("model", "GB", "ranks", "engines", "in flight", "raw ms", "GB/s"):
         table.add_column(name, justify="left" if name == "model" else "right")

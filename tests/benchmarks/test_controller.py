@@ -11,11 +11,11 @@ from asyncrl.engines.sglang.client.payload import read_event
 from asyncrl.engines.sglang.client.response import ResponseReader
 from benchmarks.controller import __main__ as controller
 from benchmarks.controller.answering_server import payloads, sizes, stamped, tokens_of_answer
-from benchmarks.controller.case import Case, Measured
+from benchmarks.controller.case import Case, CaseMeasurement
 from benchmarks.controller.meters import percentiles_ms
 
 SMALL = Case(num_tokens=40, in_flight=16, interval=16, tokens_per_s=4000, warmup_s=0.5, measured_s=2.0, num_servers=1)
-MEASURED = Measured(
+MEASURED = CaseMeasurement(
     samples=1000.0,
     seconds=1.0,
     cpu_s=0.4,

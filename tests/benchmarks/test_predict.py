@@ -17,7 +17,7 @@ from benchmarks.predict.costs import calibrate_on
 from benchmarks.predict.predicted import predicted, ratio, results_of, setting_of
 from benchmarks.simulate import __main__ as command
 from benchmarks.sync_vs_async.arrangements import Seen, arrangement
-from benchmarks.sync_vs_async.figures import Run, Setup
+from benchmarks.sync_vs_async.figures import ArrangementRun, Setup
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200S = RESULTS / "sync_vs_async_h200_2026-11-21"
@@ -85,7 +85,7 @@ class Later:
 def leave_results(folder: Path, setup: Setup, costs: Costs, steps: Mapping[str, int]) -> Path:
     """What the benchmark would leave behind if the machine were as modelled."""
     folder.mkdir(exist_ok=True)
-    file, runs, at_s, version = TimelineFile(folder, 0.0), list[Run](), 0.0, 1
+    file, runs, at_s, version = TimelineFile(folder, 0.0), list[ArrangementRun](), 0.0, 1
     for name, measured in steps.items():
         run, seconds = _simulated(Later(file, at_s, version), setup, costs, name, measured)
         runs.append(run)
@@ -97,7 +97,7 @@ def leave_results(folder: Path, setup: Setup, costs: Costs, steps: Mapping[str, 
     return folder / "results.json"
 
 
-def _simulated(timeline: Later, setup: Setup, costs: Costs, name: str, measured: int) -> tuple[Run, float]:
+def _simulated(timeline: Later, setup: Setup, costs: Costs, name: str, measured: int) -> tuple[ArrangementRun, float]:
     kind = arrangement(name)
     seen = Seen(round_steps=kind.round_steps, start_s=0.0)
 
@@ -106,7 +106,7 @@ def _simulated(timeline: Later, setup: Setup, costs: Costs, name: str, measured:
         if len(seen.steps) == measured:
             raise Enough
 
-    run = Run(
+    run = ArrangementRun(
         arrangement=name,
         staleness=kind.staleness,
         seed=1,

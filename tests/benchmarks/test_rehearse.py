@@ -11,7 +11,7 @@ import transformers
 from asyncrl.data.tokenizer import load_tokenizer
 from asyncrl.metrics.names import is_declared
 from benchmarks.common import random_reward as _random_reward
-from benchmarks.common.background_run import Run, command_line
+from benchmarks.common.background_run import BackgroundRun, command_line
 from benchmarks.rehearse.__main__ import COLUMNS, main, report
 from benchmarks.sync_vs_async.workload import write_shape
 from tests.unit.metrics.made import group, scored
@@ -58,7 +58,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(SystemExit, match="is of another run"):
-        Run(["true"], tmp_path, 1.0, {})
+        BackgroundRun(["true"], tmp_path, 1.0, {})
 
 
 @pytest.mark.parametrize("name", ["qwen3-4b", "glm-z1-9b", "qwen3-30b-a3b"])

@@ -16,15 +16,15 @@ from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 from benchmarks.sync_vs_async import __main__ as sync_vs_async
 from benchmarks.sync_vs_async import options
 from benchmarks.sync_vs_async.arrangements import MAX_STALENESS, Arrangement, Length, Seen, arrangement, first_row
-from benchmarks.sync_vs_async.figures import Results, Run, Setup, Step, ratio_spread, spread, t95
+from benchmarks.sync_vs_async.figures import ArrangementRun, Results, Setup, StepFigures, ratio_spread, spread, t95
 from benchmarks.sync_vs_async.files import read, write
 from benchmarks.sync_vs_async.full import progress, rate, stationary
 from benchmarks.sync_vs_async.report import COLUMNS, markdown, picture, rows
 from benchmarks.sync_vs_async.watch import Intervals, WatchedEngine
-from benchmarks.sync_vs_async.workload import ForcedLengths, Prompts, Workload, made_up_words
+from benchmarks.sync_vs_async.workload import ForcedLengths, ForcedWorkload, Prompts, made_up_words
 from tests.unit.metrics.made import facts
 
-WORKLOAD = Workload(vocabulary=512, prompt_tokens=16, median=100, longest=1600, seed=7)
+WORKLOAD = ForcedWorkload(vocabulary=512, prompt_tokens=16, median=100, longest=1600, seed=7)
 SETUP = Setup(
     model="tiny",
     device="cpu",
@@ -39,10 +39,10 @@ SETUP = Setup(
     max_tokens_per_gpu=512,
     parallel={},
 )
-STEP = Step(
+STEP = StepFigures(
     step_s=2.0, train_s=1.0, trained=100, lag_max=0, lag_tokens=0, pause_s=0.01, update_s=0.02, logprob_diff=None
 )
-SYNC = Run(
+SYNC = ArrangementRun(
     arrangement="sync",
     staleness=0,
     seed=7,
@@ -230,7 +230,7 @@ def test_the_ideal_is_of_gpus_that_do_one_thing() -> None:
 
 
 def test_ours_is_compared_with_the_better_synchronous_arrangement() -> None:
-    def times(*runs: Run) -> dict[str, str]:
+    def times(*runs: ArrangementRun) -> dict[str, str]:
         found = [dict(zip(COLUMNS, cells, strict=True)) for cells in rows(Results(setup=SETUP, runs=runs))]
         return {cells["arrangement"]: cells["times sync"] for cells in found}
 

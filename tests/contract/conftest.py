@@ -17,10 +17,10 @@ from asyncrl.engines.fake import FakeEngine, FakeUpdater
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.engines.sglang.client.control import EngineControl, wait_for_router, wait_for_server
 from asyncrl.engines.sglang.client.engine import SGLangEngine
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Weights
 from tests.tiny_model import tiny_model
@@ -39,7 +39,7 @@ class ServerControl(EngineControl):
 
     async def num_running(self) -> int:
         """Requests on the server, waiting ones included."""
-        loads = (await self._wire.look(f"{self.url}/v1/loads?include=core", self._timeout_s))["loads"]
+        loads = (await self._http.look(f"{self.url}/v1/loads?include=core", self._timeout_s))["loads"]
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
@@ -156,10 +156,10 @@ async def open_fake() -> AsyncIterator[Place]:
 
 @contextlib.asynccontextmanager
 async def open_sglang(servers: Servers) -> AsyncIterator[Place]:
-    async with Wire() as wire:
-        control = ServerControl(wire, servers.engine_url, timeout_s=30.0)
+    async with HttpClient() as http:
+        control = ServerControl(http, servers.engine_url, timeout_s=30.0)
         yield Place(
-            engine=SGLangEngine(wire, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=30.0),
+            engine=SGLangEngine(http, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=30.0),
             updater=_ConnectsFirst(control, servers),
             num_running=control.num_running,
             weights=Weights(version=servers.version, step=servers.version),
@@ -178,7 +178,7 @@ class _ConnectsFirst:
         sender = SendsWeights(self._servers.model, scaled)
         sender.version = weights.version
         updater = BroadcastUpdater(
-            Roster((self._control,)),
+            EngineMembership((self._control,)),
             sender,
             master_address="127.0.0.1",
             find_port=a_free_port,
@@ -203,6 +203,6 @@ def free_ports(count: int) -> list[int]:
 
 
 async def _until_ready(engine_url: str, router_url: str) -> None:
-    async with Wire() as wire:
-        await wait_for_server(wire, engine_url, START_S)
-        await wait_for_router(wire, router_url, (engine_url,), START_S)
+    async with HttpClient() as http:
+        await wait_for_server(http, engine_url, START_S)
+        await wait_for_router(http, router_url, (engine_url,), START_S)

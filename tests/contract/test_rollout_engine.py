@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from asyncrl.engines.sglang.client.control import EngineControl
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.loads import EngineLoads
 from asyncrl.engines.sglang.client.payload import read_event
 from asyncrl.engines.sglang.labels import PACKED
@@ -201,10 +201,10 @@ def test_an_answer_interrupted_while_it_waits_for_its_turn_has_all_its_tokens(se
     """SGLang answers for what waits without the tokens it has not sent: retracted requests must send them before."""
 
     async def run() -> None:
-        async with open_sglang(servers) as place, Wire() as wire, asyncio.TaskGroup() as tasks:
+        async with open_sglang(servers) as place, HttpClient() as http, asyncio.TaskGroup() as tasks:
             requests = [ask(place, seed, 500) for seed in range(4)]
             whole = await answers(place.engine, requests)
-            control = EngineControl(wire, servers.engine_url, timeout_s=30.0)
+            control = EngineControl(http, servers.engine_url, timeout_s=30.0)
             chunks: list[list[Chunk]] = [[] for _ in requests]
             running = [
                 tasks.create_task(place.engine.generate(request, mine.append))
@@ -233,8 +233,8 @@ def test_a_server_whose_scheduler_hangs_does_not_answer_a_probe(servers: Servers
     (scheduler,) = (each for each in main.children(recursive=True) if "sglang::scheduler" in " ".join(each.cmdline()))
 
     async def run() -> None:
-        async with Wire() as wire:
-            control = EngineControl(wire, servers.engine_url, timeout_s=30.0)
+        async with HttpClient() as http:
+            control = EngineControl(http, servers.engine_url, timeout_s=30.0)
             scheduler.suspend()
             try:
                 with pytest.raises(EngineTimeout):
@@ -252,8 +252,8 @@ def test_a_server_whose_scheduler_hangs_does_not_answer_a_probe(servers: Servers
 def test_load_is_reported_per_server_and_dead_servers_are_omitted(servers: Servers) -> None:
     async def run() -> None:
         dead = f"http://127.0.0.1:{free_ports(1)[0]}"
-        async with open_sglang(servers) as place, Wire() as wire:
-            probe = EngineLoads(wire, (dead, servers.engine_url))
+        async with open_sglang(servers) as place, HttpClient() as http:
+            probe = EngineLoads(http, (dead, servers.engine_url))
             answers = await interrupted(place.engine, [ask(place, seed, 5000) for seed in range(4)], probe=probe)
             (busy,), (idle,) = answers[0].loads, await full(probe, 0)
             assert (busy.running, busy.waiting) == (4, 0)
@@ -265,24 +265,24 @@ def test_load_is_reported_per_server_and_dead_servers_are_omitted(servers: Serve
 
 def test_a_server_is_empty_once_nothing_runs_and_not_before(servers: Servers) -> None:
     async def run() -> None:
-        async with open_sglang(servers) as place, Wire() as wire, asyncio.TaskGroup() as tasks:
+        async with open_sglang(servers) as place, HttpClient() as http, asyncio.TaskGroup() as tasks:
             first = asyncio.Event()
             busy = tasks.create_task(place.engine.generate(ask(place, 1, 5000), lambda _: first.set()))
             await first.wait()
             with pytest.raises(EngineError, match="flush_cache"):
-                await EngineControl(wire, servers.engine_url, timeout_s=2.0).empty()
+                await EngineControl(http, servers.engine_url, timeout_s=2.0).empty()
             await place.engine.interrupt()
             await busy
-            await EngineControl(wire, servers.engine_url, timeout_s=30.0).empty()
+            await EngineControl(http, servers.engine_url, timeout_s=30.0).empty()
 
     asyncio.run(run())
 
 
 def test_a_server_that_got_ready_answers_as_before(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        async with open_sglang(servers) as place, Wire() as wire:
+        async with open_sglang(servers) as place, HttpClient() as http:
             before = await answer(place.engine, ask(place, 1, 20))
-            await EngineControl(wire, servers.engine_url, timeout_s=30.0).get_ready(30.0)
+            await EngineControl(http, servers.engine_url, timeout_s=30.0).get_ready(30.0)
             assert (await answer(place.engine, ask(place, 1, 20))).token_ids == before.token_ids
 
     asyncio.run(run())

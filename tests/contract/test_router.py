@@ -11,7 +11,7 @@ from aiohttp import web
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.engines.sglang.client.control import wait_for_router
 from asyncrl.engines.sglang.client.engine import SGLangEngine
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.launch import RouterLaunch, router_command
 from asyncrl.errors import EngineLost
 from tests.contract.conftest import free_ports
@@ -42,21 +42,21 @@ async def stand_in(port: int) -> AsyncIterator[None]:
 def test_an_engine_that_is_back_gets_requests_before_and_after_the_router_knows_it(tmp_path: Path) -> None:
     async def run(port: int, router: str) -> None:
         url = f"http://127.0.0.1:{port}"
-        async with Wire() as wire:
-            engine = SGLangEngine(wire, (url,), router_url=router, request_timeout_s=10.0)
+        async with HttpClient() as http:
+            engine = SGLangEngine(http, (url,), router_url=router, request_timeout_s=10.0)
             async with stand_in(port):
-                await wait_for_router(wire, router, (url,), 30.0)
+                await wait_for_router(http, router, (url,), 30.0)
                 assert await engine.score((1, 2), 1) == (-0.5,)
             engine.leave(url)
             await asyncio.sleep(AWAY_S)
             async with stand_in(port):
                 engine.join(url)
                 with pytest.raises(EngineLost, match="no_available_workers"):
-                    await wire.ask(f"{router}/generate", {"input_ids": [1, 2], "sampling_params": {}}, 10.0)
+                    await http.ask(f"{router}/generate", {"input_ids": [1, 2], "sampling_params": {}}, 10.0)
                 assert await engine.score((1, 2), 1) == (-0.5,)  # not by the router
                 await engine.route(url)
                 assert await engine.score((1, 2), 1) == (-0.5,)  # by the router, which knows now
-                assert await wire.ask(f"{router}/generate", {"input_ids": [1, 2], "sampling_params": {}}, 10.0)
+                assert await http.ask(f"{router}/generate", {"input_ids": [1, 2], "sampling_params": {}}, 10.0)
 
     port, router_port, prometheus_port = free_ports(3)
     launch = RouterLaunch(

@@ -11,7 +11,7 @@ import pytest
 from asyncrl.engines.gpu_sharing import SharedGpus
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.engine import SGLangEngine
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.weight_sync.cuda_ipc import TensorUpdater
 from asyncrl.errors import EngineLost, TrainerFailed, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
@@ -128,21 +128,21 @@ class SharesWeights(SendsWeights):
 
 async def _served(servers: Servers, sharer: SharesWeights, version: int, *, in_turns: bool) -> Sequence[float]:
     """Publish a version, in turns or not, and score some tokens."""
-    async with Wire() as wire:
-        control = EngineControl(wire, servers.engine_url, timeout_s=30.0)
-        gpus = SharedGpus([control], sharer, turn="engines", timeout_s=30.0)
+    async with HttpClient() as http:
+        control = EngineControl(http, servers.engine_url, timeout_s=30.0)
+        gpus = SharedGpus([control], sharer, holder="engines", timeout_s=30.0)
         updater = TensorUpdater([control], sharer, ranks_per_engine=1, timeout_s=30.0)
         await updater.connect()
         sharer.version = version
         if in_turns:
-            await gpus.to_trainer()
-            await gpus.to_update()
+            await gpus.acquire_for_training()
+            await gpus.acquire_for_update()
         await updater.publish(Weights(version=version, step=version))
         if in_turns:
-            await gpus.to_engines()
-        engine = SGLangEngine(wire, (servers.engine_url,), router_url=None, request_timeout_s=30.0)
+            await gpus.acquire_for_generation()
+        engine = SGLangEngine(http, (servers.engine_url,), router_url=None, request_timeout_s=30.0)
         scores = await engine.score(TOKENS, 8)
-        assert (await wire.look(f"{servers.engine_url}/model_info", 30.0))["weight_version"] == str(version)
+        assert (await http.look(f"{servers.engine_url}/model_info", 30.0))["weight_version"] == str(version)
         return scores
 
 

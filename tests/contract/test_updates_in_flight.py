@@ -13,12 +13,12 @@ import pytest
 
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.engine import SGLangEngine
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.disk import DiskUpdater
-from asyncrl.engines.weight_sync.membership import Roster
-from asyncrl.pipeline.sampling.partial_sample import Draft
+from asyncrl.engines.weight_sync.membership import EngineMembership
+from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, Span, Weights
@@ -81,8 +81,8 @@ class Outcome:
 class Control(ServerControl):
     """Keeps what the engine said of how long it had stood still."""
 
-    def __init__(self, wire: Wire, url: str) -> None:
-        super().__init__(wire, url, timeout_s=60.0)
+    def __init__(self, http: HttpClient, url: str) -> None:
+        super().__init__(http, url, timeout_s=60.0)
         self.still_s: list[float | None] = []
 
     async def receive_all(
@@ -101,7 +101,7 @@ def live_through_updates(servers: Servers, mode: Mode, disk: Path | None = None)
 @contextlib.asynccontextmanager
 async def _broadcasting(control: Control, sender: WritesWeights, mode: Mode) -> AsyncIterator[Updater]:
     updater = BroadcastUpdater(
-        Roster((control,)),
+        EngineMembership((control,)),
         sender,
         master_address="127.0.0.1",
         find_port=a_free_port,
@@ -125,20 +125,20 @@ def left_in(folder: Path) -> set[str]:
 
 @contextlib.asynccontextmanager
 async def _through(disk: Path, control: EngineControl, sender: WritesWeights) -> AsyncIterator[Updater]:
-    updater = DiskUpdater(Roster((control,)), sender, folder=disk, timeout_s=60.0)
+    updater = DiskUpdater(EngineMembership((control,)), sender, folder=disk, timeout_s=60.0)
     await updater.connect()
     yield updater
     assert left_in(disk) == {f"version-{version}" for version in (sender.version - 1, sender.version)}
 
 
 async def _live_through_updates(servers: Servers, mode: Mode, disk: Path | None) -> Outcome:
-    async with Wire() as wire, contextlib.AsyncExitStack() as stack:
-        control = Control(wire, servers.engine_url)
+    async with HttpClient() as http, contextlib.AsyncExitStack() as stack:
+        control = Control(http, servers.engine_url)
         sender = WritesWeights(servers.model, weight_set)
         way = _broadcasting(control, sender, mode) if disk is None else _through(disk, control, sender)
         updater = await stack.enter_async_context(way)
         engine = Remembering(
-            SGLangEngine(wire, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=60.0)
+            SGLangEngine(http, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=60.0)
         )
         published: dict[int, Weights] = {}
         retrying = RetryingEngine(engine, 3, lambda: published[max(published)])
@@ -155,20 +155,25 @@ async def _live_through_updates(servers: Servers, mode: Mode, disk: Path | None)
             retrying.go_on()
 
         await publish()
-        outcome, drafts = Outcome(first=servers.version), [Draft(index, published) for index in range(NUM_SAMPLES)]
+        outcome, partials = (
+            Outcome(first=servers.version),
+            [PartialSample(index, published) for index in range(NUM_SAMPLES)],
+        )
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(retrying.generate(_request(draft.index, published[servers.version]), draft.extend))
-                for draft in drafts
+                tasks.create_task(
+                    retrying.generate(_request(partial.index, published[servers.version]), partial.extend)
+                )
+                for partial in partials
             ]
             async with asyncio.timeout(60.0):
-                while not all(draft.token_ids for draft in drafts):  # noqa: ASYNC110 -- a remote server
+                while not all(partial.token_ids for partial in partials):  # noqa: ASYNC110 -- a remote server
                     await asyncio.sleep(0.01)
             for _ in range(NUM_UPDATES):
                 await asyncio.sleep(BETWEEN_S)
                 await publish()
             outcome.alive = sum(not task.done() for task in running)
-    outcome.samples = [draft.finish("", task.result(), 1.0) for draft, task in zip(drafts, running, strict=True)]
+    outcome.samples = [partial.finish("", task.result(), 1.0) for partial, task in zip(partials, running, strict=True)]
     outcome.requests, outcome.retries, outcome.aborts = engine.requests, retrying.retries, retrying.aborts
     return outcome
 

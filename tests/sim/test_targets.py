@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from asyncrl.sim.model.result import Outcome
+from asyncrl.sim.model.result import SimulationResult
 from asyncrl.sim.search.policies import policies
-from asyncrl.sim.search.search import Found
+from asyncrl.sim.search.search import SearchResult
 from asyncrl.sim.search.table import checks, comparison
 from asyncrl.sim.search.targets import verdicts
 from tests.sim.settings import setting
 
-MASKING = Outcome(
+MASKING = SimulationResult(
     trained_per_s=60.0,
     step_s=1.0,
     step_times_s=(1.0,),
@@ -29,9 +29,11 @@ MASKING = Outcome(
 )
 
 
-def found(result: Outcome) -> dict[str, Found]:
+def found(result: SimulationResult) -> dict[str, SearchResult]:
     policy = policies((), (2,), (1,))["mask S=2"]
-    return {"mask S=2": Found(policy=policy, setting=setting(2), outcome=result, trained_per_s=(60.0,), tried=())}
+    return {
+        "mask S=2": SearchResult(policy=policy, setting=setting(2), outcome=result, trained_per_s=(60.0,), tried=())
+    }
 
 
 def shown(part: object) -> str:

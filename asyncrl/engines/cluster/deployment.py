@@ -25,23 +25,23 @@ from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.cluster.placement import Layout, Placement, reserve
 from asyncrl.engines.cluster.ray_trainer import RayTrainer
 from asyncrl.engines.cluster.server import Server
-from asyncrl.engines.cluster.supervisor import EngineKeeper, StartedEngine
+from asyncrl.engines.cluster.supervisor import EngineSupervisor, StartedEngine
 from asyncrl.engines.gpu_sharing import SharedGpus, give_back
 from asyncrl.engines.megatron.checkpoint.directory import Origin
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.client.control import EngineControl, wait_for_router
 from asyncrl.engines.sglang.client.engine import SGLangEngine
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.loads import EngineLoads
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, Plugin, missing_warning, start_hint
 from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.cuda_ipc import TensorUpdater
 from asyncrl.engines.weight_sync.disk import DiskUpdater
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import PauseMode
-from asyncrl.errors import EngineError, EngineTimeout, ServerFailed, TurnFailed, UpdateInterrupted, plainly
-from asyncrl.protocols import Turns, WeightUpdater
+from asyncrl.errors import EngineError, EngineTimeout, GpuSharingFailed, ServerFailed, UpdateInterrupted, plainly
+from asyncrl.protocols import GpuSharing, WeightUpdater
 from asyncrl.types import Weights
 
 logger = logging.getLogger(__name__)
@@ -104,10 +104,10 @@ class Running:
     updater: WeightUpdater
     load_probe: EngineLoads
     servers: tuple[Server, ...]
-    keeper: EngineKeeper
+    supervisor: EngineSupervisor
     give_up: Callable[[], None]
     """End the ranks, for another deployment in the same session; a run leaves that to Ray's end."""
-    turns: Turns | None = None
+    gpu_sharing: GpuSharing | None = None
     """On shared GPUs; the trainer's turn comes first."""
     plugins: Mapping[str, EnginePlugins | None] = field(default_factory=dict)
     """Ours in each engine, by the engine's name; None where one did not say."""
@@ -115,14 +115,14 @@ class Running:
     async def serve(self, weights: Weights) -> None:
         """Have all engines, which have no requests, serve the trainer's present weights as ``weights``.
 
-        Raises WeightUpdateFailed or TurnFailed.
+        Raises WeightUpdateFailed or GpuSharingFailed.
         """
-        if self.turns is not None:
-            await self.turns.to_trainer()
-            await self.turns.to_update()
+        if self.gpu_sharing is not None:
+            await self.gpu_sharing.acquire_for_training()
+            await self.gpu_sharing.acquire_for_update()
         await self._update(weights)
-        if self.turns is not None:
-            await self.turns.to_engines()
+        if self.gpu_sharing is not None:
+            await self.gpu_sharing.acquire_for_generation()
 
     async def _update(self, weights: Weights) -> None:
         """From the beginning, when an engine is lost meanwhile."""
@@ -141,9 +141,9 @@ class Running:
 
     async def watch(self) -> None:
         """Start engines again that end.  Raises ServerFailed when too many did, or the router; runs until cancelled."""
-        engines = [engine.server for engine in self.keeper.engines]
+        engines = [engine.server for engine in self.supervisor.engines]
         others = [server.watch() for server in self.servers if server not in engines]
-        await together([*others, self.keeper.keep()])
+        await together([*others, self.supervisor.keep()])
 
 
 def pick_device(ray: ModuleType, wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
@@ -164,14 +164,14 @@ async def _look_for_the_dead(servers: Sequence[Server]) -> None:
 async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str], None]) -> AsyncIterator[Running]:
     """Start everything and wait until it is ready; stop the servers afterwards, however the body ends.
 
-    ``phase`` is told what is being waited for.  Raises ConfigError, ServerFailed, TrainerFailed, TurnFailed or
+    ``phase`` is told what is being waited for.  Raises ConfigError, ServerFailed, TrainerFailed, GpuSharingFailed or
     WeightUpdateFailed.
     """
     async with contextlib.AsyncExitStack() as stack:
-        wire = await stack.enter_async_context(Wire())
+        http = await stack.enter_async_context(HttpClient())
         phase("placing trainer and engines")
         placement = await reserve(ray, deployment.layout, deployment.cluster.start_timeout_s)
-        builder = _Builder(placement, deployment, wire, phase)
+        builder = _Builder(placement, deployment, http, phase)
         stack.push_async_callback(builder.stop)
         yield await builder.build()
 
@@ -179,7 +179,9 @@ async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str
 class _Builder:
     """Starts one deployment in the room reserved for it; remembers what it started."""
 
-    def __init__(self, placement: Placement, deployment: Deployment, wire: Wire, phase: Callable[[str], None]) -> None:
+    def __init__(
+        self, placement: Placement, deployment: Deployment, http: HttpClient, phase: Callable[[str], None]
+    ) -> None:
         self._placement = placement
         self._deployment = deployment
         self._cluster = deployment.cluster
@@ -189,7 +191,7 @@ class _Builder:
             is_single_node=placement.is_single_node,
             timeout_s=self._cluster.start_timeout_s,
         )
-        self._wire = wire
+        self._http = http
         self._phase = phase
         self._servers: list[Server] = []
         self._plugins: dict[str, EnginePlugins | None] = {}
@@ -207,18 +209,20 @@ class _Builder:
         trainer = self._trainer(ranks)
         urls = tuple(engine.url for engine in engines)
         self._phase("connecting trainer and engines")
-        engine = SGLangEngine(self._wire, urls, router_url=router_url, request_timeout_s=failures.request_timeout_s)
+        engine = SGLangEngine(self._http, urls, router_url=router_url, request_timeout_s=failures.request_timeout_s)
         controls = tuple(self._control(url) for url in urls)
-        roster = Roster[EngineControl](controls)
+        membership = EngineMembership[EngineControl](controls)
         return Running(
             engine=engine,
             trainer=trainer,
-            updater=await self._updater(controls, roster, trainer, ranks[0]),
-            load_probe=EngineLoads(self._wire, urls),
+            updater=await self._updater(controls, membership, trainer, ranks[0]),
+            load_probe=EngineLoads(self._http, urls),
             servers=tuple(self._servers),
-            keeper=EngineKeeper(engines, roster, engine, max_restarts=max_engine_restarts(failures, cluster)),
+            supervisor=EngineSupervisor(
+                engines, membership, engine, max_restarts=max_engine_restarts(failures, cluster)
+            ),
             give_up=self._placement.give_up,
-            turns=SharedGpus(controls, trainer, turn="trainer", timeout_s=failures.control_timeout_s)
+            gpu_sharing=SharedGpus(controls, trainer, holder="trainer", timeout_s=failures.control_timeout_s)
             if cluster.colocate
             else None,
             plugins=self._plugins,
@@ -234,7 +238,7 @@ class _Builder:
         engines, router_url = await self._engines(gpus)
         try:
             await give_back([self._control(engine.url) for engine in engines], self._failures.control_timeout_s)
-        except TurnFailed:
+        except GpuSharingFailed:
             await _look_for_the_dead(self._servers)
             raise
         await self._load(ranks)
@@ -315,7 +319,7 @@ class _Builder:
         )
         url = f"http://{host}:{port}"
         await self._start(server, router_command(launch))
-        await self._ready(server, wait_for_router(self._wire, url, urls, self._cluster.start_timeout_s))
+        await self._ready(server, wait_for_router(self._http, url, urls, self._cluster.start_timeout_s))
         return url
 
     def _server(self, name: str, actor: Any) -> Server:
@@ -364,16 +368,20 @@ class _Builder:
 
     def _control(self, url: str) -> EngineControl:
         timeout_s, num_ranks = self._failures.control_timeout_s, self._deployment.ranks_per_engine
-        return EngineControl(self._wire, url, timeout_s=timeout_s, num_ranks=num_ranks)
+        return EngineControl(self._http, url, timeout_s=timeout_s, num_ranks=num_ranks)
 
     async def _updater(
-        self, engines: tuple[EngineControl, ...], roster: Roster[EngineControl], trainer: RayTrainer, first_rank: Any
+        self,
+        engines: tuple[EngineControl, ...],
+        membership: EngineMembership[EngineControl],
+        trainer: RayTrainer,
+        first_rank: Any,
     ) -> WeightUpdater:
         if self._cluster.colocate:
             return await self._sharing(engines, trainer)
         if self._deployment.disk is not None:
-            return await self._writing(roster, trainer, self._deployment.disk)
-        return await self._broadcasting(roster, trainer, first_rank)
+            return await self._writing(membership, trainer, self._deployment.disk)
+        return await self._broadcasting(membership, trainer, first_rank)
 
     async def _sharing(self, engines: tuple[EngineControl, ...], trainer: RayTrainer) -> TensorUpdater:
         updater = TensorUpdater(
@@ -386,7 +394,7 @@ class _Builder:
         return updater
 
     async def _broadcasting(
-        self, roster: Roster[EngineControl], trainer: RayTrainer, first_rank: Any
+        self, membership: EngineMembership[EngineControl], trainer: RayTrainer, first_rank: Any
     ) -> BroadcastUpdater:
         deployment = self._deployment
         address, _ = await self._addresses.rank(first_rank)
@@ -396,7 +404,7 @@ class _Builder:
             return port
 
         updater = BroadcastUpdater(
-            roster,
+            membership,
             trainer,
             master_address=address,
             find_port=find_port,
@@ -408,9 +416,11 @@ class _Builder:
         await updater.connect()
         return updater
 
-    async def _writing(self, roster: Roster[EngineControl], trainer: RayTrainer, folder: Path) -> DiskUpdater:
+    async def _writing(
+        self, membership: EngineMembership[EngineControl], trainer: RayTrainer, folder: Path
+    ) -> DiskUpdater:
         updater = DiskUpdater(
-            roster,
+            membership,
             trainer,
             folder=folder,
             timeout_s=self._failures.control_timeout_s,

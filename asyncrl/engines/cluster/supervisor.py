@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.server import Server
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import EngineError, EngineTimeout, ServerFailed, plainly
 
 logger = logging.getLogger(__name__)
@@ -52,13 +52,15 @@ class StartedEngine:
     """Returns once what has the GPU answers.  Raises EngineTimeout when requests would have, too, and EngineError."""
 
 
-class EngineKeeper:
+class EngineSupervisor:
     """Of all engines of a run."""
 
-    def __init__(self, engines: Sequence[StartedEngine], roster: Roster[Any], pool: Pool, *, max_restarts: int) -> None:
+    def __init__(
+        self, engines: Sequence[StartedEngine], membership: EngineMembership[Any], pool: Pool, *, max_restarts: int
+    ) -> None:
         """``max_restarts`` of all engines together; the next one that ends, or does not start, ends the run."""
         self.engines = tuple(engines)
-        self._roster = roster
+        self._membership = membership
         self._pool = pool
         self._max_restarts = max_restarts
         self._restarts = 0
@@ -86,7 +88,7 @@ class EngineKeeper:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(engine.server.watch(), name=f"watch-{engine.server.name}")
                 tasks.create_task(_ask(engine), name=f"ask-{engine.server.name}")
-                why = await self._roster.condemned(engine.url)
+                why = await self._membership.wait_until_unresponsive(engine.url)
                 raise ServerFailed(f"{engine.server.name} {why}")
 
     async def _watch_and_route(self, engine: StartedEngine) -> None:
@@ -99,12 +101,12 @@ class EngineKeeper:
     async def _bring_back(self, engine: StartedEngine) -> None:
         """Return when it has the present weights; it may not start, or end once more, before."""
         for attempt in itertools.count():
-            self._roster.lose(engine.url)
+            self._membership.mark_lost(engine.url)
             await engine.server.stop()
             await asyncio.sleep(attempt * AGAIN_S)
             try:
                 await engine.start()
-                self._roster.come(engine.url)
+                self._membership.mark_restarted(engine.url)
                 await self._served(engine)
             except ServerFailed as error:
                 self._count(error)
@@ -115,7 +117,7 @@ class EngineKeeper:
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self._watch(engine), name=f"keep-{engine.server.name}")
-                await self._roster.served(engine.url)
+                await self._membership.wait_until_synced(engine.url)
                 watching.cancel()
 
     def _count(self, error: ServerFailed) -> None:

@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from asyncrl.capacity.layout import check_layout
-from asyncrl.capacity.trainer import goes_beside
+from asyncrl.capacity.trainer import RankWorkload, has_copy
 from asyncrl.config.areas import CheckpointConfig
 from asyncrl.config.derived import critic_load, has_critic, ref_load, uses_reference
 from asyncrl.engines.megatron.checkpoint.directory import Origin, as_written, check_model, find_origin, notes_of
@@ -26,7 +26,7 @@ from asyncrl.engines.megatron.checkpoint.saver import Saver
 from asyncrl.engines.megatron.checkpoint.state import load_state, sharded_state
 from asyncrl.engines.megatron.internals import check_trainer_internals
 from asyncrl.engines.megatron.model.build import build_model
-from asyncrl.engines.megatron.model.implementation import check_alike, settled
+from asyncrl.engines.megatron.model.implementation import check_alike, with_implementation
 from asyncrl.engines.megatron.model.packing import Floats
 from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
 from asyncrl.engines.megatron.setup.ranks import on_first_rank
@@ -45,7 +45,7 @@ from asyncrl.engines.megatron.weights.fp8 import fp8_of
 from asyncrl.engines.megatron.weights.hf_weights import load_hf, save_hf
 from asyncrl.engines.megatron.weights.sharding import is_split
 from asyncrl.engines.megatron.weights.update_group import join_update_group
-from asyncrl.engines.megatron.weights.weight_sender import Outbox
+from asyncrl.engines.megatron.weights.weight_sender import RankWeightSender
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.group_abort import abandon
 from asyncrl.errors import ConfigError, NonFiniteLoss, WeightUpdateFailed
@@ -65,7 +65,7 @@ class MegatronRank:
         self, settings: TrainerSettings, rank: int, world_size: int, master_address: str, master_port: int
     ) -> None:
         check_trainer_internals()
-        self._settings = settings = settled(settings)
+        self._settings = settings = with_implementation(settings)
         self._rank = rank
         self._custom = custom_of(settings.custom)
         self._shape = overridden(read_shape(settings.model.hf_checkpoint), settings.shape)
@@ -85,11 +85,11 @@ class MegatronRank:
         self._optimizer = self._learner.optimizer
         self._critic = None if critic is None else Critic(settings, critic, self._device)
         self._reference = self._load_reference() if uses_reference(settings.train) else None
-        self._outbox = Outbox(
+        self._weight_sender = RankWeightSender(
             self._model,
             self._shape,
             settings.train.update_weight_buffer_size,
-            beside=goes_beside(settings, self._shape, critic, world_size, _memory_of(self._device)),
+            beside=_copies_weights(settings, self._shape, critic, world_size, self._device),
             fp8=fp8_of(settings.model.hf_checkpoint, self._shape),
         )
         critics = [] if self._critic is None else [self._critic.learner]
@@ -136,7 +136,7 @@ class MegatronRank:
 
     def weight_buckets(self) -> tuple[WeightBucket, ...]:
         """What is sent, in order.  Never changes."""
-        return self._outbox.buckets
+        return self._weight_sender.buckets
 
     def join_engines(
         self, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
@@ -168,7 +168,7 @@ class MegatronRank:
         False, and nothing done, when there is no room for a copy: ``send`` is to do it.  Raises WeightUpdateFailed.
         """
         self._check_joined()
-        return self._outbox.snapshot(self._engines, is_checked=is_checked)
+        return self._weight_sender.snapshot(self._engines, is_checked=is_checked)
 
     def resend(self, is_checked: bool) -> bool:
         """Begin to broadcast the last snapshot once more from rank 0 to the engines.
@@ -177,21 +177,21 @@ class MegatronRank:
         WeightUpdateFailed.
         """
         engines = self._engines
-        return engines is not None and self._outbox.resend(engines, is_checked=is_checked)
+        return engines is not None and self._weight_sender.resend(engines, is_checked=is_checked)
 
     def send(self, is_checked: bool) -> None:
         """Broadcast the present weights from rank 0 to the engines, which are receiving.  Raises WeightUpdateFailed."""
         self._check_joined()
         with self._send_lock:
-            self._outbox.send(self._engines, is_checked=is_checked)
+            self._weight_sender.send(self._engines, is_checked=is_checked)
 
     def share(self, bucket: int) -> str:
         """A handle of the present weights of a bucket, for an engine on this rank's device."""
-        return self._outbox.share(bucket)
+        return self._weight_sender.share(bucket)
 
     def unshare(self) -> None:
         """Free what was shared: no engine has it mapped any more."""
-        self._outbox.unshare()
+        self._weight_sender.unshare()
 
     def fetch(self) -> None:
         """All that was put away onto the device again: before anything but the calls below, and ``share``."""
@@ -210,7 +210,7 @@ class MegatronRank:
 
         Raises WeightUpdateFailed.
         """
-        self._outbox.write(self._settings.model.hf_checkpoint, folder, is_writer=self._rank == 0)
+        self._weight_sender.write(self._settings.model.hf_checkpoint, folder, is_writer=self._rank == 0)
 
     def load(self, origin: Origin) -> None:
         """Take weights, and what else ``origin`` has, in place of those of the Hugging Face checkpoint.
@@ -266,7 +266,7 @@ class MegatronRank:
             return
         abandon(self._engines)
         with self._send_lock:
-            self._outbox.abandon()
+            self._weight_sender.abandon()
             dist.destroy_process_group(self._engines)
             self._engines = None
 
@@ -372,6 +372,22 @@ def _check_beside(settings: TrainerSettings, shape: ModelShape, critic: ModelSha
         check_layout(critic, settings.parallel, settings.device)
         if critic.vocab_size != shape.vocab_size:
             raise ConfigError(f"critic-load {path} has {critic.vocab_size} words, the policy {shape.vocab_size}")
+
+
+def _copies_weights(
+    settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None, num_ranks: int, device: torch.device
+) -> bool:
+    """Whether updates send a copy of the weights, so that training continues meanwhile."""
+    train, parallel = settings.train, settings.parallel
+    each = (settings.row_tokens or 0) / parallel.context_parallel_size
+    work = RankWorkload(
+        num_ranks=num_ranks,
+        num_tokens=each or train.max_tokens_per_gpu,
+        weight_bytes=getattr(torch, settings.dtype).itemsize,
+        critic=critic,
+    )
+    memory = _memory_of(device)
+    return has_copy(shape, parallel, work, memory=memory, wanted=train.update_weights_beside_training)
 
 
 def _memory_of(device: torch.device) -> int | None:

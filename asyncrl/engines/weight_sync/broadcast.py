@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from asyncrl.engines.gather import ask_one, everyone
+from asyncrl.engines.gather import ask_one, gather
 from asyncrl.engines.weight_sync.buckets import WeightBucket
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
@@ -99,12 +99,12 @@ class WeightReceiver(Pausable, Protocol):
 class BroadcastUpdater:
     """``WeightUpdater`` by broadcast.  ``connect`` comes first, once; one ``publish`` at a time.
 
-    The group is formed anew when the engines of the roster have changed: a group whose member died is of no use.
+    The group is formed anew when the engines of the membership have changed: a group whose member died is of no use.
     """
 
     def __init__(
         self,
-        roster: Roster[WeightReceiver],
+        membership: EngineMembership[WeightReceiver],
         sender: WeightSender,
         *,
         master_address: str,
@@ -126,7 +126,7 @@ class BroadcastUpdater:
         self._find_port = find_port
         self._backend = backend
         self._timeout_s = timeout_s
-        self._round = PausedRound[WeightReceiver](roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
+        self._round = PausedRound[WeightReceiver](membership, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
         """Its engines are in the group, with the trainer."""
         self._prefix = self.group_name = group_name
         self._is_checked = is_checked
@@ -169,7 +169,7 @@ class BroadcastUpdater:
                 backend=self._backend,
             )
             rank_offset += engine.num_ranks
-        await everyone("forming the weight-update group", joining, self._timeout_s)
+        await gather("forming the weight-update group", joining, self._timeout_s)
         if not self._buckets:
             asking = self._sender.weight_buckets()
             self._buckets = await ask_one("asking what will be sent", "trainer", asking, self._timeout_s)
@@ -239,7 +239,7 @@ class BroadcastUpdater:
         if not self._is_sending:
             sending["trainer"] = self._sender.send(is_checked=self._checks, timeout_s=timeout_s)
         self._is_sending = False
-        await everyone("sending the weights", sending, timeout_s)
+        await gather("sending the weights", sending, timeout_s)
         self.is_direct = self.is_direct or all(kept)
         return still.first()
 

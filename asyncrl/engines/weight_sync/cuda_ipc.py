@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from asyncrl.engines.gather import ask_one, everyone
+from asyncrl.engines.gather import ask_one, gather
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.errors import WeightUpdateFailed
 from asyncrl.event_loop import loop_time
@@ -102,4 +102,4 @@ class TensorUpdater:
         for number, engine in enumerate(self._engines):
             first = number * self._ranks_per_engine
             loading[engine.url] = engine.receive_handles(handles[first : first + engine.num_ranks], label=label)
-        await everyone(f"loading bucket {bucket}", loading, self._timeout_s)
+        await gather(f"loading bucket {bucket}", loading, self._timeout_s)

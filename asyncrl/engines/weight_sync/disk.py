@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 from asyncrl.engines.daemon_thread import in_daemon_thread
-from asyncrl.engines.gather import ask_one, everyone
+from asyncrl.engines.gather import ask_one, gather
 from asyncrl.engines.weight_sync.buckets import WeightBucket
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
@@ -57,7 +57,7 @@ class DiskUpdater:
 
     def __init__(
         self,
-        roster: Roster[WeightReader],
+        membership: EngineMembership[WeightReader],
         writer: WeightWriter,
         *,
         folder: Path,
@@ -80,7 +80,7 @@ class DiskUpdater:
         """What all engines have."""
         self._timeout_s = timeout_s
         self._silence_s = silence_s
-        self._round = PausedRound[WeightReader](roster, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
+        self._round = PausedRound[WeightReader](membership, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
         self._buckets: tuple[WeightBucket, ...] = ()
 
     async def connect(self) -> None:
@@ -166,7 +166,7 @@ class DiskUpdater:
         doing = "reading the weights"
         if deadline_s < self._long_s:
             doing += ", with requests that may be silent no longer (request-timeout-s)"
-        await everyone(doing, reading, deadline_s)
+        await gather(doing, reading, deadline_s)
         for url, error in failed.items():
             raise WeightUpdateFailed(f"{doing}: {url}: {error}") from error
         return still.first()
@@ -182,7 +182,7 @@ class DiskUpdater:
                     f"{error.filename}: {error.strerror}; trainer, engines and this process must share the disk"
                 ) from error
 
-        await everyone("preparing the weights", {f"update-weight-disk-dir {self._folder}": done()}, self._timeout_s)
+        await gather("preparing the weights", {f"update-weight-disk-dir {self._folder}": done()}, self._timeout_s)
 
 
 async def _in_thread(work: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ class Member(Protocol):
         """The name that everybody calls it."""
 
 
-class Roster[M: Member]:
+class EngineMembership[M: Member]:
     """All engines of a run; one event loop's."""
 
     def __init__(self, members: Iterable[M]) -> None:
@@ -27,9 +27,9 @@ class Roster[M: Member]:
         self._all: Mapping[str, M] = {member.url: member for member in members}
         self._lost = set[str]()
         self._waiting = set[str]()
-        self._condemned = dict[str, str]()
+        self._unresponsive = dict[str, str]()
         self._moved = asyncio.Event()
-        self.changes = 0
+        self.num_changes = 0
         """How often one was lost or came back: a group that was formed before is of no use."""
 
     @property
@@ -37,34 +37,34 @@ class Roster[M: Member]:
         """Those that can take weights, in a fixed order."""
         return tuple(member for url, member in self._all.items() if url not in self._lost)
 
-    def lose(self, url: str) -> None:
+    def mark_lost(self, url: str) -> None:
         """It has died; nothing, if it is lost already."""
         if url in self._lost:
             return
         self._lost.add(url)
         self._waiting.discard(url)
-        self._condemned.pop(url, None)
+        self._unresponsive.pop(url, None)
         self._change()
 
-    def come(self, url: str) -> None:
+    def mark_restarted(self, url: str) -> None:
         """It has been started again, with weights that are not the trainer's."""
         self._lost.discard(url)
         self._waiting.add(url)
         self._change()
 
-    def condemn(self, url: str, why: str) -> None:
+    def mark_unresponsive(self, url: str, why: str) -> None:
         """It lives and is of no use; nothing, if it is lost by now."""
         if url not in self._lost:
-            self._condemned[url] = why
+            self._unresponsive[url] = why
             self._move()
 
-    async def condemned(self, url: str) -> str:
+    async def wait_until_unresponsive(self, url: str) -> str:
         """Return why, once this one is."""
-        while url not in self._condemned:
+        while url not in self._unresponsive:
             await self._moved.wait()
-        return self._condemned[url]
+        return self._unresponsive[url]
 
-    def settle(self, members: Iterable[Member]) -> None:
+    def mark_synced(self, members: Iterable[Member]) -> None:
         """These have the trainer's weights."""
         self._waiting.difference_update(member.url for member in members)
         self._move()
@@ -74,18 +74,18 @@ class Roster[M: Member]:
         while not self._waiting:
             await self._moved.wait()
 
-    async def served(self, url: str) -> None:
+    async def wait_until_synced(self, url: str) -> None:
         """Return once this one, which came back, has the trainer's weights."""
         while url in self._waiting:
             await self._moved.wait()
 
-    async def changed(self, since: int) -> None:
-        """Return once ``changes`` is not ``since`` any more."""
-        while self.changes == since:
+    async def wait_for_change(self, since: int) -> None:
+        """Return once ``num_changes`` is not ``since`` any more."""
+        while self.num_changes == since:
             await self._moved.wait()
 
     def _change(self) -> None:
-        self.changes += 1
+        self.num_changes += 1
         self._move()
 
     def _move(self) -> None:

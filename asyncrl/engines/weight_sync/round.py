@@ -11,8 +11,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
-from asyncrl.engines.gather import everyone
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.gather import gather
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import (
     AsyncRLError,
     EngineError,
@@ -76,16 +76,18 @@ class Stillness:
 
 
 class PausedRound[E: Pausable]:
-    """Updates of the roster's engines, one at a time."""
+    """Updates of the membership's engines, one at a time."""
 
-    def __init__(self, roster: Roster[E], *, timeout_s: float, pause_mode: PauseMode, lost_s: float) -> None:
+    def __init__(
+        self, membership: EngineMembership[E], *, timeout_s: float, pause_mode: PauseMode, lost_s: float
+    ) -> None:
         """``timeout_s`` is for all pauses, and for all that go on; ``lost_s`` for the engine that caused a failure to
         be found dead."""
-        self._roster = roster
+        self._membership = membership
         self.engines: tuple[E, ...] = ()
         """The engines of the next update; ones that rejoin later get another."""
         self.since = -1
-        """The roster's change at which they were all that it had."""
+        """The membership's change at which they were all that it had."""
         self._timeout_s = timeout_s
         self._pause_mode: PauseMode = pause_mode
         self._lost_s = lost_s
@@ -95,15 +97,15 @@ class PausedRound[E: Pausable]:
     @property
     def is_outdated(self) -> bool:
         """Whether an engine was lost or has rejoined since ``choose``."""
-        return self._roster.changes != self.since
+        return self._membership.num_changes != self.since
 
     def choose(self) -> None:
         """Choose all engines that are there now for the next update."""
-        self.engines, self.since = self._roster.present, self._roster.changes
+        self.engines, self.since = self._membership.present, self._membership.num_changes
 
     async def wait_for_rejoined(self) -> None:
         """See ``WeightUpdater.wait_for_rejoined``."""
-        await self._roster.wait_for_rejoined()
+        await self._membership.wait_for_rejoined()
 
     async def publish(
         self,
@@ -127,8 +129,8 @@ class PausedRound[E: Pausable]:
             self._is_mixed = True
             stood_still = await receive()
             self._is_mixed = False
-            await everyone("going on", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
-        self._roster.settle(engines)
+            await gather("going on", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
+        self._membership.mark_synced(engines)
         pause_s = clock() - (paused if stood_still is None else stood_still)
         return UpdateReport(pause_s=pause_s, total_s=max(pause_s, clock() - began), num_bytes=num_bytes)
 
@@ -156,7 +158,9 @@ class PausedRound[E: Pausable]:
             async with asyncio.timeout(self._lost_s) as deadline:
                 with plainly():
                     async with asyncio.TaskGroup() as tasks:
-                        changed = tasks.create_task(self._roster.changed(self.since), name="an engine is lost")
+                        changed = tasks.create_task(
+                            self._membership.wait_for_change(self.since), name="an engine is lost"
+                        )
                         asking = tasks.create_task(self._ask_all(give_up, why), name="all answer")
                         changed.add_done_callback(lambda _: asking.cancel())
                         asking.add_done_callback(lambda _: changed.cancel())
@@ -177,8 +181,8 @@ class PausedRound[E: Pausable]:
             return
         if "answers" in found.values() or (is_free and len(found) == 1):
             for url in (url for url, answer in found.items() if answer == "silent"):
-                self._roster.condemn(url, f"lives and does not answer: {why}")
-        await self._roster.changed(self.since)
+                self._membership.mark_unresponsive(url, f"lives and does not answer: {why}")
+        await self._membership.wait_for_change(self.since)
 
     async def _pause(self, engines: Sequence[Pausable]) -> float:
         """When the first engine had answered."""
@@ -189,7 +193,7 @@ class PausedRound[E: Pausable]:
             answered.append(asyncio.get_running_loop().time())
 
         try:
-            await everyone("pausing", {engine.url: pause(engine) for engine in engines}, self._timeout_s)
+            await gather("pausing", {engine.url: pause(engine) for engine in engines}, self._timeout_s)
         except WeightUpdateFailed:
             if not self._is_mixed:
                 await self._all_go_on(engines)
@@ -204,7 +208,7 @@ class PausedRound[E: Pausable]:
                 await engine.go_on()
 
         with contextlib.suppress(WeightUpdateFailed):
-            await everyone("going on", {engine.url: go_on(engine) for engine in engines}, PROBE_S)
+            await gather("going on", {engine.url: go_on(engine) for engine in engines}, PROBE_S)
 
 
 async def _gave_up(give_up: GiveUp) -> bool:

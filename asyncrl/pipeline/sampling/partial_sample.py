@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from asyncrl.types import Chunk, FinishReason, Floats, Sample, Span, Weights
 
 
-class Draft:
+class PartialSample:
     """Grows chunk by chunk; becomes a ``Sample`` once.  The only mutable value in the flow, and it never leaves it."""
 
     def __init__(self, index: int, published: Mapping[int, Weights]) -> None:
@@ -40,9 +40,9 @@ class Draft:
             start = self._spans.pop().start
         self._spans.append(Span(weights=weights, start=start, stop=stop))
 
-    def resumed(self) -> "Draft":
+    def resumed(self) -> "PartialSample":
         """A copy that goes on from here; what still arrives for this one does not reach it."""
-        copy = Draft(self.index, self._published)
+        copy = PartialSample(self.index, self._published)
         copy.num_tokens = copy.resumed_at = self.num_tokens
         copy._tokens, copy._logprobs, copy._spans = [*self._tokens], self._logprobs[:], [*self._spans]
         return copy

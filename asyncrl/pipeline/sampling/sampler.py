@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.sampling.partial_sample import Draft
+from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine, ended
 from asyncrl.pipeline.sampling.scoring import score
 from asyncrl.pipeline.sampling.slots import Slots
@@ -14,7 +14,7 @@ from asyncrl.protocols import RewardFn, Tokenizer
 from asyncrl.types import Chunk, FinishReason, Prompt, Request, Sample, SamplingParams, ScoredSample, Weights
 
 
-class Served:
+class ServingWeights:
     """The weights that engines serve, and every version that a chunk can name."""
 
     def __init__(self, weights: Weights) -> None:
@@ -43,7 +43,7 @@ class Sampler:
         tokenizer: Tokenizer,
         sampling: SamplingParams,
         slots: Slots,
-        served: Served,
+        serving: ServingWeights,
         timeline: Timeline,
         seed: int,
     ) -> None:
@@ -53,7 +53,7 @@ class Sampler:
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._slots = slots
-        self._served = served
+        self._serving = serving
         self._timeline = timeline
         self._seed = seed
 
@@ -67,46 +67,48 @@ class Sampler:
         """Attempts that an interruption ended, so far."""
         return self._engine.aborts
 
-    def draft(self, index: int) -> Draft:
+    def partial(self, index: int) -> PartialSample:
         """An empty answer, number ``index`` of its group."""
-        return Draft(index, self._served.by_version)
+        return PartialSample(index, self._serving.by_version)
 
     async def generate(
-        self, name: str, seed: int, prompt: Prompt, draft: Draft, on_tokens: Callable[[int], None]
+        self, name: str, seed: int, prompt: Prompt, partial: PartialSample, on_tokens: Callable[[int], None]
     ) -> Sample:
-        """Write ``draft`` to its end, in a slot, behind what is in it.  Raises SampleFailed or EngineRejected."""
+        """Write ``partial`` to its end, in a slot, behind what is in it.  Raises SampleFailed or EngineRejected."""
 
         def extend(chunk: Chunk) -> None:
-            draft.extend(chunk)
+            partial.extend(chunk)
             on_tokens(len(chunk.token_ids))
 
         async with self._slots.hold() as slot:
             start = loop_time()
-            request = self._request(f"{name}.{draft.index}", draft_seed(self._seed, seed, draft.index), prompt, draft)
-            reason = self._ended(draft) or await self._engine.generate(request, extend)
+            request = self._request(
+                f"{name}.{partial.index}", sample_seed(self._seed, seed, partial.index), prompt, partial
+            )
+            reason = self._ended(partial) or await self._engine.generate(request, extend)
             stop = loop_time()
         self._timeline.sample(
             slot,
             request.request_id,
             start,
             stop,
-            tokens=draft.num_tokens,
+            tokens=partial.num_tokens,
             version=request.weights.version,
             finish=reason.value,
         )
-        return draft.finish(self._tokenizer.decode(draft.token_ids), reason, stop - start)
+        return partial.finish(self._tokenizer.decode(partial.token_ids), reason, stop - start)
 
     async def score(self, prompt: Prompt, sample: Sample) -> ScoredSample:
         """What the answer is worth; all of it in the loss.  Raises RewardFailed."""
         reward = await score(self._reward, prompt, sample, self._reward_timeout_s)
         return ScoredSample(sample=sample, reward=reward, loss_mask=(1,) * len(sample.token_ids))
 
-    def _ended(self, draft: Draft) -> FinishReason | None:
+    def _ended(self, partial: PartialSample) -> FinishReason | None:
         """Why an interrupted answer needs nothing more."""
-        return ended(draft.token_ids, self._sampling) if draft.num_tokens else None
+        return ended(partial.token_ids, self._sampling) if partial.num_tokens else None
 
-    def _request(self, request_id: str, seed: int, prompt: Prompt, draft: Draft) -> Request:
-        sampling, written = self._sampling, draft.token_ids
+    def _request(self, request_id: str, seed: int, prompt: Prompt, partial: PartialSample) -> Request:
+        sampling, written = self._sampling, partial.token_ids
         if written:
             sampling = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(written))
         return Request(
@@ -114,11 +116,11 @@ class Sampler:
             token_ids=prompt.token_ids + written,
             sampling=sampling,
             seed=seed,
-            weights=self._served.now,
+            weights=self._serving.now,
         )
 
 
-def draft_seed(run_seed: int, group_seed: int, index: int) -> int:
+def sample_seed(run_seed: int, group_seed: int, index: int) -> int:
     """A seed below 2**31 for one answer: the same in every run, unrelated between answers."""
     digest = hashlib.blake2b(f"{run_seed}:{group_seed}:{index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF

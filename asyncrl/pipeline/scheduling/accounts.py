@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
-from asyncrl.metrics.length_bias import Lengths, LengthStats
-from asyncrl.pipeline.scheduling.groups_in_flight import Flight
-from asyncrl.pipeline.scheduling.ledger import Ledger, Outcome, check_balance
+from asyncrl.metrics.length_bias import LengthBias, LengthStats
+from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight
+from asyncrl.pipeline.scheduling.ledger import GroupOutcome, Ledger, check_balance
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.types import Batch, GroupId, Sample, ScoredGroup
 
@@ -20,7 +20,7 @@ class Accounts:
     def __init__(self, group_size: int, before: RunState | None = None) -> None:
         """``before`` is where the run that this one goes on from stood; lengths begin anew."""
         self._ledger = Ledger(before.tokens, before.groups) if before else Ledger()
-        self._lengths = Lengths(group_size)
+        self._lengths = LengthBias(group_size)
         self._reasons: Counter[str] = Counter(before.reasons if before else {})
 
     # ---- on the way to a score
@@ -37,9 +37,9 @@ class Accounts:
         """An interrupted group goes on."""
         self._ledger.resume(group_id)
 
-    def deliver(self, flight: Flight, num_tokens: int) -> None:
+    def deliver(self, rollout: GroupInFlight, num_tokens: int) -> None:
         """An engine delivered tokens; those of a group that is gone are wasted."""
-        if flight.is_gone:
+        if rollout.is_gone:
             self._ledger.waste(num_tokens)
         else:
             self._ledger.generate(num_tokens)
@@ -48,12 +48,12 @@ class Accounts:
         """An answer ended by itself."""
         self._lengths.finished(len(sample.token_ids))
 
-    def leave(self, flight: Flight, outcome: Outcome) -> None:
+    def leave(self, rollout: GroupInFlight, outcome: GroupOutcome) -> None:
         """A group that is not scored will not be trained."""
-        self._ledger.drop(flight.group_id, outcome, flight.num_tokens)
-        for length in flight.cut_lengths():
+        self._ledger.drop(rollout.group_id, outcome, rollout.num_tokens)
+        for length in rollout.cut_lengths():
             self._lengths.cut(length)
-        for sample in flight.samples.values():
+        for sample in rollout.samples.values():
             self._lengths.dropped(len(sample.token_ids))
 
     # ---- scored groups
@@ -65,16 +65,16 @@ class Accounts:
     def reject(self, group: ScoredGroup, reason: str) -> None:
         """The filter dropped a group."""
         self._reasons[reason] += 1
-        self._drop(group, Outcome.FILTERED, self._lengths.filtered)
+        self._drop(group, GroupOutcome.FILTERED, self._lengths.filtered)
 
     def unpick(self, group: ScoredGroup, reason: str) -> None:
         """The buffer filter dropped a group: it had been good enough to wait, so its lengths are lost."""
         self._reasons[reason] += 1
-        self._drop(group, Outcome.FILTERED, self._lengths.dropped)
+        self._drop(group, GroupOutcome.FILTERED, self._lengths.dropped)
 
     def expire(self, group: ScoredGroup) -> None:
         """A scored group is too old to be trained."""
-        self._drop(group, Outcome.STALE, self._lengths.dropped)
+        self._drop(group, GroupOutcome.STALE, self._lengths.dropped)
 
     def take(self, group_id: GroupId) -> None:
         """A group went into the batch that the trainer took."""
@@ -87,7 +87,7 @@ class Accounts:
             for scored in group.samples:
                 note = self._lengths.trained if any(scored.loss_mask) else self._lengths.dropped
                 note(len(scored.sample.token_ids))
-        self._lengths.settle()
+        self._lengths.close_step()
 
     # ---- looking
 
@@ -106,7 +106,7 @@ class Accounts:
         """Of answers started, trained and dropped, given the lengths that those in flight have reached."""
         return self._lengths.stats(in_flight)
 
-    def _drop(self, group: ScoredGroup, outcome: Outcome, note: Callable[[int], None]) -> None:
+    def _drop(self, group: ScoredGroup, outcome: GroupOutcome, note: Callable[[int], None]) -> None:
         self._ledger.drop(group.group_id, outcome, group.num_tokens)
         for scored in group.samples:
             note(len(scored.sample.token_ids))

@@ -34,7 +34,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class AdmissionState:
     """Where the run stands."""
 
     batches_taken: int
@@ -51,27 +51,27 @@ class Standing:
     """Upper estimate of the share of groups that are kept, above 0 and at most 1."""
 
 
-def may_start(standing: Standing, limits: Limits) -> bool:
+def may_start(state: AdmissionState, limits: Limits) -> bool:
     """Whether a group may start now: one is wanted, the buffer has room, and a slot is free for its first sample."""
-    has_room = limits.buffer_size is None or _expected(standing) <= limits.buffer_size * (1 + ROUNDING)
-    return standing.free_slots > 0 and has_room and is_wanted(standing, limits)
+    has_room = limits.buffer_size is None or _expected(state) <= limits.buffer_size * (1 + ROUNDING)
+    return state.free_slots > 0 and has_room and is_wanted(state, limits)
 
 
-def is_wanted(standing: Standing, limits: Limits) -> bool:
+def is_wanted(state: AdmissionState, limits: Limits) -> bool:
     """Whether a group started now would find a place in a batch in time.
 
     With T batches taken and engines on weights of step w, a group started now can be trained by step w + S, one batch
     of B groups per step, iff T·B + buffered + p · (in flight with this one) <= (w + S + 1)·B.  p is 1 without a filter,
     and the bound then holds by construction.
     """
-    last_step = min(standing.engine_step + limits.max_staleness + 1, limits.num_steps)
-    places = (last_step - standing.batches_taken) * limits.groups_per_step
-    return _expected(standing) <= places * (1 + ROUNDING)
+    last_step = min(state.engine_step + limits.max_staleness + 1, limits.num_steps)
+    places = (last_step - state.batches_taken) * limits.groups_per_step
+    return _expected(state) <= places * (1 + ROUNDING)
 
 
-def _expected(standing: Standing) -> float:
+def _expected(state: AdmissionState) -> float:
     """Groups that will wait to be trained if one more starts."""
-    return standing.buffered + standing.acceptance * (standing.in_flight + 1)
+    return state.buffered + state.acceptance * (state.in_flight + 1)
 
 
 def assumed_acceptance(estimate: float, limits: Limits, *, drops: bool) -> float:

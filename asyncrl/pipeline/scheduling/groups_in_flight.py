@@ -6,20 +6,20 @@ from dataclasses import dataclass, field, replace
 
 from asyncrl.buffer import Due, masked_until
 from asyncrl.errors import plainly
-from asyncrl.pipeline.sampling.partial_sample import Draft
+from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.sampler import Sampler
 from asyncrl.types import GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Weights
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class GroupInFlight:
     """A group in flight.  One that is interrupted goes on as another flight with the same id and what was written."""
 
     due: Due
     prompt: Prompt
     dispatched: Weights
     """What the engines were serving when the group was admitted, or went on."""
-    drafts: list[Draft]
+    partials: list[PartialSample]
     since: float
     samples: dict[int, Sample] = field(default_factory=dict)
     """Generated to the end, by index."""
@@ -27,7 +27,7 @@ class Flight:
     task: "asyncio.Task[None] | None" = None
     is_gone: bool = False
     """It was interrupted or dropped; its tasks are ending."""
-    turn: int = 0
+    num_interruptions: int = 0
     """How often it was interrupted before."""
 
     @property
@@ -38,58 +38,58 @@ class Flight:
     @property
     def claims(self) -> int:
         """Samples that have, or will ask for, a slot."""
-        return len(self.drafts) - len(self.samples)
+        return len(self.partials) - len(self.samples)
 
     @property
     def num_tokens(self) -> int:
         """Written so far."""
-        return sum(draft.num_tokens for draft in self.drafts)
+        return sum(partial.num_tokens for partial in self.partials)
 
     def cut_lengths(self) -> Iterator[int]:
         """Tokens of each sample that has not ended."""
-        return (draft.num_tokens for draft in self.drafts if draft.index not in self.samples)
+        return (partial.num_tokens for partial in self.partials if partial.index not in self.samples)
 
-    def resumed(self) -> "Flight":
+    def resumed(self) -> "GroupInFlight":
         """The flight that goes on from here; what still arrives for this one does not reach it."""
         return replace(
             self,
-            drafts=[draft.resumed() for draft in self.drafts],
+            partials=[partial.resumed() for partial in self.partials],
             samples=dict(self.samples),
             scored=dict(self.scored),
             task=None,
             is_gone=False,
-            turn=self.turn + 1,
+            num_interruptions=self.num_interruptions + 1,
         )
 
 
-class Flights:
+class GroupsInFlight:
     """The groups in flight, by id."""
 
     def __init__(self) -> None:
-        self._by_id: dict[GroupId, Flight] = {}
+        self._by_id: dict[GroupId, GroupInFlight] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Flight]:
+    def __iter__(self) -> Iterator[GroupInFlight]:
         return iter(self._by_id.values())
 
-    def add(self, flight: Flight) -> None:
+    def add(self, rollout: GroupInFlight) -> None:
         """It was admitted."""
-        self._by_id[flight.group_id] = flight
+        self._by_id[rollout.group_id] = rollout
 
-    def remove(self, flight: Flight) -> None:
+    def remove(self, rollout: GroupInFlight) -> None:
         """It ended, whatever the end."""
-        flight.is_gone = True
-        del self._by_id[flight.group_id]
+        rollout.is_gone = True
+        del self._by_id[rollout.group_id]
 
-    def by_id(self, group_id: GroupId) -> Flight | None:
+    def by_id(self, group_id: GroupId) -> GroupInFlight | None:
         """The one with this id, if it is in flight."""
         return self._by_id.get(group_id)
 
 
 async def complete(
-    flight: Flight,
+    rollout: GroupInFlight,
     sampler: Sampler,
     *,
     on_tokens: Callable[[int], None],
@@ -102,22 +102,24 @@ async def complete(
     bug before an expected failure, once no sample of the group is in flight.
     """
 
-    async def one(draft: Draft) -> None:
-        if draft.index not in flight.samples:
-            name = f"g{flight.group_id}" + (f"~{flight.turn}" if flight.turn else "")
-            sample = await sampler.generate(name, flight.group_id, flight.prompt, draft, on_tokens)
-            flight.samples[draft.index] = sample
+    async def one(partial: PartialSample) -> None:
+        if partial.index not in rollout.samples:
+            name = f"g{rollout.group_id}" + (f"~{rollout.num_interruptions}" if rollout.num_interruptions else "")
+            sample = await sampler.generate(name, rollout.group_id, rollout.prompt, partial, on_tokens)
+            rollout.samples[partial.index] = sample
             on_sample(sample)
-        if draft.index not in flight.scored:
-            flight.scored[draft.index] = await sampler.score(flight.prompt, flight.samples[draft.index])
+        if partial.index not in rollout.scored:
+            rollout.scored[partial.index] = await sampler.score(rollout.prompt, rollout.samples[partial.index])
 
     with plainly():
         async with asyncio.TaskGroup() as samples:
-            for draft in flight.drafts:
-                samples.create_task(one(draft), name=f"sample-{flight.group_id}.{draft.index}")
-    scored = (flight.scored[draft.index] for draft in flight.drafts)
-    if mask_resumed and flight.turn:
-        scored = (masked_until(each, draft.resumed_at) for each, draft in zip(scored, flight.drafts, strict=True))
+            for partial in rollout.partials:
+                samples.create_task(one(partial), name=f"sample-{rollout.group_id}.{partial.index}")
+    scored = (rollout.scored[partial.index] for partial in rollout.partials)
+    if mask_resumed and rollout.num_interruptions:
+        scored = (
+            masked_until(each, partial.resumed_at) for each, partial in zip(scored, rollout.partials, strict=True)
+        )
     return ScoredGroup(
-        group_id=flight.group_id, prompt=flight.prompt, dispatched=flight.dispatched, samples=tuple(scored)
+        group_id=rollout.group_id, prompt=rollout.prompt, dispatched=rollout.dispatched, samples=tuple(scored)
     )

@@ -24,7 +24,7 @@ class State(enum.Enum):
     TRAINING = "training"
 
 
-class Outcome(enum.Enum):
+class GroupOutcome(enum.Enum):
     """How a group leaves without being trained."""
 
     FILTERED = "filtered"
@@ -56,7 +56,7 @@ class Ledger:
     def waste(self, num_tokens: int) -> None:
         """An engine delivered tokens of a group that was dropped as stale before."""
         self._tokens["generated"] += num_tokens
-        self._tokens[Outcome.STALE.value] += num_tokens
+        self._tokens[GroupOutcome.STALE.value] += num_tokens
 
     def interrupt(self, group_id: GroupId) -> None:
         """A group in flight was stopped, its tokens kept."""
@@ -83,7 +83,7 @@ class Ledger:
         self._tokens["trained"] += trained
         self._tokens["masked"] += group.num_tokens - trained
 
-    def drop(self, group_id: GroupId, outcome: Outcome, num_tokens: int) -> None:
+    def drop(self, group_id: GroupId, outcome: GroupOutcome, num_tokens: int) -> None:
         """A group left with ``num_tokens`` generated tokens and was not trained."""
         if self._states.pop(group_id, None) is None:
             raise AssertionError(f"group {group_id} is {outcome.value} but was not outstanding")

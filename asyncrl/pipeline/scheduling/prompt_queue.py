@@ -7,7 +7,7 @@ from asyncrl.protocols import PromptSource
 from asyncrl.types import Prompt
 
 
-class Supply:
+class PromptQueue:
     """Those that came back first, then fresh ones."""
 
     def __init__(self, source: PromptSource, again: Iterable[Prompt] = (), num_taken: int = 0) -> None:

@@ -56,7 +56,7 @@ class RunState:
             raise ValueError(f"not a state of a run: {error}") from error
 
 
-def settled(tokens: TokenCounts, groups: GroupCounts) -> tuple[TokenCounts, GroupCounts]:
+def without_unfinished(tokens: TokenCounts, groups: GroupCounts) -> tuple[TokenCounts, GroupCounts]:
     """The accounts once everything that is held was let go of as stale."""
     held = groups.in_flight + groups.partial + groups.buffered
     if groups.training:

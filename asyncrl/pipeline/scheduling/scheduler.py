@@ -27,17 +27,17 @@ from asyncrl.errors import (
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.scoring import verdict
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.acceptance import Acceptance
 from asyncrl.pipeline.scheduling.accounts import Accounts
-from asyncrl.pipeline.scheduling.admission import Limits, Standing, assumed_acceptance, may_start
+from asyncrl.pipeline.scheduling.admission import AdmissionState, Limits, assumed_acceptance, may_start
 from asyncrl.pipeline.scheduling.budgets import Budgets, Streaks
-from asyncrl.pipeline.scheduling.groups_in_flight import Flight, Flights, complete
-from asyncrl.pipeline.scheduling.ledger import Outcome
-from asyncrl.pipeline.scheduling.prompt_queue import Supply
-from asyncrl.pipeline.scheduling.run_state import RunState, settled
+from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight, GroupsInFlight, complete
+from asyncrl.pipeline.scheduling.ledger import GroupOutcome
+from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
+from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import KeepFn, PickFn, PromptSource
 from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup
@@ -49,7 +49,7 @@ GROUP_FAILURES = (SampleFailed, EngineRejected, RewardFailed, FilterFailed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class StalenessPolicy:
     """What becomes of groups that grow old."""
 
     stale: Literal["wait", "mask", "drop"] = "wait"
@@ -80,31 +80,31 @@ class Scheduler:
         limits: Limits,
         budgets: Budgets,
         slots: Slots,
-        served: Served,
+        serving: ServingWeights,
         timeline: Timeline,
-        policy: Policy | None = None,
+        policy: StalenessPolicy | None = None,
         pick: PickFn | None = None,
         before: RunState | None = None,
         again: Sequence[Prompt] = (),
     ) -> None:
-        """``sampler`` must use the same ``slots`` and ``served``; without ``pick`` the oldest groups go first.
+        """``sampler`` must use the same ``slots`` and ``serving``; without ``pick`` the oldest groups go first.
 
         ``before`` is where the run that this one goes on from stood, ``again`` are its outstanding prompts.
         """
-        self._served = served
-        self._supply = Supply(prompts, again, before.prompts_taken if before else 0)
+        self._serving = serving
+        self._prompt_queue = PromptQueue(prompts, again, before.prompts_taken if before else 0)
         self._sampler = sampler
         self._keep = keep
         self._limits = limits
         self._slots = slots
         self._timeline = timeline
-        self._policy = policy or Policy()
+        self._policy = policy or StalenessPolicy()
         self._pick = pick
         self._accounts = Accounts(limits.group_size, before)
         self._acceptance = Acceptance(before.verdicts if before else ())
         self._outstanding = Outstanding()
-        self._flights = Flights()
-        self._parked: deque[Flight] = deque()
+        self._in_flight = GroupsInFlight()
+        self._parked: deque[GroupInFlight] = deque()
         self._buffered: dict[GroupId, _Waiting] = {}
         self._training: Batch | None = None
         self._batches_taken = before.step if before else 0
@@ -127,8 +127,8 @@ class Scheduler:
             async with asyncio.TaskGroup() as groups:
                 while True:
                     await self._admission()
-                    flight = self._admit()
-                    flight.task = groups.create_task(self._fly(flight), name=f"group-{flight.group_id}")
+                    rollout = self._admit()
+                    rollout.task = groups.create_task(self._generate_group(rollout), name=f"group-{rollout.group_id}")
 
     async def next_batch(self) -> Batch:
         """Wait for the next step's groups and take them.  Raises Stalled when nothing moves for too long.
@@ -152,7 +152,7 @@ class Scheduler:
         if self._pick is not None:
             self._ready = chosen  # a user's function is not asked twice for one batch
 
-    def settle(self) -> None:
+    def close_step(self) -> None:
         """The batch taken last was trained."""
         if self._training is None:
             raise AssertionError("no batch is in training")
@@ -166,7 +166,7 @@ class Scheduler:
     def gauges(self) -> Gauges:
         """What is held now.  Raises AssertionError when an account does not balance."""
         scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
-        held = sum(flight.num_tokens for flight in (*self._flights, *self._parked))
+        held = sum(rollout.num_tokens for rollout in (*self._in_flight, *self._parked))
         tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
         return Gauges(
             tokens=tokens,
@@ -186,28 +186,33 @@ class Scheduler:
             samples_in_flight=held.samples_in_flight,
             slots=held.slots,
             acceptance=self._acceptance.rate,
-            returned=len(self._supply.returned),
+            returned=len(self._prompt_queue.returned),
             retries=self._sampler.retries,
             aborts=self._sampler.aborts,
             slot_limit=self._slots.limit,
-            weights=self._served.now,
+            weights=self._serving.now,
             lengths=self._accounts.lengths(
-                length for flight in (*self._flights, *self._parked) for length in flight.cut_lengths()
+                length for rollout in (*self._in_flight, *self._parked) for length in rollout.cut_lengths()
             ),
         )
 
     def state(self) -> RunState:
-        """Where the run stands; between ``settle`` and ``next_batch``.  Prompts of groups that are held come again."""
+        """The state of the run, between ``close_step`` and ``next_batch``.
+
+        Prompts of groups that are held are outstanding, and come again.
+        """
         stats = self.stats()
-        tokens, groups = settled(stats.tokens, stats.groups)
-        held: dict[GroupId, Prompt] = {flight.group_id: flight.prompt for flight in (*self._flights, *self._parked)}
+        tokens, groups = without_unfinished(stats.tokens, stats.groups)
+        held: dict[GroupId, Prompt] = {
+            rollout.group_id: rollout.prompt for rollout in (*self._in_flight, *self._parked)
+        }
         held |= {group_id: waiting.group.prompt for group_id, waiting in self._buffered.items()}
-        prompts = (*(held[group_id] for group_id in sorted(held)), *self._supply.returned)
+        prompts = (*(held[group_id] for group_id in sorted(held)), *self._prompt_queue.returned)
         return RunState(
             step=self._batches_taken,
             version=stats.weights.version,
             next_id=self._next_id,
-            prompts_taken=self._supply.num_taken,
+            prompts_taken=self._prompt_queue.num_taken,
             outstanding=tuple((prompt.epoch, prompt.row) for prompt in prompts),
             tokens=tokens,
             groups=groups,
@@ -220,109 +225,109 @@ class Scheduler:
     # ---- admission
 
     async def _admission(self) -> None:
-        while not self._slots.free or not may_start(self._standing(), self._limits):  # the cheap look first
+        while not self._slots.free or not may_start(self._admission_state(), self._limits):  # the cheap look first
             self._moved.clear()
             await self._moved.wait()
 
-    def _standing(self) -> Standing:
-        return Standing(
+    def _admission_state(self) -> AdmissionState:
+        return AdmissionState(
             batches_taken=self._batches_taken,
             buffered=len(self._buffered) - self._passed_over,
             in_flight=self._outstanding.num_unfinished(self._batches_taken),
-            engine_step=self._served.now.step,
+            engine_step=self._serving.now.step,
             free_slots=self._slots.free,
             acceptance=assumed_acceptance(self._acceptance.upper, self._limits, drops=self._policy.stale == "drop"),
         )
 
-    def _admit(self) -> Flight:
+    def _admit(self) -> GroupInFlight:
         """Interrupted groups first, then new ones."""
-        now, weights = loop_time(), self._served.now
+        now, weights = loop_time(), self._serving.now
         if self._parked:
             parked = self._parked.popleft()
-            flight = replace(parked, due=self._due(parked.group_id), dispatched=weights, since=now)
-            self._accounts.resume(flight.group_id)
+            rollout = replace(parked, due=self._due(parked.group_id), dispatched=weights, since=now)
+            self._accounts.resume(rollout.group_id)
         else:
-            flight = Flight(
+            rollout = GroupInFlight(
                 due=self._due(GroupId(self._next_id)),
-                prompt=self._supply.take(),
+                prompt=self._prompt_queue.take(),
                 dispatched=weights,
-                drafts=[self._sampler.draft(index) for index in range(self._limits.group_size)],
+                partials=[self._sampler.partial(index) for index in range(self._limits.group_size)],
                 since=now,
             )
             self._next_id += 1
-            self._accounts.admit(flight.group_id)
-        self._slots.claim(flight.claims)
-        self._flights.add(flight)
-        self._outstanding.start(flight.due)
-        return flight
+            self._accounts.admit(rollout.group_id)
+        self._slots.claim(rollout.claims)
+        self._in_flight.add(rollout)
+        self._outstanding.start(rollout.due)
+        return rollout
 
     def _due(self, group_id: GroupId) -> Due:
         self._next_order += 1
-        last = min(self._served.now.step + self._limits.max_staleness, self._limits.num_steps - 1)
+        last = min(self._serving.now.step + self._limits.max_staleness, self._limits.num_steps - 1)
         return Due(order=self._next_order, deadline=last, group_id=group_id)
 
     # ---- one group
 
-    async def _fly(self, flight: Flight) -> None:
+    async def _generate_group(self, rollout: GroupInFlight) -> None:
         try:
             group = await complete(
-                flight,
+                rollout,
                 self._sampler,
-                on_tokens=lambda num_tokens: self._count(flight, num_tokens),
-                on_sample=lambda sample: self._generated(flight, sample),
+                on_tokens=lambda num_tokens: self._count(rollout, num_tokens),
+                on_sample=lambda sample: self._generated(rollout, sample),
                 mask_resumed=self._policy.mask_resumed,
             )
-            if not flight.is_gone:
-                self._land(flight, group, verdict(self._keep, group))
+            if not rollout.is_gone:
+                self._finish_group(rollout, group, verdict(self._keep, group))
         except GROUP_FAILURES as error:
-            if not flight.is_gone:
-                self._fail(flight, error)
+            if not rollout.is_gone:
+                self._fail(rollout, error)
         self._watchdog.moved()
         self._moved.set()
-        if flight.due.deadline <= self._wakes.deadline:
+        if rollout.due.deadline <= self._wakes.deadline:
             self._missing -= 1
             if self._missing <= 0:
                 self._finished.set()
 
-    def _count(self, flight: Flight, num_tokens: int) -> None:
-        self._accounts.deliver(flight, num_tokens)
+    def _count(self, rollout: GroupInFlight, num_tokens: int) -> None:
+        self._accounts.deliver(rollout, num_tokens)
         self._watchdog.moved()
 
-    def _generated(self, flight: Flight, sample: Sample) -> None:
-        if not flight.is_gone:
+    def _generated(self, rollout: GroupInFlight, sample: Sample) -> None:
+        if not rollout.is_gone:
             self._accounts.finish(sample)
             self._slots.unclaim(1)
 
-    def _land(self, flight: Flight, group: ScoredGroup, reason: str | None) -> None:
-        self._flights.remove(flight)
+    def _finish_group(self, rollout: GroupInFlight, group: ScoredGroup, reason: str | None) -> None:
+        self._in_flight.remove(rollout)
         self._acceptance.note(reason is None)
         if reason is None:
             self._streaks.kept()
             self._accounts.buffer(group.group_id)
-            self._outstanding.finish(flight.due)
-            self._buffered[group.group_id] = _Waiting(due=flight.due, group=group)
+            self._outstanding.finish(rollout.due)
+            self._buffered[group.group_id] = _Waiting(due=rollout.due, group=group)
             self._timeline.counter("groups buffered", loop_time(), len(self._buffered))
         else:
-            self._outstanding.remove(flight.due)
+            self._outstanding.remove(rollout.due)
             self._accounts.reject(group, reason)
             self._streaks.filtered(reason)
 
-    def _fail(self, flight: Flight, error: AsyncRLError) -> None:
-        self._leave(flight, Outcome.FAILED)
-        logger.warning("group %d failed: %s", flight.group_id, error)
-        logger.debug("where group %d failed", flight.group_id, exc_info=error)
+    def _fail(self, rollout: GroupInFlight, error: AsyncRLError) -> None:
+        self._leave(rollout, GroupOutcome.FAILED)
+        logger.warning("group %d failed: %s", rollout.group_id, error)
+        logger.debug("where group %d failed", rollout.group_id, exc_info=error)
         self._streaks.failed(error)
 
-    def _leave(self, flight: Flight, outcome: Outcome) -> None:
+    def _leave(self, rollout: GroupInFlight, outcome: GroupOutcome) -> None:
         """A group in flight will not be trained."""
-        self._ground(flight)
-        self._accounts.leave(flight, outcome)
+        self._end_rollout(rollout)
+        self._accounts.leave(rollout, outcome)
 
-    def _ground(self, flight: Flight) -> None:
+    def _end_rollout(self, rollout: GroupInFlight) -> None:
         """It flies no more, and asks for no more slots."""
-        self._slots.unclaim(flight.claims)
-        self._flights.remove(flight)
-        self._outstanding.remove(flight.due)
+        self._slots.unclaim(rollout.claims)
+        self._in_flight.remove(rollout)
+        self._outstanding.remove(rollout.due)
 
     # ---- batches
 
@@ -390,21 +395,21 @@ class Scheduler:
         else:  # nobody knows whom it will take: only the deadline counts
             late = self._outstanding.overdue(step=step)
         for due in late:
-            flight = self._flights.by_id(due.group_id)
-            if flight is None:
+            rollout = self._in_flight.by_id(due.group_id)
+            if rollout is None:
                 self._give_up(due.group_id)
             else:
-                self._stop(flight)
+                self._stop(rollout)
         while is_over and self._parked:
             parked = self._parked.popleft()
-            self._accounts.leave(parked, Outcome.STALE)
-            self._supply.give_back(parked.prompt)
+            self._accounts.leave(parked, GroupOutcome.STALE)
+            self._prompt_queue.give_back(parked.prompt)
 
     def _give_up(self, group_id: GroupId) -> None:
         """A scored group is too old; its prompt comes again."""
         group = self._unbuffer(group_id)
         self._accounts.expire(group)
-        self._supply.give_back(group.prompt)
+        self._prompt_queue.give_back(group.prompt)
         self._moved.set()
 
     def _unbuffer(self, group_id: GroupId) -> ScoredGroup:
@@ -413,28 +418,28 @@ class Scheduler:
         self._outstanding.remove(waiting.due)
         return waiting.group
 
-    def _stop(self, flight: Flight) -> None:
+    def _stop(self, rollout: GroupInFlight) -> None:
         """A group in flight is too old.  It goes on later with what it has, or its prompt comes again."""
-        if flight.task is None:
-            raise AssertionError(f"group {flight.group_id} has no task")
-        flight.task.cancel()
+        if rollout.task is None:
+            raise AssertionError(f"group {rollout.group_id} has no task")
+        rollout.task.cancel()
         if self._policy.partial and self._batches_taken < self._limits.num_steps:
-            self._ground(flight)
-            self._accounts.interrupt(flight.group_id)
-            self._parked.append(flight.resumed())  # a copy: what still arrives for this one is wasted
+            self._end_rollout(rollout)
+            self._accounts.interrupt(rollout.group_id)
+            self._parked.append(rollout.resumed())  # a copy: what still arrives for this one is wasted
         else:
-            self._leave(flight, Outcome.STALE)
-            self._supply.give_back(flight.prompt)
+            self._leave(rollout, GroupOutcome.STALE)
+            self._prompt_queue.give_back(rollout.prompt)
 
     def _who_waits_for_whom(self) -> str:
         ready, size = len(self._buffered), self._limits.groups_per_step
-        first = sorted(self._flights, key=lambda flight: flight.due.order)[:3]
+        first = sorted(self._in_flight, key=lambda rollout: rollout.due.order)[:3]
         held = "; ".join(
-            f"group {flight.group_id} (row {flight.prompt.row}) for {loop_time() - flight.since:.0f} s with "
-            f"{flight.num_tokens} tokens"
-            for flight in first
+            f"group {rollout.group_id} (row {rollout.prompt.row}) for {loop_time() - rollout.since:.0f} s with "
+            f"{rollout.num_tokens} tokens"
+            for rollout in first
         )
         return (
-            f"step {self._batches_taken} has {ready} of {size} groups; {len(self._flights)} groups in flight, "
+            f"step {self._batches_taken} has {ready} of {size} groups; {len(self._in_flight)} groups in flight, "
             f"{self._slots.in_use} of {self._slots.limit} slots in use; waiting for {held or 'a group to be admitted'}"
         )

@@ -62,7 +62,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Work:
+class DecodedWork:
     """What an engine has done so far."""
 
     busy_s: float = 0.0
@@ -80,7 +80,7 @@ class Decoder:
     """The running batch and the queue of one engine."""
 
     def __init__(self, costs: EngineCosts, grain: int) -> None:
-        self.work = Work()
+        self.work = DecodedWork()
         self.slowdown = 1.0
         """Seconds needed for one second of work."""
         self._costs = costs

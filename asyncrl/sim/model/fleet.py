@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from asyncrl.errors import EngineLost
 from asyncrl.sim.model.costs import Costs
-from asyncrl.sim.model.decoding import Decoder, Job, Work
+from asyncrl.sim.model.decoding import DecodedWork, Decoder, Job
 from asyncrl.sim.model.least_loaded import LeastLoaded
 from asyncrl.sim.model.workload import Chunks, Workload
 from asyncrl.types import Chunk, FinishReason, Request, Weights
@@ -44,7 +44,7 @@ class _Engine:
             self._dirty = True
             asyncio.get_running_loop().call_soon(self._replan)
 
-    def settle(self) -> None:
+    def finish_due(self) -> None:
         """Come up to the present and tell the calls that ended."""
         for job in self.decoder.advance(asyncio.get_running_loop().time()):
             call = _as_call(job)
@@ -54,13 +54,13 @@ class _Engine:
 
     def calls(self) -> list[_Call]:
         """All that is here, up to date."""
-        self.settle()
+        self.finish_due()
         self.decoder.follow()
         return [_as_call(job) for job in self.decoder.jobs]
 
     def _replan(self) -> None:
         self._dirty = False
-        self.settle()
+        self.finish_due()
         if self._timer is not None:
             self._timer.cancel()
         wait = self.decoder.next_event_s()
@@ -148,7 +148,7 @@ class Fleet:
         """Go on under ``weights``; ``recompute``: with a KV cache made anew."""
         self._weights = weights
         for engine in self._engines:
-            engine.settle()
+            engine.finish_due()
             engine.decoder.go_on(recompute=recompute)
             engine.look_again()
 
@@ -164,7 +164,7 @@ class Fleet:
     def slow_down(self, factor: float) -> None:
         """Need ``factor`` seconds for one second of work from now on."""
         for engine in self._engines:
-            engine.settle()
+            engine.finish_due()
             engine.decoder.slowdown = factor
             engine.look_again()
 
@@ -175,11 +175,11 @@ class Fleet:
             for engine in self._engines:
                 self._lose_later(engine, rng, 1 / self._costs.failures.mean_s)
 
-    def work(self) -> Work:
+    def work(self) -> DecodedWork:
         """Of all engines together, up to now."""
-        total = Work()
+        total = DecodedWork()
         for engine in self._engines:
-            engine.settle()
+            engine.finish_due()
             done = engine.decoder.work
             total.busy_s += done.busy_s
             total.request_s += done.request_s
@@ -206,7 +206,7 @@ class Fleet:
         try:
             await call.done
         except asyncio.CancelledError:
-            engine.settle()
+            engine.finish_due()
             engine.decoder.remove(call)  # which brings it up to date
             self._deliver(call)
             engine.look_again()

@@ -15,13 +15,13 @@ _POINTS = 4096
 
 
 class Distribution(Protocol):
-    """Lengths by quantile."""
+    """AnswerLengths by quantile."""
 
     def at(self, share: float) -> float:
         """The length in tokens that ``share`` (0 to 1, exclusive) of the answers do not exceed."""
 
 
-class Lengths(Protocol):
+class AnswerLengths(Protocol):
     """The length of each answer."""
 
     @property
@@ -31,7 +31,7 @@ class Lengths(Protocol):
     def tokens(self, row: int, index: int) -> int:
         """Of answer ``index`` to the prompt of ``row``: 1 to ``cut``."""
 
-    def with_seed(self, seed: int) -> "Lengths":
+    def with_seed(self, seed: int) -> "AnswerLengths":
         """Others of the same kind."""
 
 
@@ -83,11 +83,11 @@ class Drawn:
     seed: int = 0
 
     def tokens(self, row: int, index: int) -> int:
-        """See ``Lengths.tokens``."""
+        """See ``AnswerLengths.tokens``."""
         return self._whole(self.shape.at(uniform(self.seed, row, index)))
 
     def with_seed(self, seed: int) -> "Drawn":
-        """See ``Lengths.with_seed``."""
+        """See ``AnswerLengths.with_seed``."""
         return replace(self, seed=seed)
 
     def moments(self) -> "Moments":
@@ -109,15 +109,15 @@ class Replayed:
 
     @property
     def cut(self) -> int:
-        """See ``Lengths.cut``."""
+        """See ``AnswerLengths.cut``."""
         return self.rest.cut
 
     def tokens(self, row: int, index: int) -> int:
-        """See ``Lengths.tokens``."""
+        """See ``AnswerLengths.tokens``."""
         return self.known.get((row, index)) or self.rest.tokens(row, index)
 
     def with_seed(self, seed: int) -> "Replayed":
-        """See ``Lengths.with_seed``: what is known stays."""
+        """See ``AnswerLengths.with_seed``: what is known stays."""
         return replace(self, rest=self.rest.with_seed(seed))
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from asyncrl.metrics.facts import StepFacts, TokenCounts
 from asyncrl.metrics.reporter import trained_lags
-from asyncrl.sim.model.decoding import Work
+from asyncrl.sim.model.decoding import DecodedWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,14 +15,14 @@ class Mark:
 
     at_s: float = 0.0
     tokens: TokenCounts = field(default_factory=TokenCounts)
-    work: Work = field(default_factory=Work)
+    work: DecodedWork = field(default_factory=DecodedWork)
     trainer_busy_s: float = 0.0
     lag_tokens: int = 0
     """Lag times trained tokens, of this step."""
     lag_max: int = 0
 
     @staticmethod
-    def at(now: float, facts: StepFacts, work: Work, trainer_busy_s: float) -> "Mark":
+    def at(now: float, facts: StepFacts, work: DecodedWork, trainer_busy_s: float) -> "Mark":
         """The end of a step."""
         lags = list(trained_lags(facts.batch))
         return Mark(
@@ -36,7 +36,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationResult:
     """Rates and shares.  Tokens are real ones, shares go from 0 to 1."""
 
     trained_per_s: float
@@ -77,14 +77,14 @@ class Outcome:
         return self.stale + self.failed
 
 
-def outcome(marks: Sequence[Mark], *, grain: int, num_engines: int, batch: int) -> Outcome:
+def outcome(marks: Sequence[Mark], *, grain: int, num_engines: int, batch: int) -> SimulationResult:
     """Between the first mark and the last.  ``batch``: requests that an engine may decode at once."""
     first, last = marks[0], marks[-1]
     seconds = last.at_s - first.at_s
     trained, masked = last.tokens.trained - first.tokens.trained, last.tokens.masked - first.tokens.masked
     generated = last.tokens.generated - first.tokens.generated
     times = tuple(after.at_s - before.at_s for before, after in pairwise(marks))
-    return Outcome(
+    return SimulationResult(
         trained_per_s=grain * trained / seconds,
         step_s=seconds / len(times),
         step_times_s=times,
@@ -102,11 +102,11 @@ def outcome(marks: Sequence[Mark], *, grain: int, num_engines: int, batch: int) 
     )
 
 
-def mean(outcomes: Sequence[Outcome]) -> Outcome:
+def mean(outcomes: Sequence[SimulationResult]) -> SimulationResult:
     """Field by field, over runs that differ in their seed; the largest lag is the largest of all."""
     shares = {
         name: sum(getattr(each, name) for each in outcomes) / len(outcomes)
-        for name in Outcome.__slots__
+        for name in SimulationResult.__slots__
         if name not in ("lag_max", "step_times_s")
     }
     return replace(outcomes[0], lag_max=max(each.lag_max for each in outcomes), **shares)

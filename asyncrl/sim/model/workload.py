@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field, replace
 
-from asyncrl.sim.model.lengths import Lengths, uniform
+from asyncrl.sim.model.lengths import AnswerLengths, uniform
 from asyncrl.types import Chunk, Floats, Prompt, Request, Sample, ScoredGroup
 
 _REJECTED = "rejected at random"
@@ -16,7 +16,7 @@ class Workload:
     One simulated token (a *unit*) stands for ``grain`` real ones, which makes samples cheap to carry about.
     """
 
-    lengths: Lengths
+    lengths: AnswerLengths
     prompt_tokens: int
     grain: int
     rejected: float = 0.0

@@ -10,18 +10,18 @@ from typing import Literal
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline, Timeline
-from asyncrl.pipeline.run import Parts, Plan, train
+from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.retry import RetryingEngine
-from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
-from asyncrl.pipeline.scheduling.scheduler import Policy, Scheduler
+from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
 from asyncrl.sim.clock import run_virtually
 from asyncrl.sim.model.costs import Costs
 from asyncrl.sim.model.fleet import Fleet
 from asyncrl.sim.model.modelled_trainer import ModelledTrainer, ModelledUpdater
-from asyncrl.sim.model.result import Mark, Outcome, outcome
+from asyncrl.sim.model.result import Mark, SimulationResult, outcome
 from asyncrl.sim.model.workload import NoText, NumberedPrompts, Workload, no_reward
 from asyncrl.types import SamplingParams, Weights
 
@@ -93,7 +93,7 @@ class Setting:
 
 def simulate(
     setting: Setting, timeline: Timeline | None = None, report: Callable[[StepFacts], None] | None = None
-) -> Outcome:
+) -> SimulationResult:
     """Run the setting to its end.  Deterministic: the same setting gives the same outcome.
 
     ``timeline`` and ``report`` get what they would get from a real run, on the virtual clock and in units for tokens.
@@ -110,8 +110,8 @@ def simulate(
 
 async def _run(setting: Setting, timeline: Timeline, report: Callable[[StepFacts], None]) -> list[Mark]:
     """A mark at the start, and one after each step."""
-    served = Served(Weights(version=0, step=0))
-    fleet = Fleet(setting.costs, setting.workload, setting.num_engines, served.now)
+    serving = ServingWeights(Weights(version=0, step=0))
+    fleet = Fleet(setting.costs, setting.workload, setting.num_engines, serving.now)
     trainer = ModelledTrainer(setting.costs, setting.gpus - setting.rollout_gpus, setting.workload.grain, fleet)
     clock = asyncio.get_running_loop().time
     marks = [Mark()]
@@ -122,7 +122,7 @@ async def _run(setting: Setting, timeline: Timeline, report: Callable[[StepFacts
 
     fleet.start_failing(setting.workload.seed)
     with contextlib.suppress(Enough):
-        await train(_parts(setting, fleet, trainer, served, timeline), _plan(setting), note)
+        await train(_parts(setting, fleet, trainer, serving, timeline), _plan(setting), note)
     return marks
 
 
@@ -130,9 +130,11 @@ def _unreported(facts: StepFacts) -> None:
     pass
 
 
-def _parts(setting: Setting, fleet: Fleet, trainer: ModelledTrainer, served: Served, timeline: Timeline) -> Parts:
+def _parts(
+    setting: Setting, fleet: Fleet, trainer: ModelledTrainer, serving: ServingWeights, timeline: Timeline
+) -> Parts:
     slots = Slots(setting.num_engines * setting.slots_per_engine)
-    engine = RetryingEngine(fleet, _RETRIES, lambda: served.now)
+    engine = RetryingEngine(fleet, _RETRIES, lambda: serving.now)
     sampler = Sampler(
         engine=engine,
         reward=no_reward,
@@ -140,11 +142,11 @@ def _parts(setting: Setting, fleet: Fleet, trainer: ModelledTrainer, served: Ser
         tokenizer=NoText(),
         sampling=_sampling(setting.workload),
         slots=slots,
-        served=served,
+        serving=serving,
         timeline=timeline,
         seed=setting.workload.seed,
     )
-    scheduler = _scheduler(setting, sampler, slots, served, timeline)
+    scheduler = _scheduler(setting, sampler, slots, serving, timeline)
     before = _before_push(setting, scheduler)
     recompute = setting.schedule.update_mode == "retract"
     return Parts(
@@ -154,13 +156,15 @@ def _parts(setting: Setting, fleet: Fleet, trainer: ModelledTrainer, served: Ser
         trainer=trainer,
         updater=ModelledUpdater(fleet, setting.costs.update, recompute=recompute, before=before),
         slots=slots,
-        served=served,
+        serving=serving,
         timeline=timeline,
         loop_lag=LoopLag(),
     )
 
 
-def _scheduler(setting: Setting, sampler: Sampler, slots: Slots, served: Served, timeline: Timeline) -> Scheduler:
+def _scheduler(
+    setting: Setting, sampler: Sampler, slots: Slots, serving: ServingWeights, timeline: Timeline
+) -> Scheduler:
     return Scheduler(
         prompts=NumberedPrompts(setting.workload.prompt_units),
         sampler=sampler,
@@ -173,10 +177,10 @@ def _scheduler(setting: Setting, sampler: Sampler, slots: Slots, served: Served,
             over_sampling=setting.over_sampling,
             buffer_size=setting.buffer_size,
         ),
-        policy=Policy(stale=setting.schedule.stale),
+        policy=StalenessPolicy(stale=setting.schedule.stale),
         budgets=Budgets(max_failed_groups=_NEVER, max_filtered_groups=_NEVER, watchdog_timeout_s=_NEVER),
         slots=slots,
-        served=served,
+        serving=serving,
         timeline=timeline,
     )
 
@@ -198,8 +202,8 @@ def _sampling(workload: Workload) -> SamplingParams:
     return SamplingParams(temperature=_NOT_PROBED, top_p=1.0, top_k=-1, max_new_tokens=workload.cut_units)
 
 
-def _plan(setting: Setting) -> Plan:
-    return Plan(
+def _plan(setting: Setting) -> RunPlan:
+    return RunPlan(
         num_steps=setting.num_steps,
         update_weights_interval=setting.schedule.interval,
         eval_interval=None,

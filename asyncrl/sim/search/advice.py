@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from asyncrl.sim.search.search import Found, describe
+from asyncrl.sim.search.search import SearchResult, describe
 
 _WORTH = 0.03
 """Gains below this share are within what short runs can tell, and not worth a change."""
@@ -10,7 +10,7 @@ _IDLE = 0.1
 """A side that waits less than this is busy; the live display draws the same line."""
 
 
-def advice(found: Mapping[str, Found]) -> list[str]:
+def advice(found: Mapping[str, SearchResult]) -> list[str]:
     """One line for each of our policies, then the setting to take."""
     ours = {name: each for name, each in found.items() if each.policy.is_ours}
     lines = [f"{name}: {_about(each)}" for name, each in ours.items()]
@@ -18,7 +18,7 @@ def advice(found: Mapping[str, Found]) -> list[str]:
     return lines + (_recommended(waiting) if waiting else [])
 
 
-def _about(each: Found) -> str:
+def _about(each: SearchResult) -> str:
     """What holds the policy back at the setting that was asked about, which is the first one tried."""
     asked, there = each.tried[0]
     best = next(tried for tried in each.tried if describe(tried[0]) == describe(each.setting))
@@ -35,7 +35,7 @@ def _about(each: Found) -> str:
     return f"{describe(asked)} is right: {_state(each)}"
 
 
-def _state(each: Found) -> str:
+def _state(each: SearchResult) -> str:
     trainer, engines = each.outcome.trainer_idle, 1 - each.outcome.slots_filled
     if trainer > _IDLE and engines > _IDLE:
         return f"the trainer waits {trainer:.0%} of the time with {engines:.0%} of the slots empty: " + (
@@ -48,7 +48,7 @@ def _state(each: Found) -> str:
     return "both sides work nearly all the time"
 
 
-def _recommended(waiting: Sequence[Found]) -> list[str]:
+def _recommended(waiting: Sequence[SearchResult]) -> list[str]:
     """The smallest staleness that is nearly as fast as the fastest: fresher data for the same speed."""
     fastest = max(each.outcome.trained_per_s for each in waiting)
     by_staleness = sorted(waiting, key=lambda each: each.setting.schedule.staleness)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from asyncrl.sim.search.search import Found
+from asyncrl.sim.search.search import SearchResult
 from asyncrl.sim.search.svg import rect, text
 
 _COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f")
@@ -10,7 +10,7 @@ _COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#
 _WIDTH, _ROW, _TOP, _LEFT, _BAR, _PLOT = 1160, 34, 64, 120, 420, 430
 
 
-def picture(found: Mapping[str, Found], ideal: float, title: str) -> str:
+def picture(found: Mapping[str, SearchResult], ideal: float, title: str) -> str:
     """SVG text."""
     height = max(_TOP + _ROW * len(found) + 70, 420)
     parts = [
@@ -25,7 +25,7 @@ def picture(found: Mapping[str, Found], ideal: float, title: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _bars(found: Mapping[str, Found], ideal: float) -> Iterator[str]:
+def _bars(found: Mapping[str, SearchResult], ideal: float) -> Iterator[str]:
     yield text(_LEFT, 48, "trained tokens/s as a share of the ideal (grey: masked); trainer idle, slots empty")
     for place, (name, each) in enumerate(found.items()):
         y, result = _TOP + _ROW * place, each.outcome
@@ -41,7 +41,7 @@ def _bars(found: Mapping[str, Found], ideal: float) -> Iterator[str]:
     yield text(_LEFT + _BAR, bottom + 16, "1 = ideal", anchor="middle")
 
 
-def _lines(found: Mapping[str, Found], ideal: float, height: int) -> Iterator[str]:
+def _lines(found: Mapping[str, SearchResult], ideal: float, height: int) -> Iterator[str]:
     left, top, bottom = _WIDTH - _PLOT - 30, _TOP, height - 60
     gpus = next(iter(found.values())).setting.gpus
     yield text(left, 48, "the same over the split, at the best N and k tried")
@@ -64,7 +64,7 @@ def _lines(found: Mapping[str, Found], ideal: float, height: int) -> Iterator[st
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
 
 
-def _by_split(each: Found) -> list[tuple[int, float]]:
+def _by_split(each: SearchResult) -> list[tuple[int, float]]:
     best: dict[int, float] = {}
     for setting, result in each.tried:
         best[setting.rollout_gpus] = max(best.get(setting.rollout_gpus, 0.0), result.trained_per_s)

@@ -7,7 +7,7 @@ from asyncrl.sim.model.world import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class SchedulingPolicy:
     """A way to schedule; one of its ``schedules`` is best."""
 
     name: str
@@ -24,20 +24,25 @@ ONE_STEP = "one-step"
 ABORT_RESTART = "abort-restart"
 
 
-def policies(stalenesses: Sequence[int], masked: Sequence[int], intervals: Sequence[int]) -> Mapping[str, Policy]:
+def policies(
+    stalenesses: Sequence[int], masked: Sequence[int], intervals: Sequence[int]
+) -> Mapping[str, SchedulingPolicy]:
     """Those of others, then ours: ``wait`` at each of ``stalenesses``, ``mask`` at each of ``masked``; each may publish
     after any of ``intervals`` steps that its staleness allows."""
     others = (
-        Policy(name=SYNC, schedules=(Schedule(staleness=0, interval=1),)),
-        Policy(name=ONE_STEP, schedules=(Schedule(staleness=1, interval=1, collects_before_push=True),)),
-        Policy(name=ABORT_RESTART, schedules=_each("drop", 1, intervals)),
+        SchedulingPolicy(name=SYNC, schedules=(Schedule(staleness=0, interval=1),)),
+        SchedulingPolicy(name=ONE_STEP, schedules=(Schedule(staleness=1, interval=1, collects_before_push=True),)),
+        SchedulingPolicy(name=ABORT_RESTART, schedules=_each("drop", 1, intervals)),
     )
     ours = (
         *(
-            Policy(name=f"wait S={staleness}", schedules=_each("wait", staleness, intervals))
+            SchedulingPolicy(name=f"wait S={staleness}", schedules=_each("wait", staleness, intervals))
             for staleness in stalenesses
         ),
-        *(Policy(name=f"mask S={staleness}", schedules=_each("mask", staleness, intervals)) for staleness in masked),
+        *(
+            SchedulingPolicy(name=f"mask S={staleness}", schedules=_each("mask", staleness, intervals))
+            for staleness in masked
+        ),
     )
     return {policy.name: policy for policy in (*others, *ours)}
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, field, replace
 
-from asyncrl.sim.model.result import Outcome, mean
+from asyncrl.sim.model.result import SimulationResult, mean
 from asyncrl.sim.model.world import Setting, simulate
-from asyncrl.sim.search.policies import Policy
+from asyncrl.sim.search.policies import SchedulingPolicy
 
 _FINALISTS = 3
 """Candidates of each policy that get long runs: short ones are right to some 3 %, and the best lie closer together."""
@@ -43,7 +43,7 @@ class Grid:
             ):
                 yield near
 
-    def apply(self, choice: Choice, policy: Policy, to: Setting) -> Setting:
+    def apply(self, choice: Choice, policy: SchedulingPolicy, to: Setting) -> Setting:
         """``to`` with the choice made."""
         return replace(
             to,
@@ -57,16 +57,16 @@ class Grid:
 class _Climb:
     """One policy on its way up."""
 
-    policy: Policy
+    policy: SchedulingPolicy
     best: Choice
-    seen: dict[Choice, Outcome] = field(default_factory=dict)
+    seen: dict[Choice, SimulationResult] = field(default_factory=dict)
 
     def next(self, grid: Grid) -> list[Choice]:
         """What to look at before the best can be believed."""
         around = (self.best, *grid.neighbours(self.best, len(self.policy.schedules)))
         return [choice for choice in around if choice not in self.seen]
 
-    def note(self, choice: Choice, result: Outcome) -> None:
+    def note(self, choice: Choice, result: SimulationResult) -> None:
         """A run is done."""
         self.seen[choice] = result
         self.best = self.finalists()[0]
@@ -77,16 +77,16 @@ class _Climb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """The best of a policy."""
 
-    policy: Policy
+    policy: SchedulingPolicy
     setting: Setting
-    outcome: Outcome
+    outcome: SimulationResult
     """Mean over the seeds."""
     trained_per_s: tuple[float, ...]
     """Of each seed."""
-    tried: tuple[tuple[Setting, Outcome], ...]
+    tried: tuple[tuple[Setting, SimulationResult], ...]
     """All short runs."""
 
     @property
@@ -96,7 +96,7 @@ class Found:
 
 
 def search(
-    policies: Iterable[Policy],
+    policies: Iterable[SchedulingPolicy],
     grid: Grid,
     start: Choice,
     base: Setting,
@@ -105,7 +105,7 @@ def search(
     seeds: Sequence[int],
     pool: Executor,
     tick: Callable[[str, int], None],
-) -> Mapping[str, Found]:
+) -> Mapping[str, SearchResult]:
     """The best of each policy.  ``base`` gives everything else, and the length of the final runs.
 
     ``tick`` hears what was run and how many runs are known to remain.
@@ -124,7 +124,7 @@ def search(
     names = [
         f"{climb.policy.name}: {describe(setting)}" for (climb, _, _), setting in zip(finals, settings, strict=True)
     ]
-    runs: dict[tuple[str, Choice], list[tuple[Setting, Outcome]]] = {}
+    runs: dict[tuple[str, Choice], list[tuple[Setting, SimulationResult]]] = {}
     for (climb, choice, _), setting, result in zip(finals, settings, _all(settings, names, pool, tick), strict=True):
         runs.setdefault((climb.policy.name, choice), []).append((setting, result))
     return {climb.policy.name: _found(climb, grid, runs, short) for climb in climbs}
@@ -137,12 +137,12 @@ def describe(setting: Setting) -> str:
 
 
 def _found(
-    climb: _Climb, grid: Grid, runs: Mapping[tuple[str, Choice], list[tuple[Setting, Outcome]]], short: Setting
-) -> Found:
+    climb: _Climb, grid: Grid, runs: Mapping[tuple[str, Choice], list[tuple[Setting, SimulationResult]]], short: Setting
+) -> SearchResult:
     """The finalist with the best mean."""
     candidates = [runs[climb.policy.name, choice] for choice in climb.finalists()]
     best = max(candidates, key=lambda tried: mean([result for _, result in tried]).in_batches_per_s)
-    return Found(
+    return SearchResult(
         policy=climb.policy,
         setting=best[0][0],
         outcome=mean([result for _, result in best]),
@@ -162,7 +162,7 @@ def _seeded(setting: Setting, seed: int) -> Setting:
 
 def _all(
     settings: Sequence[Setting], names: Sequence[str], pool: Executor, tick: Callable[[str, int], None]
-) -> list[Outcome]:
+) -> list[SimulationResult]:
     running = {pool.submit(simulate, setting): name for setting, name in zip(settings, names, strict=True)}
     for left, done in enumerate(as_completed(running)):
         tick(running[done], len(running) - left - 1)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from asyncrl.sim.search.policies import ONE_STEP, SYNC
-from asyncrl.sim.search.search import Found
+from asyncrl.sim.search.search import SearchResult
 from asyncrl.sim.search.targets import Verdict
 
 _COLUMNS = (
@@ -32,7 +32,7 @@ _COLUMNS = (
 )
 
 
-def comparison(found: Mapping[str, Found], ideal: float, title: str) -> Table:
+def comparison(found: Mapping[str, SearchResult], ideal: float, title: str) -> Table:
     """One row for each policy at its best."""
     table = Table(title=title, title_justify="left")
     for place, name in enumerate(_COLUMNS):
@@ -42,7 +42,7 @@ def comparison(found: Mapping[str, Found], ideal: float, title: str) -> Table:
     return table
 
 
-def _cells(each: Found, found: Mapping[str, Found], ideal: float) -> list[str]:
+def _cells(each: SearchResult, found: Mapping[str, SearchResult], ideal: float) -> list[str]:
     setting, result = each.setting, each.outcome
     shares = (result.masked, result.stale, result.failed, result.recomputed, result.filtered)
     return [
@@ -64,7 +64,7 @@ def _cells(each: Found, found: Mapping[str, Found], ideal: float) -> list[str]:
     ]
 
 
-def _ratio(each: Found, to: Found | None) -> str:
+def _ratio(each: SearchResult, to: SearchResult | None) -> str:
     return f"{each.outcome.trained_per_s / to.outcome.trained_per_s:.2f}" if to else ""
 
 

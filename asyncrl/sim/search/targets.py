@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from asyncrl.sim.model.result import Outcome
+from asyncrl.sim.model.result import SimulationResult
 from asyncrl.sim.search.policies import ONE_STEP, SYNC
 from asyncrl.sim.search.scale import Scaled
-from asyncrl.sim.search.search import Found
+from asyncrl.sim.search.search import SearchResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,9 @@ def scale_verdicts(scaled: Scaled) -> tuple[Verdict, ...]:
     )
 
 
-def verdicts(found: Mapping[str, Found], filtered: Mapping[str, Found], ideal: float) -> tuple[Verdict, ...]:
+def verdicts(
+    found: Mapping[str, SearchResult], filtered: Mapping[str, SearchResult], ideal: float
+) -> tuple[Verdict, ...]:
     """Every target whose policies were run.  ``filtered``: the same with a filter that rejects half of the groups."""
     rates = {name: each.outcome.trained_per_s for name, each in found.items()}
     ratios = [("wait S=2", SYNC, 2.5), ("wait S=2", ONE_STEP, 2.0), ("wait S=4", SYNC, 3.5)]
@@ -67,7 +69,7 @@ def verdicts(found: Mapping[str, Found], filtered: Mapping[str, Found], ideal: f
     return (*speed, *waste)
 
 
-def _masking(name: str, result: Outcome, ideal: float) -> list[Verdict]:
+def _masking(name: str, result: SimulationResult, ideal: float) -> list[Verdict]:
     """The target is about all tokens of trained groups; what the mask costs is shown beside it."""
     all_tokens, unmasked = result.in_batches_per_s / ideal, result.trained_per_s / ideal
     return [

@@ -37,7 +37,7 @@ def running(updater: Updater) -> Running:
         updater=updater,  # type: ignore[arg-type]
         load_probe=rest,
         servers=(),
-        keeper=rest,
+        supervisor=rest,
         give_up=lambda: None,
     )
 

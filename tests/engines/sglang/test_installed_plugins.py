@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.engines.sglang.client.control import EngineControl, wait_for_server
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, missing_warning
 from asyncrl.engines.sglang.launch import ServerLaunch, server_command
 from tests.contract.conftest import START_S, Servers, free_ports
@@ -30,9 +30,9 @@ def without(servers: Servers, tmp_path: Path) -> Iterator[str]:
 
 
 async def plugins_of(url: str) -> EnginePlugins:
-    async with Wire() as wire:
-        await wait_for_server(wire, url, START_S)
-        return await EngineControl(wire, url, timeout_s=30.0).plugins()
+    async with HttpClient() as http:
+        await wait_for_server(http, url, START_S)
+        return await EngineControl(http, url, timeout_s=30.0).plugins()
 
 
 def test_an_engine_with_our_plug_ins_names_them(servers: Servers) -> None:

@@ -11,15 +11,13 @@ from asyncrl.capacity.engine import engine_memory, engine_problems
 from asyncrl.capacity.trainer import (
     LOGITS_CHUNK_BYTES,
     RankMemory,
-    Work,
-    goes_beside,
+    RankWorkload,
+    has_copy,
     stage_layers,
     trainer_memory,
     with_copy,
 )
-from asyncrl.config.areas import ModelConfig, TrainConfig
 from asyncrl.config.parallel import ParallelConfig
-from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import ModelShape, read_shape, shape_of
 from asyncrl.models.sizes import model_size
@@ -33,7 +31,7 @@ MODELS = Path(__file__).parents[2] / "launch" / "models"
 
 def rank(name: str, tokens: int = 16_384, num_ranks: int = 1, **layout: Any) -> RankMemory:
     """The first rank's memory."""
-    work = Work(num_ranks=num_ranks, num_tokens=tokens, weight_bytes=2)
+    work = RankWorkload(num_ranks=num_ranks, num_tokens=tokens, weight_bytes=2)
     return trainer_memory(shape_of(SHAPES[name]), ParallelConfig(**layout), work)[0]
 
 
@@ -71,7 +69,7 @@ def test_estimates_are_what_rehearsed_scripts_measured(
 ) -> None:
     """Peaks of benchmarks/results/rehearse_2xh200_2026-11-22.md, answers of 2,048 tokens behind prompts of 240."""
     shape = read_shape(MODELS / model)
-    work = Work(num_ranks=num_ranks, num_tokens=tokens, weight_bytes=2)
+    work = RankWorkload(num_ranks=num_ranks, num_tokens=tokens, weight_bytes=2)
     memory = trainer_memory(shape, ParallelConfig(**layout), work)[0]
     copy = 2 * model_size(shape).total if has_copy else 0.0
     assert (memory.total + copy) / 1e9 == pytest.approx(measured_gb, rel=0.005)
@@ -109,39 +107,33 @@ def test_constants_are_those_of_the_modules_that_use_them() -> None:
 def test_weights_are_copied_unasked_where_all_else_fits_beside(
     model: str, num_tokens: int, limit: float, wanted: bool | None, is_copied: bool
 ) -> None:
-    shape, work = shape_of(SHAPES[model]), Work(num_ranks=1, num_tokens=num_tokens, weight_bytes=2)
+    shape, work = shape_of(SHAPES[model]), RankWorkload(num_ranks=1, num_tokens=num_tokens, weight_bytes=2)
     found = with_copy(shape, ParallelConfig(), work, limit=limit, wanted=wanted)
     assert found.copy_bytes == (2 * num_weights(model, active=False) if is_copied else 0)
 
 
 @pytest.mark.parametrize(
-    ("model", "num_ranks", "changes", "memory", "goes"),
+    ("model", "num_ranks", "wanted", "num_tokens", "parallel", "memory", "is_copied"),
     [
-        ("1.7b", 1, {}, H200, True),
-        ("1.7b", 1, {"update_weights_beside_training": False}, H200, False),
-        ("moe-6b", 1, {}, H200, False),
-        ("moe-6b", 1, {}, None, True),  # a CPU
-        ("moe-6b", 1, {"row_tokens": 1}, H200, True),  # which trains nothing
-        ("moe-6b", 2, {"parallel": ParallelConfig(expert_model_parallel_size=2)}, H200, True),
+        ("1.7b", 1, None, 16_384, ParallelConfig(), H200, True),
+        ("1.7b", 1, False, 16_384, ParallelConfig(), H200, False),
+        ("moe-6b", 1, None, 16_384, ParallelConfig(), H200, False),
+        ("moe-6b", 1, None, 16_384, ParallelConfig(), None, True),  # a CPU
+        ("moe-6b", 1, None, 1, ParallelConfig(), H200, True),  # no room is needed for activations
+        ("moe-6b", 2, None, 16_384, ParallelConfig(expert_model_parallel_size=2), H200, True),
     ],
 )
 def test_a_rank_decides_by_its_own_gpu(
-    model: str, num_ranks: int, changes: dict[str, Any], memory: int | None, goes: bool
+    model: str,
+    num_ranks: int,
+    wanted: bool | None,
+    num_tokens: int,
+    parallel: ParallelConfig,
+    memory: int | None,
+    is_copied: bool,
 ) -> None:
-    of_rank = {name: changes[name] for name in changes if name != "update_weights_beside_training"}
-    of_train = {name: changes[name] for name in changes if name not in of_rank}
-    settings = TrainerSettings(
-        model=ModelConfig(hf_checkpoint=Path()),
-        train=TrainConfig(max_tokens_per_gpu=16_384, **of_train),
-        device="cuda",
-        dtype="bfloat16",
-        temperature=1.0,
-        num_steps_per_rollout=1,
-        use_rollout_logprobs=True,
-        timeout_s=1.0,
-        **of_rank,
-    )
-    assert goes_beside(settings, shape_of(SHAPES[model]), None, num_ranks, memory) is goes
+    work = RankWorkload(num_ranks=num_ranks, num_tokens=num_tokens, weight_bytes=2)
+    assert has_copy(shape_of(SHAPES[model]), parallel, work, memory=memory, wanted=wanted) is is_copied
 
 
 def constant(module: str, name: str) -> float:

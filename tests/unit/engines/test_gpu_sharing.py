@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from asyncrl.engines.gpu_sharing import SharedGpus, Turn, give_back
-from asyncrl.errors import EngineLost, TrainerFailed, TurnFailed
+from asyncrl.engines.gpu_sharing import GpuHolder, SharedGpus, give_back
+from asyncrl.errors import EngineLost, GpuSharingFailed, TrainerFailed
 from asyncrl.sim.clock import run_virtually
 from tests.steps import Step, failing, hanging, nothing
 
@@ -53,9 +53,9 @@ class Trainer:
         await self._step(what)
 
 
-def shared(told: list[str], turn: Turn, *, engine: Step = nothing, trainer: Step = nothing) -> SharedGpus:
+def shared(told: list[str], holder: GpuHolder, *, engine: Step = nothing, trainer: Step = nothing) -> SharedGpus:
     engines = (Engine("a", told), Engine("b", told, engine))
-    return SharedGpus(engines, Trainer(told, trainer), turn=turn, timeout_s=5.0)
+    return SharedGpus(engines, Trainer(told, trainer), holder=holder, timeout_s=5.0)
 
 
 def test_gpu_memory_is_acquired_only_after_the_other_side_released_it() -> None:
@@ -63,9 +63,9 @@ def test_gpu_memory_is_acquired_only_after_the_other_side_released_it() -> None:
 
     async def a_step() -> None:
         gpus = shared(told, "engines")
-        await gpus.to_trainer()
-        await gpus.to_update()
-        await gpus.to_engines()
+        await gpus.acquire_for_training()
+        await gpus.acquire_for_update()
+        await gpus.acquire_for_generation()
 
     run_virtually(a_step())
     assert told == [
@@ -88,12 +88,12 @@ def test_acquiring_the_gpus_twice_has_no_effect() -> None:
 
     async def twice() -> None:
         gpus = shared(told, "trainer")
-        await gpus.to_trainer()
+        await gpus.acquire_for_training()
         assert told == []
-        await gpus.to_update()
-        await gpus.to_update()
-        await gpus.to_engines()
-        await gpus.to_engines()
+        await gpus.acquire_for_update()
+        await gpus.acquire_for_update()
+        await gpus.acquire_for_generation()
+        await gpus.acquire_for_generation()
 
     run_virtually(twice())
     assert len(told) == len(set(told)) == 6
@@ -112,28 +112,28 @@ def test_acquiring_the_gpus_twice_has_no_effect() -> None:
 def test_an_engine_that_fails_is_named(step: Step, line: str) -> None:
     async def a_step() -> None:
         gpus = shared([], "engines", engine=step)
-        await gpus.to_trainer()
-        await gpus.to_update()
-        await gpus.to_engines()
+        await gpus.acquire_for_training()
+        await gpus.acquire_for_update()
+        await gpus.acquire_for_generation()
 
-    with pytest.raises(TurnFailed, match=line):
+    with pytest.raises(GpuSharingFailed, match=line):
         run_virtually(a_step())
 
 
 def test_a_trainer_that_fails_is_named_and_gets_no_turn() -> None:
     gpus = shared([], "engines", trainer=failing("fetch", TrainerFailed("boom")))
-    with pytest.raises(TurnFailed, match="fetching the trainer's memory: trainer: boom"):
-        run_virtually(gpus.to_trainer())
-    assert gpus.turn == "engines"
+    with pytest.raises(GpuSharingFailed, match="fetching the trainer's memory: trainer: boom"):
+        run_virtually(gpus.acquire_for_training())
+    assert gpus.holder == "engines"
 
 
 def test_taking_shared_gpus_out_of_order_is_refused() -> None:
     with pytest.raises(AssertionError):
-        run_virtually(shared([], "engines").to_update())
+        run_virtually(shared([], "engines").acquire_for_update())
     with pytest.raises(AssertionError):
-        run_virtually(shared([], "update").to_trainer())
+        run_virtually(shared([], "update").acquire_for_training())
     with pytest.raises(AssertionError):
-        run_virtually(shared([], "trainer").to_engines())
+        run_virtually(shared([], "trainer").acquire_for_generation())
 
 
 def test_engines_that_have_just_started_give_back_everything() -> None:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from asyncrl.metrics.length_bias import Lengths, LengthStats
+from asyncrl.metrics.length_bias import LengthBias, LengthStats
 
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 16
@@ -31,7 +31,7 @@ class Group:
         return self.age >= self._longest
 
     def reached(self) -> list[int]:
-        """Lengths of the samples that are not done."""
+        """LengthBias of the samples that are not done."""
         return [self.age for length in self.lengths if length > self.age]
 
 
@@ -58,7 +58,7 @@ class History:
     started: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.lengths = Lengths(GROUP_SIZE)
+        self.lengths = LengthBias(GROUP_SIZE)
         self._draw = random.Random(self.seed)
         self._flying: list[Group] = []
         self._ready: list[Group] = []
@@ -76,7 +76,7 @@ class History:
         for group in batch:
             for length in group.lengths:
                 self.lengths.trained(length)
-        self.lengths.settle()
+        self.lengths.close_step()
         self._step += 1
         return self.lengths.stats(age for group in self._flying for age in group.reached())
 

@@ -3,7 +3,7 @@
 from array import array
 
 from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
-from asyncrl.metrics.length_bias import Lengths, LengthStats
+from asyncrl.metrics.length_bias import LengthBias, LengthStats
 from asyncrl.types import (
     Batch,
     EvalReport,
@@ -82,7 +82,7 @@ def scheduler(tokens: TokenCounts = TOKENS, step: int = 5) -> SchedulerStats:
 
 def lengths() -> LengthStats:
     """Of eight answers of 4 tokens, of which four were trained and two are being written."""
-    counted = Lengths(2)
+    counted = LengthBias(2)
     for _ in range(8):
         counted.finished(4)
     for _ in range(4):

@@ -6,13 +6,13 @@ from rich.console import Console
 
 from asyncrl.metrics.closing import closing_table
 from asyncrl.metrics.history import History
-from asyncrl.metrics.live_view import Plan
+from asyncrl.metrics.live_view import RunTargets
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import JsonlSink
 from asyncrl.types import UpdateReport
 from tests.unit.metrics.made import TOKENS, UPDATE, evaluation, facts
 
-PLAN = Plan(name="tiny", num_steps=3, max_staleness=1)
+PLAN = RunTargets(name="tiny", num_steps=3, max_staleness=1)
 
 
 def printed(history: History, run_dir: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from asyncrl.metrics.length_bias import ALPHA, HALF_LIFE_STEPS, MARGIN, Lengths
+from asyncrl.metrics.length_bias import ALPHA, HALF_LIFE_STEPS, MARGIN, LengthBias
 from asyncrl.metrics.life_table import bucket_of, life_table
 from tests.unit.metrics.length_histories import GROUPS_PER_STEP, Group, History
 
@@ -77,7 +77,7 @@ def test_the_alarm_ends_when_the_cause_ends() -> None:
 
 
 def test_a_small_bias_raises_no_alarm_however_certain_it_is() -> None:
-    lengths = Lengths(1)
+    lengths = LengthBias(1)
     for number in range(200_000):
         lengths.trained(100 + number % 100)
     for _ in range(2_000):
@@ -90,7 +90,7 @@ def test_a_small_bias_raises_no_alarm_however_certain_it_is() -> None:
 
 def test_one_lost_group_is_chance() -> None:
     for group_size, is_alarm in ((1, True), (64, False)):
-        lengths = Lengths(group_size)
+        lengths = LengthBias(group_size)
         for number in range(640):
             lengths.trained(100 + number % 100)
         for _ in range(64):
@@ -99,7 +99,7 @@ def test_one_lost_group_is_chance() -> None:
 
 
 def test_what_chance_explains_counts_groups_on_both_sides() -> None:
-    lengths = Lengths(4)
+    lengths = LengthBias(4)
     for _ in range(40):
         lengths.trained(100)
     for _ in range(8):
@@ -149,7 +149,7 @@ def test_buckets_are_a_root_of_two_apart() -> None:
 
 
 def test_quantiles_are_close() -> None:
-    lengths, draw = Lengths(1), random.Random(0)
+    lengths, draw = LengthBias(1), random.Random(0)
     drawn = sorted(int(draw.lognormvariate(6, 1)) + 1 for _ in range(20_000))
     for length in drawn:
         lengths.finished(length)
@@ -163,7 +163,7 @@ def test_quantiles_are_close() -> None:
 
 
 def test_nothing_is_known_before_the_first_sample_ended() -> None:
-    lengths = Lengths(8)
+    lengths = LengthBias(8)
     lengths.cut(5)
     stats = lengths.stats([10, 20])
     assert (stats.started, stats.let_through, stats.fair, stats.alarm) == (None, None, None, None)
@@ -177,7 +177,7 @@ def test_looking_twice_changes_nothing() -> None:
 
 
 def test_empty_answers_are_counted() -> None:
-    lengths = Lengths(1)
+    lengths = LengthBias(1)
     lengths.finished(0)
     lengths.trained(0)
     stats = lengths.stats([0])
@@ -189,11 +189,11 @@ def test_empty_answers_are_counted() -> None:
 
 def test_a_group_has_samples() -> None:
     with pytest.raises(ValueError, match="group_size must be at least 1, got 0"):
-        Lengths(0)
+        LengthBias(0)
 
 
 def test_recording_lengths_costs_about_a_microsecond() -> None:
-    lengths = Lengths(8)
+    lengths = LengthBias(8)
 
     def note() -> None:
         for number in range(100_000):

@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from asyncrl.metrics.facts import GroupCounts, StepFacts, TokenCounts
-from asyncrl.metrics.live_view import LineView, LiveView, Plan, View, open_view
+from asyncrl.metrics.live_view import LineView, LiveView, RunTargets, View, open_view
 from asyncrl.metrics.reporter import row
 from tests.unit.metrics.made import UPDATE, evaluation, facts, scheduler
 
-PLAN = Plan(name="tiny", num_steps=10, max_staleness=1)
+PLAN = RunTargets(name="tiny", num_steps=10, max_staleness=1)
 
 
 def screen(*, terminal: bool, no_color: bool = False) -> Console:
@@ -89,7 +89,7 @@ def test_start_up_phases_stay_with_their_times_and_later_ones_do_not() -> None:
 
 
 def test_gauges_change_the_panel_in_the_middle_of_a_step() -> None:
-    view = LiveView(screen(terminal=True), Plan(name="tiny", num_steps=10, max_staleness=1), clock=ticking())
+    view = LiveView(screen(terminal=True), RunTargets(name="tiny", num_steps=10, max_staleness=1), clock=ticking())
     view.gauges(scheduler())
     assert "13 samples in flight; groups: " in "\n".join(last_panel(view))  # all that there is before the first step
     take(view, facts(0))
@@ -100,7 +100,7 @@ def test_gauges_change_the_panel_in_the_middle_of_a_step() -> None:
 
 def test_a_lag_above_the_bound_is_red() -> None:
     console = screen(terminal=True)
-    view = LiveView(console, Plan(name="tiny", num_steps=10, max_staleness=0), clock=ticking())
+    view = LiveView(console, RunTargets(name="tiny", num_steps=10, max_staleness=0), clock=ticking())
     take(view, facts(0))
     view.close()
     assert any("\x1b[31mmax 1" in line for line in shown(console))

@@ -9,10 +9,10 @@ from typing import Any
 from asyncrl.engines.fake import (
     FakeCheckpoints,
     FakeEngine,
+    FakeGpuSharing,
     FakePrompts,
     FakeTokenizer,
     FakeTrainer,
-    FakeTurns,
     FakeUpdater,
 )
 from asyncrl.errors import EngineError
@@ -20,14 +20,14 @@ from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
 from asyncrl.pipeline.evaluation import Evaluator, HeldOut
-from asyncrl.pipeline.run import Parts, Plan, train
+from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.retry import RetryingEngine
-from asyncrl.pipeline.sampling.sampler import Sampler, Served
+from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.run_state import RunState
-from asyncrl.pipeline.scheduling.scheduler import Policy, Scheduler
+from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
 from asyncrl.types import Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
 from tests.virtual_time import run_virtually
 
@@ -126,11 +126,11 @@ class World:
             self.engine.score = self.score  # type: ignore[method-assign]
         self.trainer = FakeTrainer(self.train_seconds)
         self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, goes_beside=self.trains_beside_pushes)
-        self.turns = FakeTurns(self.engine) if self.colocate else None
+        self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_pushes
         self.updater.keeps_copies = self.keeps_copies
         self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0)
-        plan = Plan(
+        plan = RunPlan(
             num_steps=self.steps,
             update_weights_interval=self.interval,
             eval_interval=self.eval_interval,
@@ -161,9 +161,9 @@ class World:
         slots = self.all_slots = Slots(self.slots)
         before = self.before
         first = Weights(version=before.version + 1, step=before.step) if before else Weights(version=0, step=0)
-        served = Served(first)
+        serving = ServingWeights(first)
         self.engine.go_on(first)
-        engine = RetryingEngine(self.engine, self.retries, lambda: served.now)
+        engine = RetryingEngine(self.engine, self.retries, lambda: serving.now)
         sampler = Sampler(
             engine=engine,
             reward=self.reward,
@@ -171,7 +171,7 @@ class World:
             tokenizer=FakeTokenizer(),
             sampling=self._sampling(),
             slots=slots,
-            served=served,
+            serving=serving,
             timeline=timeline,
             seed=1,
         )
@@ -187,7 +187,7 @@ class World:
                 over_sampling=self.over_sampling,
                 buffer_size=self.buffer_size,
             ),
-            policy=Policy(stale=self.stale, partial=self.partial, mask_resumed=self.mask_resumed),
+            policy=StalenessPolicy(stale=self.stale, partial=self.partial, mask_resumed=self.mask_resumed),
             pick=self.pick,
             budgets=Budgets(
                 max_failed_groups=self.max_failed_groups,
@@ -195,7 +195,7 @@ class World:
                 watchdog_timeout_s=self.watchdog_s,
             ),
             slots=slots,
-            served=served,
+            serving=serving,
             timeline=timeline,
             before=before,
             again=tuple(self.prompts.at(*which) for which in before.outstanding) if before else (),
@@ -204,18 +204,18 @@ class World:
         held_out = HeldOut(prompts={"held": tuple(prompts.take() for _ in range(self.held_out))}, samples_per_prompt=1)
         return Parts(
             scheduler=self.scheduler,
-            evaluator=Evaluator(held_out=held_out, sampler=sampler, slots=slots, served=served, timeline=timeline)
+            evaluator=Evaluator(held_out=held_out, sampler=sampler, slots=slots, serving=serving, timeline=timeline)
             if self.held_out
             else None,
             engine=engine,
             trainer=self.trainer,
             updater=self.updater,
             slots=slots,
-            served=served,
+            serving=serving,
             timeline=timeline,
             loop_lag=LoopLag(),
             checkpointer=self.checkpoints,
-            turns=self.turns,
+            gpu_sharing=self.gpu_sharing,
         )
 
     @property

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.engines.fake import FakeEngine, FakePrompts
 from asyncrl.errors import FilterBudgetSpent
-from asyncrl.pipeline.sampling.sampler import draft_seed
+from asyncrl.pipeline.sampling.sampler import sample_seed
 from asyncrl.types import Chunk, Picked, Request, ScoredGroup, Weights
 from tests.unit.pipeline.harness import World
 from tests.virtual_time import run_virtually
@@ -325,7 +325,7 @@ async def plain_loop(world: World, lengths: Any) -> list[list[Any]]:
             answers: list[tuple[int, ...]] = []
             for index in range(world.group_size):
                 written: list[int] = []
-                request = world.request(f"plain{group_id}.{index}", prompt, draft_seed(1, group_id, index), step)
+                request = world.request(f"plain{group_id}.{index}", prompt, sample_seed(1, group_id, index), step)
                 await engine.generate(request, partial(_write, written))
                 answers.append(tuple(written))
             if prompt.row % 2 == 0:

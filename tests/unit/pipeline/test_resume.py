@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.engines.fake import FakeCheckpoints
-from asyncrl.pipeline.scheduling.run_state import RunState, settled
+from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.types import Prompt, Sample, ScoredGroup
 from tests.unit.pipeline.harness import World, drawn, named
 from tests.virtual_time import lengths_in_turn, run_virtually
@@ -135,7 +135,7 @@ def test_a_run_has_no_state_within_a_step() -> None:
     stats = World(steps=1).run().facts[-1].scheduler
     counts = {name: getattr(stats.groups, name) for name in stats.groups.__dataclass_fields__}
     with pytest.raises(AssertionError, match="in training"):
-        settled(stats.tokens, type(stats.groups)(**(counts | {"training": 1})))
+        without_unfinished(stats.tokens, type(stats.groups)(**(counts | {"training": 1})))
 
 
 # ---- random histories
@@ -167,7 +167,7 @@ class Life:
             "lengths": lambda request: 1 + request.seed % 5 * tail,
         }
         self.before: RunState | None = None
-        self.settled: set[Which] = set()
+        self.without_unfinished: set[Which] = set()
 
     def part(self, end_at: float | None) -> World:
         """Live from the last checkpoint until ``end_at``, and check what was trained since; the world that was."""
@@ -178,7 +178,7 @@ class Life:
             assert batch.step == place + (self.before.step if self.before else 0)
         often = Counter(trained(world))
         assert set(often.values()) <= {1}
-        assert not set(often) & self.settled, "trained twice"
+        assert not set(often) & self.without_unfinished, "trained twice"
         found = checkpoints.found(now)
         if found is not None:
             self._go_on_from(stored(found), world)
@@ -188,16 +188,16 @@ class Life:
         done = taken(state, self.rows) - set(state.outstanding)
         assert len(state.outstanding) == len(set(state.outstanding))
         assert set(state.outstanding) <= taken(state, self.rows)
-        assert self.settled <= done, "settled before, outstanding again"
+        assert self.without_unfinished <= done, "without_unfinished before, outstanding again"
         steps = [batch for batch in world.trainer.batches if batch.step < state.step]
         fresh = {which(group.prompt) for batch in steps for group in batch.groups}
-        assert fresh == {prompt for prompt in done - self.settled if not self._is_bad(prompt)}, (
+        assert fresh == {prompt for prompt in done - self.without_unfinished if not self._is_bad(prompt)}, (
             "neither trained nor bad"
         )
         counts = state.groups
         assert counts.trained + counts.filtered + counts.failed == len(done)
         assert counts.trained == state.step * self.plan["groups_per_step"]
-        self.before, self.settled = state, done
+        self.before, self.without_unfinished = state, done
 
     def _is_bad(self, prompt: Which) -> bool:
         epoch, row = prompt

@@ -117,7 +117,7 @@ _NO_STATE = (
 )
 
 
-class Learner(Protocol):
+class ModelWithOptimizer(Protocol):
     """A model with its optimizer."""
 
     model: Any
@@ -125,7 +125,7 @@ class Learner(Protocol):
 
 
 def sharded_state(
-    policy: Learner, critic: Learner | None, *, with_optimizer: bool, is_loading: bool = False
+    policy: ModelWithOptimizer, critic: ModelWithOptimizer | None, *, with_optimizer: bool, is_loading: bool = False
 ) -> dict[str, Any]:
     """Weights, random state and optimizer, of the critic as well if there is one; live tensors, nothing is copied."""
     state = _sharded(policy, with_optimizer=with_optimizer, is_loading=is_loading)
@@ -143,7 +143,12 @@ def sharded_weights(model: Any) -> dict[str, Any]:
 
 
 def load_state(
-    policy: Learner, critic: Learner | None, folder: Path, *, everything: bool, with_optimizer: bool
+    policy: ModelWithOptimizer,
+    critic: ModelWithOptimizer | None,
+    folder: Path,
+    *,
+    everything: bool,
+    with_optimizer: bool,
 ) -> None:
     """Read the checkpoint ``folder`` into fresh models and optimizers.
 
@@ -183,7 +188,7 @@ def load_state(
         _set_random_state(found["random"])
 
 
-def _sharded(learner: Learner, *, with_optimizer: bool, is_loading: bool) -> dict[str, Any]:
+def _sharded(learner: ModelWithOptimizer, *, with_optimizer: bool, is_loading: bool) -> dict[str, Any]:
     state = sharded_weights(learner.model)
     if with_optimizer:
         _make_adam_state(learner.optimizer)
@@ -215,7 +220,7 @@ def _without_head(model: Any) -> Iterator[None]:
         model.post_process = is_last
 
 
-def _take(learner: Learner, found: dict[str, Any], *, with_optimizer: bool) -> None:
+def _take(learner: ModelWithOptimizer, found: dict[str, Any], *, with_optimizer: bool) -> None:
     own = {name: each for name, each in learner.model.state_dict().items() if _is_extra(name)}
     learner.model.load_state_dict({**found["model"], **own})
     if with_optimizer:
@@ -251,7 +256,7 @@ def _check_words(folder: Path, known: dict[str, Any], num_words: int) -> None:
 # ---- optimizer
 
 
-def _ask_for_parts(learner: Learner, state: dict[str, Any]) -> None:
+def _ask_for_parts(learner: ModelWithOptimizer, state: dict[str, Any]) -> None:
     """The optimizer's tensors by the place of its part: Megatron has no numbers where there is one part only."""
     optimizer = state.pop("optimizer")
     state[_PARTS] = {0: optimizer} if len(members(learner.optimizer)) == 1 else optimizer

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from asyncrl.engines.megatron.model.packing import Microbatch, part_of
-from asyncrl.engines.megatron.model.rotary import Turns, turned
+from asyncrl.engines.megatron.model.rotary import RotaryAngles, rotated
 from asyncrl.internals import Internal
 
 INTERNALS = (
@@ -73,11 +73,13 @@ class PackedRow(PackedSeqParams):  # type: ignore[misc]
     """What layers must know of a microbatch: Megatron's words, and ours."""
 
     stretches: Stretches | None = None
-    turns: Turns | None = None
+    rotary: RotaryAngles | None = None
     """None: the layer turns queries and keys itself (latent attention)."""
 
 
-def packed_row(row: Microbatch, device: torch.device, turns: Turns | None, rank: int, num_ranks: int) -> PackedRow:
+def packed_row(
+    row: Microbatch, device: torch.device, rotary: RotaryAngles | None, rank: int, num_ranks: int
+) -> PackedRow:
     """Of the microbatch ``row``, for one of ``num_ranks`` context-parallel ranks."""
     edges = torch.from_numpy(row.edges).to(device)
     return PackedRow(
@@ -86,7 +88,7 @@ def packed_row(row: Microbatch, device: torch.device, turns: Turns | None, rank:
         cu_seqlens_kv=edges,
         max_seqlen_q=row.longest,
         max_seqlen_kv=row.longest,
-        turns=turns,
+        rotary=rotary,
         stretches=Stretches(token_edges=edges, key_edges=edges, longest_tokens=row.longest, longest_keys=row.longest)
         if num_ranks == 1
         else _shared_stretches(row, device, rank, num_ranks),
@@ -161,10 +163,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Tensor:
         """Attended values, heads side by side."""
-        turns, stretches = packed_seq_params.turns, packed_seq_params.stretches
+        rotary, stretches = packed_seq_params.rotary, packed_seq_params.stretches
         assert stretches is not None, "rows come from packed_row"
-        if turns is not None:
-            query_TAD, key_TAD = turned(query_TAD, turns), turned(key_TAD, turns)
+        if rotary is not None:
+            query_TAD, key_TAD = rotated(query_TAD, rotary), rotated(key_TAD, rotary)
         key_KAD, value_KAD = self._seen(key_TAD, stretches), self._seen(value_TAD, stretches)
         if query_TAD.is_cuda and query_TAD.dtype != torch.float32:
             out_TAD = in_one_width(partial(self._by_kernel, stretches), query_TAD, key_KAD, value_KAD)

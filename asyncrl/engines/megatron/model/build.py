@@ -21,7 +21,7 @@ from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron.model.attention import PackedAttention
 from asyncrl.engines.megatron.model.implementation import norm_keys
 from asyncrl.engines.megatron.model.layers import AddNormed, GroupedExperts, LatentAttention, RMSNorm
-from asyncrl.engines.megatron.model.rotary import Turns, frequencies, turns_at
+from asyncrl.engines.megatron.model.rotary import RotaryAngles, frequencies, rotary_angles
 from asyncrl.internals import Internal
 from asyncrl.models.rope import Rope, YarnRope
 from asyncrl.models.shape import ExpertShape, LatentShape, ModelShape
@@ -111,9 +111,9 @@ def build_model(
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.ties_embeddings,
-        position_embedding_type="none",  # attention turns queries and keys itself, by ``turns_at``
+        position_embedding_type="none",  # attention turns queries and keys itself, by ``rotary_angles``
     )
-    model.turns_at = _turns_at(shape, device, dtype)
+    model.rotary_angles = _rotary_angles(shape, device, dtype)
     model.to(device, dtype)  # without TransformerEngine norms are made in float32, whatever the config says
     for name, buffer in model.named_buffers():
         if name.endswith("expert_bias"):  # one float32 step decides which expert wins
@@ -281,12 +281,14 @@ def _latent_settings(latent: LatentShape, rope: Rope) -> dict[str, Any]:
     }
 
 
-def _turns_at(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], Turns | None]:
+def _rotary_angles(
+    shape: ModelShape, device: torch.device, dtype: torch.dtype
+) -> Callable[[Tensor], RotaryAngles | None]:
     """How far tokens at given positions are turned; None where Megatron's latent attention sees to it."""
     if shape.latent:
         return lambda positions_T: None
     return partial(
-        turns_at,
+        rotary_angles,
         frequencies_F=frequencies(shape.rope, shape.head_dim).to(device),
         dtype=dtype,
         interleaved=shape.interleaves_rope,

@@ -30,7 +30,7 @@ _WITHIN_LATENT_ATTENTION = {
 """Of models with latent attention, whose layers are always Megatron's own here."""
 
 
-def settled(
+def with_implementation(
     settings: TrainerSettings, *, has_layers: bool = HAVE_TE, has_adam: bool = not USING_PYTORCH_OPTIMIZER
 ) -> TrainerSettings:
     """``settings`` without auto for the layers.  Raises ConfigError unless this machine has what it takes."""

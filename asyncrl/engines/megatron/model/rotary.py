@@ -14,7 +14,7 @@ from asyncrl.models.rope import Llama3Rope, Rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class RotaryAngles:
     """How far each token's queries and keys are turned, the same in every layer."""
 
     cos_T1D: Tensor
@@ -30,23 +30,25 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
     return _stretched(frequencies_F, rope.scaling) if isinstance(rope.scaling, Llama3Rope) else frequencies_F
 
 
-def turns_at(positions_T: Tensor, frequencies_F: Tensor, dtype: torch.dtype, *, interleaved: bool) -> Turns:
+def rotary_angles(positions_T: Tensor, frequencies_F: Tensor, dtype: torch.dtype, *, interleaved: bool) -> RotaryAngles:
     """Of tokens at ``positions_T``, in the ``dtype`` of queries and keys."""
     angles_TF = positions_T.float().unsqueeze(-1) * frequencies_F
     angles_TD = angles_TF.repeat_interleave(2, -1) if interleaved else torch.cat([angles_TF, angles_TF], -1)
     angles_T1D = angles_TD.unsqueeze(1)
-    return Turns(cos_T1D=angles_T1D.cos().to(dtype), sin_T1D=angles_T1D.sin().to(dtype), is_interleaved=interleaved)
+    return RotaryAngles(
+        cos_T1D=angles_T1D.cos().to(dtype), sin_T1D=angles_T1D.sin().to(dtype), is_interleaved=interleaved
+    )
 
 
-def turned(numbers_TAD: Tensor, turns: Turns) -> Tensor:
+def rotated(numbers_TAD: Tensor, rotary: RotaryAngles) -> Tensor:
     """Queries or keys; of each head the first numbers, as many as there are angles."""
-    size = turns.cos_T1D.shape[-1]
+    size = rotary.cos_T1D.shape[-1]
     first, rest = numbers_TAD[..., :size], numbers_TAD[..., size:]
-    result = first * turns.cos_T1D + _quarter_turn(first, turns.is_interleaved) * turns.sin_T1D
+    result = first * rotary.cos_T1D + _rotate_half(first, rotary.is_interleaved) * rotary.sin_T1D
     return torch.cat([result, rest], -1) if rest.shape[-1] else result
 
 
-def _quarter_turn(numbers: Tensor, is_interleaved: bool) -> Tensor:
+def _rotate_half(numbers: Tensor, is_interleaved: bool) -> Tensor:
     if is_interleaved:
         return torch.stack([-numbers[..., 1::2], numbers[..., ::2]], -1).flatten(-2)
     first, second = numbers.chunk(2, -1)

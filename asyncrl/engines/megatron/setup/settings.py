@@ -18,7 +18,7 @@ in keeps plug-ins out of the engines."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """Everything a rank needs to know, with no ``auto`` left in it but for ``transformer_impl``: see ``settled``."""
+    """The settings of a rank.  Only ``transformer_impl`` may still be ``auto``: see ``with_implementation``."""
 
     model: ModelConfig
     shape: ShapeConfig = field(default_factory=ShapeConfig)

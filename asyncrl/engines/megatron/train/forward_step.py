@@ -37,16 +37,16 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 
-def _settled() -> None:
+def _nothing_to_raise() -> None:
     """Nothing that ranks would have to tell each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class MicrobatchStep:
     """What a pass does with each microbatch."""
 
     forward: Callable[[Iterator[Microbatch], Any], tuple[Any, Callable[..., Any]]]
-    settle: Callable[[], None] = _settled
+    raise_alike: Callable[[], None] = _nothing_to_raise
     """Every rank must call it after a pass with a way back, before gradients are used: raises on all ranks alike."""
 
     def __call__(self, rows: Iterator[Microbatch], model: Any) -> tuple[Any, Callable[..., Any]]:
@@ -55,7 +55,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class MicrobatchResult:
     """What one microbatch gave."""
 
     row: Microbatch
@@ -73,7 +73,7 @@ class Outcome:
         return {index: row.numpy() for index, row in zip(self.row.indices, rows, strict=True)}
 
 
-def loss_step(objective: Objective, device: torch.device) -> Step:
+def loss_step(objective: Objective, device: torch.device) -> MicrobatchStep:
     """Log-probs, and the policy's loss."""
     words = _Words(objective.temperature, entropy_gradient=objective.train.entropy_coef > 0)
 
@@ -82,10 +82,10 @@ def loss_step(objective: Objective, device: torch.device) -> Step:
         return *objective.loss(row, logprobs_R, entropies_R), logprobs_R
 
     custom = objective.custom
-    return _step(words, device, loss, custom.raise_alike if isinstance(custom, CheckedLoss) else _settled)
+    return _step(words, device, loss, custom.raise_alike if isinstance(custom, CheckedLoss) else _nothing_to_raise)
 
 
-def logprob_step(temperature: float, device: torch.device) -> Step:
+def logprob_step(temperature: float, device: torch.device) -> MicrobatchStep:
     """Log-probs only."""
 
     def loss(row: Microbatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -94,7 +94,7 @@ def logprob_step(temperature: float, device: torch.device) -> Step:
     return _step(_Words(temperature, entropy_gradient=False), device, loss)
 
 
-def value_loss_step(objective: ValueObjective, head: nn.Linear | None, device: torch.device) -> Step:
+def value_loss_step(objective: ValueObjective, head: nn.Linear | None, device: torch.device) -> MicrobatchStep:
     """Values, and the critic's loss."""
 
     def loss(row: Microbatch, values_R: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -103,7 +103,7 @@ def value_loss_step(objective: ValueObjective, head: nn.Linear | None, device: t
     return _step(_Values(head), device, loss)
 
 
-def value_step(head: nn.Linear | None, device: torch.device) -> Step:
+def value_step(head: nn.Linear | None, device: torch.device) -> MicrobatchStep:
     """Values only."""
 
     def loss(row: Microbatch, values_R: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -116,19 +116,19 @@ def _step(
     reader: "_Words | _Values",
     device: torch.device,
     loss: Callable[[Microbatch, Any], tuple[Tensor, dict[str, Tensor], Tensor]],
-    settle: Callable[[], None] = _settled,
-) -> Step:
-    def finish(row: Microbatch, output: Any) -> tuple[Tensor, Tensor, Outcome]:
+    raise_alike: Callable[[], None] = _nothing_to_raise,
+) -> MicrobatchStep:
+    def finish(row: Microbatch, output: Any) -> tuple[Tensor, Tensor, MicrobatchResult]:
         value, sums, told_R = loss(row, output)
         # Megatron would divide by this number of tokens; the loss has its scale already.
         no_tokens = torch.zeros((), dtype=torch.int, device=value.device)
-        return value, no_tokens, Outcome(row=row, told_R=told_R.detach(), sums=sums)
+        return value, no_tokens, MicrobatchResult(row=row, told_R=told_R.detach(), sums=sums)
 
     def forward(rows: Iterator[Microbatch], model: Any) -> tuple[Any, Callable[..., Any]]:
         row = next(rows)
         return _run_model(model, row, reader, device), partial(finish, row)
 
-    return Step(forward=forward, settle=settle)
+    return MicrobatchStep(forward=forward, raise_alike=raise_alike)
 
 
 def _run_model(model: Any, row: Microbatch, reader: "_Words | _Values", device: torch.device) -> Any:
@@ -139,12 +139,12 @@ def _run_model(model: Any, row: Microbatch, reader: "_Words | _Values", device: 
     group = parallel_state.get_context_parallel_group()
     part = part_of(row, group.rank(), group.size())
     positions_T = torch.from_numpy(row.positions_T[part.places_T]).to(device)
-    turns = model.module.turns_at(positions_T)
+    rotary = model.module.rotary_angles(positions_T)
     return model(
         torch.from_numpy(row.token_ids_T[part.places_T]).to(device).unsqueeze(0),
         positions_T.unsqueeze(0),
         None,
-        packed_seq_params=packed_row(row, device, turns, group.rank(), group.size()),
+        packed_seq_params=packed_row(row, device, rotary, group.rank(), group.size()),
         output_processor=reader,
         output_processor_context=_Wanted(
             sources_M=torch.from_numpy(part.sources_M).to(device),

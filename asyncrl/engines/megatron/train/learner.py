@@ -21,7 +21,7 @@ from asyncrl.engines.megatron.model.packing import Example, Floats, microbatches
 from asyncrl.engines.megatron.setup.fused_adam import fuse
 from asyncrl.engines.megatron.setup.ranks import from_last_stage
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
-from asyncrl.engines.megatron.train.forward_step import Outcome, Step
+from asyncrl.engines.megatron.train.forward_step import MicrobatchResult, MicrobatchStep
 from asyncrl.engines.megatron.train.optimizer_updates import Update
 from asyncrl.engines.megatron.train.rollback import RestorePoint
 from asyncrl.errors import NonFiniteLoss
@@ -126,14 +126,14 @@ class Learner:
         return self._packing.share(update.examples, self._rank, self._num_ranks)
 
     @torch.no_grad()
-    def rows(self, updates: Sequence[Update], step: Step) -> dict[int, Floats]:
+    def rows(self, updates: Sequence[Update], step: MicrobatchStep) -> dict[int, Floats]:
         """What the present weights say of the tokens of this rank's share, by place in the batch."""
         found: dict[int, Floats] = {}
         for update in updates:
             found |= from_last_stage(_rows_of(self._run(update.examples, step, forward_only=True)))
         return found
 
-    def differentiate(self, update: Update, step: Step) -> Gradients:
+    def differentiate(self, update: Update, step: MicrobatchStep) -> Gradients:
         """The gradients of one update, ready for ``advance``.
 
         Raises NonFiniteLoss on all ranks alike, and TrainerFailed if a user's loss did.
@@ -141,7 +141,7 @@ class Learner:
         self.parallel.zero_grad_buffer()
         self.optimizer.zero_grad()
         outcomes = self._run(update.examples, step, forward_only=False)
-        step.settle()
+        step.raise_alike()
         sums, rows = from_last_stage((_summed(outcomes), _rows_of(outcomes)))
         self.optimizer.prepare_grads()
         loss, norm = sums.pop("train/loss"), float(self.optimizer.get_grad_norm())
@@ -157,13 +157,13 @@ class Learner:
         """The present weights and optimizer, to be put back."""
         return RestorePoint(self.model, self.optimizer)
 
-    def _run(self, examples: Sequence[Example], step: Step, *, forward_only: bool) -> list[Outcome]:
+    def _run(self, examples: Sequence[Example], step: MicrobatchStep, *, forward_only: bool) -> list[MicrobatchResult]:
         """This rank's share through the model, and back unless ``forward_only``; gradients end up summed over ranks.
 
         Outcomes are those of the last pipeline stage, elsewhere there are none.
         """
         rows = microbatches(examples, self._rank, self._num_ranks, self._packing)
-        outcomes: list[Outcome] = get_forward_backward_func()(
+        outcomes: list[MicrobatchResult] = get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=iter(rows),
             model=self.parallel,
@@ -175,11 +175,11 @@ class Learner:
         return outcomes
 
 
-def _rows_of(outcomes: Sequence[Outcome]) -> dict[int, Floats]:
+def _rows_of(outcomes: Sequence[MicrobatchResult]) -> dict[int, Floats]:
     return {index: row for outcome in outcomes for index, row in outcome.by_sample().items()}
 
 
-def _summed(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def _summed(outcomes: Sequence[MicrobatchResult]) -> dict[str, float]:
     """Over microbatches and ranks; all of them report the same names."""
     if not outcomes:
         return {}

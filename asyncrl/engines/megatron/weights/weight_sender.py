@@ -54,7 +54,7 @@ FINISH_S = 5.0
 """For what all engines have received to be over on this side as well; an engine that is gone never receives it."""
 
 
-class Outbox:
+class RankWeightSender:
     """One rank's part.  Every rank makes the same calls; ``group``, that of rank 0 and the engines, has rank 0 only."""
 
     def __init__(
@@ -198,8 +198,9 @@ class _Sending:
 
     def __init__(self, flats: Sequence[Tensor], group: dist.ProcessGroup, *, is_checked: bool) -> None:
         self.group = group
-        # Invariant: until ``has_ended`` the buckets belong to the thread.  ``Outbox`` calls ``finish`` before it writes
-        # to them; otherwise engines would get halves of two versions.  ``failure`` is read only after the thread ended.
+        # Invariant: until ``has_ended`` the buckets belong to the thread.  ``RankWeightSender`` calls ``finish`` before
+        # it writes to them; otherwise engines would get halves of two versions.  ``failure`` is read only after the
+        # thread ended.
         self.failure: Exception | None = None
         self._flats = flats
         self._is_checked = is_checked

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from asyncrl.engines.sglang.client.calls_in_flight import Flight
+from asyncrl.engines.sglang.client.calls_in_flight import CallInFlight
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.packed import Entries
 from asyncrl.errors import EngineLost, EngineRejected
@@ -18,10 +18,10 @@ class Answer:
     """What has arrived of the answer to ``request``."""
 
     def __init__(
-        self, request: Request, flight: Flight, trail: VersionTrail, on_chunk: Callable[[Chunk], None]
+        self, request: Request, call: CallInFlight, trail: VersionTrail, on_chunk: Callable[[Chunk], None]
     ) -> None:
         self._sampling = request.sampling
-        self._flight = flight
+        self._call = call
         self._trail = trail
         self._on_chunk = on_chunk
         self._clock = asyncio.get_running_loop().time
@@ -41,7 +41,7 @@ class Answer:
             self._on_chunk(Chunk(token_ids=tokens[start:stop], logprobs=logprobs[start:stop], version=version))
             self._version = max(self._version, version)
         self._num_tokens += len(tokens)
-        self._version = max(self._version, self._trail.settled(int(meta["weight_version"]), self._clock()))
+        self._version = max(self._version, self._trail.oldest_possible(int(meta["weight_version"]), self._clock()))
         if self._sampling.stop:
             self._text = _end_of(self._text, self._sampling) + event["text"]
         self.reason = (self._own_end(tokens) if reason is FinishReason.ABORT else reason) or self.reason
@@ -50,7 +50,7 @@ class Answer:
         finish = meta["finish_reason"]
         if finish is None:
             return None
-        asked = self._flight.is_interrupted and finish.get("status_code") is None
+        asked = self._call.is_interrupted and finish.get("status_code") is None
         if finish["type"] == "abort" and not asked:
             refused = finish.get("status_code") == 400
             raise (EngineRejected if refused else EngineLost)(f"{meta['id']} was aborted: {finish.get('message')}")

@@ -6,7 +6,7 @@ from types import TracebackType
 from asyncrl.errors import EngineLost
 
 
-class Flight:
+class CallInFlight:
     """One call of ``generate``.  ``async with``: ``give_up`` may end the block, which then raises EngineLost."""
 
     def __init__(self, rid: str) -> None:
@@ -34,37 +34,37 @@ class Flight:
             self._deadline.reschedule(asyncio.get_running_loop().time())
 
 
-class Flights:
+class CallsInFlight:
     """All calls of ``generate`` of one engine client."""
 
     def __init__(self) -> None:
         # Invariant: only the event loop's thread comes here, and no method waits between changing the calls and
         # ``_empty``, so the two always agree.
-        self._flights: dict[str, Flight] = {}
+        self._calls_in_flight: dict[str, CallInFlight] = {}
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def begin(self, rid: str) -> Flight:
+    def begin(self, rid: str) -> CallInFlight:
         """A call; ``end`` must follow."""
-        flight = self._flights[rid] = Flight(rid)
+        call = self._calls_in_flight[rid] = CallInFlight(rid)
         self._empty.clear()
-        return flight
+        return call
 
-    def end(self, flight: Flight) -> None:
+    def end(self, call: CallInFlight) -> None:
         """It is over, however it went."""
-        del self._flights[flight.rid]
-        if not self._flights:
+        del self._calls_in_flight[call.rid]
+        if not self._calls_in_flight:
             self._empty.set()
 
-    def now(self) -> tuple[Flight, ...]:
+    def now(self) -> tuple[CallInFlight, ...]:
         """Those in flight."""
-        return tuple(self._flights.values())
+        return tuple(self._calls_in_flight.values())
 
     def give_up(self) -> int:
         """End every call with EngineLost; how many there were."""
-        for flight in self._flights.values():
-            flight.give_up()
-        return len(self._flights)
+        for call in self._calls_in_flight.values():
+            call.give_up()
+        return len(self._calls_in_flight)
 
     async def until_none(self) -> None:
         """Return once no call is in flight."""

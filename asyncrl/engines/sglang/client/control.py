@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, read_plugins
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED, STOOD_STILL
 from asyncrl.engines.weight_sync.broadcast import Received
@@ -33,11 +33,11 @@ class EngineControl:
     Every method raises EngineTimeout, EngineLost or EngineRejected, but for ``get_ready``.
     """
 
-    def __init__(self, wire: Wire, url: str, *, timeout_s: float, num_ranks: int = 1) -> None:
+    def __init__(self, http: HttpClient, url: str, *, timeout_s: float, num_ranks: int = 1) -> None:
         self.url = url
         self.num_ranks = num_ranks
         """Ranks of this server in a weight-update group: its tensor parallel size."""
-        self._wire = wire
+        self._http = http
         self._timeout_s = timeout_s
 
     async def get_ready(self, timeout_s: float) -> None:
@@ -46,9 +46,9 @@ class EngineControl:
         Else each full collection stops it for half a second or more, and finds nothing (``asyncrl.app.gc_tuning``).  A
         server that cannot do that is ready all the same.  Raises EngineTimeout after ``timeout_s``.
         """
-        await wait_for_server(self._wire, self.url, timeout_s)
+        await wait_for_server(self._http, self.url, timeout_s)
         try:
-            await self._wire.tell(f"{self.url}/freeze_gc", self._timeout_s)
+            await self._http.tell(f"{self.url}/freeze_gc", self._timeout_s)
         except EngineError as error:  # who watches the server says why, if it has ended
             logger.warning("%s: its garbage collectors are as they were: %s", self.url, error)
 
@@ -65,11 +65,11 @@ class EngineControl:
 
         (SGLang's front answers most questions by itself, loads too.)
         """
-        await self._wire.look(f"{self.url}/server_info", timeout_s)
+        await self._http.look(f"{self.url}/server_info", timeout_s)
 
     async def plugins(self) -> EnginePlugins:
         """Which of our plug-ins it has; any SGLang answers this, with none of them if they are not installed there."""
-        return read_plugins(await self._wire.look(f"{self.url}/server_info", self._timeout_s))
+        return read_plugins(await self._http.look(f"{self.url}/server_info", self._timeout_s))
 
     async def join_group(
         self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
@@ -129,7 +129,7 @@ class EngineControl:
     async def empty(self) -> None:
         """Return once the server has no request, and no cache of one."""
         patience_s = max(self._timeout_s - _GRACE_S, self._timeout_s / 2)
-        await self._wire.tell(f"{self.url}/flush_cache?timeout={patience_s:g}", self._timeout_s)
+        await self._http.tell(f"{self.url}/flush_cache?timeout={patience_s:g}", self._timeout_s)
 
     async def release(self, parts: Sequence[str]) -> None:
         """Give memory back.  A server that has a request ends of it (an assertion of SGLang 0.5.16)."""
@@ -151,7 +151,7 @@ class EngineControl:
         return _still_s(await self._post("update_weights_from_disk", body, timeout_s))
 
     async def _post(self, name: str, body: dict[str, object], timeout_s: float | None = None) -> dict[str, object]:
-        answer = await self._wire.command(f"{self.url}/{name}", body, timeout_s or self._timeout_s)
+        answer = await self._http.command(f"{self.url}/{name}", body, timeout_s or self._timeout_s)
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineRejected(f"{self.url}/{name}: {answer.get('message')}")
         return answer if isinstance(answer, dict) else {}
@@ -169,28 +169,28 @@ def _still_s(answer: Mapping[str, object]) -> float | None:
     return max(map(float, _SECONDS.findall(str(answer.get("message")))), default=None)
 
 
-async def wait_for_server(wire: Wire, url: str, timeout_s: float) -> None:
+async def wait_for_server(http: HttpClient, url: str, timeout_s: float) -> None:
     """Return once the server generates.  Raises EngineTimeout."""
-    await _poll(wire, f"{url}/health", timeout_s, lambda answer: True)
+    await _poll(http, f"{url}/health", timeout_s, lambda answer: True)
 
 
-async def wait_for_router(wire: Wire, url: str, engine_urls: tuple[str, ...], timeout_s: float) -> None:
+async def wait_for_router(http: HttpClient, url: str, engine_urls: tuple[str, ...], timeout_s: float) -> None:
     """Return once the router lists every engine as healthy.  Raises EngineTimeout."""
 
     def lists_all(answer: object) -> bool:
         workers = answer.get("workers", []) if isinstance(answer, dict) else []
         return set(engine_urls) <= {worker["url"] for worker in workers if worker["is_healthy"]}
 
-    await _poll(wire, f"{url}/workers", timeout_s, lists_all)
+    await _poll(http, f"{url}/workers", timeout_s, lists_all)
 
 
-async def _poll(wire: Wire, url: str, timeout_s: float, is_ready: Callable[[object], bool]) -> None:
+async def _poll(http: HttpClient, url: str, timeout_s: float, is_ready: Callable[[object], bool]) -> None:
     last = "it was not asked yet"
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    answer = await wire.look(url, _PROBE_S)
+                    answer = await http.look(url, _PROBE_S)
                 except EngineError as error:
                     last = str(error)
                 else:

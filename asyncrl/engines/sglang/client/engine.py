@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from asyncrl.engines.sglang.client.answer import Answer
-from asyncrl.engines.sglang.client.calls_in_flight import Flight, Flights
+from asyncrl.engines.sglang.client.calls_in_flight import CallInFlight, CallsInFlight
 from asyncrl.engines.sglang.client.control import wait_for_router
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.labels import PACKED, cache_key
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
@@ -43,7 +43,7 @@ class SGLangEngine:
 
     def __init__(
         self,
-        wire: Wire,
+        http: HttpClient,
         engine_urls: tuple[str, ...],
         *,
         router_url: str | None,
@@ -52,7 +52,7 @@ class SGLangEngine:
     ) -> None:
         if not engine_urls:
             raise ValueError("engine_urls must name at least one engine")
-        self._wire = wire
+        self._http = http
         self._engine_urls = list(engine_urls)
         self._router_url = router_url
         self._direct = _LeastBusy(engine_urls)
@@ -61,7 +61,7 @@ class SGLangEngine:
         self._idle_s = request_timeout_s
         self._interrupt_s = interrupt_timeout_s
         self._trail = VersionTrail()
-        self._flights = Flights()
+        self._calls_in_flight = CallsInFlight()
         self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
 
     def leave(self, url: str) -> None:
@@ -79,7 +79,7 @@ class SGLangEngine:
         """Return once the router, if there is one, lists this engine as healthy, and may be asked for it again."""
         while self._router_url is not None:
             try:
-                await wait_for_router(self._wire, self._router_url, (url,), ROUTER_S)
+                await wait_for_router(self._http, self._router_url, (url,), ROUTER_S)
                 break
             except EngineTimeout as error:
                 logger.warning("%s: requests go to the engines directly", error)
@@ -95,13 +95,13 @@ class SGLangEngine:
         rid = f"{PACKED}{request.request_id}/{self._rid()}."
         body = _generate_body(request, rid)
         await self._choices.some()  # not in flight: no interruption waits for it
-        flight = self._flights.begin(rid)
+        call = self._calls_in_flight.begin(rid)
         try:
-            answer = Answer(request, flight, self._trail, on_chunk)
-            async with _Turn(self._choices, self._abort, rid) as url, flight:
+            answer = Answer(request, call, self._trail, on_chunk)
+            async with _ServerLease(self._choices, self._abort, rid) as url, call:
                 return await self._read(f"{url}/generate", body, answer)
         finally:
-            self._flights.end(flight)
+            self._calls_in_flight.end(call)
 
     async def interrupt(self) -> None:
         """See ``RolloutEngine.interrupt``.  Lasts ``interrupt_timeout_s`` at most, and the abort of what is left."""
@@ -112,11 +112,11 @@ class SGLangEngine:
                 ]
                 try:
                     async with asyncio.timeout(self._interrupt_s):
-                        await self._flights.until_none()
+                        await self._calls_in_flight.until_none()
                 except TimeoutError:
-                    num_left = self._flights.give_up()
+                    num_left = self._calls_in_flight.give_up()
                     logger.warning("%d requests still ran %g s after their abort", num_left, self._interrupt_s)
-                    await self._flights.until_none()
+                    await self._calls_in_flight.until_none()
                 for task in aborting:
                     task.cancel()
 
@@ -134,8 +134,8 @@ class SGLangEngine:
             "extra_key": rid,  # no cached prefix: older weights may have made it
         }
         await self._choices.some()
-        async with _Turn(self._choices, self._abort, rid) as url:
-            answer = await self._wire.ask(f"{url}/generate", body, self._idle_s)
+        async with _ServerLease(self._choices, self._abort, rid) as url:
+            answer = await self._http.ask(f"{url}/generate", body, self._idle_s)
         entries = answer["meta_info"]["input_token_logprobs"][1:]
         scored = tuple(token for _, token, _ in entries)
         # SGLang 0.5.16 reports the last token of the vocabulary as token 0; its log-prob is right.
@@ -148,7 +148,7 @@ class SGLangEngine:
     async def _read(self, url: str, body: dict[str, Any], answer: Answer) -> FinishReason:
         """Have the events taken, until the last one says why."""
         try:
-            await self._wire.stream(url, body, self._idle_s, answer.take)
+            await self._http.stream(url, body, self._idle_s, answer.take)
         except (EngineLost, EngineTimeout):
             if answer.reason is None:
                 raise
@@ -168,7 +168,7 @@ class SGLangEngine:
 
     async def _abort_on(self, url: str, rid: str) -> None:
         try:
-            await self._wire.command(f"{url}/abort_request", {"rid": rid}, _ABORT_S)
+            await self._http.command(f"{url}/abort_request", {"rid": rid}, _ABORT_S)
         except EngineError as error:
             logger.info("could not abort %s: %s", rid, error)
 
@@ -185,14 +185,14 @@ class SGLangEngine:
     async def _abort_all(self, url: str) -> None:
         turns = asyncio.Semaphore(_ABORTS_AT_ONCE)
 
-        async def post(flight: Flight) -> None:
+        async def post(call: CallInFlight) -> None:
             async with turns:
-                flight.is_interrupted = True
-                await self._wire.command(f"{url}/abort_request", {"rid": flight.rid}, _ABORT_S)
+                call.is_interrupted = True
+                await self._http.command(f"{url}/abort_request", {"rid": call.rid}, _ABORT_S)
 
         async with asyncio.TaskGroup() as posts:
-            for flight in self._flights.now():
-                posts.create_task(post(flight), name=f"abort-{flight.rid}")
+            for call in self._calls_in_flight.now():
+                posts.create_task(post(call), name=f"abort-{call.rid}")
 
 
 class _LeastBusy:
@@ -237,7 +237,7 @@ class _LeastBusy:
             self._avoid_until[url] = asyncio.get_running_loop().time() + _AVOID_S
 
 
-class _Turn:
+class _ServerLease:
     """``async with``: the server to use; the request is aborted unless the block ends well or the server refuses it.
 
     One class, as every sample has its turn: generators as context managers take ten microseconds for the same.

@@ -26,7 +26,7 @@ _TRY_LATER = frozenset({408, 425, 429})
 """Client errors that say nothing against the request."""
 
 
-class Wire:
+class HttpClient:
     """Three connection pools without a limit: streamed answers, whole ones, and control, which tokens can not starve.
 
     ``async with`` opens and closes it.  Every method raises EngineTimeout, EngineLost or EngineRejected.

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.errors import EngineError
 from asyncrl.types import EngineLoad
 
@@ -14,8 +14,8 @@ _LOOK_S = 2.0
 class EngineLoads:
     """``LoadProbe`` over ``engine_urls``."""
 
-    def __init__(self, wire: Wire, engine_urls: tuple[str, ...]) -> None:
-        self._wire = wire
+    def __init__(self, http: HttpClient, engine_urls: tuple[str, ...]) -> None:
+        self._http = http
         self._engine_urls = engine_urls
 
     async def loads(self) -> tuple[EngineLoad, ...]:
@@ -26,7 +26,7 @@ class EngineLoads:
 
     async def _look(self, url: str) -> EngineLoad | None:
         try:
-            answer = await self._wire.look(f"{url}/v1/loads?include=core", _LOOK_S)
+            answer = await self._http.look(f"{url}/v1/loads?include=core", _LOOK_S)
         except EngineError:
             return None
         return _load(answer["loads"])

@@ -17,7 +17,7 @@ class VersionTrail:
     def __init__(self) -> None:
         self._seen: list[tuple[int, float]] = []
 
-    def settled(self, stamp: int, now: float) -> int:
+    def oldest_possible(self, stamp: int, now: float) -> int:
         """The oldest version that can have been at work when a chunk stamped ``stamp`` was made, at ``now``."""
         if not self._seen or stamp > self._seen[-1][0]:
             self._seen.append((stamp, now))

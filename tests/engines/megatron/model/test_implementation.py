@@ -16,7 +16,7 @@ from asyncrl.config.parallel import ParallelConfig
 from asyncrl.engines.megatron import TrainerSettings
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of, latest
 from asyncrl.engines.megatron.model.build import transformer_config
-from asyncrl.engines.megatron.model.implementation import check_alike, settled, unfused
+from asyncrl.engines.megatron.model.implementation import check_alike, unfused, with_implementation
 from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import read_shape
@@ -63,7 +63,7 @@ def test_an_impossible_choice_of_layers_is_refused(
     is_installed: bool, layers: TransformerImpl, device: str, line: str
 ) -> None:
     with pytest.raises(ConfigError, match=line):
-        settled(asked(layers, device), has_layers=is_installed, has_adam=is_installed)
+        with_implementation(asked(layers, device), has_layers=is_installed, has_adam=is_installed)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_an_impossible_choice_of_layers_is_refused(
 def test_auto_takes_transformer_engine_where_it_can_and_explicit_choices_win(
     is_installed: bool, settings: TrainerSettings, layers: TransformerImpl
 ) -> None:
-    found = settled(settings, has_layers=is_installed, has_adam=is_installed)
+    found = with_implementation(settings, has_layers=is_installed, has_adam=is_installed)
     assert found == replace(settings, model=replace(settings.model, transformer_impl=layers))
 
 

@@ -85,7 +85,7 @@ def test_weights_are_shared_while_the_optimizer_is_away(tmp_path: Path) -> None:
         found: dict[str, torch.Tensor] = {}
         for number, bucket in enumerate(rank.weight_buckets()):
             assert rank.share(number)
-            flat, start = rank._outbox._shared, 0  # noqa: SLF001
+            flat, start = rank._weight_sender._shared, 0  # noqa: SLF001
             assert flat is not None and flat.is_shared()  # type: ignore[no-untyped-call]  # torch is untyped
             for name, shape in zip(bucket.names, bucket.shapes, strict=True):
                 found[name] = flat.view(torch.float32)[start : start + torch.Size(shape).numel()].view(shape).clone()

@@ -117,10 +117,10 @@ def test_a_snapshot_equals_the_written_checkpoint_byte_by_byte(tmp_path: Path) -
     with one_rank(trainer_settings(path, dtype="bfloat16", update_weight_buffer_size=8_000)) as rank:
         rank.train(random_batch())
         rank.write_weights(tmp_path / "written")
-        outbox = rank._outbox  # noqa: SLF001
-        in_turns = outbox._new_copies(2).snapshot(rank._model)  # noqa: SLF001
+        sender = rank._weight_sender  # noqa: SLF001
+        in_turns = sender._new_copies(2).snapshot(rank._model)  # noqa: SLF001
         copies = [flat.clone() for flat in in_turns]
-        gathered = [outbox._gathered(weights) for weights in outbox._plan]  # noqa: SLF001
+        gathered = [sender._gathered(weights) for weights in sender._plan]  # noqa: SLF001
         buckets = rank.weight_buckets()
     written = tensors_of(tmp_path / "written")
     for bucket, copied, sent in zip(buckets, copies, gathered, strict=True):

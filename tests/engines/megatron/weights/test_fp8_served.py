@@ -11,12 +11,12 @@ import torch
 from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.engines.sglang.client.control import EngineControl
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.launch import ServerLaunch, server_command
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.disk import DiskUpdater
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import EngineError
 from asyncrl.protocols import WeightUpdater
 from asyncrl.types import Weights
@@ -72,13 +72,13 @@ async def a_port() -> int:
     return free_port()
 
 
-async def until_it_answers(wire: Wire, server: ServerProcess, url: str) -> None:
+async def until_it_answers(http: HttpClient, server: ServerProcess, url: str) -> None:
     """``/health`` would compute."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         server.raise_if_dead()
         try:
-            await wire.look(f"{url}/get_model_info", 2.0)
+            await http.look(f"{url}/get_model_info", 2.0)
         except EngineError:
             await asyncio.sleep(0.5)
         else:
@@ -87,11 +87,11 @@ async def until_it_answers(wire: Wire, server: ServerProcess, url: str) -> None:
 
 
 async def update_both_ways(server: ServerProcess, url: str, rank: MegatronRank, folder: Path) -> None:
-    async with Wire() as wire:
-        await until_it_answers(wire, server, url)
-        control = EngineControl(wire, url, timeout_s=60.0)
+    async with HttpClient() as http:
+        await until_it_answers(http, server, url)
+        control = EngineControl(http, url, timeout_s=60.0)
         broadcast = BroadcastUpdater(
-            Roster((control,)),
+            EngineMembership((control,)),
             Sender(rank),
             master_address="127.0.0.1",
             find_port=a_port,
@@ -99,7 +99,7 @@ async def update_both_ways(server: ServerProcess, url: str, rank: MegatronRank, 
             timeout_s=60.0,
             is_checked=True,
         )
-        disk = DiskUpdater(Roster((control,)), Sender(rank), folder=folder, timeout_s=60.0)
+        disk = DiskUpdater(EngineMembership((control,)), Sender(rank), folder=folder, timeout_s=60.0)
         await broadcast.connect()
         await disk.connect()
         updaters: tuple[WeightUpdater, ...] = broadcast, broadcast, disk, broadcast

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch.distributed import ProcessGroup
 
 from asyncrl.engines.megatron.rank import MegatronRank
-from asyncrl.engines.megatron.weights import weight_sender as outbox
+from asyncrl.engines.megatron.weights import weight_sender
 from asyncrl.engines.megatron.weights.weight_sender import _wait_for
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
 from asyncrl.engines.sglang.plugin import direct
@@ -165,7 +165,7 @@ def test_weights_that_were_moved_are_loaded_again(both: Both, tmp_path: Path) ->
 
 def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
-    rank._outbox._goes_beside = False  # noqa: SLF001
+    rank._weight_sender._goes_beside = False  # noqa: SLF001
     assert len(names) > 3  # buffers are two
     for step in range(2):
         rank.train(random_batch(step=step))
@@ -181,9 +181,9 @@ def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_
 def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other ranks give their parts of all buckets; what rank 0 left would meet the next update."""
     rank, _, names = both
-    gathered, each = [], outbox._Copies.snapshot  # noqa: SLF001
+    gathered, each = [], weight_sender._Copies.snapshot  # noqa: SLF001
 
-    def counted(copies: outbox._Copies, model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    def counted(copies: weight_sender._Copies, model: torch.nn.Module) -> Iterator[torch.Tensor]:
         for flat in each(copies, model):
             gathered.append(flat)
             yield flat
@@ -192,9 +192,9 @@ def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pyt
         next(flats)
         raise RuntimeError("an engine died")
 
-    monkeypatch.setattr(outbox._Copies, "snapshot", counted)  # noqa: SLF001
-    monkeypatch.setattr(outbox, "_broadcast", fails)
-    rank._outbox._goes_beside = False  # noqa: SLF001
+    monkeypatch.setattr(weight_sender._Copies, "snapshot", counted)  # noqa: SLF001
+    monkeypatch.setattr(weight_sender, "_broadcast", fails)
+    rank._weight_sender._goes_beside = False  # noqa: SLF001
     assert not rank.snapshot(is_checked=False)
     with pytest.raises(WeightUpdateFailed, match="an engine died"):
         rank.send(is_checked=False)
@@ -204,7 +204,7 @@ def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pyt
 def test_one_bucket_needs_one_buffer(tmp_path: Path) -> None:
     with one_rank(trainer_settings(write_checkpoint(tmp_path / "hf"))) as rank:
         (bucket,) = rank.weight_buckets()
-        (flat,) = rank._outbox._new_copies(2).snapshot(rank._model)  # noqa: SLF001
+        (flat,) = rank._weight_sender._new_copies(2).snapshot(rank._model)  # noqa: SLF001
     assert flat.numel() == bucket.num_bytes
 
 
@@ -247,7 +247,7 @@ def test_abandoning_an_older_group_changes_nothing(both: Both, tmp_path: Path) -
     engine.ask(DIRECT, names, target=tmp_path / "received")
     assert engine.answer()[0]
     assert same(tmp_path / "taken", tmp_path / "received")
-    rank._outbox.finish()  # noqa: SLF001 (raises if the group was given up)
+    rank._weight_sender.finish()  # noqa: SLF001 (raises if the group was given up)
 
 
 def test_broadcasting_into_an_abandoned_group_raises(both: Both) -> None:
@@ -255,7 +255,7 @@ def test_broadcasting_into_an_abandoned_group_raises(both: Both) -> None:
     group = engines_of(rank)
     abandon(group)
     with pytest.raises(RuntimeError, match="given up"):
-        outbox._broadcast(iter(()), group, is_checked=False)  # noqa: SLF001
+        weight_sender._broadcast(iter(()), group, is_checked=False)  # noqa: SLF001
 
 
 AGREES = """

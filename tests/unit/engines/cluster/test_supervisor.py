@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engines.cluster.supervisor import EngineKeeper, StartedEngine
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.cluster.supervisor import EngineSupervisor, StartedEngine
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import EngineRejected, EngineTimeout, ServerFailed
 from tests.virtual_time import run_virtually
 
@@ -79,38 +79,38 @@ def kept(
     lives: dict[str, list[float]],
     max_restarts: int,
     seconds: float,
-    then: Callable[[Roster[Member]], None] | None = None,
+    then: Callable[[EngineMembership[Member]], None] | None = None,
     refusals: Sequence[Exception] = (),
-    condemned_at: float | None = None,
+    unresponsive_at: float | None = None,
     **hangs: Any,
 ) -> Log:
     """An update every 20 seconds; ``then`` is called after ``seconds``.
 
     ``refusals`` are those of each engine's next starts; the engine "a" is condemned once; ``hangs`` are of all.
     """
-    log, roster = Log(), Roster([Member(url) for url in lives])
+    log, membership = Log(), EngineMembership([Member(url) for url in lives])
     servers = [FakeServer(url, each, refusals=list(refusals), **hangs) for url, each in lives.items()]
     engines = [
         StartedEngine(url=each.name, server=each, start=each.start, probe=each.probe)  # type: ignore[arg-type]
         for each in servers
     ]
-    keeper = EngineKeeper(engines, roster, log, max_restarts=max_restarts)
+    supervisor = EngineSupervisor(engines, membership, log, max_restarts=max_restarts)
 
     async def update() -> None:
         while True:
             await asyncio.sleep(20.0)
-            roster.settle(roster.present)
+            membership.mark_synced(membership.present)
 
     async def main() -> None:
-        if condemned_at is not None:
-            asyncio.get_running_loop().call_later(condemned_at, roster.condemn, "a", "does not answer")
+        if unresponsive_at is not None:
+            asyncio.get_running_loop().call_later(unresponsive_at, membership.mark_unresponsive, "a", "does not answer")
         async with asyncio.TaskGroup() as tasks:
-            both = [tasks.create_task(keeper.keep()), tasks.create_task(update())]
+            both = [tasks.create_task(supervisor.keep()), tasks.create_task(update())]
             await asyncio.sleep(seconds)
             for task in both:
                 task.cancel()
         if then is not None:
-            then(roster)
+            then(membership)
 
     run_virtually(main())
     return log
@@ -137,18 +137,18 @@ def test_an_engine_may_end_while_it_waits_for_an_update() -> None:
 
 
 def test_an_unresponsive_engine_is_killed_and_restarted() -> None:
-    log = kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 3, 50.0, condemned_at=5.0)
+    log = kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 3, 50.0, unresponsive_at=5.0)
     assert log.said == [(5.0, "a leaves"), (20.0, "a joins"), (35.0, "a is routed")]
 
 
 def test_unresponsive_engine_counts_as_lost_and_reports_reason() -> None:
     with pytest.raises(ExceptionGroup) as error:
-        kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 0, 50.0, condemned_at=5.0)
+        kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 0, 50.0, unresponsive_at=5.0)
     assert error.group_contains(ServerFailed, match="a does not answer")
 
 
 def test_a_restarted_engine_may_become_unresponsive_before_its_update() -> None:
-    log = kept({"a": [21.0, 1000.0, 1000.0]}, 3, 70.0, condemned_at=33.0)  # ready at 31, again at 53, served at 60
+    log = kept({"a": [21.0, 1000.0, 1000.0]}, 3, 70.0, unresponsive_at=33.0)  # ready at 31, again at 53, served at 60
     assert log.said == [(21.0, "a leaves"), (60.0, "a joins")]
 
 
@@ -169,8 +169,8 @@ REFUSALS = (ServerFailed("no memory is free yet"), ServerFailed("not ready withi
 def test_an_engine_that_does_not_start_is_started_again() -> None:
     """At 5, 10 s after that failed at 15, and 20 s after that failed at 35: ready at 65, served at 80."""
 
-    def look(roster: Roster[Member]) -> None:
-        assert roster.changes == 2  # it was lost once, and came back once
+    def look(membership: EngineMembership[Member]) -> None:
+        assert membership.num_changes == 2  # it was lost once, and came back once
 
     log = kept({"a": [5.0, 1000.0]}, 3, 96.0, look, refusals=REFUSALS)
     assert log.said == [(5.0, "a leaves"), (80.0, "a joins"), (95.0, "a is routed")]
@@ -188,9 +188,9 @@ def test_too_many_engine_losses_end_the_run() -> None:
     assert error.group_contains(ServerFailed, match="b ended")
 
 
-def test_a_roster_knows_who_is_there_and_who_waits() -> None:
-    def look(roster: Roster[Member]) -> None:
-        assert [member.url for member in roster.present] == ["a", "b"]
-        assert roster.changes == 2
+def test_membership_knows_which_engines_are_present_and_which_wait() -> None:
+    def look(membership: EngineMembership[Member]) -> None:
+        assert [member.url for member in membership.present] == ["a", "b"]
+        assert membership.num_changes == 2
 
     kept({"a": [5.0, 1000.0], "b": [1000.0]}, 3, 50.0, look)

@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received, WeightReceiver
 from asyncrl.engines.weight_sync.buckets import WeightBucket
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import PauseMode
 from asyncrl.errors import (
     AsyncRLError,
@@ -105,7 +105,7 @@ async def a_port() -> int:
 
 
 def updater_of(
-    roster: Roster[WeightReceiver],
+    membership: EngineMembership[WeightReceiver],
     trainer: Trainer,
     *,
     timeout_s: float = 5.0,
@@ -114,7 +114,7 @@ def updater_of(
     lost_s: float = 0.05,
 ) -> BroadcastUpdater:
     return BroadcastUpdater(
-        roster,
+        membership,
         trainer,
         master_address="here",
         find_port=a_port,
@@ -134,13 +134,13 @@ def publish(
     is_checked: bool = False,
     lost_s: float = 0.05,
     times: int = 1,
-    roster: Roster[WeightReceiver] | None = None,
+    membership: EngineMembership[WeightReceiver] | None = None,
 ) -> UpdateReport:
     """The report of the last one."""
 
     async def run() -> UpdateReport:
         updater = updater_of(
-            roster or Roster(engines),
+            membership or EngineMembership(engines),
             trainer,
             timeout_s=timeout_s,
             pause_mode=pause_mode,
@@ -270,17 +270,17 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
 
     async def dies(step: str) -> None:
         if step.startswith("two"):
-            roster.lose("b")
+            membership.mark_lost("b")
             raise EngineLost("gone")
 
     b = Engine("b", step=dies)
-    roster: Roster[WeightReceiver] = Roster((a, b, c))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a, b, c))
     trainer = Trainer()
     with pytest.raises(UpdateInterrupted, match="b: gone"):
-        publish(trainer=trainer, roster=roster)
+        publish(trainer=trainer, membership=membership)
     assert trainer.told == ["join", "snapshot", "send", "abandon asyncrl-0"]
     assert "go on" not in [*a.told, *c.told]
-    publish(trainer=trainer, roster=roster)
+    publish(trainer=trainer, membership=membership)
     assert a.told[-5:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
     assert c.told[-5:] == ["rank 2 of 3", *a.told[-4:]]
     assert "go on" not in b.told
@@ -288,12 +288,12 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
 
 def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() -> None:
     a, b = Engine("a", keeps=True), Engine("b", keeps=True)
-    roster: Roster[WeightReceiver] = Roster((a, b))
-    roster.lose("b")
-    roster.come("b")
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
+    membership.mark_lost("b")
+    membership.mark_restarted("b")
 
     async def run() -> list[str]:
-        updater = updater_of(roster, Trainer())
+        updater = updater_of(membership, Trainer())
         await updater.connect()
         async with asyncio.timeout(1.0):
             await updater.wait_for_rejoined()
@@ -301,7 +301,7 @@ def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() ->
             await updater.snapshot()
             await updater.publish(Weights(version=version, step=version))
         async with asyncio.timeout(1.0):
-            await roster.served("b")
+            await membership.wait_until_synced("b")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await updater.wait_for_rejoined()
@@ -322,21 +322,21 @@ def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() ->
 
 def test_without_any_engine_training_goes_on_and_the_one_that_comes_back_gets_its_update() -> None:
     a = Engine("a", keeps=True)
-    roster: Roster[WeightReceiver] = Roster((a,))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a,))
     trainer = Trainer()
 
     async def run() -> None:
-        updater = updater_of(roster, trainer)
+        updater = updater_of(membership, trainer)
         await updater.connect()
-        roster.lose("a")
+        membership.mark_lost("a")
         assert await updater.snapshot()
         report = await updater.publish(Weights(version=1, step=1))
         assert (report.pause_s, report.num_bytes) == (0.0, 0)
-        roster.come("a")
+        membership.mark_restarted("a")
         await updater.wait_for_rejoined()
         await updater.snapshot()
         await updater.publish(Weights(version=2, step=1))
-        await roster.served("a")
+        await membership.wait_until_synced("a")
 
     asyncio.run(run())
     assert a.told == ["rank 1 of 2", "rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
@@ -348,16 +348,16 @@ def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one
 
     async def dies(step: str) -> None:
         if dying and step.startswith("two"):
-            roster.lose("b")
+            membership.mark_lost("b")
             raise EngineLost("gone")
 
     a, b = Engine("a", keeps=True), Engine("b", step=dies, keeps=True)
-    roster: Roster[WeightReceiver] = Roster((a, b))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
     trainer = Trainer(copies=True)
 
     async def run() -> None:
         nonlocal dying
-        updater = updater_of(roster, trainer)
+        updater = updater_of(membership, trainer)
         await updater.connect()
         assert not await updater.resnapshot()
         assert await updater.snapshot()
@@ -366,10 +366,10 @@ def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one
         assert await updater.resnapshot()
         await updater.publish(Weights(version=2, step=1))
         dying = False
-        roster.come("b")
+        membership.mark_restarted("b")
         assert await updater.resnapshot()
         await updater.publish(Weights(version=3, step=1))
-        await roster.served("b")
+        await membership.wait_until_synced("b")
 
     asyncio.run(run())
     assert trainer.told == ["join", "snapshot", "abandon asyncrl-0", "join", "resend", "join", "resend"]
@@ -381,11 +381,11 @@ def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one
 
 def test_a_copy_that_is_stuck_is_not_sent_again() -> None:
     a = Engine("a")
-    roster: Roster[WeightReceiver] = Roster((a,))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a,))
     trainer = Trainer(copies=True, keeps=False)
 
     async def run() -> None:
-        updater = updater_of(roster, trainer)
+        updater = updater_of(membership, trainer)
         await updater.connect()
         for version in (1, 2):
             assert await updater.snapshot()
@@ -398,11 +398,11 @@ def test_a_copy_that_is_stuck_is_not_sent_again() -> None:
 
 def test_a_trainer_without_a_copy_is_not_asked_to_send_it_again() -> None:
     a = Engine("a")
-    roster: Roster[WeightReceiver] = Roster((a,))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a,))
     trainer = Trainer()
 
     async def run() -> None:
-        updater = updater_of(roster, trainer)
+        updater = updater_of(membership, trainer)
         await updater.connect()
         assert not await updater.snapshot()
         await updater.publish(Weights(version=1, step=1))
@@ -419,11 +419,13 @@ def test_a_failure_of_engines_that_all_live_is_final() -> None:
     assert not isinstance(error.value, UpdateInterrupted)
 
 
-def failed_after(engine: Engine, roster: Roster[WeightReceiver], trainer: Trainer) -> tuple[WeightUpdateFailed, float]:
+def failed_after(
+    engine: Engine, membership: EngineMembership[WeightReceiver], trainer: Trainer
+) -> tuple[WeightUpdateFailed, float]:
     """What an update raises in which ``engine`` fails, and after how long; a condemned engine dies in a second."""
 
     async def run() -> WeightUpdateFailed:
-        updater = updater_of(roster, trainer, timeout_s=120.0, lost_s=30.0)
+        updater = updater_of(membership, trainer, timeout_s=120.0, lost_s=30.0)
         await updater.connect()
         await updater.snapshot()
         async with asyncio.TaskGroup() as tasks:
@@ -434,9 +436,9 @@ def failed_after(engine: Engine, roster: Roster[WeightReceiver], trainer: Traine
         return error.value
 
     async def dies() -> None:
-        why.append(await roster.condemned(engine.url))
+        why.append(await membership.wait_until_unresponsive(engine.url))
         await asyncio.sleep(1.0)
-        roster.lose(engine.url)
+        membership.mark_lost(engine.url)
 
     why: list[str] = []
     error, seconds = run_virtually(run())
@@ -447,15 +449,15 @@ def failed_after(engine: Engine, roster: Roster[WeightReceiver], trainer: Traine
 SILENT = EngineTimeout("silent")
 
 
-def test_an_engine_that_lives_and_does_not_answer_is_condemned_and_the_update_begins_anew() -> None:
+def test_silent_engine_is_unresponsive_and_the_update_is_restarted() -> None:
     a, b = Engine("a"), Engine("b", step=hanging("one None"), probed=SILENT)
-    roster: Roster[WeightReceiver] = Roster((a, b))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
     trainer = Trainer()
-    error, seconds = failed_after(b, roster, trainer)
+    error, seconds = failed_after(b, membership, trainer)
     assert isinstance(error, UpdateInterrupted)
     assert str(error) == "sending the weights: no answer from b within 240 s"
     assert seconds == pytest.approx(240.0 + 10.0 + 1.0)  # its deadline, a last question, its end
-    assert [engine.url for engine in roster.present] == ["a"]
+    assert [engine.url for engine in membership.present] == ["a"]
     assert a.num_probes == b.num_probes == 1
     assert trainer.told[-2:] == ["abandon asyncrl-0", "abandon asyncrl-0"]  # the first for those that are asked
 
@@ -467,7 +469,7 @@ def test_an_engine_that_lives_and_does_not_answer_is_condemned_and_the_update_be
 )
 def test_a_failure_is_final_at_once_when_all_answer(probed: Exception | None, seconds: float) -> None:
     b = Engine("b", step=failing("one None", EngineRejected("no memory")), probed=probed)
-    error, took_s = failed_after(b, Roster((Engine("a"), b)), Trainer())
+    error, took_s = failed_after(b, EngineMembership((Engine("a"), b)), Trainer())
     assert not isinstance(error, UpdateInterrupted)
     assert took_s == pytest.approx(seconds)
 
@@ -475,12 +477,12 @@ def test_a_failure_is_final_at_once_when_all_answer(probed: Exception | None, se
 def test_a_death_that_is_found_meanwhile_waits_for_no_answer() -> None:
     async def dies(step: str) -> None:
         if step == "one None":
-            asyncio.get_running_loop().call_later(6.0, roster.lose, "b")
+            asyncio.get_running_loop().call_later(6.0, membership.mark_lost, "b")
             raise EngineLost("gone")
 
     b = Engine("b", step=dies, probed=SILENT)
-    roster: Roster[WeightReceiver] = Roster((Engine("a"), b))
-    error, took_s = failed_after(b, roster, Trainer())
+    membership: EngineMembership[WeightReceiver] = EngineMembership((Engine("a"), b))
+    error, took_s = failed_after(b, membership, Trainer())
     assert isinstance(error, UpdateInterrupted)
     assert took_s == pytest.approx(6.0)
 
@@ -494,12 +496,12 @@ def test_a_bug_in_a_question_is_a_bug(bug: Exception) -> None:
 
 def test_a_group_that_one_does_not_join_is_formed_without_it() -> None:
     a, b, c = Engine("a"), Engine("b", step=hanging("rank 2 of 3"), probed=SILENT), Engine("c")
-    roster: Roster[WeightReceiver] = Roster((a, b, c))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a, b, c))
 
     async def run() -> None:
-        updater = updater_of(roster, Trainer(), timeout_s=1.0, lost_s=30.0)
+        updater = updater_of(membership, Trainer(), timeout_s=1.0, lost_s=30.0)
         await updater.connect()
-        roster.lose("c")
+        membership.mark_lost("c")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(dies())
             with pytest.raises(UpdateInterrupted, match="no answer from b within 1 s"):
@@ -507,18 +509,18 @@ def test_a_group_that_one_does_not_join_is_formed_without_it() -> None:
         assert not await updater.snapshot()
 
     async def dies() -> None:
-        await roster.condemned("b")
-        roster.lose("b")
+        await membership.wait_until_unresponsive("b")
+        membership.mark_lost("b")
 
     run_virtually(run())
     assert a.told == ["rank 1 of 4", "rank 1 of 3", "rank 1 of 2"]
     assert a.num_probes == 1
 
 
-def test_where_nobody_answers_nobody_is_condemned() -> None:
+def test_no_engine_is_unresponsive_where_none_answers() -> None:
     """Their disk or their network is slow, or the trainer hangs."""
     a, b = Engine("a", probed=SILENT), Engine("b", step=hanging("one None"), probed=SILENT)
-    error, seconds = failed_after(b, Roster((a, b)), Trainer())
+    error, seconds = failed_after(b, EngineMembership((a, b)), Trainer())
     assert not isinstance(error, UpdateInterrupted)
     assert seconds == pytest.approx(240.0 + 30.0)
 
@@ -532,9 +534,9 @@ def test_where_nobody_answers_nobody_is_condemned() -> None:
     ],
     ids=["given up", "the trainer refuses", "the trainer hangs"],
 )
-def test_the_only_engine_is_condemned_if_it_waits_for_nobody(trainer: Step, seconds: float) -> None:
+def test_only_engine_is_unresponsive_if_it_waits_for_no_other(trainer: Step, seconds: float) -> None:
     alone = Engine("a", step=hanging("one None"), probed=SILENT)
-    error, took_s = failed_after(alone, Roster((alone,)), Trainer(trainer))
+    error, took_s = failed_after(alone, EngineMembership((alone,)), Trainer(trainer))
     assert isinstance(error, UpdateInterrupted) is (trainer is nothing)
     assert took_s == pytest.approx(seconds)
 
@@ -551,7 +553,7 @@ def test_engines_with_weights_of_two_versions_do_not_go_on_when_the_next_pause_f
     a, b = Engine("a"), Engine("b", step=step)
 
     async def run() -> None:
-        updater = updater_of(Roster((a, b)), Trainer())
+        updater = updater_of(EngineMembership((a, b)), Trainer())
         await updater.connect()
         for _ in range(2):
             await updater.snapshot()
@@ -569,7 +571,7 @@ def test_looking_for_the_lost_can_be_cancelled() -> None:
     b = Engine("b", step=failing("one None", EngineLost("gone")), probed=SILENT)
 
     async def run() -> None:
-        updater = updater_of(Roster((Engine("a"), b)), Trainer(), lost_s=30.0)
+        updater = updater_of(EngineMembership((Engine("a"), b)), Trainer(), lost_s=30.0)
         await updater.connect()
         await updater.snapshot()
         async with asyncio.TaskGroup() as tasks:
@@ -584,12 +586,12 @@ def test_looking_for_the_lost_can_be_cancelled() -> None:
 def test_a_trainer_that_cannot_give_up_an_update_does_not_hide_that_it_begins_anew() -> None:
     async def dies(step: str) -> None:
         if step == "two 3":
-            roster.lose("a")
+            membership.mark_lost("a")
             raise EngineLost("gone")
 
-    roster: Roster[WeightReceiver] = Roster((Engine("a", step=dies),))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((Engine("a", step=dies),))
     with pytest.raises(UpdateInterrupted, match="a: gone"):
-        publish(trainer=Trainer(failing("abandon asyncrl-0", TrainerFailed("busy"))), roster=roster)
+        publish(trainer=Trainer(failing("abandon asyncrl-0", TrainerFailed("busy"))), membership=membership)
 
 
 def test_a_trainer_has_as_long_to_send_as_the_engines_to_receive() -> None:
@@ -600,17 +602,17 @@ def test_a_trainer_has_as_long_to_send_as_the_engines_to_receive() -> None:
 
 def test_a_copy_from_before_the_last_update_is_not_sent_again() -> None:
     a = Engine("a")
-    roster: Roster[WeightReceiver] = Roster((a,))
+    membership: EngineMembership[WeightReceiver] = EngineMembership((a,))
     trainer = Trainer(copies=True)
 
     async def run() -> None:
-        updater = updater_of(roster, trainer)
+        updater = updater_of(membership, trainer)
         await updater.connect()
         assert await updater.snapshot()
         await updater.publish(Weights(version=1, step=1))
-        roster.lose("a")
+        membership.mark_lost("a")
         assert await updater.snapshot()  # there is nobody to copy for
-        roster.come("a")
+        membership.mark_restarted("a")
         assert not await updater.resnapshot()
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.engines.weight_sync.disk import DiskUpdater, WeightReader, check_disk
-from asyncrl.engines.weight_sync.membership import Roster
+from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import ConfigError, EngineLost, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 from tests.steps import Step, failing, hanging, nothing
@@ -55,10 +55,10 @@ def updater_of(
     *engines: Engine,
     timeout_s: float = 5.0,
     silence_s: float = 60.0,
-    roster: Roster[WeightReader] | None = None,
+    membership: EngineMembership[WeightReader] | None = None,
 ) -> DiskUpdater:
     return DiskUpdater(
-        roster or Roster(engines),
+        membership or EngineMembership(engines),
         trainer,
         folder=folder / "disk",
         timeout_s=timeout_s,
@@ -188,14 +188,14 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
 
     async def dies(step: str) -> None:
         if step.startswith("version-3"):
-            roster.lose("b")
+            membership.mark_lost("b")
             raise EngineLost("gone")
 
     b = Engine("b", dies)
-    roster: Roster[WeightReader] = Roster((a, b, c))
+    membership: EngineMembership[WeightReader] = EngineMembership((a, b, c))
 
     async def run() -> None:
-        updater = updater_of(tmp_path, trainer, roster=roster)
+        updater = updater_of(tmp_path, trainer, membership=membership)
         await updater.connect()
         await update(updater, trainer, 2)
         with pytest.raises(UpdateInterrupted, match="b: gone"):
@@ -217,14 +217,14 @@ def test_what_was_written_is_read_again_by_those_that_are_left_and_by_one_that_c
 
     async def dies(step: str) -> None:
         if step == "version-3 3 as 3":
-            roster.lose("b")
+            membership.mark_lost("b")
             raise EngineLost("gone")
 
     b = Engine("b", dies)
-    roster: Roster[WeightReader] = Roster((a, b))
+    membership: EngineMembership[WeightReader] = EngineMembership((a, b))
 
     async def run() -> None:
-        updater = updater_of(tmp_path, trainer, roster=roster)
+        updater = updater_of(tmp_path, trainer, membership=membership)
         await updater.connect()
         assert not await updater.resnapshot()
         await update(updater, trainer, 2)
@@ -233,7 +233,7 @@ def test_what_was_written_is_read_again_by_those_that_are_left_and_by_one_that_c
         for version in (4, 5):
             assert await updater.resnapshot()
             await updater.publish(Weights(version=version, step=3))
-            roster.come("b")
+            membership.mark_restarted("b")
         assert left(tmp_path) == ["version-2", "version-3"]
         await update(updater, trainer, 6)
 
@@ -259,14 +259,14 @@ def test_engines_that_are_left_read_to_their_end_before_they_read_again(tmp_path
 
 def test_a_failure_of_engines_that_have_all_lived_since_it_began_is_final(tmp_path: Path) -> None:
     a, trainer = Engine("a", failing("version-4 4 as 4", EngineLost("gone"))), Trainer()
-    roster: Roster[WeightReader] = Roster((a, Engine("b")))
+    membership: EngineMembership[WeightReader] = EngineMembership((a, Engine("b")))
 
     async def run() -> None:
-        updater = updater_of(tmp_path, trainer, roster=roster)
+        updater = updater_of(tmp_path, trainer, membership=membership)
         await updater.connect()
-        roster.lose("b")
+        membership.mark_lost("b")
         await update(updater, trainer, 3)
-        roster.come("b")
+        membership.mark_restarted("b")
         with pytest.raises(WeightUpdateFailed) as error:
             await update(updater, trainer, 4)
         assert not isinstance(error.value, UpdateInterrupted)
@@ -276,20 +276,20 @@ def test_a_failure_of_engines_that_have_all_lived_since_it_began_is_final(tmp_pa
 
 def test_without_any_engine_nothing_is_written_and_the_one_that_comes_back_gets_its_update(tmp_path: Path) -> None:
     a, trainer = Engine("a"), Trainer()
-    roster: Roster[WeightReader] = Roster((a,))
+    membership: EngineMembership[WeightReader] = EngineMembership((a,))
 
     async def run() -> None:
-        updater = updater_of(tmp_path, trainer, roster=roster)
+        updater = updater_of(tmp_path, trainer, membership=membership)
         await updater.connect()
-        roster.lose("a")
+        membership.mark_lost("a")
         report = await update(updater, trainer, 1)
         assert (report.num_bytes, trainer.written) == (0, 0)
-        roster.come("a")
+        membership.mark_restarted("a")
         async with asyncio.timeout(1.0):
             await updater.wait_for_rejoined()
         await update(updater, trainer, 2)
         async with asyncio.timeout(1.0):
-            await roster.served("a")
+            await membership.wait_until_synced("a")
 
     asyncio.run(run())
     assert a.told == ["pause in_place", "version-2 2 as 2", "go on"]
@@ -319,15 +319,15 @@ def test_a_folder_that_cannot_take_the_weights_is_refused_before_anything_starts
 
 def test_what_was_written_before_the_last_update_is_not_read_again(tmp_path: Path) -> None:
     a, trainer = Engine("a"), Trainer()
-    roster: Roster[WeightReader] = Roster((a,))
+    membership: EngineMembership[WeightReader] = EngineMembership((a,))
 
     async def run() -> None:
-        updater = updater_of(tmp_path, trainer, roster=roster)
+        updater = updater_of(tmp_path, trainer, membership=membership)
         await updater.connect()
         await update(updater, trainer, 1)
-        roster.lose("a")
+        membership.mark_lost("a")
         await update(updater, trainer, 2)  # there is nobody to write for
-        roster.come("a")
+        membership.mark_restarted("a")
         assert not await updater.resnapshot()
 
     asyncio.run(run())

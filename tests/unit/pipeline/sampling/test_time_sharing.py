@@ -13,10 +13,10 @@ def colocated(**changes: Any) -> World:
     world = World(staleness=0, colocate=True, trains_beside_pushes=False, **changes)
     world.seen = seen = []  # type: ignore[attr-defined]
 
-    def note(what: str, turn: str) -> None:
+    def note(what: str, holder: str) -> None:
         seen.append(what)
-        assert world.turns is not None
-        assert world.turns.turn == turn, what
+        assert world.gpu_sharing is not None
+        assert world.gpu_sharing.holder == holder, what
 
     make = world._parts  # noqa: SLF001
 
@@ -53,8 +53,8 @@ def colocated(**changes: Any) -> World:
 
 def test_engines_trainer_and_update_alternate_on_shared_gpus() -> None:
     world = colocated(steps=3).run()
-    assert world.turns is not None
-    assert world.turns.taken == [*TURN * 3, "trainer"]  # the last one is for saving the model
+    assert world.gpu_sharing is not None
+    assert world.gpu_sharing.taken == [*TURN * 3, "trainer"]  # the last one is for saving the model
     assert len(world.facts) == 3
     assert max(world.lags) == 0
 
@@ -71,17 +71,17 @@ def test_a_checkpoint_is_copied_before_the_optimizer_is_put_away() -> None:
     world = World(
         steps=4, staleness=0, colocate=True, trains_beside_pushes=False, save_interval=2, checkpoints=checkpoints
     )
-    turns = []
+    gpu_sharing = []
     begin = checkpoints.begin
 
     async def begins(step: int, run: Any) -> None:
-        assert world.turns is not None
-        turns.append(world.turns.turn)
+        assert world.gpu_sharing is not None
+        gpu_sharing.append(world.gpu_sharing.holder)
         await begin(step, run)
 
     checkpoints.begin = begins  # type: ignore[method-assign]
     world.run()
-    assert turns == ["trainer", "trainer"]
+    assert gpu_sharing == ["trainer", "trainer"]
     assert sorted(checkpoints.written) == [2, 4]
 
 
@@ -101,8 +101,8 @@ def test_requests_that_outlive_a_step_wait_and_keep_their_tokens() -> None:
         keep=_easier_later,
         lengths=lambda request: 400 if request.seed % 5 == 0 else 8,
     ).run()
-    assert world.turns is not None
-    assert world.turns.taken[:-1] == TURN * 12
+    assert world.gpu_sharing is not None
+    assert world.gpu_sharing.taken[:-1] == TURN * 12
     stats = world.scheduler.stats()
     assert stats.aborts > 0
     assert stats.tokens.masked > 0

@@ -5,61 +5,61 @@ from typing import Any
 import pytest
 
 from asyncrl.pipeline.scheduling.acceptance import WINDOW, Acceptance
-from asyncrl.pipeline.scheduling.admission import Limits, Standing, assumed_acceptance, is_wanted, may_start
+from asyncrl.pipeline.scheduling.admission import AdmissionState, Limits, assumed_acceptance, is_wanted, may_start
 
 
 def limits(**changes: Any) -> Limits:
     return Limits(**{"groups_per_step": 4, "group_size": 2, "max_staleness": 1, "num_steps": 100, **changes})
 
 
-def standing(**changes: Any) -> Standing:
+def state(**changes: Any) -> AdmissionState:
     usual = {"batches_taken": 0, "buffered": 0, "in_flight": 0, "engine_step": 0, "free_slots": 1}
-    return Standing(**{**usual, **changes})
+    return AdmissionState(**{**usual, **changes})
 
 
-def room(now: Standing, bounds: Limits) -> int:
+def room(now: AdmissionState, bounds: Limits) -> int:
     """How many groups may start one after the other."""
     started = 0
-    while is_wanted(standing(**{**_fields(now), "in_flight": now.in_flight + started}), bounds):
+    while is_wanted(state(**{**_fields(now), "in_flight": now.in_flight + started}), bounds):
         started += 1
     return started
 
 
-def _fields(now: Standing) -> dict[str, Any]:
-    return {name: getattr(now, name) for name in Standing.__dataclass_fields__}
+def _fields(now: AdmissionState) -> dict[str, Any]:
+    return {name: getattr(now, name) for name in AdmissionState.__dataclass_fields__}
 
 
 @pytest.mark.parametrize(
     ("now", "bounds", "wanted"),
     [
-        (standing(), limits(), 8),
-        (standing(), limits(max_staleness=0), 4),
-        (standing(in_flight=8), limits(), 0),
-        (standing(in_flight=3, buffered=5), limits(), 0),
-        (standing(batches_taken=1, in_flight=4), limits(), 0),
-        (standing(batches_taken=1, buffered=4, engine_step=1), limits(), 4),
-        (standing(batches_taken=1, in_flight=3), limits(max_staleness=0), 0),
-        (standing(batches_taken=99, engine_step=99), limits(), 4),
-        (standing(batches_taken=100, engine_step=100), limits(), 0),
-        (standing(acceptance=0.5), limits(), 16),
-        (standing(acceptance=0.5, buffered=6), limits(), 4),
-        (standing(acceptance=0.55), limits(), 14),  # 7.7 of them are expected to be kept
-        (standing(acceptance=0.01, buffered=8), limits(), 0),
+        (state(), limits(), 8),
+        (state(), limits(max_staleness=0), 4),
+        (state(in_flight=8), limits(), 0),
+        (state(in_flight=3, buffered=5), limits(), 0),
+        (state(batches_taken=1, in_flight=4), limits(), 0),
+        (state(batches_taken=1, buffered=4, engine_step=1), limits(), 4),
+        (state(batches_taken=1, in_flight=3), limits(max_staleness=0), 0),
+        (state(batches_taken=99, engine_step=99), limits(), 4),
+        (state(batches_taken=100, engine_step=100), limits(), 0),
+        (state(acceptance=0.5), limits(), 16),
+        (state(acceptance=0.5, buffered=6), limits(), 4),
+        (state(acceptance=0.55), limits(), 14),  # 7.7 of them are expected to be kept
+        (state(acceptance=0.01, buffered=8), limits(), 0),
     ],
 )
-def test_as_many_groups_start_as_will_find_a_place_in_time(now: Standing, bounds: Limits, wanted: int) -> None:
+def test_as_many_groups_start_as_will_find_a_place_in_time(now: AdmissionState, bounds: Limits, wanted: int) -> None:
     assert room(now, bounds) == wanted
 
 
 def test_a_group_starts_only_when_a_slot_is_free() -> None:
-    assert may_start(standing(free_slots=1), limits())
-    assert not may_start(standing(free_slots=0), limits())
+    assert may_start(state(free_slots=1), limits())
+    assert not may_start(state(free_slots=0), limits())
 
 
 def test_nothing_starts_that_the_buffer_would_have_no_room_for() -> None:
-    assert may_start(standing(buffered=3, in_flight=1), limits(buffer_size=5))
-    assert not may_start(standing(buffered=3, in_flight=2), limits(buffer_size=5))
-    assert may_start(standing(buffered=3, in_flight=2, acceptance=0.5), limits(buffer_size=5))
+    assert may_start(state(buffered=3, in_flight=1), limits(buffer_size=5))
+    assert not may_start(state(buffered=3, in_flight=2), limits(buffer_size=5))
+    assert may_start(state(buffered=3, in_flight=2, acceptance=0.5), limits(buffer_size=5))
 
 
 @pytest.mark.parametrize(

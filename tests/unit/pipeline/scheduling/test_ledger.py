@@ -3,7 +3,7 @@
 import pytest
 
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
-from asyncrl.pipeline.scheduling.ledger import Ledger, Outcome, check_balance
+from asyncrl.pipeline.scheduling.ledger import GroupOutcome, Ledger, check_balance
 from asyncrl.types import GroupId
 
 
@@ -34,6 +34,6 @@ def test_a_group_can_not_skip_a_state() -> None:
 def test_a_group_can_not_leave_twice() -> None:
     ledger = Ledger()
     ledger.admit(GroupId(0))
-    ledger.drop(GroupId(0), Outcome.FAILED, 3)
+    ledger.drop(GroupId(0), GroupOutcome.FAILED, 3)
     with pytest.raises(AssertionError, match="not outstanding"):
-        ledger.drop(GroupId(0), Outcome.FILTERED, 3)
+        ledger.drop(GroupId(0), GroupOutcome.FILTERED, 3)

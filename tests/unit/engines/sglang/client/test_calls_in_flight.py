@@ -4,24 +4,24 @@ import asyncio
 
 import pytest
 
-from asyncrl.engines.sglang.client.calls_in_flight import Flight, Flights
+from asyncrl.engines.sglang.client.calls_in_flight import CallInFlight, CallsInFlight
 from asyncrl.errors import EngineLost, EngineTimeout
 from asyncrl.sim.clock import run_virtually
 
 
-async def waiting(flight: Flight) -> None:
-    async with flight:
+async def waiting(call: CallInFlight) -> None:
+    async with call:
         await asyncio.sleep(60.0)
 
 
 def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> None:
     async def main() -> None:
-        loop, flights = asyncio.get_running_loop(), Flights()
-        flight = flights.begin("one")
-        loop.call_later(2.0, flights.give_up)
-        loop.call_later(2.0, flights.give_up)
+        loop, calls = asyncio.get_running_loop(), CallsInFlight()
+        call = calls.begin("one")
+        loop.call_later(2.0, calls.give_up)
+        loop.call_later(2.0, calls.give_up)
         with pytest.raises(EngineLost, match="one was not aborted in time"):
-            await waiting(flight)
+            await waiting(call)
         assert loop.time() == pytest.approx(2.0)
         task = asyncio.current_task()
         assert task is not None
@@ -33,11 +33,11 @@ def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> N
 
 def test_a_call_that_has_ended_cannot_be_given_up() -> None:
     async def main() -> None:
-        flight = Flight("one")
-        flight.give_up()
-        async with flight:
+        call = CallInFlight("one")
+        call.give_up()
+        async with call:
             await asyncio.sleep(1.0)
-        flight.give_up()
+        call.give_up()
         await asyncio.sleep(1.0)
 
     run_virtually(main())
@@ -45,9 +45,9 @@ def test_a_call_that_has_ended_cannot_be_given_up() -> None:
 
 def test_a_call_that_ends_as_it_is_given_up_has_ended() -> None:
     async def main() -> None:
-        flight = Flight("one")
-        async with flight:
-            flight.give_up()
+        call = CallInFlight("one")
+        async with call:
+            call.give_up()
         await asyncio.sleep(1.0)
 
     run_virtually(main())
@@ -56,7 +56,7 @@ def test_a_call_that_ends_as_it_is_given_up_has_ended() -> None:
 def test_what_the_call_raises_is_raised() -> None:
     async def main() -> None:
         with pytest.raises(EngineTimeout):
-            async with Flight("one"):
+            async with CallInFlight("one"):
                 raise EngineTimeout
 
     run_virtually(main())
@@ -67,12 +67,12 @@ def test_a_call_that_somebody_else_cancels_is_cancelled(at_s: float) -> None:
     """Also in the very moment in which it is given up."""
 
     async def main() -> None:
-        loop, flight = asyncio.get_running_loop(), Flight("one")
+        loop, call = asyncio.get_running_loop(), CallInFlight("one")
         async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(waiting(flight))
+            task = tasks.create_task(waiting(call))
             await asyncio.sleep(0)
             loop.call_later(at_s, task.cancel)
-            loop.call_later(2.0, flight.give_up)
+            loop.call_later(2.0, call.give_up)
         assert task.cancelled()
 
     run_virtually(main())

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.engine import SGLangEngine
-from asyncrl.engines.sglang.client.http import Wire
+from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
@@ -108,8 +108,8 @@ def generate(answer: Answering, idle_s: float = 5.0) -> tuple[list[Chunk], Finis
     aborted: list[str] = []
 
     async def run() -> FinishReason | EngineError:
-        async with server(answer, aborted) as url, Wire() as wire:
-            engine = SGLangEngine(wire, (url,), router_url=None, request_timeout_s=idle_s)
+        async with server(answer, aborted) as url, HttpClient() as http:
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=idle_s)
             try:
                 return await engine.generate(REQUEST, chunks.append)
             except EngineError as error:
@@ -228,9 +228,9 @@ def test_logprobs_of_other_tokens_are_a_loss() -> None:
 
 def test_a_refused_connection_is_a_loss() -> None:
     async def run() -> None:
-        async with Wire() as wire:
+        async with HttpClient() as http:
             url = f"http://127.0.0.1:{free_ports(1)[0]}"
-            engine = SGLangEngine(wire, (url,), router_url=None, request_timeout_s=5.0)
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=5.0)
             with pytest.raises(EngineLost):
                 await engine.generate(REQUEST, lambda chunk: None)
             with pytest.raises(EngineLost):
@@ -243,8 +243,8 @@ def test_cancelling_twice_still_aborts_the_request() -> None:
     aborted: list[str] = []
 
     async def run() -> None:
-        async with server(stalling, aborted) as url, Wire() as wire:
-            engine = SGLangEngine(wire, (url,), router_url=None, request_timeout_s=5.0)
+        async with server(stalling, aborted) as url, HttpClient() as http:
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=5.0)
             began = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
                 task = tasks.create_task(engine.generate(REQUEST, lambda chunk: began.set()))
@@ -264,8 +264,8 @@ def test_cancelling_twice_still_aborts_the_request() -> None:
 def test_a_server_that_lost_a_request_is_chosen_last() -> None:
     async def run() -> None:
         good, bad = sending(event([1], type="stop")), refusing(500)
-        async with server(bad, []) as bad_url, server(good, []) as good_url, Wire() as wire:
-            engine = SGLangEngine(wire, (bad_url, good_url), router_url=None, request_timeout_s=5.0)
+        async with server(bad, []) as bad_url, server(good, []) as good_url, HttpClient() as http:
+            engine = SGLangEngine(http, (bad_url, good_url), router_url=None, request_timeout_s=5.0)
             with pytest.raises(EngineLost):
                 await engine.generate(REQUEST, lambda chunk: None)
             for _ in range(3):
@@ -289,8 +289,8 @@ def interrupt(first: bytes, last: bytes, request: Request = REQUEST) -> tuple[li
         return response
 
     async def run() -> FinishReason:
-        async with server(until_aborted, aborted) as url, Wire() as wire, asyncio.TaskGroup() as tasks:
-            engine = SGLangEngine(wire, (url,), router_url=None, request_timeout_s=5.0)
+        async with server(until_aborted, aborted) as url, HttpClient() as http, asyncio.TaskGroup() as tasks:
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=5.0)
             began = asyncio.Event()
 
             def take(chunk: Chunk) -> None:
@@ -339,8 +339,8 @@ def test_a_request_that_cannot_be_aborted_is_lost_and_the_interruption_ends() ->
     aborted: list[str] = []
 
     async def run() -> None:
-        async with server(stalling, aborted) as url, Wire() as wire, asyncio.TaskGroup() as tasks:
-            engine = SGLangEngine(wire, (url,), router_url=None, request_timeout_s=60.0, interrupt_timeout_s=0.3)
+        async with server(stalling, aborted) as url, HttpClient() as http, asyncio.TaskGroup() as tasks:
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=60.0, interrupt_timeout_s=0.3)
             began = asyncio.Event()
             task = tasks.create_task(lost(engine, began))
             await began.wait()
@@ -369,8 +369,8 @@ def test_a_server_is_ready_once_its_garbage_collectors_are_frozen_or_warns(
         return web.json_response({}, status=status if request.path == "/freeze_gc" else 200 if is_healthy else 503)
 
     async def run() -> None:
-        async with serving({"/health": answer, "/freeze_gc": answer}) as url, Wire() as wire:
-            await EngineControl(wire, url, timeout_s=5.0).get_ready(5.0)
+        async with serving({"/health": answer, "/freeze_gc": answer}) as url, HttpClient() as http:
+            await EngineControl(http, url, timeout_s=5.0).get_ready(5.0)
 
     asyncio.run(run())
     assert asked == ["/health", "/health", "/freeze_gc"]

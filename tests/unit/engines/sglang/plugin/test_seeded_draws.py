@@ -40,17 +40,17 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 
 def test_a_version_counts_once_it_has_been_seen_for_a_while() -> None:
     trail = VersionTrail()
-    assert trail.settled(4, 0.0) == 4
-    assert trail.settled(5, 10.0) == 4
-    assert trail.settled(5, 10.0 + SETTLE_S / 2) == 4
-    assert trail.settled(4, 10.0 + SETTLE_S / 2) == 4
-    assert trail.settled(5, 10.0 + SETTLE_S) == 5
-    assert trail.settled(4, 10.0 + SETTLE_S) == 4
+    assert trail.oldest_possible(4, 0.0) == 4
+    assert trail.oldest_possible(5, 10.0) == 4
+    assert trail.oldest_possible(5, 10.0 + SETTLE_S / 2) == 4
+    assert trail.oldest_possible(4, 10.0 + SETTLE_S / 2) == 4
+    assert trail.oldest_possible(5, 10.0 + SETTLE_S) == 5
+    assert trail.oldest_possible(4, 10.0 + SETTLE_S) == 4
 
 
 def test_versions_that_follow_fast_settle_one_after_the_other() -> None:
     trail = VersionTrail()
     for version in range(4):
-        trail.settled(version, 10.0 + version * SETTLE_S / 2)
-    assert trail.settled(3, 10.0 + 2 * SETTLE_S) == 2
-    assert trail.settled(3, 10.0 + 3 * SETTLE_S) == 3
+        trail.oldest_possible(version, 10.0 + version * SETTLE_S / 2)
+    assert trail.oldest_possible(3, 10.0 + 2 * SETTLE_S) == 2
+    assert trail.oldest_possible(3, 10.0 + 3 * SETTLE_S) == 3
