@@ -1,7 +1,7 @@
 """Attention over packed sequences.
 
 Shape letters: T tokens of a packed microbatch (with context parallelism, of this rank's part of it), A attention heads,
-D numbers per head, K keys.
+D head dimension, K keys.
 """
 
 from collections.abc import Callable
@@ -51,36 +51,39 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 KERNEL_WIDTH = 8
-"""Of torch's kernel for a GPU (FlashAttention 2): numbers per head are a multiple of it."""
+"""Head dimensions are a multiple of this for torch's GPU kernel (FlashAttention 2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretches:
-    """Which keys each stretch of neighbouring tokens sees: the last token all of them, the one before all but one..."""
+    """Runs of neighbouring tokens of one sample, and the keys that each run attends to.
+
+    The last token of a stretch sees all of its keys, the token before it all but one, and so on.
+    """
 
     token_edges: Tensor
-    """Where the stretches begin, and where the last one ends."""
+    """Offsets of the stretches among the tokens, followed by the end of the last one."""
     key_edges: Tensor
-    """The same of their keys."""
+    """Offsets of their keys in the same form."""
     longest_tokens: int
     longest_keys: int
     key_places: Tensor | None = None
-    """Of each key among the keys of all context-parallel ranks; None: the rank's own keys, as they are."""
+    """Index of each key among the keys of all context-parallel ranks; None: the rank's keys are used in order."""
 
 
 @dataclass
 class PackedRow(PackedSeqParams):  # type: ignore[misc]
-    """What layers must know of a microbatch: Megatron's words, and ours."""
+    """The fields of Megatron's ``PackedSeqParams``, and those that the layers here need."""
 
     stretches: Stretches | None = None
     rotary: RotaryAngles | None = None
-    """None: the layer turns queries and keys itself (latent attention)."""
+    """Rotary angles; None: the layer rotates queries and keys itself (latent attention)."""
 
 
 def packed_row(
     row: Microbatch, device: torch.device, rotary: RotaryAngles | None, rank: int, num_ranks: int
 ) -> PackedRow:
-    """Of the microbatch ``row``, for one of ``num_ranks`` context-parallel ranks."""
+    """Describe the microbatch ``row`` to the layers of one of ``num_ranks`` context-parallel ranks."""
     edges = torch.from_numpy(row.edges).to(device)
     return PackedRow(
         qkv_format="thd",
@@ -96,7 +99,10 @@ def packed_row(
 
 
 def _shared_stretches(row: Microbatch, device: torch.device, rank: int, num_ranks: int) -> Stretches:
-    """A rank has two pieces of each sample; each sees the sample's tokens from the first one to its own end."""
+    """Build the stretches of a rank that holds two pieces of each sample.
+
+    Each piece attends to its sample's tokens from the first one to the end of the piece.
+    """
     everyones = np.concatenate([part_of(row, each, num_ranks).places_T for each in range(num_ranks)])
     gathered = np.empty_like(everyones)
     gathered[everyones] = np.arange(len(everyones))
@@ -121,10 +127,10 @@ def _edges(sizes: NDArray[Any]) -> Tensor:
 def in_one_width(
     attend: Callable[[Tensor, Tensor, Tensor], Tensor], query_TAD: Tensor, key_KAD: Tensor, value_KAD: Tensor
 ) -> Tensor:
-    """What ``attend`` says, which takes heads of one width, a multiple of ``KERNEL_WIDTH``.
+    """Call ``attend`` with heads padded to one width, a multiple of ``KERNEL_WIDTH``.
 
-    Zeros behind queries and keys change no score, and those behind values are cut off again: latent attention has
-    values that are narrower than its queries.
+    Zeros appended to queries and keys change no score.  Zeros appended to values are cut off the result: latent
+    attention has values that are narrower than its queries.
     """
     width = max(query_TAD.shape[-1], value_KAD.shape[-1])
     width += -width % KERNEL_WIDTH
@@ -137,7 +143,7 @@ def in_one_width(
 class PackedAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention within each sequence of a packed microbatch.
 
-    Megatron's own without TransformerEngine refuses packed sequences.
+    Megatron's local attention, without TransformerEngine, refuses packed sequences.
     """
 
     def __init__(
@@ -162,15 +168,15 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         packed_seq_params: PackedRow,
         **kwargs: Any,
     ) -> Tensor:
-        """Attended values, heads side by side."""
+        """Return the attended values, T x (A * D): the heads are concatenated."""
         rotary, stretches = packed_seq_params.rotary, packed_seq_params.stretches
-        assert stretches is not None, "rows come from packed_row"
+        assert stretches is not None, "packed_seq_params must come from packed_row"
         if rotary is not None:
             query_TAD, key_TAD = rotated(query_TAD, rotary), rotated(key_TAD, rotary)
         key_KAD, value_KAD = self._seen(key_TAD, stretches), self._seen(value_TAD, stretches)
         if query_TAD.is_cuda and query_TAD.dtype != torch.float32:
             out_TAD = in_one_width(partial(self._by_kernel, stretches), query_TAD, key_KAD, value_KAD)
-        else:  # the kernel is neither for a CPU nor for float32
+        else:  # the kernel supports neither a CPU nor float32
             out_TAD = self._one_by_one(query_TAD, key_KAD, value_KAD, stretches)
         return out_TAD.flatten(1)
 
@@ -190,7 +196,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         return attended
 
     def _seen(self, own_TAD: Tensor, stretches: Stretches) -> Tensor:
-        """Of keys or values, those that each stretch sees; of gradients, the sum over all ranks that saw them."""
+        """Select the keys or values that each stretch attends to.
+
+        The backward pass sums their gradients over all context-parallel ranks that attended to them.
+        """
         if stretches.key_places is None:
             return own_TAD
         whole: Tensor = gather_from_sequence_parallel_region(own_TAD.contiguous(), group=self._sharing_tokens)

@@ -1,4 +1,4 @@
-"""The one place where a Megatron model is made."""
+"""Construction of Megatron models; no other module constructs one."""
 
 from collections.abc import Callable
 from functools import partial
@@ -98,9 +98,10 @@ def build_model(
     parallel: ParallelConfig | None = None,
     layers: TransformerImpl = "local",
 ) -> GPTModel:
-    """This rank's part of an untrained model on ``device``; its weights are whatever was in memory.
+    """Build this rank's part of an untrained model on ``device``; its weights are uninitialised memory.
 
-    Megatron's groups say how it is split; ``parallel`` says how layers are spread and what is computed again.
+    Megatron's process groups determine how the model is split.  ``parallel`` sets how many layers each pipeline stage
+    has, and what the backward pass recomputes.
     """
     config = transformer_config(shape, device, dtype, parallel or ParallelConfig(), layers)
     model = GPTModel(
@@ -111,12 +112,12 @@ def build_model(
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.ties_embeddings,
-        position_embedding_type="none",  # attention turns queries and keys itself, by ``rotary_angles``
+        position_embedding_type="none",  # attention rotates queries and keys itself, with ``rotary_angles``
     )
     model.rotary_angles = _rotary_angles(shape, device, dtype)
-    model.to(device, dtype)  # without TransformerEngine norms are made in float32, whatever the config says
+    model.to(device, dtype)  # without TransformerEngine, norms are created in float32 whatever the config says
     for name, buffer in model.named_buffers():
-        if name.endswith("expert_bias"):  # one float32 step decides which expert wins
+        if name.endswith("expert_bias"):  # the smallest float32 difference may decide which expert is chosen
             buffer.data = buffer.data.float()
     return model
 
@@ -124,9 +125,9 @@ def build_model(
 def transformer_config(
     shape: ModelShape, device: torch.device, dtype: torch.dtype, parallel: ParallelConfig, layers: TransformerImpl
 ) -> TransformerConfig:
-    """Megatron's words for ``shape``."""
+    """Translate ``shape`` into Megatron's ``TransformerConfig``."""
     make = MLATransformerConfig if shape.latent else TransformerConfig
-    is_fused = layers == "transformer_engine" and shape.latent is None  # its latent attention is not ours
+    is_fused = layers == "transformer_engine" and shape.latent is None  # latent attention is always local
     return make(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -141,7 +142,7 @@ def transformer_config(
         activation_func=F.silu,
         add_bias_linear=False,
         add_qkv_bias=shape.has_qkv_bias,
-        rotary_interleaved=shape.interleaves_rope,  # of latent attention
+        rotary_interleaved=shape.interleaves_rope,  # read by latent attention
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -150,9 +151,9 @@ def transformer_config(
         use_cpu_initialization=device.type == "cpu",
         perform_initialization=False,  # every parameter is read from the checkpoint
         transformer_impl="transformer_engine" if is_fused else "local",
-        use_te_activation_func=is_fused and shape.experts is None,  # experts are not TransformerEngine's
-        calculate_per_token_loss=True,  # sums of gradients over ranks, no averages: the loss brings its own scale
-        # Kernels of TransformerEngine or Apex, or compiled by torch, which needs a C++ compiler on a CPU.
+        use_te_activation_func=is_fused and shape.experts is None,  # experts are always local
+        calculate_per_token_loss=True,  # gradients are summed over ranks, not averaged: the loss is already scaled
+        # Kernels of TransformerEngine or Apex, or compiled by torch, for which a CPU needs a C++ compiler.
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -166,7 +167,7 @@ def transformer_config(
 
 
 def _spec(shape: ModelShape, config: TransformerConfig) -> TransformerBlockSubmodules:
-    """The layers of this pipeline stage."""
+    """Build the layer specs of this pipeline stage."""
     is_fused = config.transformer_impl == "transformer_engine"
     block = _fused_block(config) if is_fused else _local_block(shape, config)
     for layer in block.layer_specs:
@@ -181,7 +182,7 @@ def _spec(shape: ModelShape, config: TransformerConfig) -> TransformerBlockSubmo
 
 
 def _local_block(shape: ModelShape, config: TransformerConfig) -> TransformerBlockSubmodules:
-    """Megatron's own layers, with our norms."""
+    """Build the layer specs of Megatron's local implementation with the norms of this package."""
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
     block.layer_norm = RMSNorm
     for layer in block.layer_specs:
@@ -198,7 +199,10 @@ def _local_block(shape: ModelShape, config: TransformerConfig) -> TransformerBlo
 
 
 def _fused_block(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """TransformerEngine's layers, but for experts, which trained slower than ours."""
+    """Build TransformerEngine's layer specs with local experts.
+
+    TransformerEngine's experts trained slower than ``GroupedExperts``.
+    """
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
     for layer in block.layer_specs:
         parts = layer.submodules
@@ -212,18 +216,18 @@ def _parallel_settings() -> dict[str, Any]:
     pipeline = parallel_state.get_pipeline_model_parallel_world_size()
     return {
         "tensor_model_parallel_size": tensor,
-        "sequence_parallel": tensor > 1,  # saves memory, and Megatron's experts ask for it
+        "sequence_parallel": tensor > 1,  # saves memory; Megatron's experts require it
         "pipeline_model_parallel_size": pipeline,
         "variable_seq_lengths": pipeline > 1,
         "context_parallel_size": parallel_state.get_context_parallel_world_size(),
         "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
         "expert_tensor_parallel_size": parallel_state.get_expert_tensor_parallel_world_size(),
-        "moe_token_dispatcher_type": "alltoall",  # variable lengths ask for it, with experts or without
+        "moe_token_dispatcher_type": "alltoall",  # variable lengths require it, with experts or without
     }
 
 
 def _memory_settings(parallel: ParallelConfig) -> dict[str, Any]:
-    """Which layers a pipeline stage has, and what the backward pass computes again."""
+    """Choose the layers of each pipeline stage, and what the backward pass recomputes."""
     settings: dict[str, Any] = {
         "num_layers_in_first_pipeline_stage": parallel.decoder_first_pipeline_num_layers,
         "num_layers_in_last_pipeline_stage": parallel.decoder_last_pipeline_num_layers,
@@ -246,10 +250,10 @@ def _expert_settings(experts: ExpertShape, num_layers: int) -> dict[str, Any]:
         "moe_layer_freq": [int(layer >= experts.num_dense_layers) for layer in range(num_layers)],
         "moe_shared_expert_intermediate_size": experts.num_shared * experts.ffn_hidden_size or None,
         "moe_router_score_function": experts.scores,
-        # Softmax over the chosen experts alone is softmax over all, rescaled to add up to 1.
+        # A softmax over the chosen experts alone equals the softmax over all, rescaled to add up to 1.
         "moe_router_pre_softmax": not experts.weights_add_to_one,
         "moe_router_enable_expert_bias": experts.has_bias,
-        "moe_router_bias_update_rate": 0.0,  # as it came: a bias that moves would be one more thing that differs
+        "moe_router_bias_update_rate": 0.0,  # the bias stays as loaded: updating it would add one more difference
         "moe_router_num_groups": experts.num_groups if grouped else None,
         "moe_router_group_topk": experts.num_chosen_groups if grouped else None,
         "moe_router_topk_scaling_factor": experts.weight_scale,
@@ -284,7 +288,10 @@ def _latent_settings(latent: LatentShape, rope: Rope) -> dict[str, Any]:
 def _rotary_angles(
     shape: ModelShape, device: torch.device, dtype: torch.dtype
 ) -> Callable[[Tensor], RotaryAngles | None]:
-    """How far tokens at given positions are turned; None where Megatron's latent attention sees to it."""
+    """Build the function from token positions to rotary angles.
+
+    It returns None where Megatron's latent attention rotates queries and keys itself.
+    """
     if shape.latent:
         return lambda positions_T: None
     return partial(

@@ -1,8 +1,8 @@
-"""Whose layers a model is made of, Megatron's own or TransformerEngine's, and what their norms are called.
+"""The layers that a model is made of, Megatron's local ones or TransformerEngine's, and the names of their norms.
 
-TransformerEngine has a norm within the product that follows it.  Parameters are called as in Megatron's own layers,
-whichever they are of (``unfused``); checkpoints are written as with TransformerEngine's (``norm_keys``), with which
-Megatron-LM and slime run.
+TransformerEngine fuses a norm with the linear layer that follows it.  The code uses the parameter names of the local
+layers for both implementations (``unfused``).  Checkpoints are written with the names of TransformerEngine's layers
+(``norm_keys``), with which Megatron-LM and slime run.
 """
 
 from dataclasses import replace
@@ -27,53 +27,64 @@ _WITHIN_LATENT_ATTENTION = {
     "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
     "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
 }
-"""Of models with latent attention, whose layers are always Megatron's own here."""
+"""Norms of models with latent attention, whose layers are always local here."""
 
 
 def with_implementation(
     settings: TrainerSettings, *, has_layers: bool = HAVE_TE, has_adam: bool = not USING_PYTORCH_OPTIMIZER
 ) -> TrainerSettings:
-    """``settings`` without auto for the layers.  Raises ConfigError unless this machine has what it takes."""
+    """Replace a ``transformer_impl`` of auto in ``settings`` by the layers to use.
+
+    Raises ConfigError if TransformerEngine is requested but missing, or if Megatron would use a GPU's Adam on a CPU.
+    """
     if settings.device == "cpu" and has_adam:
         raise ConfigError(
-            "device cpu: TransformerEngine or Apex is installed: Megatron takes its Adam wherever it is; it needs a GPU"
+            "device cpu: TransformerEngine or Apex is installed, and Megatron would use its Adam, which needs a GPU; "
+            "uninstall it, or train on a GPU"
         )
     layers = settings.model.transformer_impl
     if layers == "transformer_engine" and not has_layers:
-        raise ConfigError("transformer-impl transformer_engine: it cannot be imported on the trainer's machine")
+        raise ConfigError(
+            "transformer-impl transformer_engine: TransformerEngine cannot be imported on the trainer's machine; "
+            "install it, or set transformer-impl to local"
+        )
     if layers == "auto":
         layers = "transformer_engine" if has_layers and _suits(settings) else "local"
     return replace(settings, model=replace(settings.model, transformer_impl=layers))
 
 
 def check_alike(settings: TrainerSettings) -> None:
-    """Raise ConfigError if other ranks have other layers.  Collective."""
+    """Raise ConfigError unless all ranks use the same layers.  Collective."""
     layers = of_every_rank(settings.model.transformer_impl)
     if len(set(layers)) > 1:
         without = ", ".join(str(rank) for rank, each in enumerate(layers) if each == "local")
         raise ConfigError(
-            f"transformer-impl auto: TransformerEngine cannot be imported on ranks {without}, but on others; "
-            "install it on all, or say local"
+            f"transformer-impl auto: TransformerEngine cannot be imported on ranks {without}, but can be on "
+            "others; install it on all, or set transformer-impl to local"
         )
 
 
 def _suits(settings: TrainerSettings) -> bool:
-    """Whether TransformerEngine's layers do what is asked; products in float32 may be rounded to TF32 in them."""
+    """Return whether TransformerEngine's layers suit the settings.
+
+    They may round float32 products to TF32, so they are used for bfloat16 only.
+    """
     can_recompute = "layernorm" not in settings.parallel.recompute_modules
     return settings.device == "cuda" and settings.dtype == "bfloat16" and can_recompute
 
 
 def unfused(name: str) -> str:
-    """TransformerEngine's name of a weight as Megatron's own layers call it."""
+    """Translate the name of a weight in TransformerEngine's layers to its name in the local layers."""
     for plain, fused in (_BEFORE_ATTENTION | _BEFORE_MLP).items():
         name = name.replace(fused, plain)
     return name
 
 
 def norm_keys(*, has_experts: bool, is_latent: bool) -> dict[str, str]:
-    """What checkpoints call the norms of one of Megatron's own layers.
+    """Map the norm names of a local layer to their names in checkpoints.
 
-    Before experts it is the plain name with TransformerEngine's layers, too; Megatron's own map has the fused one.
+    The norm before experts keeps its plain name, as it does in TransformerEngine's layers.  Megatron's map would give
+    it the fused name.
     """
     before_attention = _WITHIN_LATENT_ATTENTION if is_latent else _BEFORE_ATTENTION
     return before_attention | ({} if has_experts else _BEFORE_MLP)

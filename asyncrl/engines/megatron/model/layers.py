@@ -1,6 +1,6 @@
 """Layers that megatron-core has only with TransformerEngine, or not at all.
 
-Shape letters: T tokens, H hidden size, E experts of this rank, F inner size.
+Shape letters: T tokens, H hidden size, E experts of this rank, F an expert's FFN hidden size.
 """
 
 from collections.abc import Callable
@@ -62,11 +62,11 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 LATENT_NORM_EPS = 1e-6
-"""Of the norms within latent attention: DeepSeek's code, and transformers', ignore ``rms_norm_eps`` there."""
+"""Epsilon of the norms within latent attention, where DeepSeek's code and transformers ignore ``rms_norm_eps``."""
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch's, with the mark that makes Megatron add up gradients over sequence-parallel ranks."""
+    """torch's RMSNorm, marked so that Megatron sums its gradients over sequence-parallel ranks."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **kwargs: Any) -> None:
         super().__init__(hidden_size, eps)
@@ -74,19 +74,25 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class AddNormed(torch.nn.Module):
-    """Adds the norm of what a layer computed to the residual; stands where Megatron would add it as it is."""
+    """A residual connection that normalises a layer's output before it adds it.
+
+    It replaces Megatron's bias-dropout-add, which adds the output unchanged.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
 
     def forward(self, training: bool, fused: bool) -> Callable[[tuple[Tensor, None], Tensor, float], Tensor]:
-        """The function that adds; there is neither a bias nor dropout."""
+        """Return the function that adds; there is neither a bias nor dropout."""
         return lambda output, residual, dropout: residual + self.norm(output[0])
 
 
 class LatentAttention(MLASelfAttention):  # type: ignore[misc]
-    """Megatron's, also without a query vector of low rank, and with the narrow projections whole on every rank."""
+    """Megatron's latent attention with its down projections replicated on every tensor-parallel rank.
+
+    Queries may do without a low-rank projection.
+    """
 
     def __init__(self, config: MLATransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -95,19 +101,19 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
             self.linear_q_down_proj = _Whole(config, config.q_lora_rank)
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
-        """Megatron's own answer needs TransformerEngine where queries are not of low rank."""
+        """Choose projections and norms; Megatron's choice needs TransformerEngine where queries have no low rank."""
         linears = dict.fromkeys(("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj"), ColumnParallelLinear)
         return {**linears, "q_layernorm": _latent_norm, "kv_layernorm": _latent_norm}
 
 
 class GroupedExperts(SequentialMLP):  # type: ignore[misc]
-    """Megatron's experts, all in one product per matrix instead of one after the other.
+    """Megatron's experts, with one grouped product per matrix instead of one product per expert.
 
-    Megatron's own that does so needs TransformerEngine.
+    Megatron's grouped experts need TransformerEngine.
     """
 
     def forward(self, hidden_TH: Tensor, counts_E: Tensor, weights_T: Tensor) -> tuple[Tensor, None]:
-        """Of tokens sorted by expert, ``counts_E`` of each; outputs are weighed by ``weights_T``."""
+        """Apply the experts to tokens sorted by expert, ``counts_E`` for each; ``weights_T`` weigh the outputs."""
         ends_E = counts_E.to(hidden_TH.device).cumsum(0).to(torch.int32)
         inner_TF = F.grouped_mm(hidden_TH, self._stacked("linear_fc1"), offs=ends_E)
         gate_TF, up_TF = inner_TF.chunk(2, -1)
@@ -115,14 +121,15 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         return F.grouped_mm(weighed_TF.to(hidden_TH.dtype), self._stacked("linear_fc2"), offs=ends_E), None
 
     def _stacked(self, name: str) -> Tensor:
-        """Of every expert the same matrix, its inputs first."""
+        """Stack the matrix ``name`` of all experts, with the input dimension before the output dimension."""
         return torch.stack([getattr(expert, name).weight for expert in self.local_experts]).transpose(1, 2)
 
 
 class _Whole(torch.nn.Module):
-    """A linear layer that every tensor-parallel rank has whole.
+    """A linear layer that is replicated on every tensor-parallel rank.
 
-    Split as Megatron's own is, the gradient of the rotary keys, which all heads share, would miss other ranks' heads.
+    Megatron splits the layer.  All heads share the rotary keys, whose gradient on a rank would then lack the heads of
+    other ranks.
     """
 
     def __init__(self, config: TransformerConfig, output_size: int) -> None:
@@ -133,7 +140,7 @@ class _Whole(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
-        """The product, and the bias that is not there."""
+        """Return the product, and None for the bias."""
         return F.linear(hidden, self.weight), None
 
 

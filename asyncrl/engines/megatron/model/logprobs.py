@@ -1,4 +1,4 @@
-"""Log-probs and entropies of response tokens, without ever holding their float32 logits all at once.
+"""Log-probs and entropies of response tokens, computed without all float32 logits in memory at once.
 
 Shape letters: R response tokens, H hidden size, V this rank's part of the vocabulary.
 """
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 CHUNK_BYTES = 512 * 1024**2
-"""Of float32 logits that exist at a time: 900 tokens of 150,000 words, enough for a full-speed product."""
+"""Bytes of float32 logits at a time: 900 tokens at a vocabulary size of 150,000, enough for a full-speed product."""
 
 
 def token_logprobs(
@@ -22,11 +22,11 @@ def token_logprobs(
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target and entropy of each distribution, float32, in nats.
+    """Compute the log-prob of each target and the entropy of each distribution, float32, in nats.
 
     Logits are hidden states times ``weight_VH``, divided by ``temperature``.  The ranks of ``group`` have equal parts
-    of the vocabulary, in order; all of them must call this, and each gets all of the result, and of the gradient of
-    ``hidden_RH`` its vocabulary's share.  The backward pass computes each chunk's logits anew.  Entropies have a
+    of the vocabulary, in order.  All of them must call this.  Each gets the whole result, and its vocabulary part's
+    share of the gradient of ``hidden_RH``.  The backward pass recomputes each chunk's logits.  Entropies have a
     gradient only with ``entropy_gradient``.
     """
     found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -80,7 +80,7 @@ def _logits(hidden_RH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
 
 
 def _read(logits_RV: Tensor, local_R: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs, entropies, and the logarithms of what the exponentials add up to."""
+    """Return log-probs, entropies, and log-sum-exps of the logits."""
     largest_R = logits_RV.amax(-1)
     if group:
         dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=group)
@@ -103,10 +103,10 @@ def _slope(
     for_logprobs_R: Tensor,
     for_entropies_R: Tensor | None,
 ) -> Tensor:
-    """The gradient of the logits; they are overwritten.
+    """Return the gradient of the logits, which it overwrites.
 
-    With p the probabilities and H the entropy: of the target's log-prob ``1[target] - p``, of the entropy
-    ``-p (log p + H)``.
+    With p the probabilities and H the entropy, the target's log-prob has the gradient ``1[target] - p``, and the
+    entropy has ``-p (log p + H)``.
     """
     logs_RV = logits_RV.sub_(log_totals_R.unsqueeze(-1))
     factor_RV: Tensor = -for_logprobs_R.unsqueeze(-1)
@@ -119,7 +119,7 @@ def _slope(
 
 
 def _add_product(total_VH: Tensor, slope_RV: Tensor, hidden_RH: Tensor) -> None:
-    """In float32, whatever the factors are in."""
+    """Add ``slope.T @ hidden`` to the total in float32, whatever the dtype of the factors."""
     if slope_RV.dtype == torch.float32:
         total_VH.addmm_(slope_RV.t(), hidden_RH)
     elif slope_RV.is_cuda:

@@ -1,10 +1,10 @@
-"""Samples into packed microbatches: plain lists and numpy, the same result for the same input.
+"""Packing of samples into microbatches, in plain lists and numpy: the same input gives the same result.
 
 A sample of P prompt and R response tokens enters a model as its first P + R - 1 tokens: nothing is predicted from the
-last one, and response token t is predicted at position P + t - 1.  Where ranks share tokens, samples are filled up at
-their ends to sizes that can be shared; no token sees those, and nothing is predicted from them.
-Shape letters: T tokens of a microbatch, S its samples, R its response tokens, sample behind sample; M those of them
-that one context-parallel rank has.
+last one.  Response token t is predicted at position P + t - 1.  Where ranks share tokens, samples are padded at their
+ends to sizes that can be shared.  No token of a sample attends to the padding, and nothing is predicted from it.
+Shape letters: T tokens of a microbatch, S its samples, R its response tokens, sample after sample; M those of them that
+one context-parallel rank has.
 """
 
 import math
@@ -26,55 +26,55 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One sample, as the loss sees it.  What is ``None`` is not there, or not there yet."""
+    """One sample in the form that the loss needs.  A field of ``None`` is absent, or not computed yet."""
 
     index: int
-    """Place in its batch."""
+    """Index in its batch."""
     token_ids: tuple[int, ...]
-    """Prompt and response."""
+    """Tokens of the prompt, then of the response."""
     num_response: int
     loss_mask: tuple[int, ...]
     behaviour_logprobs: Sequence[float]
-    """Of the engine that sampled."""
+    """Log-probs of the response tokens under the engine that sampled them."""
     advantages: Floats | None = None
     proximal_logprobs: Floats | None = None
-    """Of the trainer at the start of the step; ``None``: the log-probs of this very pass."""
+    """Log-probs under the trainer's weights at the start of the step; ``None``: those of the same pass."""
     ref_logprobs: Floats | None = None
-    """Of the reference model."""
+    """Log-probs under the reference model."""
     values: Floats | None = None
-    """Of the critic at the start of the step."""
+    """Values of the critic at the start of the step."""
     returns: Floats | None = None
-    """What the critic is trained towards."""
+    """Regression targets of the critic."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_response < len(self.token_ids):
             raise ValueError(
                 f"a response of {self.num_response} in {len(self.token_ids)} tokens: "
-                "neither it nor its prompt may be empty"
+                "neither the response nor its prompt may be empty"
             )
 
     @property
     def num_inputs(self) -> int:
-        """Tokens that enter the model."""
+        """The number of tokens that enter the model."""
         return len(self.token_ids) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Samples in one row."""
+    """Samples packed into one row."""
 
     indices: tuple[int, ...]
-    """Places of the samples in their batch."""
+    """Indices of the samples in their batch."""
     lengths: tuple[int, ...]
-    """Response tokens of each sample."""
+    """Number of response tokens of each sample."""
     token_ids_T: NDArray[np.int64]
     positions_T: NDArray[np.int64]
     edges: NDArray[np.int32]
-    """Where the samples begin, and where the last one ends, with what they are filled up with: S + 1 numbers."""
+    """Offsets of the samples in the row, padding included, followed by the end of the last one: S + 1 numbers."""
     longest: int
-    """Tokens of the longest sample, filled up."""
+    """Number of tokens of the longest sample, padding included."""
     sources_R: NDArray[np.int64]
-    """Positions in the row at which each response token is predicted."""
+    """Position in the row at which each response token is predicted."""
     targets_R: NDArray[np.int64]
     mask_R: NDArray[np.bool_]
     behaviour_logprobs_R: Floats
@@ -86,7 +86,7 @@ class Microbatch:
 
 
 def examples_of(batch: Batch) -> list[list[Example]]:
-    """The samples of each group that have tokens, in batch order."""
+    """Collect the samples of each group that have tokens, in batch order."""
     examples: list[list[Example]] = []
     index = 0
     for group in batch.groups:
@@ -107,17 +107,17 @@ def examples_of(batch: Batch) -> list[list[Example]]:
 
 
 def contiguous_parts(num_items: int, num_parts: int) -> list[slice]:
-    """Cut a row into parts whose sizes differ by at most one, the larger ones first."""
+    """Cut ``num_items`` items into parts whose sizes differ by at most one, the larger ones first."""
     size, extra = divmod(num_items, num_parts)
     edges = [part * size + min(part, extra) for part in range(num_parts + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Places of items in bins of at most ``max_tokens``: first fit, longest first.
+    """Assign items to bins of at most ``max_tokens``, and return the indices in each bin.  First fit, longest first.
 
-    An item that is longer than that has a bin of its own.  Within a bin, and among bins by their first item, places
-    ascend.  First fit decreasing needs at most 11/9 of the fewest bins, plus one.
+    An item longer than ``max_tokens`` has a bin for itself.  Indices ascend within a bin, and the bins are in the order
+    of their first indices.  First fit decreasing needs at most 11/9 of the fewest bins, plus one.
     """
     bins: list[list[int]] = []
     free: list[int] = []
@@ -132,9 +132,9 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def even_parts(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
-    """Places of items in parts of about the same sum: longest first, each to the part with the least so far.
+    """Assign items to parts of about the same sum: longest first, each to the part with the smallest sum so far.
 
-    The largest sum exceeds the mean by less than one item: the last that the part got, of those that are shortest.
+    The largest sum exceeds the mean by less than one item: the last that the part got, which is one of its shortest.
     """
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     sums = [0] * num_parts
@@ -147,37 +147,37 @@ def even_parts(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How samples are spread over ranks and microbatches.  Depends on their lengths and order alone."""
+    """The distribution of samples over ranks and microbatches.  It depends on their lengths and order alone."""
 
     max_tokens: int
-    """Input tokens of a microbatch, those that fill it up included."""
+    """Maximum of input tokens in a microbatch, the padding of its samples included."""
     num_samples: int | None = None
-    """Samples of a microbatch, whatever their lengths; ``None``: as many as ``max_tokens`` hold."""
+    """Samples per microbatch, whatever their lengths; ``None``: as many as ``max_tokens`` allows."""
     is_balanced: bool = False
-    """Ranks get samples of about as many tokens, else every n-th sample."""
+    """True: ranks get samples with about equally many tokens.  False: each rank gets every n-th sample."""
     context_parallel: int = 1
-    """Ranks that share the tokens of each sample."""
+    """Number of ranks that share the tokens of each sample."""
     tensor_parallel: int = 1
-    """Ranks that share the tokens of each row between the layers."""
+    """Number of ranks that share the tokens of each row between the layers."""
 
     @property
     def sample_multiple(self) -> int:
-        """Samples are filled up to a multiple of it: each context-parallel rank gets two pieces of the same size."""
+        """The multiple to which samples are padded: each context-parallel rank gets two pieces of the same size."""
         return 2 * self.context_parallel if self.context_parallel > 1 else 1
 
     @property
     def row_multiple(self) -> int:
-        """Rows are filled up to a multiple of it: what a context-parallel rank has is split once more."""
+        """The multiple to which rows are padded: tensor-parallel ranks share a context-parallel rank's part."""
         return self.context_parallel * math.lcm(self.tensor_parallel, 2 if self.context_parallel > 1 else 1)
 
     def share(self, examples: Sequence[Example], rank: int, world_size: int) -> Sequence[Example]:
-        """The samples of one rank."""
+        """Select the samples of one rank."""
         if not self.is_balanced:
             return examples[rank::world_size]
         return [examples[place] for place in even_parts([e.num_inputs for e in examples], world_size)[rank]]
 
     def bins(self, examples: Sequence[Example]) -> list[list[Example]]:
-        """The samples of each microbatch of a rank."""
+        """Group a rank's samples into microbatches."""
         if self.num_samples is not None:
             return [list(examples[at : at + self.num_samples]) for at in range(0, len(examples), self.num_samples)]
         places = pack([_filled(example.num_inputs, self.sample_multiple) for example in examples], self.max_tokens)
@@ -185,7 +185,7 @@ class Packing:
 
 
 def packing_of(train: TrainConfig, parallel: ParallelConfig) -> Packing:
-    """What the flags ask for."""
+    """Build the ``Packing`` that the flags ask for."""
     return Packing(
         max_tokens=train.max_tokens_per_gpu * parallel.context_parallel_size,
         num_samples=None if use_dynamic_batch_size(train) else train.micro_batch_size or 1,
@@ -196,10 +196,10 @@ def packing_of(train: TrainConfig, parallel: ParallelConfig) -> Packing:
 
 
 def microbatches(examples: Sequence[Example], rank: int, world_size: int, packing: Packing) -> list[Microbatch]:
-    """The microbatches of one rank: its share, packed.
+    """Pack the share of one rank into microbatches.
 
-    Every rank has as many as the others, some of them empty, so that collectives inside a pass would meet; and at
-    least one.
+    Every rank gets the same number of microbatches, at least one, so that the collectives inside a pass match.  Some of
+    them may be empty.
     """
     packed = [packing.bins(packing.share(examples, each, world_size)) for each in range(world_size)]
     mine = [_row(each, packing) for each in packed[rank]]
@@ -208,19 +208,19 @@ def microbatches(examples: Sequence[Example], rank: int, world_size: int, packin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one context-parallel rank has of a row."""
+    """The part of a row that one context-parallel rank has."""
 
     places_T: NDArray[np.int64]
-    """Positions in the row, in the rank's order: of each sample two pieces, one from the front and one from the back,
-    so that attention, which costs more the later a token is, is the same work for every rank."""
+    """Positions in the row, in the rank's order.  Each sample gives two pieces, one from its front and one from its
+    back.  A later token costs attention more, so this gives every rank the same work."""
     sources_M: NDArray[np.int64]
-    """Places among the rank's own tokens at which its M response tokens are predicted."""
+    """Indices among the rank's own tokens at which its M response tokens are predicted."""
     mine_M: NDArray[np.int64]
-    """Which of the row's response tokens these are."""
+    """Indices of these response tokens among those of the row."""
 
 
 def part_of(row: Microbatch, rank: int, num_ranks: int) -> Part:
-    """The share of a context-parallel rank: all of it, as it is, if there is one."""
+    """Select the part of a context-parallel rank; a single rank gets the whole row, in order."""
     if num_ranks == 1:
         places_T, mine_M = np.arange(len(row.token_ids_T)), np.arange(len(row.sources_R))
         return Part(places_T=places_T, sources_M=row.sources_R, mine_M=mine_M)
@@ -268,9 +268,9 @@ def _row(examples: Sequence[Example], packing: Packing) -> Microbatch:
 
 
 def _joined(rows: Sequence[Floats | None]) -> Floats | None:
-    """All or none of the samples have it."""
+    """Concatenate rows that either all samples have or none has."""
     there = [row for row in rows if row is not None]
-    assert len(there) in (0, len(rows)), f"{len(there)} of {len(rows)} samples have these numbers"
+    assert len(there) in (0, len(rows)), f"{len(there)} of {len(rows)} samples have a row of numbers, not all or none"
     return np.concatenate(there) if there else None
 
 
@@ -279,7 +279,10 @@ def _filled(size: int, multiple: int) -> int:
 
 
 def _empty(packing: Packing) -> Microbatch:
-    """As few tokens as can be, from which nothing is predicted: costs next to nothing, adds nothing to a gradient."""
+    """A microbatch of as few tokens as possible, none of which predicts anything.
+
+    It takes little time and adds nothing to a gradient.
+    """
     size = packing.row_multiple
     nothing = np.zeros(0, np.float32)
     return Microbatch(

@@ -1,7 +1,7 @@
-"""Rotary positions (RoFormer, arXiv 2104.09864) of packed tokens.
+"""Rotary position embeddings (RoFormer, arXiv 2104.09864) of packed tokens.
 
-Megatron's own go through a packed microbatch sequence by sequence, in every layer.
-Shape letters: T tokens, A attention heads, D numbers per head, F frequencies.
+Megatron's implementation handles a packed microbatch sequence by sequence, in every layer.
+Shape letters: T tokens, A attention heads, D head dimension (of angles: its rotated part), F frequencies.
 """
 
 import math
@@ -15,23 +15,23 @@ from asyncrl.models.rope import Llama3Rope, Rope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryAngles:
-    """How far each token's queries and keys are turned, the same in every layer."""
+    """Cosines and sines of each token's rotary angles, the same in every layer."""
 
     cos_T1D: Tensor
     sin_T1D: Tensor
     is_interleaved: bool
-    """Neighbouring numbers turn together, instead of numbers half a head apart."""
+    """True: each component is rotated with its neighbour.  False: with the one half the rotated part away."""
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians per position, float32, the fastest first; half as many as numbers that are turned."""
+    """Compute the rotary frequencies: float32 radians per position, fastest first, one per two rotated components."""
     size = int(head_dim * rope.fraction)
     frequencies_F = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     return _stretched(frequencies_F, rope.scaling) if isinstance(rope.scaling, Llama3Rope) else frequencies_F
 
 
 def rotary_angles(positions_T: Tensor, frequencies_F: Tensor, dtype: torch.dtype, *, interleaved: bool) -> RotaryAngles:
-    """Of tokens at ``positions_T``, in the ``dtype`` of queries and keys."""
+    """Compute the rotary angles of tokens at ``positions_T``, in the ``dtype`` of queries and keys."""
     angles_TF = positions_T.float().unsqueeze(-1) * frequencies_F
     angles_TD = angles_TF.repeat_interleave(2, -1) if interleaved else torch.cat([angles_TF, angles_TF], -1)
     angles_T1D = angles_TD.unsqueeze(1)
@@ -41,7 +41,7 @@ def rotary_angles(positions_T: Tensor, frequencies_F: Tensor, dtype: torch.dtype
 
 
 def rotated(numbers_TAD: Tensor, rotary: RotaryAngles) -> Tensor:
-    """Queries or keys; of each head the first numbers, as many as there are angles."""
+    """Rotate queries or keys: of each head the first components, as many as there are angles."""
     size = rotary.cos_T1D.shape[-1]
     first, rest = numbers_TAD[..., :size], numbers_TAD[..., size:]
     result = first * rotary.cos_T1D + _rotate_half(first, rotary.is_interleaved) * rotary.sin_T1D
@@ -56,7 +56,7 @@ def _rotate_half(numbers: Tensor, is_interleaved: bool) -> Tensor:
 
 
 def _stretched(frequencies_F: Tensor, scaling: Llama3Rope) -> Tensor:
-    """Llama 3.1's rule for contexts longer than those of the pretraining: see ``Llama3Rope``."""
+    """Apply Llama 3.1's rule for contexts longer than those of the pretraining: see ``Llama3Rope``."""
     wavelengths_F = 2 * math.pi / frequencies_F
     low, high = scaling.low_frequency, scaling.high_frequency
     share_F = ((scaling.original_positions / wavelengths_F - low) / (high - low)).clamp(0, 1)

@@ -54,7 +54,7 @@ def asked(layers: TransformerImpl, device: str, dtype: str = "bfloat16", **paral
 @pytest.mark.parametrize(
     ("is_installed", "layers", "device", "line"),
     [
-        (False, FUSED, "cuda", "transformer-impl transformer_engine: it cannot be imported"),
+        (False, FUSED, "cuda", "transformer-impl transformer_engine: TransformerEngine cannot be imported on"),
         (True, LOCAL, "cpu", "device cpu: TransformerEngine or Apex is installed"),
         (True, AUTO, "cpu", "device cpu: TransformerEngine or Apex is installed"),
     ],
@@ -97,7 +97,7 @@ def test_latent_attention_uses_local_layers(tmp_path: Path) -> None:
 def test_ranks_must_have_the_same_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = asked(LOCAL, "cuda")
     monkeypatch.setattr("asyncrl.engines.megatron.model.implementation.of_every_rank", lambda mine: [mine, FUSED, mine])
-    with pytest.raises(ConfigError, match="cannot be imported on ranks 0, 2, but on others"):
+    with pytest.raises(ConfigError, match="cannot be imported on ranks 0, 2, but can be on others"):
         check_alike(settings)
     monkeypatch.setattr("asyncrl.engines.megatron.model.implementation.of_every_rank", lambda mine: [mine, mine])
     check_alike(settings)
