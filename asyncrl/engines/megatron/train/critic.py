@@ -1,4 +1,4 @@
-"""The critic of PPO: a model that says, before each token of an answer, what reward is still to come."""
+"""The critic of PPO: a model that predicts, before each token of an answer, the reward still to come."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from asyncrl.models.shape import ModelShape, read_shape
 
 
 class Critic:
-    """A second model on every rank.  Its values are 0 everywhere until it has learnt."""
+    """A second model on every rank.  Its values are 0 everywhere until its first update."""
 
     def __init__(self, settings: TrainerSettings, shape: ModelShape, device: torch.device) -> None:
         """Load the weights of ``--critic-load``, a model of ``shape``."""
@@ -28,12 +28,16 @@ class Critic:
         self.learner = Learner(_model(settings, shape, device), settings, name="critic")
 
     def set_rate(self, step: int) -> None:
-        """Constant, after a rise that reaches the full rate in training step ``critic_lr_warmup_iters``, from 1."""
+        """Set the learning rate of training step ``step``, counted from 0.
+
+        The rate rises linearly to the full rate in step ``critic_lr_warmup_iters``, counted from 1, and is constant
+        afterwards.
+        """
         rise = min(1.0, (step + 1) / max(1, self._train.critic_lr_warmup_iters))
         self.learner.set_rate(critic_lr(self._train) * rise)
 
     def values(self, updates: list[Update]) -> dict[int, Floats]:
-        """Before each response token of this rank's share of the samples, by place in the batch."""
+        """Compute the value before each response token of this rank's share of the samples, by index in the batch."""
         return self.learner.rows(updates, value_step(self.learner.model.value_head, self._device))
 
     def differentiate(self, update: Update) -> Gradients:
@@ -46,13 +50,16 @@ class Critic:
 
 
 def critic_shape(settings: TrainerSettings, policy: ModelShape) -> ModelShape:
-    """The critic's shape.  It is the policy's, shape flags included, where both start from the same folder."""
+    """Return the critic's shape: the policy's, shape flags included, where both start from the same folder."""
     path = critic_load(settings.train, settings.model)
     return policy if path == settings.model.hf_checkpoint else read_shape(path)
 
 
 def _model(settings: TrainerSettings, shape: ModelShape, device: torch.device) -> Any:
-    """One number per position in the place of a distribution over words; there is no output layer to be tied."""
+    """Build a model with one number per position in place of a distribution over the vocabulary.
+
+    It has no output layer, and so no tied embeddings.
+    """
     path, dtype = critic_load(settings.train, settings.model), getattr(torch, settings.dtype)
     shape = replace(shape, ties_embeddings=False)
     model = build_model(shape, device, dtype, settings.parallel, settings.model.transformer_impl)

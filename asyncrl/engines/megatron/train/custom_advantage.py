@@ -1,4 +1,4 @@
-"""A user's own functions in the trainer; the advantage: called, and what it returns looked at.
+"""A user's functions in the trainer: their loading, the call of the advantage function, and checks of its result.
 
 Shape letters: N samples of a training step.
 """
@@ -25,7 +25,7 @@ from asyncrl.types import Batch
 
 
 def custom_of(resolve: Resolver | None) -> Custom:
-    """The user's functions, the loss tried once.  Raises PluginError."""
+    """Load the user's functions, and try the loss once.  Raises PluginError."""
     custom = Custom() if resolve is None else resolve()
     return custom if custom.loss is None else Custom(advantage=custom.advantage, loss=CheckedLoss(custom.loss))
 
@@ -37,11 +37,11 @@ def custom_advantages(
     mine: Sequence[Example],
     train: TrainConfig,
 ) -> list[Tensor] | None:
-    """By place in the batch, an advantage for each token of each answer; None without a function.
+    """Compute an advantage for each token of each answer, by index in the batch; None without a function.
 
-    Every rank must call it, with its own samples.  The function runs on rank 0 alone, which sees all samples: whole
-    groups, and one answer for all ranks whatever the function draws.  Raises TrainerFailed or NonFiniteLoss on
-    all ranks alike.
+    Every rank must call it, with the samples of that rank as ``mine``.  The function runs on rank 0 alone, which sees
+    all samples: it gets whole groups, and all ranks get the same result even if the function draws random numbers.
+    Raises TrainerFailed or NonFiniteLoss on all ranks alike.
     """
     if function is None:
         return None
@@ -60,7 +60,7 @@ def custom_advantages(
 
 
 def step_samples(batch: Batch, outcomes_N: Tensor, examples: Sequence[Example], train: TrainConfig) -> StepSamples:
-    """All samples of ``batch``; those that have tokens are in ``examples``, in any order."""
+    """Assemble all samples of ``batch``; ``examples`` has the samples with tokens, in any order."""
     by_index = {example.index: example for example in examples}
     samples = [(group, scored) for group in batch.groups for scored in group.samples]
     there = [by_index.get(place) for place in range(len(samples))]
@@ -84,12 +84,16 @@ def step_samples(batch: Batch, outcomes_N: Tensor, examples: Sequence[Example], 
 
 
 def _rows(rows: Sequence[Floats | None]) -> tuple[Tensor, ...]:
-    """A sample without tokens has none of anything."""
+    """Convert each row to a float64 tensor, which is empty for a sample without tokens."""
     return tuple(torch.from_numpy(np.zeros(0) if row is None else row).double() for row in rows)
 
 
 def _called(function: AdvantageFn, samples: StepSamples) -> list[Tensor]:
-    """Raises TrainerFailed, or NonFiniteLoss for numbers that no token can be trained with."""
+    """Call the function and check its result.
+
+    Raises TrainerFailed if the call fails or the shapes are wrong, and NonFiniteLoss if a trained token's advantage is
+    not finite.
+    """
     where = f"step {samples.step}: advantage function {name_of(function)}"
     try:
         found = function(samples)
@@ -101,8 +105,8 @@ def _called(function: AdvantageFn, samples: StepSamples) -> list[Tensor]:
         if len(bad):
             token = int(bad[0])
             raise NonFiniteLoss(
-                f"{where}: {len(bad)} of the {int(mask.sum())} trained tokens of sample {place} got no finite number, "
-                f"the first is token {token}: {row[token].item()}"
+                f"{where}: advantages of {len(bad)} of the {int(mask.sum())} trained tokens of sample {place} are not "
+                f"finite, the first at token {token}: {row[token].item()}"
             )
     return rows
 
@@ -111,16 +115,16 @@ def _per_token(found: object, masks: Sequence[Tensor], where: str) -> list[Tenso
     sizes = [len(mask) for mask in masks]
     if isinstance(found, Tensor):
         if found.shape != (len(sizes),):
-            raise TrainerFailed(f"{where}: returned numbers of shape {tuple(found.shape)} for {len(sizes)} samples")
+            raise TrainerFailed(f"{where}: returned a tensor of shape {tuple(found.shape)} for {len(sizes)} samples")
         return [number.expand(size) for number, size in zip(found.detach().cpu().double(), sizes, strict=True)]
     if not isinstance(found, list | tuple) or not all(isinstance(row, Tensor) for row in found):
-        kind = f"a {type(found).__name__}" + (" of other things" if isinstance(found, list | tuple) else "")
+        kind = f"a {type(found).__name__}" + (" with other items" if isinstance(found, list | tuple) else "")
         raise TrainerFailed(f"{where}: returned {kind}, not a tensor or a list of tensors")
     if len(found) != len(sizes):
         raise TrainerFailed(f"{where}: returned {len(found)} tensors for {len(sizes)} samples")
     for place, (row, size) in enumerate(zip(found, sizes, strict=True)):
         if row.shape != (size,):
             raise TrainerFailed(
-                f"{where}: returned numbers of shape {tuple(row.shape)} for the {size} tokens of sample {place}"
+                f"{where}: returned a tensor of shape {tuple(row.shape)} for the {size} tokens of sample {place}"
             )
     return [row.detach().cpu().double() for row in found]

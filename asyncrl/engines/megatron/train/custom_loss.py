@@ -1,6 +1,6 @@
-"""A user's loss in the trainer: called, what it returns looked at, and what it gets wrong told to all ranks.
+"""A user's loss in the trainer: the call, checks of its result, and the same error on all ranks if it fails.
 
-Shape letters: R response tokens of a microbatch, sample behind sample.
+Shape letters: R response tokens of a microbatch, sample after sample.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,19 +15,19 @@ from asyncrl.engines.megatron.setup.ranks import of_every_rank
 from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
 
 CLIP_FRACTION = "clip_fraction"
-"""The one number of a custom loss that has a place among ours."""
+"""The one number of a custom loss that is reported under a built-in name, ``train/clip_fraction``."""
 
 
 class CheckedLoss:
-    """A user's loss, which has been tried once on made-up numbers: a wrong shape shows before a model is loaded.
+    """A user's loss, tried once on made-up numbers so that a wrong shape shows before a model is loaded.
 
-    In training it never raises, neither in the pass nor on the way back: other ranks would wait for this one's
-    gradients until a collective operation times out.  The first thing that goes wrong is kept for ``raise_alike``;
-    until then no token has a loss.
+    In training it raises neither in the forward nor in the backward pass: other ranks would wait for this rank's
+    gradients until a collective operation times out.  The first failure is kept for ``raise_alike``; until that call no
+    token has a loss.
     """
 
     def __init__(self, function: LossFn) -> None:
-        """Raises PluginError."""
+        """Try ``function`` on made-up numbers.  Raises PluginError if it fails."""
         self._function, self._where = function, f"loss function {name_of(function)}"
         self._names: frozenset[str] = frozenset()
         self._failure: TrainerFailed | NonFiniteLoss | None = None
@@ -45,11 +45,11 @@ class CheckedLoss:
         lengths: Sequence[int],
         /,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See LossFn; metrics come by their full names."""
-        if not lengths or self._failure is not None:  # an empty microbatch keeps the ranks in step
+        """Compute losses and metrics as ``LossFn`` does; the metrics have their full names."""
+        if not lengths or self._failure is not None:  # an empty microbatch only matches other ranks' passes
             return self._nothing(logprobs_R)
         own_R = logprobs_R.detach().requires_grad_()
-        # Tokens that no policy sampled may carry any number, and a gradient of 0 times NaN is NaN.
+        # Tokens that no policy sampled may have any number, and a gradient of 0 times NaN is NaN.
         old_R = torch.where(mask_R, old_logprobs_R, own_R.detach())
         try:
             losses_R, told = self._checked(own_R, old_R, advantages_R, mask_R, lengths)
@@ -60,12 +60,13 @@ class CheckedLoss:
         return _Apart.apply(logprobs_R, (own_R, losses_R, self._keep)), _renamed(told)  # type: ignore[no-untyped-call]
 
     def raise_alike(self) -> None:
-        """Raise what has gone wrong on any rank since the last call: on all ranks, the same.
+        """Raise the same error on all ranks if any rank has failed since the last call: the first such rank's.
 
-        Every rank must call it after every pass; it costs one number from each.  Raises TrainerFailed or NonFiniteLoss.
+        Every rank must call it after every pass; it costs an all-reduce of one number.  Raises TrainerFailed or
+        NonFiniteLoss.
         """
         failure, self._failure = self._failure, None
-        has_failed = torch.tensor(int(failure is not None))  # on the CPU: no wait for a GPU
+        has_failed = torch.tensor(int(failure is not None))  # on the CPU, so that nothing waits for a GPU
         dist.all_reduce(has_failed, op=dist.ReduceOp.MAX)
         if not has_failed:
             return
@@ -74,15 +75,18 @@ class CheckedLoss:
         raise type(found[first])(f"rank {first}: {found[first]}") from failure
 
     def _keep(self, error: Exception) -> None:
-        """What went wrong on the way back, where the first thing is the last microbatch's."""
+        """Keep an error of the backward pass, unless an earlier error is kept already."""
         self._failure = self._failure or self._raised(error)
 
     def _nothing(self, logprobs_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """No loss, which the way back leads through all the same; the metrics are there on every rank."""
+        """Return losses of 0 that the backward pass still runs through, and the metrics that every rank reports."""
         return logprobs_R * 0.0, _renamed(dict.fromkeys(self._names, torch.zeros_like(logprobs_R)))
 
     def _tried(self) -> Mapping[str, Tensor]:
-        """There and back with two answers of three and two tokens, one of them masked.  Raises TrainerFailed."""
+        """Run the loss and its backward pass on two answers of three and two tokens, one of them masked.
+
+        Raises TrainerFailed.
+        """
         old_R = torch.tensor([-1.0, -2.0, -0.5, -1.5, -3.0])
         logprobs_R = (old_R + torch.tensor([0.0, 0.1, -0.1, 0.5, -0.5])).requires_grad_()
         advantages_R = torch.tensor([1.0, 1.0, 1.0, -1.0, 0.0])
@@ -97,7 +101,7 @@ class CheckedLoss:
     def _checked(
         self, logprobs_R: Tensor, old_R: Tensor, advantages_R: Tensor, mask_R: Tensor, lengths: Sequence[int]
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Raises TrainerFailed."""
+        """Call the user's loss, and check the types and shapes of its result.  Raises TrainerFailed."""
         try:
             found = self._function(logprobs_R, old_R, advantages_R, mask_R, lengths)
         except Exception as error:  # a user's function may raise anything
@@ -109,16 +113,20 @@ class CheckedLoss:
                 raise TrainerFailed(f"{self._where}: {name} must be a tensor, is a {type(numbers).__name__}")
             if numbers.shape != logprobs_R.shape:
                 raise TrainerFailed(
-                    f"{self._where}: {name} have the shape {tuple(numbers.shape)}, the tokens {tuple(logprobs_R.shape)}"
+                    f"{self._where}: {name} have the shape {tuple(numbers.shape)}, must have "
+                    f"{tuple(logprobs_R.shape)}: one number per token"
                 )
         if not found[0].requires_grad:
-            raise TrainerFailed(f"{self._where}: its losses do not come from logprobs")
+            raise TrainerFailed(f"{self._where}: its losses have no gradient, must be computed from logprobs")
         return found
 
     def _check_numbers(self, losses_R: Tensor, told: Mapping[str, Tensor], mask_R: Tensor) -> None:
-        """Raises TrainerFailed or NonFiniteLoss."""
+        """Check the names of metrics and that losses are finite.  Raises TrainerFailed or NonFiniteLoss."""
         if told.keys() != self._names:
-            raise TrainerFailed(f"{self._where}: reports {_listed(told)}, where it reported {_listed(self._names)}")
+            raise TrainerFailed(
+                f"{self._where}: reports {_listed(told)}, but reported {_listed(self._names)} at first; "
+                "the names must be the same in every call"
+            )
         is_bad_R = mask_R & ~losses_R.detach().isfinite()
         if is_bad_R.any():
             raise NonFiniteLoss(
@@ -131,7 +139,10 @@ class CheckedLoss:
 
 
 class _Apart(torch.autograd.Function):
-    """The losses, whose way back is taken apart from the model's: what it raises goes to ``keep``, and stops nobody."""
+    """The losses, with a backward pass that runs separately from the model's.
+
+    Its exceptions go to ``keep``, so that no other rank waits for this one.
+    """
 
     @staticmethod
     def forward(ctx: Any, logprobs_R: Tensor, way_back: tuple[Tensor, Tensor, Callable[[Exception], None]]) -> Tensor:
@@ -140,12 +151,12 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, None]:
-        # Autograd calls this, on a GPU in a thread of its own.  Nothing may leave it as an exception: other ranks would
-        # wait in the next collective.  ``keep`` needs no lock, because it is read after the pass has returned.
+        # Invariant: no exception leaves this method, or other ranks would wait in the next collective.  With a GPU,
+        # autograd calls it in a separate thread.  ``keep`` needs no lock: what it keeps is read after the pass.
         own_R, losses_R, keep = ctx.way_back
         try:
             (found_R,) = torch.autograd.grad(losses_R, own_R, gradient_R)
-        except Exception as error:  # noqa: BLE001 (the user's: may be anything)
+        except Exception as error:  # noqa: BLE001 (a user's function may raise anything)
             keep(error)
             return torch.zeros_like(own_R), None
         return found_R, None
@@ -158,7 +169,7 @@ def _renamed(told: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def name_of(function: object) -> str:
-    """What errors call a user's function."""
+    """Return the name of a user's function for errors."""
     return getattr(function, "__name__", type(function).__name__)
 
 

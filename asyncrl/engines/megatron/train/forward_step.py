@@ -1,4 +1,4 @@
-"""One microbatch through a model: log-probs or values, loss, and the numbers to report.
+"""One microbatch through a model: log-probs or values, the loss, and the numbers to report.
 
 Shape letters: T tokens of a microbatch, R its response tokens, M those of them that this rank predicts, H hidden size.
 """
@@ -38,35 +38,39 @@ INTERNALS = (
 
 
 def _nothing_to_raise() -> None:
-    """Nothing that ranks would have to tell each other."""
+    """Raise nothing: there is no failure for ranks to share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchStep:
-    """What a pass does with each microbatch."""
+    """The work of a pass on each microbatch."""
 
     forward: Callable[[Iterator[Microbatch], Any], tuple[Any, Callable[..., Any]]]
     raise_alike: Callable[[], None] = _nothing_to_raise
-    """Every rank must call it after a pass with a way back, before gradients are used: raises on all ranks alike."""
+    """The check of a forward and backward pass.  Every rank must call it before gradients are used; it raises on all
+    ranks alike."""
 
     def __call__(self, rows: Iterator[Microbatch], model: Any) -> tuple[Any, Callable[..., Any]]:
-        """As Megatron's schedules call it: takes a microbatch, returns the output and the loss still to be taken."""
+        """Run the next microbatch of ``rows``, with the signature that Megatron's schedules call.
+
+        Returns the model's output, and the function that computes the loss from it.
+        """
         return self.forward(rows, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchResult:
-    """What one microbatch gave."""
+    """The result of one microbatch."""
 
     row: Microbatch
     told_R: Tensor
-    """Log-probs, or values."""
+    """Log-probs or values of the response tokens."""
     sums: dict[str, Tensor]
-    """By the name of a metric: loss (its share of the update's), and sums over its trained tokens; in float64.  Empty
+    """Float64 sums over the trained tokens by metric name, and the share of the update's loss as ``train/loss``.  Empty
     without an objective."""
 
     def by_sample(self) -> dict[int, Floats]:
-        """What was told of each sample's tokens, by its place in the batch."""
+        """Split ``told_R`` by sample, keyed by index in the batch."""
         rows: Sequence[Tensor] = ()
         if self.row.lengths:
             rows = self.told_R.cpu().split(list(self.row.lengths))  # type: ignore[no-untyped-call]
@@ -74,7 +78,7 @@ class MicrobatchResult:
 
 
 def loss_step(objective: Objective, device: torch.device) -> MicrobatchStep:
-    """Log-probs, and the policy's loss."""
+    """Build the step that computes log-probs and the policy's loss."""
     words = _Words(objective.temperature, entropy_gradient=objective.train.entropy_coef > 0)
 
     def loss(row: Microbatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -86,16 +90,16 @@ def loss_step(objective: Objective, device: torch.device) -> MicrobatchStep:
 
 
 def logprob_step(temperature: float, device: torch.device) -> MicrobatchStep:
-    """Log-probs only."""
+    """Build the step that computes log-probs only."""
 
     def loss(row: Microbatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        return output[0].sum(), {}, output[0]  # the schedule wants a loss; there is no way back
+        return output[0].sum(), {}, output[0]  # the schedule needs a loss; there is no backward pass
 
     return _step(_Words(temperature, entropy_gradient=False), device, loss)
 
 
 def value_loss_step(objective: ValueObjective, head: nn.Linear | None, device: torch.device) -> MicrobatchStep:
-    """Values, and the critic's loss."""
+    """Build the step that computes values and the critic's loss."""
 
     def loss(row: Microbatch, values_R: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         return *objective.loss(row, values_R), values_R
@@ -104,7 +108,7 @@ def value_loss_step(objective: ValueObjective, head: nn.Linear | None, device: t
 
 
 def value_step(head: nn.Linear | None, device: torch.device) -> MicrobatchStep:
-    """Values only."""
+    """Build the step that computes values only."""
 
     def loss(row: Microbatch, values_R: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         return values_R.sum(), {}, values_R
@@ -120,7 +124,7 @@ def _step(
 ) -> MicrobatchStep:
     def finish(row: Microbatch, output: Any) -> tuple[Tensor, Tensor, MicrobatchResult]:
         value, sums, told_R = loss(row, output)
-        # Megatron would divide by this number of tokens; the loss has its scale already.
+        # Megatron would divide by this number of tokens; the loss is already scaled.
         no_tokens = torch.zeros((), dtype=torch.int, device=value.device)
         return value, no_tokens, MicrobatchResult(row=row, told_R=told_R.detach(), sums=sums)
 
@@ -132,9 +136,9 @@ def _step(
 
 
 def _run_model(model: Any, row: Microbatch, reader: "_Words | _Values", device: torch.device) -> Any:
-    """What ``reader`` makes of the hidden states from which each response token of ``row`` is predicted.
+    """Apply ``reader`` to the hidden states from which the response tokens of ``row`` are predicted.
 
-    That is on the last pipeline stage; on the others it is what the next stage goes on with.
+    Returns its result on the last pipeline stage, and the next stage's input on the others.
     """
     group = parallel_state.get_context_parallel_group()
     part = part_of(row, group.rank(), group.size())
@@ -160,15 +164,18 @@ class _Wanted:
     """The response tokens that this context-parallel rank predicts."""
 
     sources_M: Tensor
-    """Places among the rank's tokens at which each is predicted."""
+    """Indices among the rank's tokens at which each is predicted."""
     targets_M: Tensor
     mine_M: Tensor
-    """Their places among all response tokens of the row."""
+    """Their indices among all response tokens of the row."""
     count: int
-    """Of all response tokens of the row."""
+    """Number of response tokens of the row, over all context-parallel ranks."""
 
     def everyones(self, values_M: Tensor) -> Tensor:
-        """With those of the other context-parallel ranks, which have no gradient here: they have it there."""
+        """Merge ``values_M`` with the values of the other context-parallel ranks.
+
+        The others' values have no gradient here: they have it on the ranks that computed them.
+        """
         group = parallel_state.get_context_parallel_group()
         if group.size() == 1:
             return values_M
@@ -178,7 +185,7 @@ class _Wanted:
 
 
 class _Words:
-    """In the place of GPTModel's output: log-prob and entropy of every response token.  Prompts get no logits."""
+    """The output of GPTModel, replaced by log-prob and entropy of every response token.  Prompts get no logits."""
 
     def __init__(self, temperature: float, *, entropy_gradient: bool) -> None:
         self._temperature, self._entropy_gradient = temperature, entropy_gradient
@@ -186,7 +193,7 @@ class _Words:
     def __call__(
         self, *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: _Wanted, **unused: Any
     ) -> tuple[Tensor, Tensor]:
-        # Each tensor-parallel rank finds the gradient that comes through its words; together they are the gradient.
+        # Each tensor-parallel rank has the gradient through its part of the vocabulary; their sum is the gradient.
         hidden_MH = _hidden(hidden_states, context, sums_gradients=True)
         logprobs_M, entropies_M = token_logprobs(
             hidden_MH,
@@ -200,20 +207,23 @@ class _Words:
 
 
 class _Values:
-    """In the place of GPTModel's output: the critic's value before every response token, in float32."""
+    """The output of GPTModel, replaced by the critic's value before every response token, in float32."""
 
     def __init__(self, head: nn.Linear | None) -> None:
         self._head = head
 
     def __call__(self, *, hidden_states: Tensor, context: _Wanted, **unused: Any) -> Tensor:
-        assert self._head is not None, "the last pipeline stage has the head"
-        hidden_MH = _hidden(hidden_states, context, sums_gradients=False)  # all tensor-parallel ranks do the same
+        assert self._head is not None, "the last pipeline stage must have the value head"
+        hidden_MH = _hidden(hidden_states, context, sums_gradients=False)  # all tensor-parallel ranks compute the same
         values_M1 = nn.functional.linear(hidden_MH.float(), self._head.weight.float(), self._head.bias.float())
         return context.everyones(values_M1.squeeze(1))
 
 
 def _hidden(hidden_states: Tensor, wanted: _Wanted, *, sums_gradients: bool) -> Tensor:
-    """The hidden states from which response tokens are predicted; tensor-parallel ranks have a part of the row each."""
+    """Select the hidden states from which response tokens are predicted.
+
+    Tensor-parallel ranks have a part of the row each, so the row is gathered first.
+    """
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
         hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=sums_gradients)
     return hidden_states.squeeze(1).index_select(0, wanted.sources_M)

@@ -87,23 +87,23 @@ INTERNALS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """What the passes of one optimiser update found, on all ranks together; ``rows`` are this rank's."""
+    """The result of the passes of one optimizer update, over all ranks; ``rows`` are those of this rank."""
 
     loss: float
     norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
     sums: dict[str, float]
-    """Over the trained tokens, by the name of a metric."""
+    """Sums over the trained tokens, by metric name."""
     num_tokens: int
     rows: dict[int, Floats]
-    """What the model said of each sample's tokens, by place in the batch."""
+    """Log-probs or values of each sample's response tokens, by index in the batch."""
 
 
 class Learner:
     """This rank's part of a model.  Every rank gets the same calls with the same arguments."""
 
     def __init__(self, model: Any, settings: TrainerSettings, *, name: str) -> None:
-        """``name`` is what errors call it."""
+        """Wrap ``model`` for data parallelism and make its optimizer; errors call it ``name``."""
         self._name = name
         self._rank = parallel_state.get_data_parallel_rank()
         self._num_ranks = parallel_state.get_data_parallel_world_size()
@@ -113,30 +113,33 @@ class Learner:
         self.optimizer = _optimizer(self.parallel, settings)
 
     def set_rate(self, rate: float) -> None:
-        """The learning rate from here on."""
+        """Set the learning rate of the updates that follow."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
     def close(self) -> None:
-        """Break the circle of model, groups and Megatron's hooks, which Python's garbage collector does not see."""
+        """Break the reference cycle of model, groups and Megatron's hooks.
+
+        Python's garbage collector does not see that cycle.
+        """
         vars(self.parallel).clear()
 
     def share(self, update: Update) -> Sequence[Example]:
-        """The samples of this rank, and of those that it shares the model with."""
+        """Select the samples of this rank, which the other ranks of its model replica share."""
         return self._packing.share(update.examples, self._rank, self._num_ranks)
 
     @torch.no_grad()
     def rows(self, updates: Sequence[Update], step: MicrobatchStep) -> dict[int, Floats]:
-        """What the present weights say of the tokens of this rank's share, by place in the batch."""
+        """Compute log-probs or values under the present weights for this rank's share, by index in the batch."""
         found: dict[int, Floats] = {}
         for update in updates:
             found |= from_last_stage(_rows_of(self._run(update.examples, step, forward_only=True)))
         return found
 
     def differentiate(self, update: Update, step: MicrobatchStep) -> Gradients:
-        """The gradients of one update, ready for ``advance``.
+        """Compute the gradients of one update, ready for ``advance``.
 
-        Raises NonFiniteLoss on all ranks alike, and TrainerFailed if a user's loss did.
+        Raises NonFiniteLoss on all ranks alike, and TrainerFailed if a user's loss failed.
         """
         self.parallel.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -146,21 +149,21 @@ class Learner:
         self.optimizer.prepare_grads()
         loss, norm = sums.pop("train/loss"), float(self.optimizer.get_grad_norm())
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NonFiniteLoss(f"{self._name}: loss {loss}, gradient norm {norm}")
+            raise NonFiniteLoss(f"{self._name}: loss {loss}, gradient norm {norm}: both must be finite")
         return Gradients(loss=loss, norm=norm, sums=sums, num_tokens=update.num_tokens, rows=rows)
 
     def advance(self) -> None:
-        """Change the weights by the gradients that are there."""
+        """Update the weights with the present gradients."""
         self.optimizer.step()
 
     def restore_point(self) -> RestorePoint:
-        """The present weights and optimizer, to be put back."""
+        """Copy the present weights and optimizer, to be restored if a later update fails."""
         return RestorePoint(self.model, self.optimizer)
 
     def _run(self, examples: Sequence[Example], step: MicrobatchStep, *, forward_only: bool) -> list[MicrobatchResult]:
-        """This rank's share through the model, and back unless ``forward_only``; gradients end up summed over ranks.
+        """Run this rank's share forward, and backward unless ``forward_only``; gradients end up summed over ranks.
 
-        Outcomes are those of the last pipeline stage, elsewhere there are none.
+        The results are those of the last pipeline stage; other stages return none.
         """
         rows = microbatches(examples, self._rank, self._num_ranks, self._packing)
         outcomes: list[MicrobatchResult] = get_forward_backward_func()(
@@ -168,7 +171,7 @@ class Learner:
             data_iterator=iter(rows),
             model=self.parallel,
             num_microbatches=len(rows),
-            seq_length=1,  # this and the next are for pipelines of fixed shapes
+            seq_length=1,  # this and the next argument are for pipelines of fixed shapes
             micro_batch_size=1,
             forward_only=forward_only,
         )
@@ -180,7 +183,7 @@ def _rows_of(outcomes: Sequence[MicrobatchResult]) -> dict[int, Floats]:
 
 
 def _summed(outcomes: Sequence[MicrobatchResult]) -> dict[str, float]:
-    """Over microbatches and ranks; all of them report the same names."""
+    """Sum over microbatches and data-parallel ranks; all of them report the same names."""
     if not outcomes:
         return {}
     names = sorted(outcomes[0].sums)
@@ -190,7 +193,7 @@ def _summed(outcomes: Sequence[MicrobatchResult]) -> dict[str, float]:
 
 
 def _data_parallel(model: Any, settings: ParallelConfig) -> Any:
-    """The model with gradients in float32, summed over ranks by the end of each update."""
+    """Wrap the model; its gradients are float32, and summed over ranks by the end of each update."""
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=settings.use_distributed_optimizer,
@@ -201,12 +204,12 @@ def _data_parallel(model: Any, settings: ParallelConfig) -> Any:
     # collective.
     model.config.finalize_model_grads_func = _finish_gradients
     if settings.overlap_grad_reduce:
-        model.config.no_sync_func = parallel.no_sync  # of all microbatches but the last
+        model.config.no_sync_func = parallel.no_sync  # used for all microbatches but the last
     return parallel
 
 
 def _finish_gradients(models: list[Any], num_tokens: Any, **groups: Any) -> None:
-    """Megatron's own, without its division by ``num_tokens``: the loss has its scale already."""
+    """Finish gradients as Megatron does, without its division by ``num_tokens``: the loss is already scaled."""
     finalize_model_grads(models, None, **groups)
 
 
@@ -227,7 +230,7 @@ def _optimizer(parallel: Any, settings: TrainerSettings) -> Any:
         use_distributed_optimizer=settings.parallel.use_distributed_optimizer,
     )
     optimizer = get_megatron_optimizer(config, [parallel])
-    for group in optimizer.param_groups:  # norms and biases do not decay; Megatron's own scheduler would see to it
+    for group in optimizer.param_groups:  # norms and biases do not decay; Megatron's unused scheduler does this
         group["weight_decay"] = train.weight_decay * group["wd_mult"]
     fuse(optimizer)
     return optimizer

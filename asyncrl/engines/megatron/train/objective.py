@@ -1,6 +1,6 @@
-"""What one optimiser update minimises: the loss of each response token, put together from ``asyncrl.algorithms``.
+"""The loss that one optimizer update minimises, per response token, assembled from ``asyncrl.algorithms``.
 
-Shape letters: R response tokens of a microbatch, sample behind sample.
+Shape letters: R response tokens of a microbatch, sample after sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,20 +20,20 @@ from asyncrl.engines.megatron.model.packing import Microbatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A loss, and over what it is averaged."""
+    """The policy's loss, and the divisor of its sum."""
 
     train: TrainConfig
     temperature: float
-    """Logits are divided by it."""
+    """Divisor of the logits."""
     against_rollout: bool
-    """The ratio is taken against the behaviour log-probs, else against the proximal ones."""
+    """True: the ratio is taken against the behaviour log-probs.  False: against the proximal ones."""
     count: int
-    """What the weighted sum of losses is divided by: over the whole update, on all ranks."""
+    """Divisor of the weighted sum of losses: tokens or samples of the whole update, on all ranks."""
     custom: LossFn | None = None
-    """In the place of the clipped loss; names what it reports by their full names."""
+    """A user's loss in place of the clipped loss; it returns its metrics under their full names."""
 
     def loss(self, row: Microbatch, logprobs_R: Tensor, entropies_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """This microbatch's share of the update's loss, and sums over its trained tokens to be reported by name.
+        """Compute this microbatch's share of the update's loss, and sums over its trained tokens by metric name.
 
         The names are the same for every microbatch.
         """
@@ -94,7 +94,7 @@ class Objective:
         return ppo_clip(*ratio_of, eps_low=low, eps_high=high, eps_dual=train.eps_clip_c)
 
     def _kl(self, tokens: "_Tokens") -> Tensor:
-        assert tokens.ref_R is not None, "the reference model goes before the loss"
+        assert tokens.ref_R is not None, "reference log-probs must be computed before the loss"
         kl_R = kl_estimate(self.train.kl_loss_type, tokens.logprobs_R, tokens.ref_R)
         if self.train.use_unbiased_kl:
             kl_R = kl_R * held_log_ratio(tokens.logprobs_R, self._old(tokens), tokens.mask_R).exp()
@@ -106,16 +106,16 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueObjective:
-    """A loss of the critic, and over what it is averaged."""
+    """The critic's loss, and the divisor of its sum."""
 
     train: TrainConfig
     count: int
-    """As in ``Objective``."""
+    """Divisor of the weighted sum of losses, as in ``Objective``."""
 
     def loss(self, row: Microbatch, values_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """See ``Objective.loss``."""
         device = values_R.device
-        assert row.values_R is not None and row.returns_R is not None, "returns come before the loss"
+        assert row.values_R is not None and row.returns_R is not None, "returns must be computed before the loss"
         old_R, returns_R = (torch.from_numpy(numbers).to(device) for numbers in (row.values_R, row.returns_R))
         losses_R, clipped_R = value_loss(values_R, old_R, returns_R, clip=self.train.value_clip)
         mask_R = torch.from_numpy(row.mask_R).to(device)
@@ -131,10 +131,10 @@ def _averaged(
     train: TrainConfig,
     count: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """This share of the mean loss, and the sums over tokens that count."""
+    """Compute this microbatch's share of the mean loss, and the sums over its trained tokens."""
     weigh: Callable[[Tensor, Sequence[int]], Tensor]
     weigh = token_weights if train.calculate_per_token_loss else sample_weights
-    # Not the weights alone: what stands at tokens that do not count may be NaN, and 0 times NaN is NaN.
+    # A weight of 0 is not enough: losses of tokens outside the mask may be NaN, and 0 times NaN is NaN.
     loss = (torch.where(mask_R, losses_R, 0.0) * weigh(mask_R, lengths)).sum() / count
     sums = {name: torch.where(mask_R, value.detach(), 0).double().sum() for name, value in told.items()}
     return loss, sums | {"train/loss": loss.detach().double()}
@@ -153,9 +153,9 @@ class _Tokens:
 
     @classmethod
     def of(cls, row: Microbatch, logprobs_R: Tensor) -> "_Tokens":
-        """Without proximal log-probs, those of this pass are them."""
+        """Move the tokens to the device; log-probs of this pass replace missing proximal ones."""
         device = logprobs_R.device
-        assert row.advantages_R is not None, "advantages come before the loss"
+        assert row.advantages_R is not None, "advantages must be computed before the loss"
         proximal, ref = row.proximal_logprobs_R, row.ref_logprobs_R
         return cls(
             logprobs_R=logprobs_R,

@@ -1,12 +1,12 @@
-"""The trainer's memory, put away while engines have the GPU: into host memory, and back to the device.
+"""The trainer's device memory, moved to host memory while engines have the GPU, and back to the device.
 
-    weights      parameters, buffers, what Megatron keeps them in        copied to host memory
-    optimizer    its averages, and float32 weights beside 16-bit ones    copied to host memory
-    gradients    Megatron's buffers                                      given up; every step begins with zeros
+    weights      parameters, buffers, Megatron's parameter buffers          copied to host memory
+    optimizer    Adam's averages, and float32 copies of 16-bit weights      copied to host memory
+    gradients    Megatron's gradient buffers                                freed; every step starts from zeros
 
-A tensor stays the same object: the storage under it is emptied, and filled again.  Megatron's ``offload_to_cpu`` of its
-buffers does that, too, for gradients, and for weights with a distributed optimizer; its offload of the optimizer puts
-other tensors in the place of the old ones, which views do not survive.
+A tensor stays the same object: the storage under it is emptied, and filled again later.  Megatron's ``offload_to_cpu``
+of its buffers works so for gradients, and for weights with a distributed optimizer.  Megatron's offload of the
+optimizer replaces the tensors by new ones, which invalidates views of the old ones.
 """
 
 import gc
@@ -41,26 +41,27 @@ INTERNALS = (
 logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 64
-"""Of each storage in the host's copy: a cache line, and a multiple of every element's size."""
+"""Alignment of each storage in the host copy, in bytes: a cache line, and a multiple of every element's size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Emptied:
-    """A storage whose memory was given back."""
+    """A storage whose memory was freed."""
 
     storage: torch.UntypedStorage
     num_bytes: int
     copy: Tensor | None
-    """What was in it; None when nobody wants to know."""
+    """Its contents in host memory; None if they are not needed again."""
 
 
 class Stash:
-    """The storages under some tensors."""
+    """The storages under some tensors, which can be emptied and filled again."""
 
     def __init__(self, find: Callable[[], Iterable[Tensor]], *, keeps: bool) -> None:
-        """``find`` is asked each time: an optimizer makes its state in its first step.
+        """Cover the tensors that ``find`` returns.
 
-        ``keeps``: what is in them is wanted again.
+        ``find`` is called each time, because an optimizer makes its state in its first step.  ``keeps``: the contents
+        are needed again.
         """
         self._find = find
         self._keeps = keeps
@@ -68,7 +69,7 @@ class Stash:
         self._emptied: list[_Emptied] = []
 
     def put_away(self) -> None:
-        """Give the memory back to torch's allocator.  Nobody may touch the tensors until ``fetch``."""
+        """Free the memory to torch's allocator.  The tensors must not be touched until ``fetch``."""
         if self._emptied:
             return
         storages = _storages(self._find())
@@ -83,13 +84,13 @@ class Stash:
             if each.copy is not None:
                 each.copy.copy_(_bytes_of(each.storage), non_blocking=True)
         # Invariant: all copies are complete before a storage is emptied.  The next owner of its memory, perhaps another
-        # process, writes there at once.
+        # process, may write there at once.
         _synchronize()
         for each in self._emptied:
             each.storage.resize_(0)
 
     def fetch(self) -> None:
-        """Take memory again, with what was in it."""
+        """Allocate the memory again, with the contents that were kept."""
         for each in self._emptied:
             each.storage.resize_(each.num_bytes)
             if each.copy is not None:
@@ -99,36 +100,39 @@ class Stash:
 
 
 class TrainerMemory:
-    """All that a rank's learners have on its device.  Each of the three may be called when it is done already."""
+    """All device memory of a rank's learners.  Each of its three methods may be called again when its work is done."""
 
     def __init__(self, learners: Sequence[Any]) -> None:
-        """``learners`` have a ``model``, its ``parallel`` wrapper and an ``optimizer``."""
+        """Cover ``learners``, which have a ``model``, its ``parallel`` wrapper and an ``optimizer``."""
         self._learners = tuple(learners)
         self._weights = Stash(lambda: chain.from_iterable(map(_weights_of, self._learners)), keeps=True)
         self._optimizer = Stash(self._optimizers, keeps=True)
         self._gradients = Stash(self._gradient_buffers, keeps=False)
 
     def fetch(self) -> None:
-        """Everything onto the device; gradients have to be set to zero before they are added to."""
+        """Move everything to the device; gradients must be set to zero before they are added to."""
         for stash in (self._weights, self._optimizer, self._gradients):
             stash.fetch()
 
     def put_away_optimizer(self) -> None:
-        """Optimizer and gradients off the device: weights can be read still."""
+        """Free the device memory of optimizer and gradients; the weights stay readable."""
         for learner in self._learners:
             learner.optimizer.zero_grad()  # frees float32 copies of gradients
-        gc.collect()  # what training has left in circles
+        gc.collect()  # reference cycles left by training
         self._gradients.put_away()
         self._optimizer.put_away()
         _hand_back()
 
     def put_away_weights(self) -> None:
-        """The weights off the device."""
+        """Free the device memory of the weights."""
         self._weights.put_away()
         _hand_back()
 
     def _optimizers(self) -> Iterator[Tensor]:
-        """Less what is a view of the weights: the weights of a float32 model, which have no finer copy."""
+        """Find optimizer tensors that are not views of the weights.
+
+        A float32 model has such views: its weights have no copy of higher precision.
+        """
         weights = {storage.data_ptr() for storage in _storages(chain.from_iterable(map(_weights_of, self._learners)))}
         for learner in self._learners:
             for tensor in _optimizer_of(learner.optimizer):
@@ -142,14 +146,14 @@ class TrainerMemory:
 
 
 class HostMemory:
-    """One piece of host memory that grows, and that a GPU can copy to and from at its full speed."""
+    """One growing block of host memory, pinned where possible, so that a GPU copies at full speed."""
 
     def __init__(self) -> None:
         self._whole: Tensor | None = None
         self._is_pinned = False
 
     def parts(self, sizes: Sequence[int]) -> list[Tensor]:
-        """Bytes, as many as in ``sizes``, one after the other."""
+        """Return blocks of ``sizes`` bytes, one after the other."""
         starts, total = [], 0
         for size in sizes:
             starts.append(total)
@@ -159,11 +163,11 @@ class HostMemory:
 
     def _at_least(self, num_bytes: int) -> Tensor:
         if self._whole is None or self._whole.numel() < num_bytes:
-            # Invariant: memory is unpinned before it is freed, and nothing copies meanwhile: ``put_away`` and ``fetch``
+            # Invariant: memory is unpinned before it is freed, and no copy is running then: ``put_away`` and ``fetch``
             # synchronise before they return.
             if self._whole is not None and self._is_pinned:
                 _unpin(self._whole)
-            self._whole = None  # before there is another
+            self._whole = None  # freed before a larger block is allocated
             self._whole = torch.empty(num_bytes, dtype=torch.uint8)
             self._is_pinned = num_bytes > 0 and _pin(self._whole)
         return self._whole
@@ -178,7 +182,7 @@ def _weights_of(learner: Any) -> Iterator[Tensor]:
 
 
 def _optimizer_of(optimizer: Any) -> Iterator[Tensor]:
-    """What each part of it updates, and its state."""
+    """Yield the tensors that each part of the optimizer updates, and its state."""
     for part in optimizers(optimizer).values():
         for group in part.optimizer.param_groups:
             yield from group["params"]
@@ -187,7 +191,7 @@ def _optimizer_of(optimizer: Any) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """Each one once; those without memory left out, and those that are in host memory beside a GPU."""
+    """Collect each storage once, without empty ones; with a GPU, also without those in host memory."""
     is_wanted = "cuda" if torch.cuda.is_available() else "cpu"
     found = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage()
@@ -207,19 +211,22 @@ def _synchronize() -> None:
 
 
 def _hand_back() -> None:
-    """What torch's allocator keeps for later goes back to the device: other processes want it."""
+    """Return the memory that torch's allocator caches to the device, for other processes."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _pin(host: Tensor) -> bool:
-    """By registering: torch's own pinned allocator takes up to twice the memory, the next power of two."""
+    """Pin ``host`` by registering it with CUDA, and return whether that succeeded.
+
+    torch's pinned allocator would take up to twice the memory, the next power of two.
+    """
     if not torch.cuda.is_available():
         return False
     cudart: Any = torch.cuda.cudart  # torch has no types for it
     error = int(cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0))
     if error:
-        logger.warning("%d bytes of host memory are not pinned (CUDA error %d): copies are slower", len(host), error)
+        logger.warning("could not pin %d bytes of host memory (CUDA error %d): copies are slower", len(host), error)
     return not error
 
 

@@ -1,4 +1,4 @@
-"""The optimiser updates of one training step: which samples, and over what their loss is averaged."""
+"""The optimizer updates of one training step: their samples, and the divisors of their losses."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,31 +10,34 @@ from asyncrl.types import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one optimiser update is made of, on all ranks together."""
+    """The samples of one optimizer update, on all ranks together."""
 
     examples: tuple[Example, ...]
     num_samples: int
-    """Those without tokens included."""
+    """Number of samples, including those without tokens."""
 
     def changed(self, examples: Iterable[Example]) -> "Update":
-        """With these in the place of those of the same index; others are passed over."""
+        """Return the update with these examples in place of those with the same index; others are ignored."""
         by_index = {example.index: example for example in examples}
         return replace(self, examples=tuple(by_index.get(example.index, example) for example in self.examples))
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the loss mask lets through."""
+        """The number of tokens that the loss mask lets through."""
         return sum(sum(example.loss_mask) for example in self.examples)
 
     def count(self, *, per_token: bool) -> int:
-        """What a sum of weighted losses is divided by."""
+        """Return the divisor of the sum of weighted losses: tokens if ``per_token``, else samples; at least 1."""
         return max(1, self.num_tokens if per_token else self.num_samples)
 
 
 def updates_of(batch: Batch, num_updates: int) -> list[Update]:
-    """The batch's groups, in order, as one contiguous part for each optimiser update."""
+    """Split the batch's groups, in order, into one contiguous part per optimizer update.
+
+    Raises ValueError if there are fewer groups than updates.
+    """
     if num_updates > len(batch.groups):
-        raise ValueError(f"{num_updates} optimiser updates need as many groups, the batch has {len(batch.groups)}")
+        raise ValueError(f"{num_updates} optimizer updates need as many groups, the batch has {len(batch.groups)}")
     examples = examples_of(batch)
     return [
         Update(

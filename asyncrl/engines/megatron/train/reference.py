@@ -1,4 +1,4 @@
-"""A reference model that shares the policy's place on the device: its weights wait in host memory."""
+"""A reference model that borrows the policy's device memory; its weights wait in host memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class ReferenceWeights:
-    """A copy of the weights that ``model`` has when this is made."""
+    """A copy of the weights that ``model`` has at construction."""
 
     def __init__(self, model: Any) -> None:
         self._copies = [tensor.detach().to("cpu", copy=True) for tensor in _tensors(model)]
 
     @contextmanager
     def in_place(self, model: Any) -> Iterator[None]:
-        """The model has these weights inside, and afterwards bit for bit those that it had before.
+        """Give the model these weights inside the context, and restore its previous ones bit for bit afterwards.
 
         Costs three transfers of all weights between host and device, and a second copy in host memory meanwhile.
         """
@@ -36,5 +36,5 @@ def _copy(weights: list[Tensor], model: Any) -> None:
 
 
 def _tensors(model: Any) -> list[Tensor]:
-    """Parameters, and buffers such as an expert's bias."""
+    """List parameters, and buffers such as an expert's bias."""
     return list(chain(model.parameters(), model.buffers()))

@@ -1,4 +1,4 @@
-"""What a training step says of itself."""
+"""Reports and metrics of a training step."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -16,7 +16,7 @@ def report(
     seconds: float,
     logprobs: tuple[tuple[float, ...], ...],
 ) -> TrainReport:
-    """Losses and norms are means over the updates, the others means over their tokens."""
+    """Assemble a step's report: losses and norms are means over updates, other numbers means over trained tokens."""
     means = _means(updates)
     return TrainReport(
         loss=fmean(update.loss for update in updates),
@@ -31,26 +31,26 @@ def report(
 
 
 def critic_metrics(updates: Sequence[Gradients]) -> dict[str, float]:
-    """Of its updates in a step, if it has had any."""
+    """Compute the metrics of the critic's updates in a step; none without updates."""
     if not updates:
         return {}
     return _means(updates) | {"train/critic_grad_norm": fmean(update.norm for update in updates)}
 
 
 def forget_peak(device: torch.device) -> None:
-    """``memory_metrics`` are of what comes now."""
+    """Reset the peak that ``memory_metrics`` reports."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Of a GPU, since ``forget_peak``."""
+    """Return the GPU's peak memory since ``forget_peak``, in units of 10^9 bytes; nothing for a CPU."""
     if device.type == "cpu":
         return {}
     return {"train/peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9}
 
 
 def _means(updates: Sequence[Gradients]) -> dict[str, float]:
-    """Over the trained tokens of all updates."""
+    """Compute means over the trained tokens of all updates."""
     num_tokens = max(1, sum(update.num_tokens for update in updates))
     return {name: sum(update.sums[name] for update in updates) / num_tokens for name in updates[0].sums}

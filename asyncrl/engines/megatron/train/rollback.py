@@ -1,4 +1,4 @@
-"""Taking back a training step of several optimiser updates when a later one fails."""
+"""Rollback of a training step of several optimizer updates when a later one fails."""
 
 from typing import Any
 
@@ -23,13 +23,13 @@ class RestorePoint:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back as it was."""
+        """Restore weights and optimizer to the copied state."""
         for tensor, copy in self._copies:
             tensor.copy_(copy)
         for part, known in zip(self._optimizers, self._known, strict=True):
-            for parameter in set(part.state) - known:  # Adam makes a parameter's state in its first update
+            for parameter in set(part.state) - known:  # Adam creates a parameter's state in its first update
                 del part.state[parameter]
-        for group, step in self._steps:  # TransformerEngine's Adam counts there, torch's in each parameter's state
+        for group, step in self._steps:  # TransformerEngine's Adam counts there; torch's, in each parameter's state
             if step is None:
                 group.pop("step", None)
             else:

@@ -1,4 +1,4 @@
-"""Advantages of one rank's samples: from examples to the flat steps of ``asyncrl.algorithms.advantages`` and back.
+"""Advantages of one rank's samples, by way of the flat steps of ``asyncrl.algorithms.advantages``.
 
 Shape letters: N samples, T their steps (response tokens that the loss mask lets through).
 """
@@ -30,7 +30,10 @@ from asyncrl.types import Batch
 
 
 def outcomes_of(batch: Batch, train: TrainConfig) -> Tensor:
-    """What each sample of the batch is worth as a whole, in batch order: a reward, less what its group is worth."""
+    """Compute the outcome of each sample of the batch, in batch order.
+
+    An outcome is the reward, or the reward compared with its group, as the estimator requires.
+    """
     rewards_N = torch.tensor([scored.reward for group in batch.groups for scored in group.samples], dtype=torch.float64)
     groups_N = torch.tensor([group.group_id for group in batch.groups for _ in group.samples])
     if train.advantage_estimator in ("reinforce_plus_plus", "ppo"):
@@ -41,7 +44,7 @@ def outcomes_of(batch: Batch, train: TrainConfig) -> Tensor:
 
 
 def needs_proximal(train: TrainConfig) -> bool:
-    """Whether advantages depend on the trainer's log-probs from before the step, which costs a pass."""
+    """Return whether advantages need the trainer's log-probs from before the step, which cost a forward pass."""
     return train.kl_coef > 0 or train.custom_advantage_function_path is not None
 
 
@@ -52,12 +55,12 @@ def with_advantages(
     total: Total,
     custom: Sequence[Tensor] | None = None,
 ) -> tuple[list[Example], dict[str, float]]:
-    """The examples with their advantages (ppo: and returns), and what is to be reported, by the name of a metric.
+    """Return the examples with their advantages (for ppo also returns), and the numbers to report by metric name.
 
-    ``outcomes_N`` are of the whole batch, by place; ``examples`` are the samples of one rank, with their proximal and
-    reference log-probs if there is a ``--kl-coef``, and with their values if there is a critic.  ``custom`` are the
-    advantages of all the batch's answers by token, in the place of an estimator's.  Every rank must call it: ``total``
-    sums over the ranks.
+    ``outcomes_N`` has the outcomes of the whole batch, by index.  ``examples`` are the samples of one rank.  They have
+    proximal and reference log-probs if ``--kl-coef`` is above 0, and values if there is a critic.  ``custom`` has the
+    advantages of all the batch's answers by token, and replaces the estimator.  Every rank must call it: ``total`` sums
+    over the ranks.
     """
     mine_N = outcomes_N[torch.tensor([example.index for example in examples], dtype=torch.long)]
     lengths = [sum(example.loss_mask) for example in examples]
@@ -88,7 +91,7 @@ def with_advantages(
 
 
 def _kl(examples: Sequence[Example], train: TrainConfig) -> Tensor:
-    """Of the proximal policy from the reference, at each step; 0 if it costs nothing."""
+    """Estimate the KL divergence of the proximal policy from the reference at each step; 0 without ``--kl-coef``."""
     if train.kl_coef == 0:
         return torch.zeros(sum(sum(example.loss_mask) for example in examples), dtype=torch.float64)
     proximal_T = _at_steps(examples, [example.proximal_logprobs for example in examples])
@@ -99,13 +102,13 @@ def _kl(examples: Sequence[Example], train: TrainConfig) -> Tensor:
 
 def _at_steps(examples: Sequence[Example], rows: Sequence[Floats | None]) -> Tensor:
     there = [row for row in rows if row is not None]
-    assert len(there) == len(examples), "log-probs and values go before advantages that need them"
+    assert len(there) == len(examples), "log-probs and values must be computed before advantages that need them"
     kept = [row[_counts(example)] for example, row in zip(examples, there, strict=True)]
     return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *kept])).double()
 
 
 def _at_tokens(examples: Sequence[Example], values_T: Tensor, lengths: Sequence[int]) -> list[Floats]:
-    """One row per example, 0 at tokens that do not count."""
+    """Return one row per example, 0 at tokens outside the loss mask."""
     rows = []
     parts = np.split(values_T.numpy(), np.cumsum(lengths)[:-1]) if examples else []
     for example, steps in zip(examples, parts, strict=True):

@@ -167,7 +167,7 @@ def test_an_error_of_a_custom_loss_on_one_rank_is_raised_on_both(pairs: Pairs, l
     mine, theirs = pairs[layout]
     words = {
         "raises": "TrainerFailed: rank 1: loss function touchy: LookupError: no such thing",
-        "returns one number": "TrainerFailed: rank 1: loss function touchy: losses have the shape (), the tokens (",
+        "returns one number": "TrainerFailed: rank 1: loss function touchy: losses have the shape (), must have (",
         "is not finite": "NonFiniteLoss: rank 1: loss function touchy: ",
         "raises on the way back": "TrainerFailed: rank 1: loss function touchy: RuntimeError: one of the variables ",
     }
@@ -277,12 +277,12 @@ def raises(samples: StepSamples) -> torch.Tensor:
     [
         (raises, "raises: LookupError: no such thing"),
         (lambda s: 1.0, "returned a float, not a tensor or a list of tensors"),
-        (lambda s: [1.0] * 4, "returned a list of other things, not a tensor"),
-        (lambda s: s.rewards_N[:3], r"returned numbers of shape \(3,\) for 4 samples"),
+        (lambda s: [1.0] * 4, "returned a list with other items, not a tensor"),
+        (lambda s: s.rewards_N[:3], r"returned a tensor of shape \(3,\) for 4 samples"),
         (lambda s: list(s.proximal_logprobs)[:2], "returned 2 tensors for 4 samples"),
         (
             lambda s: [torch.zeros(len(mask) + (place == 2)) for place, mask in enumerate(s.masks)],
-            r"returned numbers of shape \(\d+,\) for the \d+ tokens of sample 2",
+            r"returned a tensor of shape \(\d+,\) for the \d+ tokens of sample 2",
         ),
     ],
 )
@@ -295,7 +295,7 @@ def test_wrong_results_of_an_advantage_function_are_named_with_numbers(
 
 def test_a_non_finite_advantage_is_named_with_its_sample_and_token() -> None:
     with pytest.raises(
-        NonFiniteLoss, match=r"(\d+) of the \1 trained tokens of sample 3 got no finite .* token \d+: nan"
+        NonFiniteLoss, match=r"of (\d+) of the \1 trained tokens of sample 3 are not finite, .* token \d+: nan"
     ):
         called(lambda s: torch.where(torch.arange(4) == 3, torch.nan, s.rewards_N))
 
@@ -322,10 +322,10 @@ def changed_in_place(
     ("function", "words"),
     [
         (lambda *given: good(*given)[0], "must return losses and a dict, returned a Tensor"),
-        (lambda *given: (good(*given)[0].sum(), {}), r"losses have the shape \(\), the tokens \(5,\)"),
-        (lambda *given: (good(*given)[0], {"x": given[0][:2]}), r"x have the shape \(2,\), the tokens \(5,\)"),
+        (lambda *given: (good(*given)[0].sum(), {}), r"losses have the shape \(\), must have \(5,\)"),
+        (lambda *given: (good(*given)[0], {"x": given[0][:2]}), r"x have the shape \(2,\), must have \(5,\)"),
         (lambda *given: (good(*given)[0], {"x": 1.0}), "x must be a tensor, is a float"),
-        (lambda *given: (good(*given)[0].detach(), {}), "its losses do not come from logprobs"),
+        (lambda *given: (good(*given)[0].detach(), {}), "its losses have no gradient, must be computed from logprobs"),
         (lambda *given: 1 / 0, "ZeroDivisionError: division by zero"),
         (changed_in_place, "RuntimeError: one of the variables needed for gradient computation"),
     ],
@@ -359,7 +359,7 @@ def test_metrics_of_a_custom_loss_must_keep_their_names() -> None:
     names.append("b")
     _, told = loss(*tokens())
     assert {name: numbers.tolist() for name, numbers in told.items()} == {"train/custom/a": [0.0] * 3}
-    with alone(), pytest.raises(TrainerFailed, match="reports a, b, where it reported a"):
+    with alone(), pytest.raises(TrainerFailed, match="reports a, b, but reported a at first"):
         loss.raise_alike()
 
 
