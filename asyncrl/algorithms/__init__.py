@@ -1,1 +1,4 @@
-"""The mathematics: tensors in, tensors out.  Knows neither samples nor engines; import the module that is needed."""
+"""The mathematics of the losses and advantages: functions of tensors that return tensors.
+
+They know neither samples nor engines.  Import the module that is needed.
+"""

@@ -1,8 +1,8 @@
-"""What an answer, or each of its tokens, is worth compared with what was expected.
+"""Advantages: the worth of an answer, or of each of its tokens, compared with what was expected.
 
-A *step* is a response token that counts: one that the loss mask lets through.  Tokens outside the mask are no steps;
-the one before them is followed by the one behind them.  ``lengths`` are the steps of each sample, none included.
-Shape letters: N samples, T their steps, sample behind sample.
+A *step* is a response token that the loss mask lets through.  Tokens outside the mask are no steps: the steps before
+and after them are adjacent.  ``lengths`` has each sample's number of steps, which may be 0.
+Shape letters: N samples, T their steps, sample after sample, G groups.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,21 +12,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 STD_FLOOR = 1e-6
-"""Added to a group's standard deviation, as slime does; below any difference between rewards that means something."""
+"""Addend of a group's standard deviation, as in slime; below any difference between rewards that matters."""
 VARIANCE_FLOOR = 1e-8
-"""Added to a batch's variance before the root, as OpenRLHF's and slime's whitening do."""
+"""Addend of a batch's variance before the square root, as in the whitening of OpenRLHF and slime."""
 
 Total = Callable[[Tensor], Tensor]
-"""The sum of a tensor over all data-parallel ranks, each with samples of its own; of one rank, the tensor itself."""
+"""The sum of a tensor over all data-parallel ranks, which have different samples; for one rank, the tensor itself."""
 
 
 def group_normalised(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Rewards minus the mean of their group, over its standard deviation.
+    """Subtract the mean of each group from its rewards, and divide by the group's standard deviation.
 
     ``A_i = (r_i - mean(r)) / std(r)``: GRPO with outcome supervision, DeepSeekMath (arXiv 2402.03300), section 4.1.2;
-    GSPO (arXiv 2507.18071, equation 6) and CISPO (MiniMax-M1, arXiv 2506.13585) use the same.  The deviation is the
-    sample's (n - 1).  A group of one or of equal rewards gets 0.  Samples with equal entries in ``groups_N`` are one
-    group, wherever they stand.
+    GSPO (arXiv 2507.18071, equation 6) and CISPO (MiniMax-M1, arXiv 2506.13585) use the same.  The standard deviation
+    is that of a sample (n - 1).  A group of one or of equal rewards gets 0.  Samples with equal entries in ``groups_N``
+    are one group, at whatever positions.
     """
     centred_N = group_centred(rewards_N, groups_N)
     _, place_N, size_G = torch.unique(groups_N, return_inverse=True, return_counts=True)
@@ -37,7 +37,7 @@ def group_normalised(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
 
 
 def group_centred(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Rewards minus the mean of their group, undivided: Dr. GRPO (arXiv 2503.20783)."""
+    """Subtract the mean of each group from its rewards, without a division: Dr. GRPO (arXiv 2503.20783)."""
     _, place_N, size_G = torch.unique(groups_N, return_inverse=True, return_counts=True)
     sums_G = rewards_N.new_zeros(len(size_G)).index_add(0, place_N, rewards_N)
     advantages_N: Tensor = rewards_N - (sums_G / size_G)[place_N]
@@ -45,15 +45,15 @@ def group_centred(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
 
 
 def every_step(values_N: Tensor, lengths: Sequence[int]) -> Tensor:
-    """The sample's value at each of its steps."""
+    """Repeat each sample's value at each of its steps."""
     return values_N.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=values_N.device))
 
 
 def step_rewards(rewards_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float) -> Tensor:
-    """A sample's reward at its last step, less ``kl_coef`` times the KL estimate of each step.
+    """Compute step rewards: a sample's reward at its last step, less ``kl_coef`` times each step's KL estimate.
 
-    ``r_t = 1[t = T] r(x, y) - beta KL_t``: InstructGPT (arXiv 2203.02155) and REINFORCE++ (arXiv 2501.03262).
-    The reward of a sample without steps is lost.
+    ``r_t = 1[t = T] r(x, y) - beta KL_t``: InstructGPT (arXiv 2203.02155) and REINFORCE++ (arXiv 2501.03262).  The
+    reward of a sample without steps is lost.
     """
     rewards_T = -kl_coef * kl_T
     sizes = torch.tensor(lengths, dtype=torch.long, device=rewards_N.device)
@@ -65,7 +65,7 @@ def step_rewards(rewards_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_
 def reinforce_plus_plus(
     rewards_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float, gamma: float
 ) -> Tensor:
-    """Discounted returns of ``step_rewards``, before the whitening over the batch.
+    """Compute discounted returns of ``step_rewards``, before the whitening over the batch.
 
     ``A_t = sum over s >= t of gamma^(s - t) r_s``: REINFORCE++ (arXiv 2501.03262), whose gamma is 1.
     """
@@ -73,9 +73,10 @@ def reinforce_plus_plus(
 
 
 def reinforce_plus_plus_baseline(centred_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float) -> Tensor:
-    """``A_t = r - mean of the group's r - beta KL_t``, before the whitening over the batch; see ``group_centred``.
+    """Subtract the KL term from centred rewards (``group_centred``), before the whitening over the batch.
 
-    REINFORCE++-baseline (arXiv 2501.03262); the KL term within the advantage is slime's.
+    ``A_t = r - mean of the group's r - beta KL_t``: REINFORCE++-baseline (arXiv 2501.03262); the KL term within the
+    advantage is slime's.
     """
     return every_step(centred_N, lengths) - kl_coef * kl_T
 
@@ -83,9 +84,9 @@ def reinforce_plus_plus_baseline(centred_N: Tensor, kl_T: Tensor, lengths: Seque
 def gae(
     rewards_T: Tensor, values_T: Tensor, lengths: Sequence[int], *, gamma: float, lambd: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimates, and the returns that the critic is trained towards.
+    """Compute generalised advantage estimates, and the returns that are the critic's regression targets.
 
-    ``delta_t = r_t + gamma V_(t+1) - V_t``, the value behind the last step being 0;
+    ``delta_t = r_t + gamma V_(t+1) - V_t``, with a value of 0 after the last step;
     ``A_t = delta_t + gamma lambda A_(t+1)`` (arXiv 1506.02438); ``R_t = A_t + V_t``.
     """
     next_T = torch.cat([values_T[1:], values_T.new_zeros(min(1, len(values_T)))])
@@ -96,10 +97,10 @@ def gae(
 
 
 def whitened(values_T: Tensor, total: Total) -> Tensor:
-    """Values less their mean, over their standard deviation, both of all steps on all ranks.
+    """Subtract the mean from values and divide by the standard deviation, both over all steps on all ranks.
 
-    ``(A - mean(A)) / std(A)`` over the batch: REINFORCE++ (arXiv 2501.03262).  Every rank must call it, also one
-    without steps.  The deviation is the sample's (n - 1).
+    ``(A - mean(A)) / std(A)`` over the batch: REINFORCE++ (arXiv 2501.03262).  Every rank must call it, even without
+    steps.  The standard deviation is that of a sample (n - 1).
     """
     wide_T = values_T.double()
     count, added = total(torch.stack([wide_T.new_tensor(float(len(wide_T))), wide_T.sum()]))
@@ -111,7 +112,7 @@ def whitened(values_T: Tensor, total: Total) -> Tensor:
 
 
 def _from_behind(values_T: Tensor, lengths: Sequence[int], factor: float) -> Tensor:
-    """``s_t = v_t + factor s_(t+1)`` within each sample: one pass over time for all samples at once."""
+    """Compute ``s_t = v_t + factor s_(t+1)`` within each sample, in one pass over time for all samples."""
     if not len(values_T):
         return values_T
     rows: Sequence[Tensor] = values_T.split(list(lengths))  # type: ignore[no-untyped-call]

@@ -1,8 +1,9 @@
-"""Corrections for tokens that another policy sampled than the one whose ratio is clipped.
+"""Corrections for tokens sampled by another policy than the one whose ratio is clipped.
 
-Three policies: the *behaviour* policy drew the tokens (the rollout engine, maybe steps ago), the *proximal* policy is
-the trainer's at the start of the step, and the present one is being trained.  All results are constants.
-Shape letters: T response tokens, sample behind sample.
+There are three policies.  The *behaviour* policy sampled the tokens: the rollout engine, maybe steps ago.  The
+*proximal* policy is the trainer's at the start of the step.  The present policy is being trained.  All results are
+constants.
+Shape letters: T response tokens, sample after sample.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ def importance_weights(
     low: float,
     high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Weights for the policy loss of each token, and which tokens' ratios were outside ``low`` to ``high``.
+    """Compute each token's weight in the policy loss, and whether its ratio was outside ``low`` to ``high``.
 
     ``w = pi_prox / pi_behave`` of the token, of the whole sample (``sequence``), or its geometric mean over the tokens
     of the sample (``geometric``).
@@ -39,7 +40,7 @@ def importance_weights(
     - ``whole``: w, as in the decoupled objective ``w * min(u A, clip(u) A)``, u = pi / pi_prox, of AReaL
       (arXiv 2505.24298).
 
-    Where ``mask_T`` is false, the log-probs may be any number and nothing counts as outside.
+    Where ``mask_T`` is false, log-probs may be any number, and no token counts as outside.
     """
     log_T = held_log_ratio(proximal_T.detach(), behaviour_T, mask_T)
     if level == "sequence":
@@ -64,7 +65,7 @@ def off_policy_sequences(
     *,
     delta: float,
 ) -> Tensor:
-    """True at tokens to leave out: of negative advantage, in a sample that the policy has moved away from.
+    """Return True at tokens to leave out: negative advantage, in a sample from which the policy has moved away.
 
     ``A < 0`` and ``mean over the sample of log(pi_behave / pi) > delta``: off-policy sequence masking, DeepSeek-V3.2
     (arXiv 2512.02556).

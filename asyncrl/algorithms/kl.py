@@ -1,6 +1,6 @@
 """Estimates of the KL divergence of a policy from a reference, from the log-probs of sampled tokens alone.
 
-http://joschu.net/blog/kl-approx.html has the first three.  Shape letters: T response tokens.
+The first three are from http://joschu.net/blog/kl-approx.html.  Shape letters: T response tokens.
 """
 
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from asyncrl.algorithms.losses import MAX_LOG_RATIO
 
 KlType = Literal["k1", "k2", "k3", "low_var_kl"]
 MAX_LOW_VAR = 10.0
-"""``low_var_kl`` is held within this, in either direction; slime's number."""
+"""Bound of ``low_var_kl`` in either direction, as in slime."""
 
 
 def kl_estimate(kind: KlType, logprobs_T: Tensor, ref_logprobs_T: Tensor) -> Tensor:
-    """One estimate per token, in nats, of ``KL(pi || pi_ref)`` where pi sampled the tokens; d = log pi - log pi_ref.
+    """Estimate ``KL(pi || pi_ref)`` for each token, in nats, where pi sampled the tokens; d = log pi - log pi_ref.
 
-    - ``k1``: ``d``.  Unbiased, of either sign.  Its gradient alone has mean 0: as a loss it pulls nowhere.
-    - ``k2``: ``d^2 / 2``.  Biased a little, never negative; its gradient is that of the KL divergence.
+    - ``k1``: ``d``.  Unbiased, of either sign.  Its gradient has mean 0, so as a loss it has no effect on average.
+    - ``k2``: ``d^2 / 2``.  Slightly biased, never negative; its gradient is that of the KL divergence.
     - ``k3``: ``exp(-d) - 1 + d``.  Unbiased, never negative: GRPO's, DeepSeekMath (arXiv 2402.03300), equation 4.
-    - ``low_var_kl``: ``k3``, held within +-10.
+    - ``low_var_kl``: ``k3``, clamped to +-10.
     """
     difference_T = (logprobs_T - ref_logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return _ESTIMATES[kind](difference_T)

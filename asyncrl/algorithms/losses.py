@@ -1,10 +1,10 @@
-"""Policy and value losses, and the weights that make their sum over any packing one and the same mean.
+"""Policy and value losses, and the weights that make their sum the same mean under any packing.
 
-A loss is ``sum(loss_T * weights_T) / count`` with the count taken over the whole update: tokens for ``token_weights``,
+A loss is ``sum(loss_T * weights_T) / count``.  The count is taken over the whole update: tokens for ``token_weights``,
 samples for ``sample_weights``.  The sum may be taken in any pieces, so neither packing nor data parallelism changes it.
-Policy losses give a loss per token and whether its ratio was clipped.  Where ``mask_T`` is false they give that of
-ratio 1, whatever the old log-probs there: tokens that no policy sampled may carry any number.
-Shape letters: T response tokens, sample behind sample.
+Policy losses return a loss per token, and whether its ratio was clipped.  Where ``mask_T`` is false they return the
+loss of ratio 1, whatever the old log-probs are: tokens that no policy sampled may have any number there.
+Shape letters: T response tokens, sample after sample.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 from asyncrl.algorithms.samples import parts, sample_means
 
 MAX_LOG_RATIO = 20.0
-"""Beyond it, in either direction, a log-ratio is held: exp(88) overflows, and inf times an advantage of 0 is NaN."""
+"""Bound of a log-ratio in either direction: exp(89) overflows float32, and inf times an advantage of 0 is NaN."""
 
 
 def ppo_clip(
@@ -28,10 +28,11 @@ def ppo_clip(
     eps_high: float,
     eps_dual: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``-min(ratio * A, clip(ratio, 1 - eps_low, 1 + eps_high) * A)``: PPO (arXiv 1707.06347), equation 7.
+    """Compute PPO's clipped loss ``-min(ratio * A, clip(ratio, 1 - eps_low, 1 + eps_high) * A)``.
 
-    The separate upper range is DAPO's (arXiv 2503.14476), "Clip-Higher".  With ``eps_dual`` (above 1), and where A is
-    negative, the objective is at least ``eps_dual * A``: dual clip (arXiv 1912.09729).
+    PPO (arXiv 1707.06347), equation 7.  The separate upper range is DAPO's (arXiv 2503.14476), "Clip-Higher".  With
+    ``eps_dual`` (above 1), and where A is negative, the objective is at least ``eps_dual * A``: dual clip
+    (arXiv 1912.09729).
     """
     log_ratio_T = held_log_ratio(logprobs_T, old_logprobs_T, mask_T)
     return _clipped(log_ratio_T.exp(), advantages_T, mask_T, eps_low, eps_high, eps_dual)
@@ -48,7 +49,7 @@ def gspo(
     eps_high: float,
     eps_dual: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``ppo_clip`` with one ratio per sample, the geometric mean of those of its tokens that count.
+    """Compute ``ppo_clip`` with one ratio per sample, the geometric mean over its trained tokens.
 
     ``s = (pi(y) / pi_old(y))^(1/|y|)``: GSPO (arXiv 2507.18071), equations 5 and 7.  Every token of a sample has the
     same loss, so that ``sample_weights`` give the paper's objective.
@@ -66,9 +67,10 @@ def cispo(
     eps_low: float,
     eps_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """``-sg(clip(ratio, 1 - eps_low, 1 + eps_high)) * A * log pi``: CISPO (MiniMax-M1, arXiv 2506.13585).
+    """Compute the CISPO loss ``-sg(clip(ratio, 1 - eps_low, 1 + eps_high)) * A * log pi``.
 
-    The ratio is a constant, so that clipped tokens keep their gradient.  The paper has no lower bound: ``eps_low`` 1.
+    CISPO (MiniMax-M1, arXiv 2506.13585).  The ratio is a constant, so that clipped tokens keep their gradient.  The
+    paper has no lower bound: ``eps_low`` 1.
     """
     ratio_T = held_log_ratio(logprobs_T.detach(), old_logprobs_T, mask_T).exp()
     held_T = ratio_T.clamp(1.0 - eps_low, 1.0 + eps_high)
@@ -76,7 +78,7 @@ def cispo(
 
 
 def value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
-    """Squared error of each value, and whether its move away from the old one was clipped.
+    """Compute the squared error of each value, and whether its move away from the old value was clipped.
 
     ``max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)``: the value clipping of PPO's reference implementation
     (arXiv 2005.12729), without a factor of 1/2, as in slime.
@@ -87,24 +89,28 @@ def value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, *, cli
 
 
 def held_log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor, mask_T: Tensor) -> Tensor:
-    """Log of the probability ratio, within +-``MAX_LOG_RATIO``; 0 where ``mask_T`` is false."""
+    """Compute the log of the probability ratio, clamped to +-``MAX_LOG_RATIO``; 0 where ``mask_T`` is false."""
     return torch.where(mask_T, logprobs_T - old_logprobs_T, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def token_weights(mask_T: Tensor, lengths: Sequence[int]) -> Tensor:
-    """1 for each token that counts: with the number of such tokens as the count, every token weighs the same."""
+    """Return a weight of 1 for each trained token.  Raises ValueError if ``lengths`` do not add up to the tokens.
+
+    With the number of trained tokens as the count, every token weighs the same.
+    """
     if sum(lengths) != len(mask_T):
         raise ValueError(f"lengths add up to {sum(lengths)}, mask_T has {len(mask_T)} entries")
     return mask_T.to(torch.float32)
 
 
 def sample_weights(mask_T: Tensor, lengths: Sequence[int]) -> Tensor:
-    """1 over the tokens of its sample that count: with the number of samples as count, every sample weighs the same.
+    """Return a weight of 1 / n for each trained token of a sample that has n of them.
 
-    A sample without any such token adds nothing, but is one of the samples.
+    With the number of samples as the count, every sample weighs the same.  A sample without trained tokens adds
+    nothing, but counts as a sample.
     """
     weights_T = token_weights(mask_T, lengths)
-    if not lengths:  # an empty microbatch, which keeps the ranks in step
+    if not lengths:  # an empty microbatch, which only matches other ranks' passes
         return weights_T
     return torch.cat([part / part.sum().clamp(min=1.0) for part in parts(weights_T, lengths)])
 

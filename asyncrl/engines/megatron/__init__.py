@@ -1,6 +1,7 @@
-"""Who makes weights: Megatron-core behind one plain class, ``rank.MegatronRank``, which is not imported here.
+"""The trainer: Megatron-core behind one plain class, ``rank.MegatronRank``, which is not imported here.
 
-These names import neither torch nor Megatron, so that a configuration can be checked before anything starts.
+The names exported here import neither torch nor Megatron, so that a configuration can be checked before anything
+starts.
 """
 
 from asyncrl.engines.megatron.setup.settings import TrainerSettings

@@ -40,8 +40,8 @@ TRAINER = (
 
 @functools.cache
 def check_trainer_internals() -> None:
-    """Raise InternalsChanged unless Megatron and torch look as expected.  Once per process; takes 20 ms.
+    """Raise InternalsChanged unless Megatron and torch look as expected.  Runs once per process and takes 20 ms.
 
-    Call before ``emulate_cuda``, which puts stand-ins in the place of some names.
+    Call it before ``emulate_cuda``, which replaces some of the names by stand-ins.
     """
     check_internals(TRAINER)

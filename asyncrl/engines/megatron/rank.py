@@ -1,7 +1,7 @@
 """One rank of the trainer: a Megatron model, its optimizer, and its end of the weight update.
 
-A plain class without Ray.  Every rank of a trainer gets the same calls with the same arguments, except for
-``join_engines``, ``resend`` and ``abandon``, which are for rank 0, and there for a second thread.
+A plain class without Ray.  Every rank of a trainer gets the same calls with the same arguments.  The exceptions are
+``join_engines``, ``resend`` and ``abandon``: they are called on rank 0 only, where a second thread may call them.
 """
 
 import time
@@ -57,7 +57,7 @@ from asyncrl.types import Batch, TrainReport
 class MegatronRank:
     """One of ``world_size`` ranks that meet at ``master_address:master_port``.
 
-    Construction returns once all of them are there and hold their parts of the checkpoint.  Raises ConfigError or
+    Construction returns once all ranks are connected and hold their parts of the checkpoint.  Raises ConfigError or
     InternalsChanged.
     """
 
@@ -96,20 +96,21 @@ class MegatronRank:
         self._memory = TrainerMemory([self._learner, *critics])
         self._engines: dist.ProcessGroup | None = None
         self._send_lock = Lock()
-        """Held by this thread while it sends itself: the group is there until that has ended."""
+        """Held while ``send`` runs, so that no other thread destroys the update group under it."""
         self._saver: Saver | None = None
 
     @property
     def layers(self) -> str:
-        """Whose they are, local or transformer_engine: of latent attention local, whatever was asked for."""
+        """Implementation of the layers, local or transformer_engine; latent attention is always local."""
         return str(self._model.config.transformer_impl)
 
     def train(self, batch: Batch) -> TrainReport:
         """Run one training step.  The report has log-probs on rank 0 only.
 
-        The same batch gives the same weights bit by bit on a CPU; how it is packed changes rounding only.
-        Raises NonFiniteLoss on all ranks alike, and TrainerFailed if a user's function did, with the weights as they
-        were before the step.  Raises CheckpointFailed, before anything else, if the last one could not be written.
+        On a CPU, the same batch gives the same weights bit by bit; a different packing changes rounding only.  Raises
+        NonFiniteLoss on all ranks alike, with the weights as they were before the step.  Raises TrainerFailed if a
+        user's function failed.  Raises CheckpointFailed, before anything else, if the last checkpoint could not be
+        written.
         """
         self.check_checkpoint()
         started = time.perf_counter()
@@ -130,20 +131,20 @@ class MegatronRank:
         return report(found, told, learning_rate, time.perf_counter() - started, logprobs)
 
     def save(self, path: Path) -> None:
-        """Write the present weights in Hugging Face format, from rank 0; see ``weights.save_hf``."""
+        """Write the present weights in Hugging Face format, from rank 0; see ``hf_weights.save_hf``."""
         if self._rank == 0 or is_split():
             save_hf(self._model, self._shape, self._settings.model.hf_checkpoint, path)
 
     def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        """What is sent, in order.  Never changes."""
+        """Return the buckets of a weight update in the order of sending, which never changes."""
         return self._weight_sender.buckets
 
     def join_engines(
         self, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
-        """Form the update group, as its rank 0, with engines that are joining at the same time.
+        """Form the update group, as its rank 0, with engines that join at the same time.
 
-        Leaves an earlier group.  For another thread, too: this rank may train.  Raises WeightUpdateFailed.
+        Leaves an earlier group.  Another thread may call it while this rank trains.  Raises WeightUpdateFailed.
         """
         self._leave_engines()
         try:
@@ -151,71 +152,75 @@ class MegatronRank:
                 master_address, master_port, world_size, group_name, backend, self._settings.timeout_s
             )
         except RuntimeError as error:
-            raise WeightUpdateFailed(f"no update group {group_name} of {world_size}: {error}") from error
+            raise WeightUpdateFailed(f"cannot form update group {group_name} of {world_size} ranks: {error}") from error
 
     def abandon(self, group_name: str) -> None:
-        """Give that update group up, if it is the present one, whatever this rank is doing: for another thread.
+        """Abandon the update group ``group_name``, if it is the present one, whatever this rank is doing.
 
-        What waits for engines through it ends, here and in engines.
+        Another thread may call it.  Operations of the group that wait for engines end, here and in engines.
         """
         engines = self._engines
         if engines is not None and engines.group_name == group_name:
             abandon(engines)
 
     def snapshot(self, is_checked: bool) -> bool:
-        """Copy the present weights and begin to broadcast the copy from rank 0 to the engines.
+        """Copy the present weights and start to broadcast the copy from rank 0 to the engines.
 
-        False, and nothing done, when there is no room for a copy: ``send`` is to do it.  Raises WeightUpdateFailed.
+        Returns False, without a copy or a broadcast, if there is no memory for a copy: the caller then calls ``send``.
+        Raises WeightUpdateFailed.
         """
         self._check_joined()
         return self._weight_sender.snapshot(self._engines, is_checked=is_checked)
 
     def resend(self, is_checked: bool) -> bool:
-        """Begin to broadcast the last snapshot once more from rank 0 to the engines.
+        """Start to broadcast the last snapshot once more, from rank 0 to the engines.
 
-        False, and nothing done, when that snapshot is gone.  For another thread, too: this rank may train.  Raises
-        WeightUpdateFailed.
+        Returns False, without a broadcast, if that snapshot is gone.  Another thread may call it while this rank
+        trains.  Raises WeightUpdateFailed.
         """
         engines = self._engines
         return engines is not None and self._weight_sender.resend(engines, is_checked=is_checked)
 
     def send(self, is_checked: bool) -> None:
-        """Broadcast the present weights from rank 0 to the engines, which are receiving.  Raises WeightUpdateFailed."""
+        """Broadcast the present weights from rank 0 to the receiving engines.  Raises WeightUpdateFailed."""
         self._check_joined()
         with self._send_lock:
             self._weight_sender.send(self._engines, is_checked=is_checked)
 
     def share(self, bucket: int) -> str:
-        """A handle of the present weights of a bucket, for an engine on this rank's device."""
+        """Return a handle of a bucket's present weights, for an engine on this rank's device."""
         return self._weight_sender.share(bucket)
 
     def unshare(self) -> None:
-        """Free what was shared: no engine has it mapped any more."""
+        """Free the shared bucket, which no engine may have mapped any more."""
         self._weight_sender.unshare()
 
     def fetch(self) -> None:
-        """All that was put away onto the device again: before anything but the calls below, and ``share``."""
+        """Move everything that was put away back to the device.
+
+        Required before any call other than ``put_away_optimizer``, ``put_away_weights`` and ``share``.
+        """
         self._memory.fetch()
 
     def put_away_optimizer(self) -> None:
-        """Optimizer into host memory, gradients nowhere; the weights can be read still."""
+        """Move the optimizer to host memory and free the gradients; the weights stay readable."""
         self._memory.put_away_optimizer()
 
     def put_away_weights(self) -> None:
-        """The weights into host memory."""
+        """Move the weights to host memory."""
         self._memory.put_away_weights()
 
     def write_weights(self, folder: Path) -> None:
-        """Write what an update would send to ``folder``, which appears when it is complete, from rank 0.
+        """Write the weights of an update to ``folder``, from rank 0.  The folder appears once it is complete.
 
         Raises WeightUpdateFailed.
         """
         self._weight_sender.write(self._settings.model.hf_checkpoint, folder, is_writer=self._rank == 0)
 
     def load(self, origin: Origin) -> None:
-        """Take weights, and what else ``origin`` has, in place of those of the Hugging Face checkpoint.
+        """Load the weights of ``origin``, and whatever else it has, in place of the Hugging Face checkpoint's.
 
-        Before the first step only.  Raises CheckpointFailed or ConfigError.
+        Allowed before the first step only.  Raises CheckpointFailed or ConfigError.
         """
         if origin.kind == "hugging_face":
             shape = replace(self._shape, fp8_block=read_shape(origin.folder).fp8_block)
@@ -227,10 +232,10 @@ class MegatronRank:
             load_state(self._learner, critic, origin.folder, everything=everything, with_optimizer=origin.optimizer)
 
     def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> float:
-        """Copy everything to host memory, which takes the returned seconds, and write it to ``folder`` beside.
+        """Copy everything to host memory, return the seconds that took, and write it to ``folder`` in the background.
 
-        ``run`` says where the run stands; it is kept with the weights.  Waits for the checkpoint before.  Raises
-        CheckpointFailed.
+        ``run`` describes the progress of the run; it is stored with the weights.  Waits for the previous checkpoint.
+        Raises CheckpointFailed.
         """
         if self._saver is None:
             self._saver = Saver(self._settings.save_timeout_s)
@@ -239,17 +244,17 @@ class MegatronRank:
         return self._saver.begin(state, folder, notes_of(self._shape, run))
 
     def check_checkpoint(self) -> None:
-        """Raises CheckpointFailed if the one being written has failed; returns at once."""
+        """Raise CheckpointFailed if the checkpoint being written has failed.  Returns at once."""
         if self._saver is not None:
             self._saver.raise_if_failed()
 
     def finish_checkpoint(self) -> None:
-        """Return once no checkpoint is being written.  Raises CheckpointFailed."""
+        """Wait until no checkpoint is being written.  Raises CheckpointFailed."""
         if self._saver is not None:
             self._saver.wait()
 
     def close(self) -> None:
-        """Leave all process groups; the object is of no further use."""
+        """Leave all process groups.  The object is unusable afterwards."""
         self._leave_engines()
         self._learner.close()
         if self._critic is not None:
@@ -259,7 +264,7 @@ class MegatronRank:
 
     def _check_joined(self) -> None:
         if self._rank == 0 and self._engines is None:
-            raise ValueError("no engines have joined")
+            raise ValueError("no engines have joined: call join_engines first")
 
     def _leave_engines(self) -> None:
         if self._engines is None:
@@ -271,7 +276,7 @@ class MegatronRank:
             self._engines = None
 
     def _load_reference(self) -> ReferenceWeights:
-        """Uses the policy as a place to load into."""
+        """Load the reference weights by way of the policy's model, which gets its weights back."""
         policy = self._settings.model.hf_checkpoint
         origin = find_origin(CheckpointConfig(), ref_load(self._settings.train, self._settings.model))
         if origin is None or origin.folder == policy:
@@ -282,9 +287,9 @@ class MegatronRank:
         return reference
 
     def _prepared(self, batch: Batch) -> tuple[list[Update], dict[int, Floats], dict[str, float]]:
-        """What each update trains on, this rank's log-probs from before the step, and what is to be reported of it.
+        """Prepare a step: its updates, this rank's log-probs from before the step, and the metrics so far.
 
-        The first update's log-probs are left to the update itself, unless advantages depend on them.
+        The first update computes its log-probs itself, unless advantages depend on them.
         """
         train = self._settings.train
         updates = updates_of(batch, self._settings.num_steps_per_rollout)
@@ -307,13 +312,17 @@ class MegatronRank:
         return [update.changed(mine) for update in updates], before, told
 
     def _total(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Summed over the ranks that have other samples."""
+        """Sum over the data-parallel ranks, which have different samples."""
         totals = numbers.clone()
         dist.all_reduce(totals, group=parallel_state.get_data_parallel_group_gloo())
         return totals
 
     def _set_learning_rate(self, step: int) -> float:
-        """Constant, after a rise that reaches the full rate in training step ``lr_warmup_iters``, counted from 1."""
+        """Set and return the learning rate of training step ``step``, counted from 0.
+
+        The rate rises linearly to the full rate in step ``lr_warmup_iters``, counted from 1, and is constant
+        afterwards.
+        """
         train = self._settings.train
         rate = train.lr * min(1.0, (step + 1) / max(1, train.lr_warmup_iters))
         self._learner.set_rate(rate)
@@ -322,7 +331,7 @@ class MegatronRank:
         return rate
 
     def _logprobs(self, updates: Sequence[Update]) -> dict[int, Floats]:
-        """Under the present weights, of this rank's share of the samples, by place in the batch."""
+        """Compute log-probs under the present weights for this rank's share of the samples, by index in the batch."""
         return self._learner.rows(updates, logprob_step(self._settings.temperature, self._device))
 
     def _reference_logprobs(self, updates: Sequence[Update]) -> dict[int, Floats]:
@@ -332,7 +341,10 @@ class MegatronRank:
             return self._logprobs(updates)
 
     def _update(self, update: Update, *, critic_only: bool) -> tuple[Gradients, Gradients | None]:
-        """One optimiser update of policy and critic: of both, or of neither if a gradient is not finite."""
+        """Run one optimizer update of policy and critic, or of neither if a gradient is not finite.
+
+        With ``critic_only`` the policy's weights stay unchanged.
+        """
         found = self._learner.differentiate(update, loss_step(self._objective(update), self._device))
         of_critic = None if self._critic is None else self._critic.differentiate(update)
         if not critic_only:
@@ -352,7 +364,7 @@ class MegatronRank:
         )
 
     def _gathered(self, mine: dict[int, Floats], num_samples: int) -> tuple[tuple[float, ...], ...]:
-        """All ranks' log-probs in batch order on rank 0, nothing elsewhere.  A sample without tokens has none."""
+        """Gather all ranks' log-probs on rank 0, in batch order; a sample without tokens has none."""
         shares = on_first_rank(mine)
         if not shares:
             return ()
@@ -361,23 +373,26 @@ class MegatronRank:
 
 
 def _check_beside(settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None) -> None:
-    """Reference model and critic must fit the policy.  Raises ConfigError."""
+    """Check that reference model and critic fit the policy.  Raises ConfigError."""
     path = ref_load(settings.train, settings.model)
     is_other = path != settings.model.hf_checkpoint
-    is_hf = (path / "config.json").is_file()  # else it is a checkpoint, which is checked when it is loaded
+    is_hf = (path / "config.json").is_file()  # else a Megatron checkpoint, which is checked when it is loaded
     if is_other and is_hf and uses_reference(settings.train):
         check_model(path, as_written(overridden(read_shape(path), settings.shape)), shape)
     path = critic_load(settings.train, settings.model)
     if critic is not None:
         check_layout(critic, settings.parallel, settings.device)
         if critic.vocab_size != shape.vocab_size:
-            raise ConfigError(f"critic-load {path} has {critic.vocab_size} words, the policy {shape.vocab_size}")
+            raise ConfigError(
+                f"critic-load {path} has a vocabulary size of {critic.vocab_size}, the policy {shape.vocab_size}; "
+                "they must be equal"
+            )
 
 
 def _copies_weights(
     settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None, num_ranks: int, device: torch.device
 ) -> bool:
-    """Whether updates send a copy of the weights, so that training continues meanwhile."""
+    """Return whether weight updates send a copy of the weights, so that training continues meanwhile."""
     train, parallel = settings.train, settings.parallel
     each = (settings.row_tokens or 0) / parallel.context_parallel_size
     work = RankWorkload(
@@ -391,7 +406,7 @@ def _copies_weights(
 
 
 def _memory_of(device: torch.device) -> int | None:
-    """Bytes; None on a CPU."""
+    """Return the GPU's memory in bytes; None for a CPU."""
     return None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
 
 

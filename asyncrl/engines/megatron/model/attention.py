@@ -73,7 +73,7 @@ class Stretches:
 
 @dataclass
 class PackedRow(PackedSeqParams):  # type: ignore[misc]
-    """The fields of Megatron's ``PackedSeqParams``, and those that the layers here need."""
+    """The fields of Megatron's ``PackedSeqParams``, and further ones that the layers here need."""
 
     stretches: Stretches | None = None
     rotary: RotaryAngles | None = None

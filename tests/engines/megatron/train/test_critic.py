@@ -123,7 +123,7 @@ def test_a_critic_may_be_smaller_but_must_share_the_vocabulary_size(tmp_path: Pa
         assert rank.train(random_batch()).metrics["train/critic_grad_norm"] > 0
     other = write_checkpoint(tmp_path / "other", vocab_size=50)
     settings = trainer_settings(checkpoint, **PPO, critic_load=other)
-    with pytest.raises(ConfigError, match="has 50 words, the policy 96"), one_rank(settings):
+    with pytest.raises(ConfigError, match="has a vocabulary size of 50, the policy 96"), one_rank(settings):
         pass
 
 
