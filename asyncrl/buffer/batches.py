@@ -3,7 +3,7 @@
 Let each step train B groups, oldest first, beginning with the current step.  A group has a *place* if it is then
 trained by its deadline.  Deadlines never decrease from one dispatch to the next.  Groups with the same deadline are
 therefore adjacent in dispatch order, and at most S + 1 deadlines exist at a time (S is the maximum staleness).  All
-counts below run over deadlines, so their cost does not depend on the number of groups.
+questions about places can therefore be answered deadline by deadline, however many groups there are.
 """
 
 from collections.abc import Iterator

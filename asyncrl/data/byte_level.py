@@ -41,7 +41,7 @@ def joined(table: list[bytes], token_ids: tuple[int, ...]) -> bytes:
 
 
 def _added(content: str, byte_of: dict[str, int]) -> bytes:
-    """Return the bytes of an added token like the library: one per character if every character maps to a byte, else UTF-8."""
+    """Return the bytes of an added token like the library: by character if each maps to a byte, else UTF-8."""
     if all(character in byte_of for character in content):
         return bytes(byte_of[character] for character in content)
     return content.encode()
