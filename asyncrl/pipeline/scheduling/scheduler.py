@@ -427,7 +427,7 @@ class Scheduler:
         return waiting.group
 
     def _stop(self, rollout: GroupInFlight) -> None:
-        """Stop a group in flight that is too old: interrupt it with its tokens kept, or drop it and return its prompt."""
+        """Stop a group in flight that is too old: interrupt it, or drop it and return its prompt."""
         if rollout.task is None:
             raise AssertionError(f"group {rollout.group_id} has no task")
         rollout.task.cancel()
