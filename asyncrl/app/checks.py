@@ -36,7 +36,7 @@ OVERRIDE_FLAG = "json-model-override-args"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedModel:
-    """A model that can be trained, split and served as the run asks, from one reading of ``config.json``."""
+    """A model that the run can train, split and serve, from one reading of ``config.json``."""
 
     config: Mapping[str, Any]
     """The parsed ``config.json``."""

@@ -378,8 +378,8 @@ class TrainConfig:
     clip_grad: Annotated[float, "Maximum gradient norm; 0 is off."] = 1.0
     update_weight_transport: Annotated[
         Literal["nccl", "disk"],
-        "Transport of weights to the engines: nccl broadcasts (with gloo on CPUs); disk writes files, for where no "
-        "network group reaches.",
+        "Transport of weights to the engines: nccl broadcasts (with gloo on CPUs); disk writes files, for engines "
+        "that no process group can reach.",
     ] = "nccl"
     update_weight_disk_dir: Annotated[
         Path | None,
