@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
     """Print the error that ended the run and return the exit code.
 
-        A received signal takes precedence over the errors that it caused.  The traceback is in the file ``log``.
+    A received signal takes precedence over the errors that it caused.  The traceback is in the file ``log``.
     """
     if log is not None:
         logger.debug("the run ended", exc_info=error)
