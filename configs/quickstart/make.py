@@ -5,10 +5,10 @@
 Writes ``train.jsonl``, ``heldout.jsonl``, ``model/`` (Qwen3) and ``model_moe/`` (Qwen3-MoE) into its own folder:
 1.6 MB in all, in about two minutes on one CPU core.
 
-A problem is a sum, ``347+3=``.  Its answer carries one over at a time, ``348+2=349+1=350``, and has 4 to 52 tokens.  The
-models first learn to answer correctly, and then learn two errors on purpose: often they forget the rest
-(``348+2=349``), and sometimes they miscount.  Reinforcement learning has to undo both, so answers grow longer as they
-become correct.
+A problem is a sum, ``347+3=``.  Its answer carries one over at a time, ``348+2=349+1=350``, and has 4 to 52 tokens.
+The models first learn to answer correctly, and then learn two errors on purpose: more often than not they forget the
+rest (``348+2=349``), and sometimes they miscount.  Reinforcement learning has to undo both, so answers grow longer as
+they become correct.
 """
 
 import json
