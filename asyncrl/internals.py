@@ -1,6 +1,6 @@
 """Names inside other packages that asyncrl relies on, although they may change without notice.
 
-Each module that relies on such names lists them in ``INTERNALS``, and whatever starts the module calls
+Each module that relies on such names lists them in ``INTERNALS``, and the code that starts the module calls
 ``check_internals`` first.  ``docs/internals.md`` says for each name why it is needed and how a change shows.
 
 Imports only the modules that the given names are in.

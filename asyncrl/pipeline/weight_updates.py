@@ -98,7 +98,7 @@ class WeightUpdates:
                         return await self._publish()
                     return await self._publish_anew(is_free)
                 except UpdateInterrupted as error:
-                    logger.warning("the weight update begins anew: %s", error)
+                    logger.warning("the weight update starts again: %s", error)
                     again = True
 
     async def _publish_anew(self, is_free: asyncio.Event) -> UpdateReport:
