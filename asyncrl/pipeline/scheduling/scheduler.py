@@ -364,7 +364,7 @@ class Scheduler:
         return self._outstanding.oldest(size=size)
 
     def _picked(self, step: int) -> tuple[GroupId, ...]:
-        """Return the groups that the buffer filter picks, and drop those that it drops."""
+        """Return the groups that the buffer filter picks, and drop the groups that it rejects."""
         if self._pick is None:
             raise AssertionError("there is no function to pick groups")
         groups = [self._buffered[due.group_id].group for due in self._outstanding.finished()]
