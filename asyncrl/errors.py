@@ -1,4 +1,4 @@
-"""What can go wrong, named by cause.
+"""Errors, named by cause.
 
     AsyncRLError
     ├── ConfigError            the run description is wrong; nothing was started          exit code 2
@@ -16,14 +16,14 @@
     ├── ServerFailed           a process that we started died or did not get ready
     ├── TrainerFailed          a trainer rank died, raised or did not answer in time
     ├── NonFiniteLoss          the loss is NaN or infinite; no weights were changed
-    ├── CheckpointFailed       a checkpoint could not be written or read; those before it are as they were
+    ├── CheckpointFailed       a checkpoint could not be written or read; earlier ones are intact
     ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
-    ├── InternalsChanged       an installed package is unlike the version that asyncrl was written for
-    ├── GpuSharingFailed             engines and trainer could not change places on the GPUs that they share
-    └── Stalled                nothing moved for too long; the message says who waits for whom
+    ├── InternalsChanged       an installed package differs from the version that asyncrl was written for
+    ├── GpuSharingFailed       engines and trainer could not hand over the GPUs that they share
+    └── Stalled                nothing moved for too long; the message lists what is being waited for
 
-Errors marked [retry] are tried again, with the tokens that are already there kept; those marked [budget] cost one
-group.  Any other exception is a bug and ends the run.  Arguments are kept in ``args``, so every error pickles.
+After a [retry] error the request is sent again with the tokens generated so far.  A [budget] error drops one group.
+Any other exception is a bug and ends the run.  Arguments are kept in ``args``, so every error can be pickled.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class EngineError(AsyncRLError):
 
 
 class EngineTimeout(EngineError, TimeoutError):
-    """No answer in time; the request was aborted."""
+    """No answer came in time; the request was aborted."""
 
 
 class EngineLost(EngineError, ConnectionError):
@@ -67,7 +67,7 @@ class RewardFailed(AsyncRLError):
 
 
 class FilterFailed(AsyncRLError):
-    """A filter raised on one group, which costs the group; or a buffer filter did, which ends the run."""
+    """A filter raised on one group, which is dropped, or a buffer filter raised, which ends the run."""
 
 
 class SampleFailed(AsyncRLError):
@@ -95,7 +95,7 @@ class NonFiniteLoss(AsyncRLError, ArithmeticError):
 
 
 class CheckpointFailed(AsyncRLError):
-    """A checkpoint could not be written or read; those before it are as they were."""
+    """A checkpoint could not be written or read; earlier checkpoints are intact."""
 
 
 class WeightUpdateFailed(AsyncRLError):
@@ -103,15 +103,18 @@ class WeightUpdateFailed(AsyncRLError):
 
 
 class UpdateInterrupted(WeightUpdateFailed):
-    """An engine was lost in mid-update; an update from the beginning goes to those that are left."""
+    """An engine was lost during the update; the update must start again with the remaining engines."""
 
 
 class InternalsChanged(AsyncRLError):
-    """An installed package is unlike the version that asyncrl was written for: it would fail later or train wrongly."""
+    """An installed package differs from the version that asyncrl was written for.
+
+    Without this check, the run would fail later or train wrongly.
+    """
 
 
 class GpuSharingFailed(AsyncRLError):
-    """Engines and trainer could not change places on the GPUs that they share."""
+    """Engines and trainer could not hand over the GPUs that they share."""
 
 
 class Stalled(AsyncRLError, TimeoutError):
@@ -120,9 +123,9 @@ class Stalled(AsyncRLError, TimeoutError):
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Hand on one plain error of a TaskGroup, a bug before an expected failure.
+    """Raise one plain error of a TaskGroup instead of an ExceptionGroup; a bug takes precedence over a named error.
 
-    Groups of exceptions stay in the room that made them: an ExceptionGroup matches no outer ``except EngineLost``.
+    Every TaskGroup is wrapped in this, because no outer ``except EngineLost`` matches an ExceptionGroup.
     """
     try:
         yield
@@ -132,7 +135,7 @@ def plainly() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the error's text, or its type where it has none."""
+    """Return the first line of the error's text, or the name of its type if the text is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

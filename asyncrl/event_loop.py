@@ -1,4 +1,4 @@
-"""Questions to the running event loop: its time, and whether the running task is to end."""
+"""The event loop's clock, and whether the running task was cancelled."""
 
 import asyncio
 
@@ -9,6 +9,6 @@ def loop_time() -> float:
 
 
 def is_cancelled() -> bool:
-    """Return whether the running task itself was asked to end, and not only something that it waits for."""
+    """Return whether the running task itself was cancelled, not only something that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,6 +1,6 @@
 """Names inside other packages that asyncrl relies on, although they may change without notice.
 
-Each module that relies on such names lists them in ``INTERNALS``, and whatever starts the module calls
+Each module that relies on such names lists them in ``INTERNALS``, and the code that starts the module calls
 ``check_internals`` first.  ``docs/internals.md`` says for each name why it is needed and how a change shows.
 
 Imports only the modules that the given names are in.
@@ -35,30 +35,30 @@ _DISTRIBUTIONS = {
     "torch": "torch",
     "torch_memory_saver": "torch-memory-saver",
 }
-"""By the first part of a name; every other name is Python's."""
+"""Distribution by the first part of a dotted name; every other name belongs to Python."""
 _MOST_SHOWN = 3
-"""Differences in one line; a new version may bring dozens."""
+"""Most differences listed in one error line; a new version may have dozens."""
 _NEEDS_NO_DEFAULT = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Internal:
-    """One name, and the properties of it that asyncrl relies on."""
+    """One name and its properties that asyncrl relies on."""
 
     name: str
-    """Dotted, beginning with its module."""
+    """Dotted name, beginning with the module."""
     used_in: str
-    """The module of asyncrl that relies on it."""
+    """The asyncrl module that relies on the name."""
     parameters: tuple[str, ...] = ()
-    """Its first parameters in order; a further parameter must have a default.  Empty: any parameters will do."""
+    """The first parameters, in order; any further parameter must have a default.  Empty accepts any parameters."""
     is_exact: bool = False
-    """No further parameters at all, because a function of ours is called in its place."""
+    """Forbid further parameters, because a function of asyncrl is called in its place."""
     keywords: tuple[str, ...] = ()
     """Parameters that are passed by keyword."""
     attributes: tuple[str, ...] = ()
-    """Attributes that it has, or names and strings that its code mentions.
+    """Attributes that must exist, or names and strings that the code must mention.
 
-    The code is searched because an attribute of an instance cannot be seen before the instance exists.
+    The code is searched because instance attributes do not exist before an instance does.
     """
 
     @property
@@ -68,13 +68,13 @@ class Internal:
 
 
 def check_internals(*tables: Iterable[Internal]) -> None:
-    """Raise InternalsChanged, with one line, unless every name is there and looks as expected."""
+    """Raise InternalsChanged, with one line, unless every name exists and looks as expected."""
     if (found := unlike(*tables)) is not None:
         raise InternalsChanged(found)
 
 
 def unlike(*tables: Iterable[Internal]) -> str | None:
-    """One line on all that differs, with the installed versions and those that were read; None: nothing differs."""
+    """Describe all differences in one line with the installed and the read versions; return None if there are none."""
     expected = [internal for table in tables for internal in table]
     found = [(internal, told) for internal in expected if (told := _difference(internal)) is not None]
     if not found:
@@ -87,7 +87,7 @@ def unlike(*tables: Iterable[Internal]) -> str | None:
 
 @contextmanager
 def naming_imports() -> Iterator[None]:
-    """Turn an ImportError of a known package into InternalsChanged: a name is missing before it could be checked."""
+    """Turn an ImportError of a known package into InternalsChanged, for names missing before they can be checked."""
     try:
         yield
     except ImportError as error:
@@ -116,7 +116,7 @@ def _difference_of_parameters(internal: Internal, found: Any) -> str | None:
     except (TypeError, ValueError):
         return "has no signature"
     kinds = {parameter.kind for parameter in parameters.values()}
-    if kinds.issuperset(_NEEDS_NO_DEFAULT):  # as that of a stand-in of ours: it takes anything
+    if kinds.issuperset(_NEEDS_NO_DEFAULT):  # (*args, **kwargs), as a replacement of ours has
         return None
     names, first = tuple(parameters), len(internal.parameters)
     if names[:first] != internal.parameters or (internal.is_exact and len(names) > first):
@@ -129,7 +129,7 @@ def _difference_of_parameters(internal: Internal, found: Any) -> str | None:
 
 
 def _has(found: Any, name: str) -> bool:
-    """Whether ``found`` has an attribute, a field or an item, or mentions it in its code."""
+    """Return whether ``found`` has ``name`` as an attribute, field or item, or mentions it in its code."""
     if hasattr(found, name) or (isinstance(found, dict) and name in found):
         return True
     if not isinstance(found, type):
@@ -147,7 +147,7 @@ def _mentions(function: Any, name: str) -> bool:
 
 
 def _is_in(code: CodeType, name: str) -> bool:
-    """Among the names and constants of ``code``, and of the functions defined in it."""
+    """Search the names and constants of ``code`` and of the functions defined in it."""
     if name in code.co_names or name in code.co_varnames:
         return True
     return any(_is_constant(constant, name) for constant in code.co_consts)

@@ -1,4 +1,8 @@
-"""What rooms promise each other.  For each promise there is a fake in ``engines/fake.py`` and a contract test."""
+"""The interfaces between packages.
+
+``engines/fake.py`` has a fake of every class except LoadProbe and the function types (RewardFn, KeepFn, PickFn).
+``tests/contract/`` runs the same tests on the fake and the real RolloutEngine.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,48 +25,48 @@ from asyncrl.types import (
 
 
 class RolloutEngine(Protocol):
-    """Turns prompts into tokens.  Safe to call from many tasks at once."""
+    """Generates tokens for prompts.  Safe to call from many tasks at once."""
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
-        """Sample one answer, calling ``on_chunk`` with its tokens as they arrive, in order.
+        """Sample one answer and call ``on_chunk`` with its tokens as they arrive, in order.
 
-        Every token that the caller is charged for went through ``on_chunk`` exactly once, also when this raises.
+        Every token that counts as generated goes through ``on_chunk`` exactly once, also if this call raises.
         A weight update during the call does not end it.  Cancelling the caller aborts the request on the server.
         Returns FinishReason.ABORT after ``interrupt``.  Raises EngineTimeout, EngineLost or EngineRejected.
         """
 
     async def interrupt(self) -> None:
-        """End every call of ``generate`` with FinishReason.ABORT; return once none is left.
+        """End every call of ``generate`` with FinishReason.ABORT; return once no call is in flight.
 
-        The tokens that were generated have gone through ``on_chunk``, each exactly once.  A request that ends by itself
-        at that moment ends as it would have.  No call may begin before this returns.  Engines that others use as well
-        lose none of the others' requests.  Raises nothing: an engine that does not answer loses its requests, whose
-        calls raise EngineLost.
+        By then each generated token has gone through ``on_chunk`` exactly once.  A request that finishes at the same
+        moment keeps its own FinishReason.  The caller must begin no call before this returns.  Requests of other users
+        of the same engines are not aborted.  Raises nothing: the calls on an engine that does not answer raise
+        EngineLost.
         """
 
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
-        """Log-probs of ``token_ids[start:]`` at temperature 1, each given all tokens before it, under the weights now
-        served.
+        """Return the log-probs of ``token_ids[start:]``, each given all tokens before it.
 
+        They are computed at temperature 1 under the weights served now.
         Raises EngineTimeout, EngineLost or EngineRejected.
         """
 
 
 class LoadProbe(Protocol):
-    """Says how full the rollout engines are."""
+    """Measures the load of the rollout engines."""
 
     async def loads(self) -> tuple[EngineLoad, ...]:
-        """One per engine that answered.  Raises nothing."""
+        """Return one load per engine that answered.  Raises nothing."""
 
 
 class WeightUpdater(Protocol):
-    """Carries the trainer's weights to every engine."""
+    """Publishes the trainer's weights to every engine."""
 
     async def snapshot(self) -> bool:
-        """Take the trainer's present weights for the next ``publish``.
+        """Take a snapshot of the trainer's weights for the next ``publish``.
 
-        True: they are copied, and the trainer may continue at once.  False: it must wait until they are published.
-        Raises WeightUpdateFailed.
+        Returns True if the weights are copied and the trainer may continue at once.  Returns False if the trainer must
+        wait until they are published.  Raises WeightUpdateFailed.
         """
 
     async def resnapshot(self) -> bool:
@@ -74,92 +78,92 @@ class WeightUpdater(Protocol):
     async def publish(self, weights: Weights) -> UpdateReport:
         """Return once every engine samples from the last snapshot, labelled ``weights``.
 
-        Requests in flight are paused, not lost.  Cancelling in mid-update leaves the engines unusable.
-        Raises WeightUpdateFailed, as UpdateInterrupted when another snapshot may be published.
+        Requests in flight are paused, not lost.  Cancelling during an update leaves the engines unusable.
+        Raises UpdateInterrupted if the caller may publish again, WeightUpdateFailed if the failure is final.
         """
 
     async def wait_for_rejoined(self) -> None:
-        """Wait until an engine that was started again needs weights outside the regular schedule."""
+        """Wait until a restarted engine needs weights outside the regular schedule."""
 
 
 class GpuSharing(Protocol):
-    """Trainer and engines on the same GPUs, one after the other:  engines ─▶ trainer ─▶ update ─▶ engines ─▶ ...
+    """Time-sharing of the GPUs between trainer and engines:  engines ─▶ trainer ─▶ update ─▶ engines ─▶ ...
 
-    Each call returns at once when it is their turn already, and raises GpuSharingFailed.
+    Each call returns at once if its side already holds the GPUs.  Each raises GpuSharingFailed.
     """
 
     async def acquire_for_training(self) -> None:
-        """The engines, which must have no requests, give up weights and caches; the trainer gets its memory."""
+        """Free the engines' weights and KV caches and restore the trainer's memory.  Engines must have no requests."""
 
     async def acquire_for_update(self) -> None:
-        """The engines have room for weights again, beside the trainer's own: all else of the trainer's is put away."""
+        """Restore the engines' memory for weights; of the trainer's memory only its weights stay on the GPU."""
 
     async def acquire_for_generation(self) -> None:
-        """The trainer gives up its memory; the engines, which have new weights, get their caches back."""
+        """Free the trainer's memory and restore the KV caches of the engines, which have new weights."""
 
 
 class Trainer(Protocol):
-    """Makes weights."""
+    """Trains the model on batches."""
 
     async def train(self, batch: Batch) -> TrainReport:
-        """Run one step; the new weights stay in the trainer until they are published.
+        """Run one training step; the new weights stay in the trainer until they are published.
 
-        The gradient depends on the batch's content alone, not on how it is packed.
+        The gradient depends only on the batch's content, not on its packing into microbatches.
         Raises NonFiniteLoss (weights unchanged) or TrainerFailed.
         """
 
     async def save(self, path: Path) -> None:
-        """Write the present weights to ``path`` in Hugging Face format.  Raises TrainerFailed."""
+        """Write the trainer's weights to ``path`` in Hugging Face format.  Raises TrainerFailed."""
 
 
 class Checkpointer(Protocol):
-    """Keeps what a run needs to go on after it has ended, however it ends."""
+    """Writes the checkpoints from which another run can resume."""
 
     async def begin(self, step: int, run: Mapping[str, Any]) -> None:
-        """Return once the trainer's present state, that after ``step`` steps, is copied; it is written beside.
+        """Copy the trainer's state after ``step`` steps and start writing it in the background.
 
-        ``run`` is kept with it: numbers, texts, lists and objects.  A checkpoint can be loaded when it is complete, and
-        not before.  Waits for the checkpoint before, first.  Raises CheckpointFailed, also for the one before, or
+        ``run`` is stored with it; it holds JSON values only.  A checkpoint can be loaded only once it is complete.
+        Waits first for the previous checkpoint.  Raises CheckpointFailed, also for the previous checkpoint, or
         TrainerFailed.
         """
 
     async def finish(self) -> None:
-        """Return once no checkpoint is being written.  Raises CheckpointFailed or TrainerFailed."""
+        """Wait until no checkpoint is being written.  Raises CheckpointFailed or TrainerFailed."""
 
 
 class PromptSource(Protocol):
-    """Endless prompts, each epoch a fresh permutation, the same for the same seed."""
+    """An endless source of prompts.  Every epoch is a new permutation, determined by the seed."""
 
     def take(self) -> Prompt:
-        """The next prompt.  Never waits."""
+        """Return the next prompt.  Never waits."""
 
 
 class Tokenizer(Protocol):
-    """Text to tokens and back."""
+    """Converts text to tokens and back."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, without special tokens added."""
+        """Return the token ids of ``text``, without added special tokens."""
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
-        """Text, special tokens left out."""
+        """Return the text of ``token_ids``, without special tokens."""
 
 
 class RewardFn(Protocol):
-    """What an answer is worth."""
+    """The reward of an answer."""
 
     async def __call__(self, prompt: Prompt, sample: Sample, /) -> float:
-        """One finite number.  May raise anything; that costs the group."""
+        """Return one finite number.  May raise any exception; the group is then dropped as failed."""
 
 
 class KeepFn(Protocol):
-    """Which groups to keep (dynamic sampling)."""
+    """A filter that keeps or drops a scored group (dynamic sampling)."""
 
     def __call__(self, group: ScoredGroup, /) -> str | None:
-        """``None`` to keep the group, or a short reason for dropping it, which becomes a metric."""
+        """Return None to keep the group, or a short reason for dropping it; reasons become metrics."""
 
 
 class PickFn(Protocol):
-    """Which of the groups that wait to be trained go into the next batch (a buffer filter)."""
+    """A buffer filter: picks the groups of the next batch from the buffer."""
 
     def __call__(self, step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
-        """At most ``size`` of ``waiting`` to train at ``step``; ``waiting`` has the oldest dispatched first."""
+        """Pick at most ``size`` groups of ``waiting`` to train at ``step``; ``waiting`` is in dispatch order."""

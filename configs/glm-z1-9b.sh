@@ -4,7 +4,7 @@
 #   MODEL=DIR TRAIN_DATA=FILE.jsonl EVAL_DATA=FILE.jsonl bash configs/glm-z1-9b.sh [--any-flag value ...]
 #   MODEL=DIR bash configs/glm-z1-9b.sh --dry-run
 #
-# Flags on the command line win over those here.  docs/launch.md says what else can be set.
+# Flags on the command line override those here.  docs/launch.md describes further settings.
 set -euo pipefail
 # shellcheck source=configs/launch/nodes.sh
 source "$(dirname "${BASH_SOURCE[0]}")/launch/nodes.sh"
@@ -39,13 +39,13 @@ rollout=(
     --rollout-temperature 1.0
 )
 asynchronous=(
-    --update-weights-interval 1     # push after every step, without draining
+    --update-weights-interval 1     # publish after every step, without draining
     --max-staleness 2               # no trained token is older than two steps
-    --weight-update-mode in_place   # answers in flight go on with the cache they have
+    --weight-update-mode in_place   # answers in flight keep their KV cache
     --dynamic-sampling-filter-path asyncrl.filters.check_reward_nonzero_std
-    --over-sampling-batch-size 128  # most groups in flight for those that the filter will reject
-    --partial-rollout               # what is let go keeps its tokens and goes on later
-    --follow-kv-cache               # start no more than the engines can hold
+    --over-sampling-batch-size 128  # most groups in flight, to replace those that the filter rejects
+    --partial-rollout               # interrupted groups keep their tokens and resume later
+    --follow-kv-cache               # limit answers in flight to what the KV caches hold
 )
 evaluation=(
     --eval-prompt-data aime "${EVAL_DATA:-$PWD/data/aime-2024.jsonl}"
@@ -65,7 +65,7 @@ optimizer=(
     --adam-beta2 0.98
 )
 layout=(
-    --tensor-model-parallel-size 2  # as many as it has heads of keys and values
+    --tensor-model-parallel-size 2  # the number of KV heads
     --context-parallel-size 2       # two ranks share an answer of 32k tokens
     --max-tokens-per-gpu 16384
     --recompute-granularity full
@@ -77,7 +77,7 @@ engines=(
 )
 checkpoints=(
     --save "$RUNS/$NAME-checkpoints"
-    --load "$RUNS/$NAME-checkpoints" # goes on where the last run stopped
+    --load "$RUNS/$NAME-checkpoints" # resume from the last checkpoint, if any
     --save-interval 20
     --run-dir "$RUNS/$NAME-$(date +%Y%m%d-%H%M%S)"
 )

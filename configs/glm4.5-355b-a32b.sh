@@ -6,7 +6,7 @@
 #   MASTER_ADDR=HOST NODE_RANK=1 bash configs/glm4.5-355b-a32b.sh                                         on each other
 #   MODEL=DIR bash configs/glm4.5-355b-a32b.sh --dry-run
 #
-# Flags on the command line win over those here.  docs/launch.md says what else can be set.
+# Flags on the command line override those here.  docs/launch.md describes further settings.
 set -euo pipefail
 # shellcheck source=configs/launch/nodes.sh
 source "$(dirname "${BASH_SOURCE[0]}")/launch/nodes.sh"
@@ -41,13 +41,13 @@ rollout=(
     --rollout-temperature 1.0
 )
 asynchronous=(
-    --update-weights-interval 1     # push after every step, without draining
+    --update-weights-interval 1     # publish after every step, without draining
     --max-staleness 2               # no trained token is older than two steps
-    --weight-update-mode in_place   # answers in flight go on with the cache they have
+    --weight-update-mode in_place   # answers in flight keep their KV cache
     --dynamic-sampling-filter-path asyncrl.filters.check_reward_nonzero_std
-    --over-sampling-batch-size 128  # most groups in flight for those that the filter will reject
-    --partial-rollout               # what is let go keeps its tokens and goes on later
-    --follow-kv-cache               # start no more than the engines can hold
+    --over-sampling-batch-size 128  # most groups in flight, to replace those that the filter rejects
+    --partial-rollout               # interrupted groups keep their tokens and resume later
+    --follow-kv-cache               # limit answers in flight to what the KV caches hold
 )
 evaluation=(
     --eval-prompt-data aime "${EVAL_DATA:-$PWD/data/aime-2024.jsonl}"
@@ -56,8 +56,8 @@ evaluation=(
     --eval-temperature 0.6
 )
 algorithm=(
-    --advantage-estimator gspo      # one ratio per answer: routers may change their minds
-    --eps-clip 3e-4                 # both of GSPO, arXiv 2507.18071
+    --advantage-estimator gspo      # one ratio per answer, because experts may be chosen differently in training
+    --eps-clip 3e-4                 # clip ranges of GSPO, arXiv 2507.18071
     --eps-clip-high 4e-4
 )
 optimizer=(
@@ -69,7 +69,7 @@ optimizer=(
 layout=(
     --tensor-model-parallel-size 4
     --pipeline-model-parallel-size 7
-    --decoder-first-pipeline-num-layers 14  # three of them without experts; 13 on each other rank
+    --decoder-first-pipeline-num-layers 14  # includes the three dense layers; 13 on each other rank
     --expert-model-parallel-size 8  # 20 experts of each layer per rank
     --context-parallel-size 2       # two ranks share an answer of 32k tokens
     --max-tokens-per-gpu 17408
@@ -82,9 +82,9 @@ engines=(
 )
 checkpoints_and_deadlines=(
     --save "$RUNS/$NAME-checkpoints"
-    --load "$RUNS/$NAME-checkpoints" # goes on where the last run stopped
+    --load "$RUNS/$NAME-checkpoints" # resume from the last checkpoint, if any
     --save-interval 20
-    --start-timeout-s 3600          # to read so many weights from a shared file system
+    --start-timeout-s 3600          # time to read the weights from a shared file system
     --train-timeout-s 14400
     --distributed-timeout-minutes 60
     --control-timeout-s 600

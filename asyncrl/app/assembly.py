@@ -1,4 +1,4 @@
-"""Puts a run together from its configuration.  Knows which engine and which trainer are real, as ``checks`` does.
+"""The assembly of a run from its configuration.  Only this module and ``checks`` name the real engine and trainer.
 
 checks.check ──▶ Checked ──▶ run_training: deploy, publish the first weights, train, save
 """
@@ -50,17 +50,20 @@ Device = Literal["cpu", "cuda"]
 logger = logging.getLogger(__name__)
 
 LOOK_AT_KV_EVERY_S = 2.0
-"""An engine fills by some per cent of its KV cache in that time; one look costs it a millisecond."""
+"""Seconds between measurements of the KV caches, which fill by a few per cent in that time.
+
+One measurement costs an engine a millisecond.
+"""
 SHOW_EVERY_S = 5.0
-"""What the scheduler holds: often enough for somebody who watches."""
+"""Seconds between updates of the scheduler's counts in the live view."""
 LAST_CHECKPOINT_S = 30.0
-"""For the checkpoint that is being written when the run fails: at 1 GB/s that is a model of 2 billion parameters."""
+"""Seconds to wait for a checkpoint in progress when the run fails: 2 billion parameters at 1 GB/s."""
 LOGS_FOLDER = "logs"
-"""In the run directory: what servers say."""
+"""Folder in the run directory for the servers' logs."""
 VERSIONS_FILE = "versions.json"
-"""In the run directory: what the run was made with."""
+"""File in the run directory with the versions of packages and plug-ins."""
 MODEL_FOLDER = "model"
-"""In the run directory: the final weights in Hugging Face format."""
+"""Folder in the run directory for the final weights, in Hugging Face format."""
 
 
 async def run_training(
@@ -73,10 +76,10 @@ async def run_training(
     report: Callable[[StepFacts], None],
     gauges: Callable[[Gauges], None],
 ) -> None:
-    """Start everything, train to the end, save, and stop everything.
+    """Start all processes, train to the last step, save, and stop all processes.
 
-    ``phase`` is told what is being waited for, ``report`` gets each step's facts, and ``gauges`` what the scheduler
-    holds, every few seconds.  Raises the error that ended the run.
+    ``phase`` receives the name of each startup phase, ``report`` each step's facts, and ``gauges`` the scheduler's
+    counts every SHOW_EVERY_S seconds.  Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
@@ -105,7 +108,7 @@ async def run_training(
 
 
 def _record_plugins(path: Path, running: Running) -> None:
-    """Add to ``path`` which of our plug-ins each engine has; null for an engine that did not say."""
+    """Add each engine's SGLang plug-ins to the file ``path``; null for an engine that did not report them."""
     plugins = {name: each and each.written() for name, each in sorted(running.plugins.items())}
     try:
         versions = orjson.loads(path.read_bytes())
@@ -122,20 +125,21 @@ async def _show(scheduler: Scheduler, gauges: Callable[[Gauges], None]) -> NoRet
 
 @asynccontextmanager
 async def _failing_well(running: Running) -> AsyncIterator[None]:
-    """When the run fails: the checkpoint that is being written may be all that is left of it.
+    """Handle a failure of the run before the processes are stopped.
 
-    Not when it was asked to end: whoever sent the signal does not wait.
+    Wait up to LAST_CHECKPOINT_S for a checkpoint already being written.  After a failed weight update or handover of
+    GPUs, look for a dead server, whose error is a better cause.  Skipped when the run was cancelled by a signal.
     """
     try:
         yield
     except Exception as error:
         if not is_cancelled():
             if running.trainer.has_begun_checkpoint:
-                logger.warning("waiting up to %g s for a checkpoint, after: %s", LAST_CHECKPOINT_S, error)
+                logger.warning("the run failed; waiting up to %g s for a checkpoint: %s", LAST_CHECKPOINT_S, error)
                 with suppress(AsyncRLError):
                     await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)
             if isinstance(error, WeightUpdateFailed | GpuSharingFailed):
-                await running.look_for_the_dead()  # a server that died is a better cause than what it left
+                await running.look_for_the_dead()  # raises ServerFailed if a server died
         raise
 
 
@@ -174,7 +178,7 @@ def _trainer_settings(checked: Checked, device: Device) -> TrainerSettings:
 
 
 def _disk(run: RunConfig, run_dir: Path) -> Path | None:
-    """A folder that nobody has yet: it is removed when the run ends."""
+    """Return a new, unique folder name for weight updates; the folder is removed when the run ends."""
     folder = run.train.update_weight_disk_dir
     return None if folder is None else folder.resolve() / f"asyncrl-weights-{run_dir.name}-{uuid4().hex[:8]}"
 

@@ -36,7 +36,7 @@ OVERRIDE_FLAG = "json-model-override-args"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedModel:
-    """A model that can be trained, split and served as the run asks, from one reading of ``config.json``."""
+    """A model that the run can train, split and serve, from one reading of ``config.json``."""
 
     config: Mapping[str, Any]
     """The parsed ``config.json``."""
@@ -192,7 +192,7 @@ def _pick(run: RunConfig) -> PickFn | None:
 def _custom(run: RunConfig) -> Resolver | None:
     """Return a resolver of the user's advantage and loss functions, after one call of it.  Raises PluginError.
 
-    The resolver is handed to the ranks, so that the engines need not know plug-ins.
+    The ranks receive the resolver, so that ``engines/`` need not import ``plugins/``.
     """
     advantage, loss = run.train.custom_advantage_function_path, run.train.custom_loss_function_path
     if advantage is None and loss is None:

@@ -1,8 +1,8 @@
-"""``--dry-run``: everything that can be known of a run before it has a GPU, Ray or the weights.
+"""The dry run (``--dry-run``): checks and estimates that need no GPU, no Ray and no weights.
 
-    settings ──▶ what is not there yet ──▶ model, layout, functions ──▶ memory per GPU ──▶ one table ──▶ fits, or not
+    settings ──▶ missing files ──▶ model, layout, functions ──▶ memory per GPU ──▶ one table ──▶ fits, or not
 
-Memory is arithmetic on ``config.json``: ``engines.megatron.memory`` and ``engines.sglang.memory`` say what is counted.
+Memory is computed from ``config.json``; ``capacity.trainer`` and ``capacity.engine`` document what is counted.
 """
 
 from dataclasses import dataclass, replace
@@ -30,12 +30,12 @@ from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.models.sizes import model_size
 
 GB = 1e9
-"""As data sheets count."""
+"""Bytes of a gigabyte, as data sheets count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a run takes of its GPUs."""
+    """The memory that a run needs on its GPUs."""
 
     shape: ModelShape
     work: RankWorkload
@@ -46,27 +46,27 @@ class Estimate:
 
     @property
     def both(self) -> float:
-        """Bytes of a GPU that trainer and engine share, while weights go from one to the other.
+        """Bytes on a GPU that trainer and engine share, during a weight update.
 
-        A bucket is there twice: in parts, as they were gathered, and in one piece.
+        A bucket exists twice: as gathered parts and as one tensor.
         """
         return max(stage.weights for stage in self.stages) + self.engine.weights + 2 * self.bucket
 
     @property
     def put_away(self) -> float:
-        """Bytes of host memory for a rank, whose GPU the engines have in turns."""
+        """Bytes of host memory per rank that time-shares its GPU, while the engines hold it."""
         return max(stage.weights + stage.optimizer for stage in self.stages)
 
     @property
     def fullest(self) -> RankMemory:
-        """The trainer rank with the least room."""
+        """The trainer rank that needs the most memory."""
         return max(self.stages, key=lambda stage: stage.total)
 
 
 def dry_run(run: RunConfig, console: Console) -> None:
-    """Check ``run`` and show what it takes; nothing is started or written.
+    """Check ``run`` and print its memory per GPU; nothing is started or written.
 
-    Raises ConfigError if a setting is wrong or a GPU too small.  Files that are not there are named, no more.
+    Missing files are only listed.  Raises ConfigError if a setting is wrong or a GPU too small.
     """
     lacking = missing_files(run)
     shape = _checked(run, lacking).shape
@@ -79,7 +79,7 @@ def dry_run(run: RunConfig, console: Console) -> None:
 
 
 def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
-    """Memory of trainer ranks and engines, all on GPUs of ``--gpu-memory-gb``."""
+    """Estimate the memory of trainer ranks and engines on GPUs of ``--gpu-memory-gb``."""
     cluster, train = run.cluster, run.train
     limit = cluster.gpu_memory_gb * GB
     is_sent_by_nccl = not cluster.colocate and train.update_weight_transport == "nccl"
@@ -109,7 +109,7 @@ def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
 
 
 def _checked(run: RunConfig, lacking: list[str]) -> CheckedModel:
-    """All that ``check`` checks, as far as files are there; appends to ``lacking``."""
+    """Make the checks of ``check`` as far as files exist.  Appends missing things to ``lacking``."""
     if find_spec("sglang") is None:
         lacking.append("sglang is not installed: --sglang- and --router- flags are not checked")
     else:
@@ -123,13 +123,13 @@ def _checked(run: RunConfig, lacking: list[str]) -> CheckedModel:
 
 
 def _without_new_folder(run: RunConfig) -> RunConfig:
-    """A run makes its ``--save`` folder when it is checked."""
+    """Return ``run`` without a ``--save`` folder that does not exist, because the check would create it."""
     save = run.checkpoint.save
     return run if save is None or save.exists() else replace(run, checkpoint=replace(run.checkpoint, save=None))
 
 
 def _critic(run: RunConfig, policy: ModelShape) -> ModelShape | None:
-    """The critic's shape.  It is the policy's where they share a folder, or where the critic's is missing."""
+    """Return the critic's shape: the policy's if they share a folder or the critic's config.json is missing."""
     if not has_critic(run.train):
         return None
     folder = critic_load(run.train, run.model)
@@ -143,7 +143,8 @@ def _too_small(run: RunConfig, found: Estimate) -> list[str]:
     lines += must(
         not run.cluster.colocate or found.both / GB <= limit,
         f"a weight update needs {found.both / GB:.1f} GB of a GPU that trainer and engine share, which has {limit:g} "
-        f"GB (gpu-memory-gb): weights twice, {rank.weights / GB:.1f} and {found.engine.weights / GB:.1f} GB; {SPREAD}, "
+        f"GB (gpu-memory-gb): trainer weights {rank.weights / GB:.1f} GB, engine weights "
+        f"{found.engine.weights / GB:.1f} GB; {SPREAD}, "
         "or give more GPUs with rollout-num-gpus-per-engine",
     )
     return lines + engine_problems(
@@ -176,32 +177,32 @@ def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
     cluster, rollout = run.cluster, run.rollout
     trainer = cluster.num_trainer_ranks
     count = model_size(found.shape).total
-    table.add_row("model", "", f"{found.shape.architecture}, {count / 1e6:,.1f} million weights to train")
+    table.add_row("model", "", f"{found.shape.architecture}, {count / 1e6:,.1f} million parameters")
     split = f"{trainer} trainer ({cluster.actor_num_nodes} x {cluster.actor_num_gpus_per_node})"
     engines = f"{cluster.num_rollout_gpus} rollout ({cluster.num_engines} x {cluster.rollout_num_gpus_per_engine})"
-    shared = f"{trainer}, in turns" if cluster.colocate else f"{trainer + cluster.num_rollout_gpus}"
+    shared = f"{trainer}, time-shared" if cluster.colocate else f"{trainer + cluster.num_rollout_gpus}"
     table.add_row("GPUs", "", f"{shared}: {split}, {engines}")
     samples = f"{rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} samples"
     table.add_row("a step", "", f"{samples}, answers of up to {rollout.rollout_max_response_len:,} tokens")
     prompt = run.data.rollout_max_prompt_len
-    table.add_row("prompts", "", "not limited, counted as 0 tokens" if prompt is None else f"up to {prompt:,} tokens")
+    table.add_row("prompts", "", "unlimited, counted as 0 tokens" if prompt is None else f"up to {prompt:,} tokens")
 
 
 def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
     rank, limit = found.fullest, run.cluster.gpu_memory_gb
-    shared = "shared over copies" if run.parallel.use_distributed_optimizer else "whole on each copy"
+    shared = "sharded over data-parallel ranks" if run.parallel.use_distributed_optimizer else "replicated"
     recompute = run.parallel.recompute_granularity or "nothing"
     table.add_section()
     table.add_row("[bold]trainer rank", "", f"pipeline stage {rank.stage} of {len(found.stages)}, the fullest")
     _add(table, "weights", rank.weights, "")
     _add(table, "gradients", rank.gradients, "float32")
     _add(table, "optimizer", rank.optimizer, f"Adam in float32, {shared}")
-    tokens = f"{found.work.num_tokens:,.0f} tokens of a microbatch per rank; computed again: {recompute}"
+    tokens = f"{found.work.num_tokens:,.0f} tokens of a microbatch per rank; recomputed: {recompute}"
     _add(table, "activations", rank.activations, tokens)
-    _add(table, "working memory", rank.working, "one layer backwards, or logits")
+    _add(table, "working memory", rank.working, "backward pass of one layer, or logits")
     if rank.copy:
-        _add(table, "copy of the weights", rank.copy, "on rank 0, for updates beside training")
-    _add(table, "left", limit * GB - rank.total, f"of {limit:g}; CUDA, NCCL and gaps are not counted above")
+        _add(table, "weight snapshot", rank.copy, "on rank 0, for updates during training")
+    _add(table, "left", limit * GB - rank.total, f"of {limit:g}; for CUDA, NCCL and fragmentation, not counted above")
 
 
 def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:
@@ -209,26 +210,26 @@ def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:
     longest = max(longest_sample(run, each) for each in longest_responses(run))
     table.add_section()
     table.add_row("[bold]engine", "", f"one of {cluster.num_engines}, on {cluster.rollout_num_gpus_per_engine} GPU(s)")
-    _add(table, "weights", engine.weights, "matrices of the layers in fp8" if found.shape.fp8_block else "")
-    _add(table, "left free by SGLang", engine.free, f"{engine.update_buffers / GB:.1f} of it for weight updates")
-    holds = f"{engine.kv_tokens:,} tokens: {engine.kv_tokens / longest:,.1f} answers of {longest:,} at once"
-    _add(table, "KV cache", engine.kv_cache, f"{holds}; up to {run.rollout.sglang_server_concurrency} are sent")
+    _add(table, "weights", engine.weights, "the layers' matrices in fp8" if found.shape.fp8_block else "")
+    _add(table, "left free by SGLang", engine.free, f"including {engine.update_buffers / GB:.1f} for weight updates")
+    holds = f"{engine.kv_tokens:,} tokens: {engine.kv_tokens / longest:,.1f} answers of {longest:,} tokens"
+    _add(table, "KV cache", engine.kv_cache, f"{holds}; at most {run.rollout.sglang_server_concurrency} in flight")
 
 
 def _add_shared(table: Table, run: RunConfig, found: Estimate) -> None:
-    """The largest of the turns, and what waits in host memory."""
+    """Add the memory of the three phases of time-sharing, and the host memory for the trainer's state."""
     engine, num_ranks = found.engine, run.cluster.actor_num_gpus_per_node
     engines = engine.weights + engine.free + engine.kv_cache
     most = max(found.fullest.total, found.both, engines)
     host = found.put_away / GB
     table.add_section()
-    table.add_row("[bold]shared GPU", "", "the largest of three turns")
-    _add(table, "trainer's turn", found.fullest.total, "the trainer rank above")
-    _add(table, "update's turn", found.both, f"weights of both, and twice a bucket of {found.bucket / GB:.1f}")
-    _add(table, "engines' turn", engines, "the engine above")
-    stays = "CUDA, NCCL and small tensors of the other side stay, and are not counted above"
+    table.add_row("[bold]shared GPU", "", "the largest of three phases")
+    _add(table, "training", found.fullest.total, "the trainer rank above")
+    _add(table, "weight update", found.both, f"weights of both, and two buckets of {found.bucket / GB:.1f}")
+    _add(table, "generation", engines, "the engine above")
+    stays = "for CUDA, NCCL and the other side's small tensors, not counted above"
     _add(table, "left", run.cluster.gpu_memory_gb * GB - most, stays)
-    waits = f"weights and optimizer of {num_ranks} ranks, in the engines' turn: {host:.1f} GB each"
+    waits = f"weights and optimizer of {num_ranks} ranks during generation: {host:.1f} GB each"
     table.add_row("host memory", "", f"{host * num_ranks:.1f} GB per node: {waits}")
 
 

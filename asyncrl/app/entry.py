@@ -1,4 +1,4 @@
-"""From the command line to an exit code.
+"""The entry point: command line in, exit code out.
 
 0    trained to the end                      130  interrupted (Ctrl-C)
 1    failed, with one line naming the cause   143  terminated (SIGTERM)
@@ -47,7 +47,7 @@ from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("megatron-core", "numpy", "ray", "sglang", "sglang-router", "torch", "transformers")
-"""Whose versions decide what a run computes."""
+"""Packages whose versions are recorded, because they determine a run's results."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,7 +70,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
-    """By what ended the run: a signal goes before everything that it brought about.  ``log`` has the traceback."""
+    """Print the error that ended the run and return the exit code.
+
+    A received signal takes precedence over the errors that it caused.  The traceback is in the file ``log``.
+    """
     if log is not None:
         logger.debug("the run ended", exc_info=error)
     if signals.received:
@@ -115,25 +118,25 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
 
 
 def _beginning(checked: Checked, plan: RunTargets, *, has_rows: bool) -> str:
-    """What is known of the run so far."""
+    """Describe where the run starts: a checkpoint, a folder of weights, or ``--hf-checkpoint``."""
     before, origin, asked = checked.start.before, checked.start.origin, checked.run.checkpoint.load
     if before is not None and origin is not None:
-        return f"going on from {origin.folder}: {before.step} of {plan.num_steps} steps are done"
+        return f"resuming from {origin.folder}: {before.step} of {plan.num_steps} steps are done"
     start = f"starting from {checked.run.model.hf_checkpoint if origin is None else origin.folder}"
     if asked is None:
         return start
-    again = f"; {METRICS_FILE} has steps already, whose later row counts" if has_rows else ""
+    again = f"; {METRICS_FILE} already has rows: if a step appears twice, the later row is valid" if has_rows else ""
     return f"no checkpoint in {asked}: {start}{again}"
 
 
 def _interruption(run: RunConfig, done: int, signal: str) -> str:
-    """How far the run came, and how it goes on."""
+    """Describe how many steps were done and how to resume the run."""
     said = f"{signal}: ended after {done} of {run.rollout.num_rollout} steps"
     folder = run.checkpoint.save
     newest = None if folder is None else latest(folder)
     if newest is None:
         return f"{said}; there is no checkpoint of it"
-    return f"{said}; the newest checkpoint is {newest}, and the same command with --load {folder} goes on from it"
+    return f"{said}; the newest checkpoint is {newest}; to resume, repeat the command with --load {folder}"
 
 
 async def _conducted(
@@ -170,7 +173,7 @@ def _sinks(run: RunConfig, run_dir: Path, history: History) -> list[Sink]:
 
 
 def _open_run_dir(run: RunConfig) -> Path:
-    """Make the run directory, with the configuration to repeat the run and what it ran on."""
+    """Create the run directory with the resolved configuration and the package versions.  Raises ConfigError."""
     run_dir = place_of(run, datetime.now())
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -190,7 +193,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    """Of the checkout that asyncrl runs from; None when it is not one."""
+    """Return the commit of the Git checkout that asyncrl runs from; None if it is not one."""
     command = ("git", "-C", os.fspath(Path(__file__).parent), "describe", "--always", "--dirty")
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
@@ -198,7 +201,7 @@ def _commit() -> str | None:
 
 
 def _say(text: str) -> None:
-    """One line per problem, to people: plain, on the standard error."""
+    """Print one line per problem to the standard error, without wrapping or highlighting."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     for line in text.splitlines():
         errors.print(Text.assemble(("error: ", "bold red"), line))

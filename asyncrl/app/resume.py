@@ -1,4 +1,4 @@
-"""What a run goes on from: checked against its configuration before anything expensive starts."""
+"""The start of a run: new, or resumed from a checkpoint, which is checked before anything expensive starts."""
 
 import logging
 from collections.abc import Mapping
@@ -20,34 +20,34 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run begins."""
+    """The start of a run: its first weights, its prompts and its counters."""
 
     origin: Origin | None = None
-    """Of the first weights; None: ``--hf-checkpoint``."""
+    """Origin of the first weights; None means ``--hf-checkpoint``."""
     before: RunState | None = None
-    """Where the run that this one goes on from stood; None: this is a new run."""
+    """State of the run that this one resumes; None for a new run."""
     again: tuple[Prompt, ...] = ()
-    """Prompts that it had taken and not settled."""
+    """Outstanding prompts of the resumed run, which start again."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What this run's checkpoints say of its prompts and of a critic; empty if it writes none."""
+    """Notes for this run's checkpoints about its prompts and a critic; empty if it writes none."""
 
     @property
     def step(self) -> int:
-        """Training steps done."""
+        """Training steps done before this run."""
         return self.before.step if self.before else 0
 
     @property
     def weights(self) -> Weights:
-        """The first weights to publish: what the next one of the run before would have."""
+        """Version and step of the first weights to publish; versions continue those of the resumed run."""
         return Weights(version=self.before.version + 1, step=self.before.step) if self.before else START
 
 
 START = Weights(version=0, step=0)
-"""Of a new run."""
+"""Version and step of a new run's first weights."""
 
 
 def find_start(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
-    """Find where ``run``, whose model has ``shape``, begins, and move ``prompts`` there.  Raises ConfigError."""
+    """Find the start of ``run``, whose model has ``shape``, and move ``prompts`` there.  Raises ConfigError."""
     check_save(run.checkpoint)
     start = _found(run, prompts, shape)
     if run.checkpoint.save is None:
@@ -61,11 +61,11 @@ def _found(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
         return Start()
     notes = _checked_notes(run, origin, shape)
     if origin.kind != "resume":
-        logger.info("weights of %s", origin.folder)
+        logger.info("starting from the weights of %s", origin.folder)
         return Start(origin=origin)
     if notes is None:
         raise ConfigError(
-            f"load {origin.folder} has no run.json, so nobody knows where its run stood; --ref-load takes its weights"
+            f"load {origin.folder} has no run.json, so its run cannot be resumed; --ref-load takes its weights alone"
         )
     if has_critic(run.train) and notes["run"].get("critic") is False:
         raise ConfigError(
@@ -77,12 +77,12 @@ def _found(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
             f"num-rollout {run.rollout.num_rollout}: the checkpoint {origin.folder} has done {start.step} steps; "
             "num-rollout counts those"
         )
-    logger.info("going on from %s, step %d", origin.folder, start.step)
+    logger.info("resuming from %s, step %d", origin.folder, start.step)
     return start
 
 
 def about(prompts: EndlessPrompts) -> dict[str, Any]:
-    """What a checkpoint says of the prompts, to know them again."""
+    """Return a checkpoint's notes about the prompts, by which a resumed run recognizes them."""
     return {"prompts": len(prompts), "fingerprint": prompts.fingerprint}
 
 

@@ -1,11 +1,12 @@
-"""SIGINT and SIGTERM: the first one ends the run in an orderly way, whenever it comes; the others change nothing.
+"""SIGINT and SIGTERM: the first signal ends the run in an orderly way; further signals have no effect.
 
-    nothing was started yet        the program leaves at once
-    Ray starts, or is being ended  remembered
-    the event loop runs            the run's task is cancelled
+    state of the program           effect of the first signal
+    nothing was started yet        the program exits at once
+    Ray is starting or stopping    the signal is remembered
+    the event loop is running      the run's task is cancelled
 
-No handler raises: an exception out of nowhere may leave a lock taken (of logging, of an import), and the ending waits
-for it for ever.
+No handler raises.  An exception between two arbitrary instructions could leave a lock held, of logging or of an import,
+and the shutdown would deadlock on it.
 """
 
 import asyncio
@@ -17,19 +18,19 @@ from types import FrameType
 
 
 class Signals:
-    """What the first SIGINT or SIGTERM does, as the run goes on."""
+    """The handler of SIGINT and SIGTERM, whose action changes during the run."""
 
     CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        """The first one, if any."""
+        """The first signal received, if any."""
         self._first: Callable[[], None] = self._leave
 
     @classmethod
     @contextmanager
     def caught(cls) -> Iterator["Signals"]:
-        """Catch both for the body, which they leave at once until ``remember`` is called."""
+        """Handle both signals during the body; until ``remember`` is called, a signal exits the program at once."""
         signals = cls()
         before = {number: signal.getsignal(number) for number in cls.CAUGHT}
         try:
@@ -41,18 +42,18 @@ class Signals:
 
     @property
     def exit_code(self) -> int:
-        """By the shells' convention."""
+        """Exit code by the shells' convention: 128 plus the signal's number."""
         if self.received is None:
             raise AssertionError("no signal came")
         return 128 + self.received
 
     def remember(self) -> None:
-        """From now on there are things to end: a signal is remembered until ``cancelling`` takes it up."""
+        """Only record a signal from now on, because processes may have been started; ``cancelling`` acts on it."""
         self._first = _nothing
 
     @contextmanager
     def cancelling(self) -> Iterator[None]:
-        """Cancel the calling task at the first signal, or now if one came before, for as long as the body runs."""
+        """Cancel the calling task at the first signal during the body, or at once if one was received before."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is None:
             raise AssertionError("called from a task")
@@ -65,13 +66,13 @@ class Signals:
             self.remember()
 
     def hold(self) -> None:
-        """Put the handlers in place: at the start, and again where a library put its own there."""
+        """Install the handlers: at the start, and again after a library has installed others."""
         for number in self.CAUGHT:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # Invariant: takes no lock and logs nothing.  It runs in the main thread between any two instructions, perhaps
-        # while that thread holds the very lock.
+        # Invariant: takes no lock and logs nothing.  It runs in the main thread between any two instructions, so that
+        # thread may already hold the lock.
         if self.received is None:
             self.received = signal.Signals(number)
             self._first()
@@ -81,7 +82,7 @@ class Signals:
 
 
 def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[None]") -> None:
-    loop.call_soon_threadsafe(task.cancel)  # a handler runs between any two instructions
+    loop.call_soon_threadsafe(task.cancel)  # thread-safe call: a handler runs between any two instructions
 
 
 def _nothing() -> None:

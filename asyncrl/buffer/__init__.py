@@ -1,4 +1,4 @@
-"""What waits to be trained, in which order, and how old it is."""
+"""The buffer of scored groups: training order, deadlines and token age."""
 
 from asyncrl.buffer.ages import masked_before, masked_until
 from asyncrl.buffer.batches import Due, NotYet, Outstanding

@@ -1,9 +1,9 @@
-"""In which order finished groups are trained, and which groups never can be.  Pure arithmetic; it never waits.
+"""The training order of finished groups, and the groups that no step can train in time.  Pure arithmetic, no waiting.
 
-With B groups per step, a group has a *place* if it can be trained by its deadline when the older ones go first, B at
-each step from the present one on.  Deadlines never fall from one dispatch to the next, so groups with the same deadline
-are neighbours in the order of dispatch, and there are at most as many deadlines as steps of staleness, and one.  What
-follows from places can therefore be counted deadline by deadline, however many groups there are.
+Let each step train B groups, oldest first, beginning with the current step.  A group has a *place* if it is then
+trained by its deadline.  Deadlines never decrease from one dispatch to the next.  Groups with the same deadline are
+therefore adjacent in dispatch order, and at most S + 1 deadlines exist at a time (S is the maximum staleness).  All
+questions about places can therefore be answered deadline by deadline, however many groups there are.
 """
 
 from collections.abc import Iterator
@@ -15,50 +15,50 @@ from asyncrl.types import GroupId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A group and the last step that may train on it.  Deadlines never fall as ``order`` grows."""
+    """A group and the last step that may train on it.  Deadlines never decrease as ``order`` grows."""
 
     order: int
-    """Of dispatch; no two groups share one."""
+    """Dispatch number, unique per group; a resumed group gets a new one."""
     deadline: int
     group_id: GroupId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotYet:
-    """No batch can be cut, and none can until ``missing`` groups with at most this deadline have ended."""
+    """No batch is available until ``missing`` groups with a deadline up to ``deadline`` have ended."""
 
     deadline: float
-    """Infinite when there are too few finished groups, whichever."""
+    """Latest deadline of the missing groups; infinite if any group counts."""
     missing: int
-    """At least 1.  When so many have ended (finished, failed or rejected) it is time to look again."""
+    """Number of groups, at least 1, that must end (finish, fail or be rejected) before another attempt."""
 
 
 class Outstanding:
-    """The groups that were started and may yet be trained, finished or not.
+    """The groups that were started and may still be trained, finished or not.
 
-    Adding, finishing and removing a group take constant time, a look whether there is a batch takes time with the
+    Adding, finishing and removing a group take constant time.  Looking for a batch takes time proportional to the
     number of deadlines.
     """
 
     def __init__(self) -> None:
-        self._cohorts: dict[int, _Cohort] = {}  # by deadline, which is their order, too
+        self._cohorts: dict[int, _Cohort] = {}  # by deadline, in ascending order
         self._last_deadline = -1
         self.num_finished = 0
 
     def start(self, due: Due) -> None:
-        """A group was dispatched, after all others.  Raises ValueError if its deadline is before one of theirs."""
+        """Add a newly dispatched group.  Raises ValueError if its deadline precedes that of an earlier group."""
         if due.deadline < self._last_deadline:
             raise ValueError(f"deadlines fall: {due} after a deadline of {self._last_deadline}")
         self._last_deadline = due.deadline
         self._cohorts.setdefault(due.deadline, _Cohort()).members[due.order] = due
 
     def finish(self, due: Due) -> None:
-        """It is ready to be trained."""
+        """Mark a group as ready to be trained."""
         self._cohorts[due.deadline].finished.add(due.order)
         self.num_finished += 1
 
     def remove(self, due: Due) -> None:
-        """It was trained, or never will be."""
+        """Remove a group that was taken for training or dropped."""
         cohort = self._cohorts[due.deadline]
         del cohort.members[due.order]
         if due.order in cohort.finished:
@@ -68,37 +68,37 @@ class Outstanding:
             del self._cohorts[due.deadline]
 
     def num_unfinished(self, step: int) -> int:
-        """Unfinished groups that have not missed their deadline at ``step``."""
+        """Return the number of unfinished groups that are not overdue at ``step``."""
         return sum(
             len(cohort.members) - len(cohort.finished) for deadline, cohort in self._cohorts.items() if deadline >= step
         )
 
     def finished(self) -> Iterator[Due]:
-        """The finished groups, oldest first."""
+        """Yield the finished groups, oldest first."""
         for cohort in self._cohorts.values():
             if cohort.finished:
                 yield from (due for order, due in cohort.members.items() if order in cohort.finished)
 
     def oldest(self, *, size: int) -> tuple[Due, ...] | NotYet:
-        """The ``size`` oldest finished groups, whatever is unfinished."""
+        """Return the ``size`` oldest finished groups, regardless of unfinished ones."""
         if self.num_finished < size:
             return NotYet(deadline=float("inf"), missing=size - self.num_finished)
         return tuple(islice(self.finished(), size))
 
     def oldest_in_time(self, *, step: int, size: int) -> tuple[Due, ...] | NotYet:
-        """The ``size`` oldest finished groups, unless taking them would make an older unfinished one miss its deadline.
+        """Return the ``size`` oldest finished groups, unless an older unfinished group would then miss its deadline.
 
-        A finished group may overtake an unfinished older one only while the groups left behind can still all be trained
-        in time: ``size`` of them at each step after this one, the tightest deadline first.  Otherwise the caller waits
-        for the unfinished ones, which keeps the choice free of a preference for short answers.  Groups without a place
-        (a filter may reject some before them) have no claim.
+        A finished group may overtake an older unfinished one only while all remaining groups can still be trained in
+        time, ``size`` at each later step, earliest deadline first.  Otherwise the caller waits for the unfinished
+        groups, so that the choice is not biased towards short answers.  Groups without a place are ignored here: they
+        need the filter to reject an older group first.
         """
         if self.num_finished < size:
             return self.oldest(size=size)
         return self._too_many_left(step, size) or self.oldest(size=size)
 
     def _too_many_left(self, step: int, size: int) -> NotYet | None:
-        """The first deadline by which the groups left behind by the next batch would need more steps than there are."""
+        """Find the first deadline that the groups left after the next batch could not all meet."""
         to_take, placed, left = size, 0, 0
         for deadline, cohort in self._cohorts.items():
             with_a_place = min(len(cohort.members), max(0, (deadline - step + 1) * size - placed))
@@ -112,8 +112,10 @@ class Outstanding:
         return None
 
     def doomed(self, *, step: int, size: int) -> tuple[Due, ...]:
-        """Groups that no step from ``step`` on can train in time, whatever happens: finished older ones fill every
-        place.  Unfinished ones fill none, as a filter may yet reject them.
+        """Return the groups that no step from ``step`` on can train in time.
+
+        Finished older groups fill every place before their deadline.  Unfinished groups fill none, because a filter
+        may still reject them.
         """
         places, lost = 0, list[Due]()
         for deadline, cohort in self._cohorts.items():
@@ -129,24 +131,24 @@ class Outstanding:
         return tuple(lost)
 
     def overdue(self, *, step: int) -> tuple[Due, ...]:
-        """Groups whose deadline is before ``step``, oldest first."""
+        """Return the groups whose deadline is before ``step``, oldest first."""
         return tuple(
             due for deadline, cohort in self._cohorts.items() if deadline < step for due in cohort.members.values()
         )
 
 
 class _Cohort:
-    """The groups with one deadline."""
+    """The groups that share one deadline."""
 
     __slots__ = ("finished", "members")
 
     def __init__(self) -> None:
-        self.members: dict[int, Due] = {}  # by order, which is that of the dictionary, too
+        self.members: dict[int, Due] = {}  # by order, ascending
         self.finished: set[int] = set()
-        """Orders."""
+        """``order`` of the finished members."""
 
     def num_finished_among(self, oldest: int) -> int:
-        """How many of so many oldest members are finished."""
+        """Return the number of finished groups among the ``oldest`` first members."""
         if oldest == len(self.members):
             return len(self.finished)
         return sum(order in self.finished for order in islice(self.members, oldest))

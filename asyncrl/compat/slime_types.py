@@ -10,7 +10,7 @@ from asyncrl.types import FinishReason, GroupId, Prompt, ScoredGroup
 from asyncrl.types import Sample as OurSample
 
 SlimeArgs = SimpleNamespace
-"""The value of every flag by its name with underscores: ``SlimeArgs(**config.flat(run))``."""
+"""The value of every flag, as attributes named with underscores: ``SlimeArgs(**config.flat(run))``."""
 
 
 class SlimeStatus(enum.Enum):

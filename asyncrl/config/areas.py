@@ -110,7 +110,7 @@ class DataConfig:
     label_key: Annotated[str | None, "Key of the reference answer."] = None
     metadata_key: Annotated[str | None, "Key of an object that rewards and filters receive unchanged."] = None
     apply_chat_template: Annotated[bool, "Render chat messages with the tokenizer's chat template."] = False
-    rollout_shuffle: Annotated[bool, "Shuffle the prompts anew in each epoch."] = False
+    rollout_shuffle: Annotated[bool, "Shuffle the prompts in each epoch."] = False
     rollout_seed: Annotated[int, "Random seed of --rollout-shuffle."] = 42
     rollout_max_prompt_len: Annotated[
         int | None,
@@ -378,8 +378,8 @@ class TrainConfig:
     clip_grad: Annotated[float, "Maximum gradient norm; 0 is off."] = 1.0
     update_weight_transport: Annotated[
         Literal["nccl", "disk"],
-        "Transport of weights to the engines: nccl broadcasts (with gloo on CPUs); disk writes files, for where no "
-        "network group reaches.",
+        "Transport of weights to the engines: nccl broadcasts (with gloo on CPUs); disk writes files, for engines "
+        "that no process group can reach.",
     ] = "nccl"
     update_weight_disk_dir: Annotated[
         Path | None,

@@ -119,7 +119,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], dict[str, dict[str, str | bo
 
 
 def _stray(extra: Sequence[str]) -> list[str]:
-    """One line per unknown flag, which covers the words behind it, and one per word before the first flag."""
+    """One line per word before the first flag, and one per unknown flag, which covers the words that follow it."""
     words = itertools.takewhile(lambda word: not _is_flag(word), extra)
     names = [word.partition("=")[0] for word in extra if _is_flag(word)]
     return [

@@ -32,7 +32,7 @@ def resolved(run: RunConfig) -> str:
 
 
 def flat(run: RunConfig) -> dict[str, Any]:
-    """The value of every flag by its name with underscores, including flags of the server and the router."""
+    """Return the value of every flag, keyed by the name with underscores, including the server's and the router's."""
     ours = {knob.field: getattr(getattr(run, knob.area), knob.field) for knob in knobs().values()}
     return {name.replace("-", "_"): value for name, value in _passed(run).items()} | ours
 

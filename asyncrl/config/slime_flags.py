@@ -50,7 +50,7 @@ INSTEAD: Mapping[str, str] = {
         ),
         _CONFIG,
     ),
-    # how it trains
+    # training
     **dict.fromkeys(("attention-dropout", "hidden-dropout"), "not needed: there is no dropout"),
     **dict.fromkeys(
         ("attention-softmax-in-fp32", "attention-backend"),
@@ -88,7 +88,7 @@ INSTEAD: Mapping[str, str] = {
     "get-mismatch-metrics": "not needed: train/logprob_diff is reported while engines serve the trainer's weights",
     "keep-old-actor": "not needed: the ratio uses the engine's log-probs, or the trainer's from before the step",
     **dict.fromkeys(("use-opd", "opd-type", "opd-kl-coef", "opd-teacher-load", "opd-teacher-ckpt-step"), _NO_OPD),
-    # where
+    # placement and processes
     **dict.fromkeys(("offload", "offload-train", "offload-rollout"), _COLOCATE),
     "num-gpus-per-node": "not needed: Ray reports it",
     "use-fault-tolerance": "not needed: engines restart unless --max-engine-restarts is 0",

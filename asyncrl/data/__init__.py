@@ -1,4 +1,4 @@
-"""Where prompts come from, and where we were in them."""
+"""Prompt files, the tokenizer, and the position within the prompts."""
 
 from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer

@@ -1,4 +1,4 @@
-"""Prompts of a file, tokenised once, and the endless seeded walk over them."""
+"""Prompts from a file, tokenised once, and an endless seeded iteration over them."""
 
 import hashlib
 import logging
@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class EndlessPrompts:
-    """Every prompt once per epoch: in file order, or with ``shuffle_seed`` in an order of the epoch's own.
+    """Every prompt once per epoch: in file order, or in a permutation per epoch if ``shuffle_seed`` is given.
 
-    ``position`` counts the prompts taken; another source of the same prompts and seed goes on alike after ``seek``.
+    ``position`` counts the prompts taken.  After ``seek(position)``, another source with the same prompts and seed
+    returns the same prompts.
     """
 
     def __init__(self, prompts: Sequence[Prompt], shuffle_seed: int | None) -> None:
@@ -34,7 +35,7 @@ class EndlessPrompts:
         self._by_row: dict[int, Prompt] | None = None
 
     def __len__(self) -> int:
-        """Prompts per epoch."""
+        """Return the number of prompts per epoch."""
         return len(self._prompts)
 
     @property
@@ -43,27 +44,27 @@ class EndlessPrompts:
         return self._position
 
     def seek(self, position: int) -> None:
-        """The next prompt is the one at ``position``."""
+        """Continue with the prompt at ``position``.  Raises ValueError if ``position`` is negative."""
         if position < 0:
             raise ValueError(f"position must be at least 0, got {position}")
         self._position = position
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same prompts in the same order: positions then mean the same."""
+        """A digest of the prompts, their order and the seed; positions are comparable only if it is equal."""
         digest = hashlib.blake2b(f"{len(self)} {self._seed}".encode(), digest_size=16)
         for prompt in self._prompts:
             digest.update(np.array([prompt.row, *prompt.token_ids], dtype=np.int64).tobytes())
         return digest.hexdigest()
 
     def at(self, epoch: int, row: int) -> Prompt:
-        """The prompt of a row of the file.  Raises KeyError."""
+        """Return the prompt of a row of the file.  Raises KeyError."""
         if self._by_row is None:
             self._by_row = {prompt.row: prompt for prompt in self._prompts}
         return replace(self._by_row[row], epoch=epoch)
 
     def take(self) -> Prompt:
-        """The next prompt.  Never waits."""
+        """Return the next prompt.  Never waits."""
         epoch, place = divmod(self._position, len(self._prompts))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._permutation(epoch)
@@ -78,7 +79,7 @@ class EndlessPrompts:
 
 
 def load_prompts(data: DataConfig, tokenizer: TextTokenizer) -> EndlessPrompts:
-    """Training prompts.  Raises DataError, also if --rollout-max-prompt-len leaves none."""
+    """Read the training prompts.  Raises DataError, also if none is within ``--rollout-max-prompt-len``."""
     prompts = _read(data.prompt_data, data, tokenizer)
     kept = _short_enough(prompts, data.rollout_max_prompt_len)
     if not kept:
@@ -92,9 +93,9 @@ def load_prompts(data: DataConfig, tokenizer: TextTokenizer) -> EndlessPrompts:
 
 
 def load_held_out(path: Path, data: DataConfig, tokenizer: TextTokenizer) -> tuple[Prompt, ...]:
-    """All prompts of an evaluation file, in file order, long ones too; keys are those of the training prompts.
+    """Read all prompts of an evaluation file, in file order and without a length limit.
 
-    Raises DataError.
+    Rows use the same keys as the training prompts.  Raises DataError.
     """
     return tuple(_read(path, data, tokenizer))
 

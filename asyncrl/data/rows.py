@@ -14,18 +14,18 @@ from asyncrl.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One object of the file."""
+    """One JSON object of the file."""
 
     line: int
-    """From 1, blank lines included."""
+    """Line number from 1, blank lines included."""
     prompt: str | list[dict[str, Any]]
-    """Text, or chat messages if the template is applied."""
+    """Text, or chat messages if a chat template is applied."""
     label: str | None
     metadata: dict[str, Any]
 
 
 def read_rows(path: Path, data: DataConfig) -> list[Row]:
-    """Every row of the file; blank lines are skipped.  Raises DataError."""
+    """Read every row of the file; blank lines are skipped.  Raises DataError."""
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except FileNotFoundError:

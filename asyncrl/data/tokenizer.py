@@ -1,8 +1,7 @@
-"""Text to tokens, with the checkpoint's own tokenizer and chat template.
+"""The checkpoint's tokenizer and chat template.
 
-Reads ``tokenizer.json`` with the ``tokenizers`` library, the one behind transformers' tokenizers.  Asking
-``transformers.AutoTokenizer`` for the same thing imports torch, which takes 5 to 14 s on two cores in a process
-that has no other use for it.
+Reads ``tokenizer.json`` with the ``tokenizers`` library, which transformers uses as well.
+``transformers.AutoTokenizer`` would import torch, which the driver does not need: 5 to 14 s on two cores.
 """
 
 import json
@@ -22,11 +21,11 @@ from asyncrl.data.byte_level import bytes_of_tokens, joined
 from asyncrl.errors import DataError
 
 Message = dict[str, Any]
-"""One chat message: role, content and what else the template knows."""
+"""One chat message: role, content and any other keys that the template uses."""
 
 
 def load_tokenizer(path: Path) -> "TextTokenizer":
-    """The tokenizer of a local checkpoint folder.  Raises DataError if its files are missing or unreadable."""
+    """Load the tokenizer of a local checkpoint folder.  Raises DataError if its files are missing or unreadable."""
     file = path / "tokenizer.json"
     if not file.is_file():
         raise DataError(f"{file}: no such file; save_pretrained() of the model's AutoTokenizer writes it")
@@ -40,7 +39,7 @@ def load_tokenizer(path: Path) -> "TextTokenizer":
 
 
 class TextTokenizer:
-    """Text and chats to tokens and back."""
+    """Converts text and chats to tokens and back."""
 
     def __init__(self, words: tokenizers.Tokenizer, chat: jinja2.Template | None) -> None:
         self._words = words
@@ -48,24 +47,24 @@ class TextTokenizer:
         self._bytes = bytes_of_tokens(words)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, without special tokens added."""
+        """Return the token ids of ``text``, without added special tokens."""
         token_ids: list[int] = self._words.encode(text, add_special_tokens=False).ids
         return token_ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, on all cores."""
+        """Return the token ids of each text, tokenised on all cores."""
         return [found.ids for found in self._words.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
-        """Text, special tokens left out."""
+        """Return the text of ``token_ids``, without special tokens."""
         if self._bytes is not None:
-            with suppress(IndexError):  # a model's vocabulary is padded
+            with suppress(IndexError):  # a padded vocabulary has ids that the tokenizer lacks
                 return joined(self._bytes, token_ids).decode("utf-8", "replace")
         text: str = self._words.decode(list(token_ids), skip_special_tokens=True)
         return text
 
     def render(self, messages: Sequence[Message]) -> str:
-        """A chat as the model's template writes it, up to where the answer begins.
+        """Render a chat with the model's template, up to the start of the answer.
 
         Raises DataError if there is no template or it refuses the messages.
         """
@@ -104,7 +103,7 @@ def _compiled(path: Path, source: str, specials: dict[str, str]) -> jinja2.Templ
 
 
 class _Generation(jinja2.ext.Extension):
-    """Templates mark the assistant's part with ``{% generation %}``; it only matters where masks are made from it."""
+    """The ``{% generation %}`` tag, which marks the assistant's part for loss masks.  Ignored here."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's interface)
 
@@ -118,7 +117,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    # jinja2's own filter escapes for HTML, which models were not trained on.
+    # jinja2's built-in filter escapes for HTML, which models were not trained on.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
 
 

@@ -1,4 +1,4 @@
-"""Which groups to keep, and which to train first."""
+"""Built-in filters and buffer filters."""
 
 from asyncrl.filters.bounds import LengthBounds, RewardBounds, TruncatedShare
 from asyncrl.filters.combined import all_of

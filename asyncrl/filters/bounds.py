@@ -1,4 +1,7 @@
-"""Drops groups whose rewards or lengths are out of bounds.  Bounds are inclusive; the reason names the broken one."""
+"""Filters that drop groups whose rewards or lengths are out of bounds.
+
+Bounds are inclusive; the reason names the violated bound.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -11,7 +14,7 @@ from asyncrl.types import FinishReason, ScoredGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardBounds:
-    """Keep a group whose mean reward is ``low`` to ``high``: neither too hard nor too easy."""
+    """Keep a group whose mean reward is between ``low`` and ``high``: neither too hard nor too easy."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -26,7 +29,7 @@ class RewardBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBounds:
-    """Keep a group whose longest, shortest or mean answer has ``low`` to ``high`` tokens."""
+    """Keep a group whose longest, shortest or mean answer length is between ``low`` and ``high`` tokens."""
 
     low: float = 0
     high: float = math.inf
@@ -45,7 +48,7 @@ class LengthBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncatedShare:
-    """Keep a group of which at most the share ``high`` of answers, 0 to 1, was cut at the length limit."""
+    """Keep a group if the share of its answers cut at the length limit is at most ``high``, which is 0 to 1."""
 
     high: float
 

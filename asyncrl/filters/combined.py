@@ -5,9 +5,9 @@ from asyncrl.types import ScoredGroup
 
 
 def all_of(*filters: KeepFn) -> KeepFn:
-    """Keep what every one of ``filters`` keeps; the first that drops a group gives the reason.
+    """Combine ``filters``: keep the groups that all of them keep; the first filter that drops a group gives the reason.
 
-    Filters of slime's shape do not combine: they are handed more than the group.
+    Filters with slime's signature cannot be combined, because they take more than the group.
     """
     for keep in filters:
         if not callable(keep):

@@ -1,4 +1,4 @@
-"""A buffer filter by age: only when a batch is cut is the step known, and with it how old a token would be."""
+"""A buffer filter by age.  It runs when a batch is picked, because only then is the training step known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from asyncrl.types import GroupId, Picked, ScoredGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh:
-    """Train oldest first, but drop groups with a trained token whose lag would be above ``max_lag`` steps."""
+    """Pick the oldest groups, but drop those with a trained token whose lag would exceed ``max_lag`` steps."""
 
     max_lag: int
 

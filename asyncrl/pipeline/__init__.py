@@ -1,1 +1,1 @@
-"""When work moves: admission, staleness, weight updates and evaluation.  Pure asyncio, without torch, HTTP or Ray."""
+"""The pipeline: admission, staleness, weight updates and evaluation.  Pure asyncio, without torch, HTTP or Ray."""

@@ -1,8 +1,8 @@
-"""Held-out prompts, answered by the same engines while training goes on.
+"""Evaluation: the engines answer held-out prompts while training continues.
 
 consumes      held-out prompts
 produces      one EvalReport per pass
-waits for     slots; it holds at most half of those there are when it begins (but one), so training is not starved
+waits for     slots; it holds at most half of the slot limit at its start (at least one), so training is not starved
 unblocked by  samples that end
 on cancel     its requests are aborted on their server
 """
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """What is evaluated."""
+    """The prompts of an evaluation."""
 
     prompts: Mapping[str, tuple[Prompt, ...]]
-    """By data set name."""
+    """Prompts by data set name."""
     samples_per_prompt: int
 
 
@@ -46,7 +46,7 @@ class Evaluator:
         self._at_once = asyncio.Semaphore(1)
 
     async def run(self) -> EvalReport:
-        """One pass.  The seeds of its draws are the same in every pass; answers that fail are left out and counted."""
+        """Run one pass.  Every pass uses the same random seeds; failed answers are left out and counted."""
         start, weights = loop_time(), self._serving.now
         self._at_once = asyncio.Semaphore(max(1, self._slots.limit // 2))
         with plainly():
@@ -85,7 +85,7 @@ class Evaluator:
             sample = await self._generate(name, row, index, prompt)
             return await self._sampler.score(prompt, sample)
         except (SampleFailed, EngineRejected, RewardFailed) as error:
-            logger.warning("held-out row %d left out: %s", row, error)
+            logger.warning("held-out row %d failed and is left out of the accuracy: %s", row, error)
             return None
 
     async def _generate(self, name: str, row: int, index: int, prompt: Prompt) -> Sample:

@@ -1,23 +1,23 @@
-"""The run: the trainer is the clock, everything else keeps it supplied.
+"""The run: the trainer sets the pace, and everything else keeps it supplied with batches.
 
-scheduler ──batch──▶ train ──▶ snapshot of the weights                 one turn of ``_Run.step``, on this task
-    ▲                              └──▶ publish ──▶ report              beside the next turn, in the same task group
+scheduler ──batch──▶ train ──▶ snapshot of the weights                 one call of ``_Run.step``, on this task
+    ▲                              └──▶ publish ──▶ report              during the next call, in the same task group
     └─────────────────────────────────────────┴──▶ evaluation
 
 consumes      batches, evaluation reports
 produces      one StepFacts per step; checkpoints; the saved model
-waits for     a batch; the trainer; once trained the weight update before, and engines' log-probs for two seconds
-              after that at most; the first evaluation, before the first step;
-              where trainer and engines take turns on the same GPUs, every evaluation, and those turns
-unblocked by  the scheduler, the trainer, the engines; each wait has a deadline of its own
+waits for     a batch; the trainer; after training, the previous weight update, and the engines' log-probs for at most
+              two seconds after that update; the first evaluation, before the first step trains;
+              with time-shared GPUs, every evaluation and each change of the GPUs' holder
+unblocked by  the scheduler, the trainer, the engines; each wait has its own deadline
 on cancel     the scheduler's and the evaluation's requests are aborted
 on crash      the training since the last checkpoint is lost
 
-With turns nothing goes on beside training:
+With time-shared GPUs nothing else runs during training:
 
-    batch, evaluation done ──▶ engines end every request ──▶ trainer's turn: train, checkpoint
-        ▲                                                                    └──▶ update's turn: publish ──┐
-        └─────────────────────── engines' turn: requests go on ◀───────────────────────────────────────────┘
+    batch, evaluation done ──▶ engines end every request ──▶ GPUs to the trainer: train, checkpoint
+        ▲                                                       └──▶ GPUs to the update: publish ──┐
+        └──────────────── GPUs to the engines: requests resume ◀───────────────────────────────────┘
 """
 
 import asyncio
@@ -46,13 +46,15 @@ from asyncrl.types import Batch, EvalReport, TrainReport
 logger = logging.getLogger(__name__)
 
 SCORING_S = 2.0
-"""So long the engines may take to score, since they have the weights, even if training ends before: a measurement must
-not hold up the update that follows."""
+"""Upper bound on the engines' scoring time, counted from when they receive the weights.
+
+The step waits for scores at most this long, even if training ends earlier, so that a measurement delays no update.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """How long the run is, and what happens when."""
+    """The length of the run and the intervals of its updates, evaluations and checkpoints."""
 
     num_steps: int
     update_weights_interval: int
@@ -61,18 +63,18 @@ class RunPlan:
     temperature: float
     save_to: Path
     abort_for_updates: bool = False
-    """End every request before an update and continue it behind the tokens that are there, instead of pausing it."""
+    """Abort every request before an update and send it again with its tokens, instead of pausing it."""
     first_step: int = 0
-    """Steps that the run which this one goes on from has done."""
+    """Steps done by the run that this one resumes."""
     save_interval: int | None = None
-    """A checkpoint after every so many steps; after the last one in any case."""
+    """Steps between checkpoints.  The last step is always followed by one."""
     save_beside: bool = True
-    """Go on training while a checkpoint is written."""
+    """Continue training while a checkpoint is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the run is made of.  ``scheduler`` and ``evaluator`` share ``slots`` and ``serving``."""
+    """The parts of a run.  ``scheduler`` and ``evaluator`` share ``slots`` and ``serving``."""
 
     scheduler: Scheduler
     evaluator: Evaluator | None
@@ -84,15 +86,15 @@ class Parts:
     timeline: Timeline
     loop_lag: LoopLag
     checkpointer: Checkpointer | None = None
-    """Without it there are no checkpoints."""
+    """None: no checkpoints are written."""
     gpu_sharing: GpuSharing | None = None
-    """Without it trainer and engines have GPUs of their own.  It is the engines' turn when the run begins."""
+    """None: trainer and engines have separate GPUs.  Otherwise the engines hold the GPUs when the run begins."""
 
 
 async def train(parts: Parts, plan: RunPlan, report: Callable[[StepFacts], None]) -> None:
-    """Train to the last step, handing each step's facts to ``report``, and save.
+    """Train to the last step, pass each step's facts to ``report``, and save the final weights.
 
-    When this returns, nothing is in flight.  Raises the named error that ended the run.
+    Nothing is in flight when this returns.  Raises the named error that ended the run.
     """
     with plainly():
         async with asyncio.TaskGroup() as stages:
@@ -109,7 +111,7 @@ async def train(parts: Parts, plan: RunPlan, report: Callable[[StepFacts], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trained:
-    """What training on one batch was, and when by the event loop's clock."""
+    """The training of one batch, with start and end on the event loop's clock."""
 
     report: TrainReport
     start_s: float
@@ -119,7 +121,7 @@ class _Trained:
 
 
 class _Run:
-    """The trainer's side of a run; lives as long as its task group."""
+    """The steps of one run.  Lives as long as its task group."""
 
     def __init__(
         self, parts: Parts, plan: RunPlan, stages: asyncio.TaskGroup, report: Callable[[StepFacts], None]
@@ -139,18 +141,18 @@ class _Run:
             look_again=parts.scheduler.look_again,
         )
         self._reporting: asyncio.Task[None] | None = None
-        """Of the last step, which waits for its weight update."""
+        """The task that reports the last step once its weight update has ended."""
         self._evaluation: asyncio.Task[EvalReport] | None = None
         self._is_alarmed = False
         self._scores_are_late = False
         has_one_report = plan.num_steps - plan.first_step == 1 and plan.eval_interval is not None
-        if self._first_evaluation_is_due() and not has_one_report:  # that of the pass after the single step
+        if self._first_evaluation_is_due() and not has_one_report:  # that report is of the pass after the only step
             self._evaluate()
 
     async def step(self, step: int) -> None:
-        """Wait for a batch, train on it, have the weights published, evaluated and reported as planned.
+        """Wait for a batch, train on it, and start publishing, evaluation and reporting as planned.
 
-        When this returns, the weights may still be on their way to the engines.
+        The weight update may still be in progress when this returns.
         """
         parts, start = self._parts, loop_time()
         logger.info("step %d: waiting for a batch", step)
@@ -158,7 +160,7 @@ class _Run:
         waited = loop_time() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
         if self._evaluation is not None and (step == 0 or parts.gpu_sharing is not None):
-            await self._evaluation  # before the weights change for the first time, or before the engines' turn ends
+            await self._evaluation  # the first weight change, or the loss of the GPUs, must not come before it ends
             parts.timeline.span("trainer", "wait for the evaluation", start + waited, loop_time())
         await self._to_trainer()
         trained = await self._train(batch)
@@ -168,7 +170,7 @@ class _Run:
             parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, loop_time())
         parts.scheduler.close_step()
         state = parts.scheduler.state() if self._save_is_due(step) else None
-        saves_first = parts.gpu_sharing is not None  # later the optimizer is away
+        saves_first = parts.gpu_sharing is not None  # the update offloads the optimizer
         checkpoint_s = await self._checkpoint(state) if state and saves_first else None
         update_wait_s = await self._begin_to_publish(step)
         if state and not saves_first:
@@ -195,22 +197,22 @@ class _Run:
         self._reporting = self._stages.create_task(self._tell(facts), name=f"report-{step}")
 
     async def welcome_rejoined(self) -> None:
-        """Have engines that were started again serve the trainer's weights, until cancelled."""
+        """Publish the trainer's weights to restarted engines, until cancelled."""
         await self._updates.welcome_rejoined()
 
     async def reported(self) -> None:
-        """Return once everything of the steps so far is published and reported."""
+        """Wait until all steps so far are published and reported."""
         if self._reporting is not None:
             await self._reporting
 
     async def _tell(self, facts: StepFacts) -> None:
-        """Report a step, when its weights have reached the engines."""
+        """Report a step after its weight update."""
         update = await self._updates.published()
         scheduler = replace(facts.scheduler, weights=self._parts.serving.now)
         self._report(replace(facts, update=update, scheduler=scheduler))
 
     async def save(self) -> None:
-        """Write the final weights, and see the last checkpoint written."""
+        """Write the final weights and wait for the last checkpoint."""
         await self._to_trainer()
         start = loop_time()
         await self._parts.trainer.save(self._plan.save_to)
@@ -219,7 +221,7 @@ class _Run:
         self._parts.timeline.span("trainer", "save", start, loop_time())
 
     async def _to_trainer(self) -> None:
-        """Where there are turns: it is the trainer's.  Requests in flight wait until the engines' next one."""
+        """Give time-shared GPUs to the trainer.  Interrupted requests resume when the engines hold the GPUs again."""
         if self._parts.gpu_sharing is None:
             return
         start = loop_time()
@@ -236,9 +238,12 @@ class _Run:
         return step == self._plan.num_steps - 1 or (interval is not None and (step + 1) % interval == 0)
 
     async def _checkpoint(self, state: RunState) -> float:
-        """Seconds until training may go on; engines go on meanwhile, and the writing after it."""
+        """Start a checkpoint and return the seconds that training waited.  Engines keep generating.
+
+        With ``save_beside``, the files are written after this returns.
+        """
         if self._parts.checkpointer is None:
-            raise AssertionError("there is nobody to write checkpoints")
+            raise AssertionError("there is no checkpointer")
         start = loop_time()
         try:
             async with self._updates.trainer:
@@ -246,7 +251,7 @@ class _Run:
                 if not self._plan.save_beside:
                     await self._parts.checkpointer.finish()
         except CheckpointFailed:
-            if state.step == self._plan.num_steps:  # nothing else would be left of the whole run
+            if state.step == self._plan.num_steps:  # without it, the whole run would be lost
                 await self._parts.trainer.save(self._plan.save_to)
             raise
         self._parts.timeline.span("trainer", f"checkpoint {state.step}", start, loop_time())
@@ -254,15 +259,15 @@ class _Run:
         return loop_time() - start
 
     def _warn(self, lengths: LengthStats) -> None:
-        """Say once that long answers are lost more often than short ones."""
+        """Log once, when it becomes true, that long answers are lost more often than short ones."""
         if lengths.alarm and not self._is_alarmed:
             logger.warning(lengths.alarm)
         self._is_alarmed = lengths.alarm is not None
 
-    # ---- training, and the same log-probs from the engine
+    # ---- training and the log-prob check
 
     async def _train(self, batch: Batch) -> _Trained:
-        """Train, while the engines score a few of the same tokens if they serve the weights that the trainer holds."""
+        """Train on ``batch`` while the engines score some of its tokens, if they serve the trainer's weights."""
         training = self._stages.create_task(self._train_alone(batch), name=f"train-{batch.step}")
         await self._updates.published()
         deadline = loop_time() + SCORING_S
@@ -272,7 +277,7 @@ class _Run:
         was_late, self._scores_are_late = self._scores_are_late, not scoring.done()
         if scoring.done():
             return replace(trained, logprob_diff=mean_difference(scoring.result(), trained.report.logprobs))
-        scoring.cancel()  # its requests are aborted beside what comes next: an engine may be slow to hear of it
+        scoring.cancel()  # not awaited: its requests are aborted in the background, and an engine may be slow to answer
         if not was_late:
             logger.warning("step %d: no log-probs to compare with until the engines are faster again", batch.step)
         return trained
@@ -289,13 +294,13 @@ class _Run:
         return _Trained(report=report, start_s=start, stop_s=stop)
 
     async def _engine_logprobs(self, batch: Batch) -> dict[int, Sequence[float]]:
-        """Nothing when the engines serve other weights than the trainer holds."""
+        """Return the engines' log-probs; empty if they serve other weights than the trainer holds."""
         parts, serving = self._parts, self._parts.serving.now
         if serving.step != batch.step:
             return {}
         can_score = self._plan.temperature == 1.0 and parts.gpu_sharing is None
         scored = await engine_logprobs(batch, serving, parts.engine if can_score else None)
-        return scored if parts.serving.now.step == batch.step else {}  # an engine that came may have brought newer ones
+        return scored if parts.serving.now.step == batch.step else {}  # a restarted engine may have led to newer ones
 
     # ---- weights
 
@@ -305,7 +310,7 @@ class _Run:
         return (step + 1) % self._plan.update_weights_interval == 0 or (last and wanted)
 
     async def _begin_to_publish(self, step: int) -> float | None:
-        """Begin to publish the weights if that is due; return after the seconds that the trainer waited."""
+        """Start to publish the weights if that is due; return the seconds that the trainer waited, or None."""
         if self._publish_is_due(step):
             return await self._updates.begin_to_publish(self._stages, step)
         self._updates.skip()
@@ -325,10 +330,10 @@ class _Run:
             self._evaluation = self._stages.create_task(self._parts.evaluator.run(), name="evaluation")
 
     async def _evaluations(self, step: int) -> EvalReport | None:
-        """The report of a pass that is over; start a new pass if one is due.
+        """Return the report of a finished pass, if any, and start a new pass if one is due.
 
-        Training waits for a pass only at the end: the last step reports the final weights, so the step before it
-        collects what is still running and starts nothing more.
+        Training waits for a pass only at the end.  The last step reports the final weights, so the step before it waits
+        for a running pass and starts none.
         """
         steps_left = self._plan.num_steps - 1 - step
         if self._evaluation is not None and steps_left <= 1:
@@ -345,7 +350,7 @@ class _Run:
             if self._evaluation is None:
                 self._evaluate()
             else:
-                logger.warning("step %d: the evaluation is skipped, the one before still runs", step)
+                logger.warning("step %d: the evaluation is skipped, because the previous one still runs", step)
         return report
 
     def _collect(self) -> EvalReport | None:

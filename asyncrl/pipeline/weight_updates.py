@@ -1,4 +1,4 @@
-"""Has the engines serve the trainer's weights, beside training.
+"""Weight updates, which run in parallel with training.
 
     begin_to_publish ──▶ snapshot, the trainer waits ────┬──▶ publish, the trainer continues ──▶ published
     welcome_rejoined ──▶ resnapshot, it continues ───────┘      │
@@ -6,8 +6,8 @@
 
 consumes      the trainer's weights, or the last snapshot; engines that rejoin
 produces      weight versions that engines serve
-waits for     the trainer, while it is copied, and while it trains where it keeps no copy; the update before; engines
-on cancel     an update that is under way leaves the engines unusable
+waits for     the trainer during a snapshot, and during its step if it keeps no copy; the previous update; engines
+on cancel     an update in progress leaves the engines unusable
 """
 
 import asyncio
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class WeightUpdates:
-    """Of one run; lives as long as its task group."""
+    """The weight updates of one run.  Lives as long as its task group."""
 
     def __init__(
         self,
@@ -40,9 +40,10 @@ class WeightUpdates:
         aborts: bool,
         look_again: Callable[[], None],
     ) -> None:
-        """``aborts``: every request is ended before an update, and continued after it.
+        """Prepare the updates of a run whose trainer has done ``trained`` steps.
 
-        ``look_again`` is called when the engines serve newer weights.
+        ``aborts``: abort every request before an update and send it again afterwards.  ``look_again`` is called
+        whenever the engines serve newer weights.
         """
         self._updater = updater
         self._engine = engine
@@ -57,13 +58,12 @@ class WeightUpdates:
         self.trained = trained
         """Training step of the live weights.  Incremented by the caller of ``train``."""
         self.trainer = asyncio.Lock()
-        """Held while the trainer's ranks train, during a snapshot of its weights, and while a checkpoint is copied or
-        waited for."""
+        """Lock on the trainer's ranks, held during a step, a snapshot, and a checkpoint's copying or waiting."""
         self._one_at_a_time = asyncio.Lock()
         self._publishing: asyncio.Task[UpdateReport] | None = None
 
     async def begin_to_publish(self, stages: asyncio.TaskGroup, step: int) -> float:
-        """Begin to publish the trainer's weights, in ``stages``; return after the seconds that the trainer waited."""
+        """Start a task in ``stages`` that publishes the weights; return the seconds that the trainer waited."""
         start, is_free = loop_time(), asyncio.Event()
         self._publishing = stages.create_task(self._snapshot_and_publish(is_free), name=f"publish-{step}")
         await is_free.wait()
@@ -71,24 +71,24 @@ class WeightUpdates:
         return loop_time() - start
 
     def skip(self) -> None:
-        """Publish nothing after the last step."""
+        """Record that the last step's weights are not published."""
         self._publishing = None
 
     async def published(self) -> UpdateReport | None:
-        """Wait until the weights of the last step are published; None if they are not to be."""
+        """Wait until the last step's weights are published; return None if they are skipped."""
         return None if self._publishing is None else await self._publishing
 
     async def welcome_rejoined(self) -> None:
-        """Publish the last snapshot for engines that were started again, until cancelled."""
+        """Publish the last snapshot whenever a restarted engine needs weights, until cancelled."""
         while True:
             await self._updater.wait_for_rejoined()
             await self._snapshot_and_publish(asyncio.Event(), again=True)
 
     async def _snapshot_and_publish(self, is_free: asyncio.Event, *, again: bool = False) -> UpdateReport:
-        """Have all engines serve the trainer's weights; ``is_free`` is set once the trainer may train on.
+        """Publish the trainer's weights to all engines; set ``is_free`` once the trainer may continue.
 
-        ``again``, and when an engine is lost meanwhile: publish the last snapshot, while the trainer trains, unless
-        that snapshot is gone.
+        With ``again``, and after the loss of an engine, publish the last snapshot while the trainer trains.  If that
+        snapshot is gone, take a new one.
         """
         async with self._one_at_a_time:
             while True:
@@ -98,7 +98,7 @@ class WeightUpdates:
                         return await self._publish()
                     return await self._publish_anew(is_free)
                 except UpdateInterrupted as error:
-                    logger.warning("the weight update begins anew: %s", error)
+                    logger.warning("the weight update starts again: %s", error)
                     again = True
 
     async def _publish_anew(self, is_free: asyncio.Event) -> UpdateReport:
@@ -113,7 +113,7 @@ class WeightUpdates:
         return await self._publish()
 
     async def _publish(self) -> UpdateReport:
-        """Publish the last snapshot as a new version; samples in flight continue under it."""
+        """Publish the last snapshot as a new version; samples in flight continue under the new weights."""
         start = loop_time()
         self._version += 1
         weights = Weights(version=self._version, step=self._snapshot_step)

@@ -1,4 +1,4 @@
-"""User functions, named by path on the command line: found, imported and checked before anything starts."""
+"""User functions, given by path on the command line: imported and checked before anything starts."""
 
 from asyncrl.plugins.algorithms import load_custom
 from asyncrl.plugins.kinds import ADVANTAGE, KEEP, LOSS, PICK, REWARD, Kind

@@ -1,4 +1,4 @@
-"""A user's advantage and loss, found by the same code where the run is checked and in every trainer rank."""
+"""Loading of the user's advantage and loss functions, in the driver's check and in every trainer rank."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def load_custom(advantage: str | None, loss: str | None, args: SlimeArgs, folder: Path) -> "Custom":
-    """The functions behind these paths.  Modules are looked for in ``folder`` as well: a rank may run elsewhere.
+    """Load the functions of these paths.
+
+    Modules are also searched in ``folder``, because a rank may run in another working directory.
 
     Raises PluginError.
     """

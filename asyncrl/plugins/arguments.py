@@ -1,4 +1,4 @@
-"""Arguments in a path: ``module:Name(low=0.1, high=0.9)``.  Literals only: a path never runs code of its own."""
+"""Arguments in a path: ``module:Name(low=0.1, high=0.9)``.  Only literals are accepted; no expression is evaluated."""
 
 import ast
 import inspect
@@ -12,10 +12,10 @@ from asyncrl.errors import PluginError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What a function or class is called with to make the plug-in."""
+    """The arguments of the call that makes the plug-in."""
 
     text: str
-    """As it was written, without the parentheses."""
+    """The arguments as written, without the parentheses."""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -25,7 +25,7 @@ _HOW = "write arguments as in name(0.5) or name(low=0.1, high=0.9)"
 
 
 def split(path: str) -> tuple[str, Arguments | None]:
-    """The path without arguments, and the arguments if it has parentheses.  Raises PluginError."""
+    """Return the path without arguments, and the arguments if it has parentheses.  Raises PluginError."""
     for pattern in _WITH_ARGUMENTS:
         found = pattern.fullmatch(path.strip())
         if found:
@@ -36,7 +36,7 @@ def split(path: str) -> tuple[str, Arguments | None]:
 
 
 def made(name: str, factory: Any, arguments: Arguments) -> Any:
-    """``factory(...)``, called once.  Raises PluginError if it does not take these arguments, or raises."""
+    """Return ``factory(...)``.  Raises PluginError if it does not accept the arguments, or raises."""
     written = f"{name}({arguments.text})"
     if not callable(factory):
         raise PluginError(f"'{name}' is {factory!r}, which takes no arguments")

@@ -1,4 +1,4 @@
-"""A buffer filter is a user's function: what it raises and what it returns is checked at every call."""
+"""The check of a user's buffer filter: its exceptions and its result, at every call."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from asyncrl.types import GroupId, Picked, ScoredGroup
 
 
 def checked_pick(pick: PickFn) -> PickFn:
-    """``pick``, raising FilterFailed when it raises or names groups that it cannot name."""
+    """Return ``pick`` with checks.  It raises FilterFailed if ``pick`` raises or its result is not allowed."""
     name = getattr(pick, "__name__", type(pick).__name__)
 
     def checked(step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
@@ -17,7 +17,7 @@ def checked_pick(pick: PickFn) -> PickFn:
             picked = pick(step, waiting, size)
         except FilterFailed as error:
             raise FilterFailed(f"step {step}: buffer filter {name}: {error}") from error
-        except (Exception, asyncio.CancelledError) as error:  # a user's function may raise anything; it never waits
+        except (Exception, asyncio.CancelledError) as error:  # a user function may raise anything; it never awaits
             raise FilterFailed(f"step {step}: buffer filter {name}: {type(error).__name__}: {error}") from error
         problem = _problem(picked, {group.group_id for group in waiting}, size)
         if problem is not None:

@@ -1,4 +1,4 @@
-"""What a plug-in of each flag must look like."""
+"""The required signature of the user function of each flag."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from asyncrl.errors import PluginError
 from asyncrl.plugins.buffer_filter_check import checked_pick
 from asyncrl.protocols import KeepFn, PickFn, RewardFn
 
-if TYPE_CHECKING:  # it imports torch, which a run without such functions does not need here
+if TYPE_CHECKING:  # imports torch, which a run without such functions does not need here
     from asyncrl.algorithms.custom_functions import AdvantageFn, LossFn
 
 
 def _no_slime_loss(function: Callable[..., Any], args: SlimeArgs) -> Any:
     raise PluginError(
-        "is of slime's shape (args, batch, logits, sum_of_sample_mean), and there are never logits of all words here; "
-        "write loss(logprobs, old_logprobs, advantages, mask, lengths), which returns a loss for each token and a dict "
-        "of what is to be reported"
+        "has slime's signature (args, batch, logits, sum_of_sample_mean), but logits of the whole vocabulary never "
+        "exist here; write loss(logprobs, old_logprobs, advantages, mask, lengths), which returns a loss per token and "
+        "a dict of metrics"
     )
 
 
@@ -27,16 +27,19 @@ def _as_it_is[F](function: F) -> F:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind[F]:
-    """What a plug-in of one flag must look like."""
+    """The required signature of the user function of one flag."""
 
     flag: str
     is_async: bool
     parameters: tuple[str, ...]
     slime_parameters: tuple[str, ...]
-    """slime's shape has ``args`` as its first parameter, ours never.  Empty: not accepted, ``from_slime`` says why."""
+    """Parameters of slime's signature; the first is ``args``, which ours never has.
+
+    Empty: slime's signature is not accepted, and ``from_slime`` raises the reason.
+    """
     from_slime: Callable[[Callable[..., Any], SlimeArgs], F]
     guarded: Callable[[F], F] = _as_it_is
-    """Checks what the function returns, where the stage that calls it does not."""
+    """Adds a check of the function's results, if the stage that calls it has none."""
 
 
 REWARD: Kind[RewardFn] = Kind(

@@ -1,4 +1,4 @@
-"""From a path to what it names."""
+"""The import of the object that a path names."""
 
 import hashlib
 import importlib
@@ -15,7 +15,7 @@ from asyncrl.errors import PluginError
 
 
 def found(path: str) -> Any:
-    """What ``dotted.path.name``, ``module:name`` or ``file.py:name`` names.  Raises PluginError."""
+    """Import the object named by ``dotted.path.name``, ``module:name`` or ``file.py:name``.  Raises PluginError."""
     place, colon, name = path.rpartition(":") if ":" in path else path.rpartition(".")
     if path.endswith(".py") or (place.endswith(".py") and not name):
         raise PluginError("names no function; write file.py:function")
@@ -46,7 +46,7 @@ def _file(path: Path) -> ModuleType:
     full = path.expanduser().resolve()
     if not full.is_file():
         raise PluginError(f"no such file: {full}")
-    # A name of its own: types.py must not become the standard library's types.
+    # A unique name, so that a user's types.py does not replace the standard library's types.
     name = f"asyncrl_plugin_{full.stem}_{hashlib.sha256(str(full).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -62,10 +62,10 @@ def _file(path: Path) -> ModuleType:
 
 
 def _raised(error: BaseException) -> str:
-    """What an import raised, and where."""
+    """Describe the exception of an import and its location."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    where = "" if isinstance(error, SyntaxError) else where  # says so itself
+    where = "" if isinstance(error, SyntaxError) else where  # its text has the location
     is_slime = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "slime"
     hint = "; import Sample and DynamicFilterOutput from asyncrl.compat instead" if is_slime else ""
     return f"raised on import: {type(error).__name__}: {error}{where}{hint}"

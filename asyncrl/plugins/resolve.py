@@ -1,4 +1,4 @@
-"""From a path to a checked function."""
+"""The loading of a user function by path, with a check of its signature."""
 
 import inspect
 from typing import Any
@@ -11,11 +11,11 @@ from asyncrl.plugins.paths import found
 
 
 def load_plugin[F](path: str, kind: Kind[F], args: SlimeArgs) -> F:
-    """The function behind ``dotted.path.name``, ``module:function`` or ``file.py:function``.
+    """Load the function of ``dotted.path.name``, ``module:function`` or ``file.py:function``.
 
-    With arguments behind it, ``file.py:name(0.5, high=0.9)``, the name is called with them once, now, and what that
-    returns is the function.  A function whose first parameter is ``args`` is of slime's shape and is handed ``args``.
-    Modules are looked for in the working directory first.  Raises PluginError.
+    With arguments, as in ``file.py:name(0.5, high=0.9)``, ``name`` is called once, now, and must return the function.
+    A function whose first parameter is ``args`` has slime's signature and receives ``args``.  Modules are searched in
+    the working directory first.  Raises PluginError.
     """
     try:
         function = _function(path)
@@ -37,7 +37,7 @@ def _name(place: str) -> str:
 
 
 def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
-    """Whether it is of slime's shape.  Raises PluginError if it is neither that nor ours."""
+    """Return whether the function has slime's signature.  Raises PluginError if it has neither slime's nor ours."""
     if inspect.isclass(function):
         raise PluginError(f"is a class; write {function.__name__}(...) with its arguments, or name a function")
     if not callable(function):
@@ -51,7 +51,7 @@ def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
         raise PluginError("has no signature that can be read; wrap it in a function") from None
     first = next(iter(signature.parameters.values()), None)
     if first is not None and first.kind is first.VAR_POSITIONAL:
-        raise PluginError("takes *args, so its shape cannot be told; use functools.wraps in its decorator")
+        raise PluginError("takes *args, so its signature is unknown; use functools.wraps in its decorator")
     is_slime = first is not None and first.name == "args"
     if is_slime and not kind.slime_parameters:
         return True

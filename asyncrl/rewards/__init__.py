@@ -1,4 +1,4 @@
-"""What an answer is worth.  ``BUILT_IN`` has the rewards of ``--rm-type``."""
+"""Built-in rewards, selected by ``--rm-type``."""
 
 from collections.abc import Mapping
 
@@ -7,6 +7,6 @@ from asyncrl.rewards.exact import same_text
 from asyncrl.rewards.number import same_number
 
 BUILT_IN: Mapping[str, RewardFn] = {"number": same_number, "exact": same_text}
-"""By ``--rm-type``."""
+"""Reward functions by the value of ``--rm-type``."""
 
 __all__ = ["BUILT_IN", "same_number", "same_text"]

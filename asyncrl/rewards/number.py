@@ -1,4 +1,4 @@
-"""Rewards an answer whose last number is the label."""
+"""The reward for an answer whose last number equals the label."""
 
 import re
 from decimal import Decimal
@@ -6,7 +6,7 @@ from decimal import Decimal
 from asyncrl.errors import RewardFailed
 from asyncrl.types import Prompt, Sample
 
-# A sign counts unless it stands behind a word, a number or a bracket, where it is a minus or a hyphen.
+# After a word, a number or a closing bracket, "-" is a minus operator or a hyphen, not a sign.
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w.)\]}])[-\u2212])?[$\u20ac\u00a3]?"
     r"(?P<size>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
@@ -15,7 +15,10 @@ _NUMBER = re.compile(
 
 
 async def same_number(prompt: Prompt, sample: Sample) -> float:
-    """1.0 if the last number of the answer equals the last number of the label, else 0.0."""
+    """Return 1.0 if the last number of the answer equals the last number of the label, else 0.0.
+
+    Raises RewardFailed if the row has no label or the label has no number.
+    """
     if prompt.label is None:
         raise RewardFailed(f"row {prompt.row} has no label")
     wanted = last_number(prompt.label)
@@ -25,7 +28,7 @@ async def same_number(prompt: Prompt, sample: Sample) -> float:
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number of a text; ``1,234.50`` is one number, ``1, 2`` and ``3-4`` are two."""
+    """Return the last number of a text; ``1,234.50`` is one number, ``1, 2`` and ``3-4`` are two numbers each."""
     every = list(_NUMBER.finditer(text))
     if not every:
         return None

@@ -1,25 +1,25 @@
 # shellcheck shell=bash
-# Starts a run on one machine or many; the scripts beside this folder source it.  docs/launch.md has the whole story.
+# Starts a run on one or more machines.  The scripts in configs/ source this file; docs/launch.md describes it.
 #
-#   MASTER_ADDR   address of the first machine; needed for more than one
-#   NODE_RANK     0 on the first machine (default), anything else on those that join it
-#   PYTHON        what runs Python (default: uv run python)
-#   RAY_AUTH_MODE  token, if there is one (ray get-auth-token --generate), which all machines must have; or disabled
-#   RAY_worker_niceness  of trainer and engines (default: 0; Ray's own 15 leaves them what others do not want)
-#   RAY_JOB_ADDRESS  dashboard of a Ray cluster that is there already, http://HOST:8265: the run becomes a job of it
+#   MASTER_ADDR   address of the first machine; required for more than one
+#   NODE_RANK     0 on the first machine (default), any other value on the machines that join it
+#   PYTHON        command that runs Python (default: uv run python)
+#   RAY_AUTH_MODE  token, if a token exists (ray get-auth-token --generate), the same on all machines; else disabled
+#   RAY_worker_niceness  niceness of trainer and engines (default: 0; with Ray's 15 they only get spare CPU time)
+#   RAY_JOB_ADDRESS  dashboard of an existing Ray cluster, http://HOST:8265; the run is submitted to it as a job
 
 read -ra PYTHON <<<"${PYTHON:-uv run python}"
 RAY=("${PYTHON[@]}" -m ray.scripts.scripts)
-RAY_PORT="${RAY_PORT:-6379}"                 # Ray's own default
-JOIN_TIMEOUT_S="${JOIN_TIMEOUT_S:-1800}"     # until all machines must be there
-END_TIMEOUT_S="${END_TIMEOUT_S:-60}"         # for Ray, which itself takes 30 to end what still runs
-RAY_FOLDER="${RAY_FOLDER:-/tmp/asyncrl-ray}" # not /tmp/ray, where other programs would find our Ray and join it
+RAY_PORT="${RAY_PORT:-6379}"                 # Ray's default
+JOIN_TIMEOUT_S="${JOIN_TIMEOUT_S:-1800}"     # time limit for all machines to join
+END_TIMEOUT_S="${END_TIMEOUT_S:-60}"         # time limit for Ray to stop; Ray itself waits 30 s for its processes
+RAY_FOLDER="${RAY_FOLDER:-/tmp/asyncrl-ray}" # not /tmp/ray, where other programs would find this Ray and join it
 export RAY_worker_niceness="${RAY_worker_niceness:-0}"
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 PROGRAM="$ROOT/train_async.py"
 WAIT_FOR_GPUS="$ROOT/configs/launch/wait_for_gpus.py"
 
-# Ray's own ways to decide this differ between starting a cluster and joining it.
+# Ray's defaults for this differ between starting a cluster and joining one.
 if [[ -z "${RAY_AUTH_MODE:-}" ]]; then
     if [[ -n "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" || -f "$HOME/.ray/auth_token" ]]; then
         export RAY_AUTH_MODE=token
@@ -35,7 +35,7 @@ launch() {
     if [[ -n "${RAY_JOB_ADDRESS:-}" ]] && ! is_dry "$@"; then
         exec "${RAY[@]}" job submit --address "$RAY_JOB_ADDRESS" -- "${PYTHON[@]}" "$PROGRAM" "$@"
     elif [[ "$nodes" -eq 1 ]] || is_dry "$@"; then
-        exec "${PYTHON[@]}" "$PROGRAM" "$@"  # on one machine the program starts Ray itself, and ends it
+        exec "${PYTHON[@]}" "$PROGRAM" "$@"  # on one machine the program starts and stops Ray itself
     elif [[ -z "${MASTER_ADDR:-}" ]]; then
         echo "error: $nodes machines need MASTER_ADDR, the first one's address; see docs/launch.md" >&2
         exit 2
@@ -57,7 +57,7 @@ is_dry() {
     return "$dry"
 }
 
-# A machine that lends its GPUs, until the first one ends Ray.  The first one may come later.
+# Lend this machine's GPUs until the first machine stops Ray.  The first machine may start later.
 join_ray() {
     local deadline=$((SECONDS + JOIN_TIMEOUT_S))
     until (exec 3<>"/dev/tcp/$MASTER_ADDR/$RAY_PORT") 2>/dev/null; do
@@ -71,8 +71,8 @@ join_ray() {
         --temp-dir "$RAY_FOLDER"
 }
 
-# The first machine: starts Ray, waits for the others, runs, and ends Ray everywhere.  Whatever it started is ended
-# with it, at any moment; a program that runs gets the signal first, and Ray stays until it has ended.
+# On the first machine: start Ray, wait for the other machines, run the program, and stop Ray everywhere.  Every process
+# started here ends with the script, at any moment.  A running program gets the signal first; Ray stays until it ends.
 lead_ray() {
     local nodes="$1" gpus="$2" program_pid="" code=0
     shift 2
@@ -83,30 +83,30 @@ lead_ray() {
         --disable-usage-stats --include-dashboard false --temp-dir "$RAY_FOLDER" &
     local ray_pid=$!
     export RAY_ADDRESS="$MASTER_ADDR:$RAY_PORT"
-    # Beside the script, which would not hear a signal before the end of a command in front.
+    # In the background, because bash handles a signal only after a foreground command has ended.
     "${PYTHON[@]}" "$WAIT_FOR_GPUS" "$((nodes * gpus))" "$JOIN_TIMEOUT_S" &
     wait -n || code=$?
     if ! kill -0 "$ray_pid" 2>/dev/null; then
-        echo "error: Ray ended at its start (exit code $code); above is what it said" >&2
+        echo "error: Ray failed to start (exit code $code); its output is above" >&2
         exit 1
     fi
     [[ "$code" -eq 0 ]] || exit "$code"
-    env --default-signal=INT "${PYTHON[@]}" "$PROGRAM" "$@" &  # bash has what runs beside it ignore SIGINT
+    env --default-signal=INT "${PYTHON[@]}" "$PROGRAM" "$@" &  # bash makes background commands ignore SIGINT
     program_pid=$!
     while kill -0 "$program_pid" 2>/dev/null; do  # a signal ends the wait, not the program
         wait "$program_pid" || true
     done
-    wait "$program_pid" || code=$?  # its own, also where a signal ended the last wait
+    wait "$program_pid" || code=$?  # the program's exit code, even if a signal ended the last wait
     exit "$code"
 }
 
-# Set once: bash forgets a signal that comes while its trap is replaced.
+# This trap is set once, because bash loses a signal that arrives while its trap is replaced.
 stop() {
     [[ -n "$program_pid" ]] || exit "$2"
     kill "-$1" "$program_pid" 2>/dev/null || true
 }
 
-# Another signal does not cut this short; whoever does not end in time is killed.
+# Further signals are ignored here.  Processes that do not end within END_TIMEOUT_S are killed.
 end_children() {
     trap '' INT TERM
     local deadline=$((SECONDS + END_TIMEOUT_S))
@@ -115,7 +115,7 @@ end_children() {
         sleep 0.1
     done
     if [[ -n "$(jobs -pr)" ]]; then
-        echo "error: Ray did not end within $END_TIMEOUT_S s and was killed; see what is left of it" >&2
+        echo "error: Ray did not end within $END_TIMEOUT_S s and was killed; check for leftover processes" >&2
         signal_children KILL
     fi
 }
@@ -123,6 +123,6 @@ end_children() {
 signal_children() {
     local children
     children=$(jobs -pr)
-    # shellcheck disable=SC2086  # one word for each
+    # shellcheck disable=SC2086  # one argument per process id
     [[ -z "$children" ]] || kill "-$1" $children 2>/dev/null || true
 }

@@ -1,4 +1,4 @@
-"""Waits until a Ray cluster has so many GPUs:  wait_for_gpus.py GPUS SECONDS."""
+"""Wait until a Ray cluster has at least GPUS GPUs:  wait_for_gpus.py GPUS SECONDS."""
 
 import sys
 import time

@@ -1,14 +1,14 @@
-"""Make the quickstart's problems and its two tiny models from a seed, without any download.
+"""Make the quickstart's problems and its two tiny models from a seed, without downloads.
 
     uv run configs/quickstart/make.py
 
-Writes next to itself ``train.jsonl``, ``heldout.jsonl``, ``model/`` (Qwen3) and ``model_moe/`` (Qwen3-MoE): 1.6 MB in
-all, in about two minutes on one CPU core.
+Writes ``train.jsonl``, ``heldout.jsonl``, ``model/`` (Qwen3) and ``model_moe/`` (Qwen3-MoE) into its own folder:
+1.6 MB in all, in about two minutes on one CPU core.
 
-A problem is a sum, ``347+3=``, and its answer carries one over at a time, ``348+2=349+1=350``: 4 to 52 tokens.  The
-models first learn to do that, then take up two bad habits on purpose: more often than not they forget the rest
-(``348+2=349``), and now and then they miscount.  Reinforcement learning has to undo both, so that answers grow longer
-as they become right.
+A problem is a sum, ``347+3=``.  Its answer carries one over at a time, ``348+2=349+1=350``, and has 4 to 52 tokens.
+The models first learn to answer correctly, and then learn two errors on purpose: more often than not they forget the
+rest (``348+2=349``), and sometimes they miscount.  Reinforcement learning has to undo both, so answers grow longer as
+they become correct.
 """
 
 import json
@@ -36,7 +36,7 @@ SEED = 2026
 TRAIN_ROWS, HELDOUT_ROWS = 4000, 128
 FIRST = range(100, 991)
 SECOND_PERCENT = {1: 20, 2: 18, 3: 15, 4: 12, 5: 10, 6: 8, 7: 7, 8: 5, 9: 5}
-"""How often each second number occurs: long answers are rare."""
+"""Frequency of each second number, in per cent; long answers are rare."""
 
 PAD, END = "<pad>", "<end>"
 PAD_ID, END_ID, VOCABULARY = 0, 1, 64
@@ -45,7 +45,7 @@ CHARACTERS = string.digits + string.ascii_lowercase + string.punctuation[:25] + 
 BATCH = 64
 SOUND_STEPS, HABIT_STEPS = 180, 60
 FORGET, MISCOUNT = 0.53, 0.03
-"""Chance, per number carried over, of forgetting the rest and of being one off."""
+"""Probabilities, per number carried over, of forgetting the rest and of miscounting by one."""
 PEAK_LR, WARMUP_STEPS = 3e-3, 30
 
 SHAPE = {
@@ -63,7 +63,7 @@ SHAPE = {
     "eos_token_id": END_ID,
 }
 EXPERTS = {
-    # On GPUs SGLang's kernels for mixtures of experts want heads of 64 or more.
+    # On GPUs, SGLang's kernels for mixtures of experts need a head dimension of 64 or more.
     "head_dim": 64,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -97,7 +97,7 @@ def draw_problem(rng: random.Random) -> Problem:
 
 
 def distinct_problems(count: int, rng: random.Random) -> list[Problem]:
-    """About ``count`` problems in random order, so that any slice of them has the same mixture."""
+    """Return about ``count`` distinct problems in random order, so that every slice has the same mixture."""
     problems = [
         (first, second)
         for second, percent in SECOND_PERCENT.items()
@@ -112,7 +112,10 @@ def prompt_of(problem: Problem) -> str:
 
 
 def answer_to(problem: Problem, rng: random.Random, forget: float, miscount: float) -> str:
-    """Carry one over at a time.  ``forget`` and ``miscount`` are chances per number carried over."""
+    """Return an answer that carries one over at a time.
+
+    ``forget`` and ``miscount`` are the probabilities of each error per number carried over.
+    """
     value, rest = problem
     steps = []
     while rest:
@@ -128,9 +131,9 @@ def write_problems(path: Path, problems: list[Problem]) -> None:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One id per character; nothing is added in front or behind."""
+    """Make a tokenizer with one id per character, which adds no special tokens."""
     vocabulary = {token: i for i, token in enumerate((PAD, END, *CHARACTERS))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))  # without merges, characters stay alone
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))  # without merges, each character is one token
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -150,7 +153,7 @@ def make_moe() -> PreTrainedModel:
 
 
 def pretrain(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, heldout: frozenset[Problem]) -> None:
-    """Train on sound answers, then on answers with the bad habits; held-out problems are never seen."""
+    """Train on correct answers, then on answers with errors; held-out problems are never seen."""
     steps = SOUND_STEPS + HABIT_STEPS
     optimiser = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.0)
     rate = LambdaLR(optimiser, lambda step: min((step + 1) / WARMUP_STEPS, 1.05 - step / steps, 1.0))
@@ -167,7 +170,7 @@ def pretrain(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, heldout
 def batches(
     tokenizer: PreTrainedTokenizerFast, heldout: frozenset[Problem]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """``(ids, labels)`` of each step."""
+    """Yield ``(ids, labels)`` of each step."""
     rng = random.Random(SEED)
     for step in range(SOUND_STEPS + HABIT_STEPS):
         habits = (0.0, 0.0) if step < SOUND_STEPS else (FORGET, MISCOUNT)
@@ -177,7 +180,7 @@ def batches(
 
 
 def as_tensors(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids padded on the right, and labels, which leave out prompt and padding (-100)."""
+    """Return token ids padded on the right, and labels with -100 for prompt and padding."""
     prompts = [tokenizer.encode(prompt) for prompt, _ in pairs]
     answers = [[*tokenizer.encode(answer), END_ID] for _, answer in pairs]
     longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))

@@ -74,7 +74,7 @@ def members(launched: Launched, name: str) -> list[psutil.Process]:
 def test_an_interrupted_run_says_how_it_goes_on(after_ctrl_c: Outcome) -> None:
     folder = after_ctrl_c.run_dir.parent / "saved"
     assert "SIGINT: ended after " in after_ctrl_c.output
-    assert f"is {folder}/iter_0000003, and the same command with --load {folder} goes on from it" in after_ctrl_c.output
+    assert f"is {folder}/iter_0000003; to resume, repeat the command with --load {folder}" in after_ctrl_c.output
 
 
 def test_ctrl_c_in_mid_run_ends_everything_in_time(after_ctrl_c: Outcome) -> None:

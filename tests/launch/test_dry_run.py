@@ -113,7 +113,7 @@ def test_a_shared_gpu_has_to_hold_the_larger_of_both_sides() -> None:
     assert found.fullest.copy == found.engine.update_buffers == 0
     assert found.both == found.fullest.weights + found.engine.weights + 2 * 512 * 1024**2
     text = said(*flags)
-    assert "4, in turns: 4 trainer (1 x 4), 4 rollout (4 x 1)" in text
+    assert "4, time-shared: 4 trainer (1 x 4), 4 rollout (4 x 1)" in text
     each = (found.fullest.weights + found.fullest.optimizer) / 1e9
     assert f"{4 * each:.1f} GB per node" in text
     assert "shared GPU" not in said(*model("qwen3-4b", "--actor-num-gpus-per-node", "4"))

@@ -154,7 +154,7 @@ def test_a_cluster_that_is_there_gets_a_job(stand_in: dict[str, str]) -> None:
 def test_a_ray_that_does_not_start_ends_the_waiting_for_gpus(stand_in: dict[str, str]) -> None:
     done = launched("deepseek-r1", **{**stand_in, "GPUS_COME_IN_S": "1000", "RAY_FAILS": "4"}, MASTER_ADDR="10.0.0.1")
     assert done.returncode == 1
-    assert done.stderr == "error: Ray ended at its start (exit code 4); above is what it said\n"
+    assert done.stderr == "error: Ray failed to start (exit code 4); its output is above\n"
 
 
 @contextmanager

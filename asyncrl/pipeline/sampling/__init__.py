@@ -1,1 +1,1 @@
-"""One sample, from its slot to its reward."""
+"""One sample: its slot, its requests, its retries and its reward."""

@@ -1,4 +1,4 @@
-"""A sample while it is being written: tokens, log-probs and which weights wrote which."""
+"""A sample that is still being generated: tokens, log-probs, and the weights that generated each token."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,14 @@ from asyncrl.types import Chunk, FinishReason, Floats, Sample, Span, Weights
 
 
 class PartialSample:
-    """Grows chunk by chunk; becomes a ``Sample`` once.  The only mutable value in the flow, and it never leaves it."""
+    """A sample that grows chunk by chunk until ``finish``.  No other value in the flow is mutable."""
 
     def __init__(self, index: int, published: Mapping[int, Weights]) -> None:
-        """``published`` maps every version that can be seen in a chunk to its weights; it may grow later."""
+        """Start empty.  ``published`` maps every version that a chunk can name to its weights; it may grow."""
         self.index = index
         self.num_tokens = 0
         self.resumed_at = 0
-        """Tokens that were there when the sample last went on after an interruption."""
+        """Number of tokens when the sample was last resumed."""
         self._tokens: list[tuple[int, ...]] = []
         self._logprobs: Floats = array("f")
         self._spans: list[Span] = []
@@ -22,13 +22,16 @@ class PartialSample:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What is written so far."""
+        """The tokens generated so far."""
         if len(self._tokens) != 1:
-            self._tokens = [_joined(self._tokens)]  # joined once, not at each look
+            self._tokens = [_joined(self._tokens)]  # joined once, not at every access
         return self._tokens[0]
 
     def extend(self, chunk: Chunk) -> None:
-        """Append a chunk; its tokens lengthen the last span when the same weights wrote them."""
+        """Append a chunk; its tokens extend the last span if the same weights generated them.
+
+        Raises KeyError for an unknown version.
+        """
         start, stop = self.num_tokens, self.num_tokens + len(chunk.token_ids)
         if start == stop:
             return
@@ -41,14 +44,14 @@ class PartialSample:
         self._spans.append(Span(weights=weights, start=start, stop=stop))
 
     def resumed(self) -> "PartialSample":
-        """A copy that goes on from here; what still arrives for this one does not reach it."""
+        """Return a copy to resume from; chunks that still arrive for this sample do not reach the copy."""
         copy = PartialSample(self.index, self._published)
         copy.num_tokens = copy.resumed_at = self.num_tokens
         copy._tokens, copy._logprobs, copy._spans = [*self._tokens], self._logprobs[:], [*self._spans]
         return copy
 
     def finish(self, text: str, reason: FinishReason, seconds: float) -> Sample:
-        """The finished sample."""
+        """Return the finished sample."""
         return Sample(
             index=self.index,
             token_ids=self.token_ids,
@@ -61,7 +64,7 @@ class PartialSample:
 
 
 def _joined(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """A list grows by copies of memory; an iterator over all parts takes three times as long."""
+    # Extending a list copies memory; an iterator over all parts takes three times as long.
     whole: list[int] = []
     for part in parts:
         whole += part

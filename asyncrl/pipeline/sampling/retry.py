@@ -1,4 +1,4 @@
-"""Another attempt when an engine fails, with the tokens that are already there kept."""
+"""Retries after engine failures, with the generated tokens kept."""
 
 import asyncio
 import dataclasses
@@ -13,22 +13,22 @@ from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
-"""Before the second attempt; doubled for each one after.  A server that died needs a moment to be noticed."""
+"""Seconds before the second attempt, doubled for each further one.  Noticing a dead server takes a moment."""
 QUIET_S = 10.0
-"""After a warning of a failed attempt: an engine that dies fails hundreds at once, which the log lists one by one."""
+"""Seconds after a warning in which failed attempts are logged as INFO: a dying engine fails hundreds at once."""
 LONGEST_PAUSE_S = 10.0
-"""A sample in its pause holds its slot."""
+"""Longest pause before an attempt, in seconds.  A pausing sample holds its slot."""
 
 
 class RetryingEngine:
-    """A rollout engine whose ``generate`` goes on after EngineLost, EngineTimeout and interruptions.
+    """A rollout engine whose ``generate`` retries after EngineLost, EngineTimeout and interruptions.
 
-    Each new attempt continues behind the tokens already delivered.  Raises SampleFailed after the last failed one; an
-    interruption is no failure.  EngineRejected is not tried again: the same request would be refused again.
+    Each new attempt continues after the tokens already delivered.  Raises SampleFailed after the last failed attempt;
+    an interruption does not count as a failure.  EngineRejected is not retried: the server would refuse again.
     """
 
     def __init__(self, engine: RolloutEngine, max_retries: int, serving: Callable[[], Weights]) -> None:
-        """``serving`` says which weights the engines have now."""
+        """Wrap ``engine``.  ``serving`` returns the weights that the engines serve now."""
         self._engine = engine
         self._max_retries = max_retries
         self._serving = serving
@@ -41,7 +41,7 @@ class RetryingEngine:
         """Attempts that an interruption ended, so far."""
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
-        """As promised by ``RolloutEngine.generate``, with SampleFailed in place of the errors tried again."""
+        """See ``RolloutEngine.generate``.  Raises SampleFailed instead of EngineLost and EngineTimeout."""
         chunks: list[tuple[int, ...]] = []
         written: tuple[int, ...] = ()
         failures = attempts = 0
@@ -68,7 +68,7 @@ class RetryingEngine:
                 return reached
 
     async def interrupt(self) -> None:
-        """End every attempt and begin none before ``go_on``; the calls of ``generate`` wait."""
+        """End every attempt and begin none before ``go_on``; calls of ``generate`` wait until then."""
         self._open.clear()
         await self._engine.interrupt()
 
@@ -77,7 +77,7 @@ class RetryingEngine:
         self._open.set()
 
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
-        """Not tried again: only a measurement."""
+        """See ``RolloutEngine.score``.  Not retried, because scores are only a measurement."""
         return await self._engine.score(token_ids, start)
 
     async def _after_failure(self, request: Request, error: EngineError, failures: int, num_tokens: int) -> None:
@@ -94,7 +94,7 @@ class RetryingEngine:
     def _continued(self, request: Request, written: tuple[int, ...], attempt: int) -> Request:
         serving = self._serving()
         if attempt == 0:
-            waited = request.weights is not serving  # for an update to end
+            waited = request.weights is not serving  # an update ended while this call waited
             return dataclasses.replace(request, weights=serving) if waited else request
         left = request.sampling.max_new_tokens - len(written)
         return dataclasses.replace(
@@ -107,7 +107,10 @@ class RetryingEngine:
 
 
 def ended(written: tuple[int, ...], sampling: SamplingParams) -> FinishReason | None:
-    """Why an answer whose last word was lost had already ended, if it had."""
+    """Return the reason why the tokens ``written`` already end the answer, or None if they do not.
+
+    An engine that fails after the last token never reports the end.
+    """
     if written and written[-1] in sampling.stop_token_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(written) >= sampling.max_new_tokens else None

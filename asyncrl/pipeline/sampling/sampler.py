@@ -1,4 +1,4 @@
-"""One answer from slot to score; training and evaluation go the same way."""
+"""Generation and scoring of one answer, for training and evaluation alike."""
 
 import hashlib
 from collections.abc import Callable
@@ -15,24 +15,24 @@ from asyncrl.types import Chunk, FinishReason, Prompt, Request, Sample, Sampling
 
 
 class ServingWeights:
-    """The weights that engines serve, and every version that a chunk can name."""
+    """The weights that the engines serve, and every version that a chunk can name."""
 
     def __init__(self, weights: Weights) -> None:
         self.now = weights
         self.by_version = {weights.version: weights}
 
     def expect(self, weights: Weights) -> None:
-        """Begin to publish ``weights``: chunks may name their version from now on."""
+        """Announce ``weights`` before they are published; chunks may name their version from now on."""
         self.by_version[weights.version] = weights
 
     def set(self, weights: Weights) -> None:
-        """Every engine samples from ``weights``."""
+        """Record that every engine samples from ``weights``."""
         self.expect(weights)
         self.now = weights
 
 
 class Sampler:
-    """Generates and scores single answers, each in a slot of its own while it is on an engine."""
+    """Generates and scores single answers.  Each holds one slot while it is on an engine."""
 
     def __init__(
         self,
@@ -68,13 +68,16 @@ class Sampler:
         return self._engine.aborts
 
     def partial(self, index: int) -> PartialSample:
-        """An empty answer, number ``index`` of its group."""
+        """Return an empty answer with position ``index`` in its group."""
         return PartialSample(index, self._serving.by_version)
 
     async def generate(
         self, name: str, seed: int, prompt: Prompt, partial: PartialSample, on_tokens: Callable[[int], None]
     ) -> Sample:
-        """Write ``partial`` to its end, in a slot, behind what is in it.  Raises SampleFailed or EngineRejected."""
+        """Wait for a slot and generate the rest of ``partial``.
+
+        ``on_tokens`` is called with the number of tokens of each chunk.  Raises SampleFailed or EngineRejected.
+        """
 
         def extend(chunk: Chunk) -> None:
             partial.extend(chunk)
@@ -99,12 +102,12 @@ class Sampler:
         return partial.finish(self._tokenizer.decode(partial.token_ids), reason, stop - start)
 
     async def score(self, prompt: Prompt, sample: Sample) -> ScoredSample:
-        """What the answer is worth; all of it in the loss.  Raises RewardFailed."""
+        """Return the answer with its reward and with every token in the loss.  Raises RewardFailed."""
         reward = await score(self._reward, prompt, sample, self._reward_timeout_s)
         return ScoredSample(sample=sample, reward=reward, loss_mask=(1,) * len(sample.token_ids))
 
     def _ended(self, partial: PartialSample) -> FinishReason | None:
-        """Why an interrupted answer needs nothing more."""
+        """Return the finish reason of an interrupted answer that is already complete, or None."""
         return ended(partial.token_ids, self._sampling) if partial.num_tokens else None
 
     def _request(self, request_id: str, seed: int, prompt: Prompt, partial: PartialSample) -> Request:
@@ -121,6 +124,6 @@ class Sampler:
 
 
 def sample_seed(run_seed: int, group_seed: int, index: int) -> int:
-    """A seed below 2**31 for one answer: the same in every run, unrelated between answers."""
+    """Return a seed below 2**31 for one answer: the same in every run, unrelated between answers."""
     digest = hashlib.blake2b(f"{run_seed}:{group_seed}:{index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF

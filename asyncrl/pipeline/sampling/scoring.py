@@ -1,4 +1,4 @@
-"""Calling user functions: rewards and filters may raise anything and take any time; what comes out has a name."""
+"""Calls of user functions.  A reward or filter that raises, hangs or returns nonsense becomes a named error."""
 
 import asyncio
 import math
@@ -11,7 +11,10 @@ from asyncrl.types import Prompt, Sample, ScoredGroup
 
 
 async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: float) -> float:
-    """The reward of one sample.  Raises RewardFailed when the function raises, is slow or gives no finite number."""
+    """Return the reward of one sample.
+
+    Raises RewardFailed if the function raises, takes longer than ``timeout_s``, or returns no finite number.
+    """
     who = f"row {prompt.row}, sample {sample.index}"
     deadline = asyncio.timeout(timeout_s)
     try:
@@ -20,8 +23,8 @@ async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: flo
     except asyncio.CancelledError as error:
         if is_cancelled():
             raise
-        raise RewardFailed(f"{who}: the reward was cancelled from inside") from error
-    except Exception as error:  # a user's function: whatever it raises costs one group, not the run
+        raise RewardFailed(f"{who}: the reward function raised CancelledError") from error
+    except Exception as error:  # any exception of a user function drops one group, not the run
         late = isinstance(error, TimeoutError) and deadline.expired()
         why = f"no reward within {timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
         raise RewardFailed(f"{who}: {why}") from error
@@ -31,10 +34,13 @@ async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: flo
 
 
 def verdict(keep: KeepFn, group: ScoredGroup) -> str | None:
-    """The filter's reason for dropping a group, None to keep it.  Raises FilterFailed if it does neither."""
+    """Return the filter's reason for dropping a group, or None to keep it.
+
+    Raises FilterFailed if the filter raises or returns anything else.
+    """
     try:
         reason = keep(group)
-    except (Exception, asyncio.CancelledError) as error:  # a user's function, as above; it never waits
+    except (Exception, asyncio.CancelledError) as error:  # a user function, as above; it never awaits
         raise FilterFailed(f"row {group.prompt.row}: {type(error).__name__}: {error}") from error
     if reason is None or (isinstance(reason, str) and reason):
         return reason

@@ -1,4 +1,4 @@
-"""The right to have one sample on the engines, numbered so that a timeline can show who holds which."""
+"""Slots: each is the right to have one sample on the engines.  Timelines show samples by slot number."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from asyncrl.event_loop import loop_time
 
 
 class Slots:
-    """``size`` slots, handed out one sample at a time, the lowest free number first; at most ``limit`` at once.
+    """``size`` slots, of which at most ``limit`` are held at once.  The lowest free number is taken first.
 
-    A sample is *claimed* from the moment its group is admitted until it has been generated or given up, whether it
-    holds a slot yet or not: admission looks at claims, so it never starts work that would only queue.
+    A sample has a *claim* from its group's admission until it is generated or given up, whether or not it holds a slot
+    yet.  Admission counts claims, so it never starts a group that would only queue.
     """
 
     def __init__(self, size: int) -> None:
@@ -26,21 +26,24 @@ class Slots:
         self._idle_s = 0.0
 
     def notify(self, on_unclaim: Callable[[], None]) -> None:
-        """Call ``on_unclaim`` whenever claims are given up."""
+        """Call ``on_unclaim`` whenever claims are given up or the limit changes."""
         self._on_unclaim = on_unclaim
 
     @property
     def in_use(self) -> int:
-        """Slots held now."""
+        """Number of slots held now."""
         return self.size - self._free.qsize() - len(self._withheld)
 
     @property
     def free(self) -> int:
-        """Slots beyond all claims (0 or more)."""
+        """Number of slots within the limit that no sample claims, at least 0."""
         return max(0, self.limit - self._claimed)
 
     def set_limit(self, limit: int) -> None:
-        """From now on at most ``limit`` (1 to ``size``) are handed out; those above it go when they are given back."""
+        """Hold at most ``limit`` slots (1 to ``size``) at once.  Slots above it are withheld as they are given back.
+
+        Raises ValueError if ``limit`` is out of range.
+        """
         if not 1 <= limit <= self.size:
             raise ValueError(f"limit must be 1 to {self.size}, got {limit}")
         self.limit = limit
@@ -48,36 +51,36 @@ class Slots:
         self._on_unclaim()
 
     def claim(self, num_samples: int) -> None:
-        """These samples will ask for a slot."""
+        """Claim slots for samples that will ask for one."""
         self._claimed += num_samples
 
     def unclaim(self, num_samples: int) -> None:
-        """These samples are done with their slot, or will not ask for one after all."""
+        """Give up the claims of samples that no longer need a slot."""
         if num_samples > self._claimed:
             raise AssertionError(f"{num_samples} claims given up, {self._claimed} were made")
         self._claimed -= num_samples
         self._on_unclaim()
 
     def hold(self) -> "_Held":
-        """Wait for a slot (``async with``, which gives its number), and give it back however the body ends."""
+        """Return an ``async with`` context that waits for a slot, yields its number, and gives it back at the end."""
         return _Held(self)
 
     async def take(self) -> int:
-        """Wait for a slot and take it; ``give_back`` must follow."""
+        """Wait for a slot and return its number; the caller must call ``give_back``."""
         number = await self._free.get() if self._free.empty() else self._free.get_nowait()
         if self._idle_since is not None:
             self._close_idle(loop_time())
         return number
 
     def give_back(self, number: int) -> None:
-        """The slot is free again."""
+        """Return a slot."""
         self._free.put_nowait(number)
         self._balance()
         if self.in_use == 0:
             self._idle_since = loop_time()
 
     def take_idle_s(self) -> float:
-        """Seconds with no slot in use since the last call (0 before the first slot is taken)."""
+        """Return the seconds with no slot in use since the last call; 0 before the first slot is taken."""
         now = loop_time()
         was_idle = self._idle_since is not None
         self._close_idle(now)
@@ -87,7 +90,7 @@ class Slots:
         return idle_s
 
     def _balance(self) -> None:
-        """Withhold free slots above the limit; hand back withheld ones below it."""
+        """Withhold free slots above the limit, and release withheld ones below it."""
         while len(self._withheld) < self.size - self.limit and not self._free.empty():
             self._withheld.append(self._free.get_nowait())
         while len(self._withheld) > self.size - self.limit:
@@ -100,7 +103,7 @@ class Slots:
 
 
 class _Held:
-    """A slot while it is held.  An ``asynccontextmanager`` takes twice the 3 microseconds, for every sample."""
+    """A held slot.  A class takes 3 microseconds per sample, an ``asynccontextmanager`` 6."""
 
     __slots__ = ("_number", "_slots")
 

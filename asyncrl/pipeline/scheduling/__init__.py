@@ -1,1 +1,1 @@
-"""Groups: which may start, which are trained next, and where each of their tokens went."""
+"""Scheduling of groups: admission, choice of batches, staleness, and the ledger of all tokens."""

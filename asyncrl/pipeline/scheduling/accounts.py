@@ -1,6 +1,6 @@
-"""What became of everything: groups and tokens, answers by length, and a filter's reasons.
+"""The accounts of a run: groups and tokens, answers by length, and the filters' reasons.
 
-The scheduler decides and tells; nothing here decides anything.
+The scheduler reports every event; nothing here makes a decision.
 """
 
 from collections import Counter
@@ -15,10 +15,10 @@ from asyncrl.types import Batch, GroupId, Sample, ScoredGroup
 
 
 class Accounts:
-    """The ledger, the lengths and the reasons of one run."""
+    """The ledger, the answer lengths and the filters' reasons of one run."""
 
     def __init__(self, group_size: int, before: RunState | None = None) -> None:
-        """``before`` is where the run that this one goes on from stood; lengths begin anew."""
+        """Continue the accounts of ``before``, the state of the resumed run; lengths start from zero."""
         self._ledger = Ledger(before.tokens, before.groups) if before else Ledger()
         self._lengths = LengthBias(group_size)
         self._reasons: Counter[str] = Counter(before.reasons if before else {})
@@ -26,30 +26,30 @@ class Accounts:
     # ---- on the way to a score
 
     def admit(self, group_id: GroupId) -> None:
-        """A group was started."""
+        """Record an admitted group."""
         self._ledger.admit(group_id)
 
     def interrupt(self, group_id: GroupId) -> None:
-        """A group in flight was stopped, its tokens kept."""
+        """Record an interrupted group, which keeps its tokens."""
         self._ledger.interrupt(group_id)
 
     def resume(self, group_id: GroupId) -> None:
-        """An interrupted group goes on."""
+        """Record a resumed group."""
         self._ledger.resume(group_id)
 
     def deliver(self, rollout: GroupInFlight, num_tokens: int) -> None:
-        """An engine delivered tokens; those of a group that is gone are wasted."""
+        """Count delivered tokens; tokens of a group that is gone count as stale."""
         if rollout.is_gone:
             self._ledger.waste(num_tokens)
         else:
             self._ledger.generate(num_tokens)
 
     def finish(self, sample: Sample) -> None:
-        """An answer ended by itself."""
+        """Record an answer that was generated to its end."""
         self._lengths.finished(len(sample.token_ids))
 
     def leave(self, rollout: GroupInFlight, outcome: GroupOutcome) -> None:
-        """A group that is not scored will not be trained."""
+        """Record an unscored group that will not be trained."""
         self._ledger.drop(rollout.group_id, outcome, rollout.num_tokens)
         for length in rollout.cut_lengths():
             self._lengths.cut(length)
@@ -59,29 +59,32 @@ class Accounts:
     # ---- scored groups
 
     def buffer(self, group_id: GroupId) -> None:
-        """A group was scored and kept."""
+        """Record a group that was scored and kept."""
         self._ledger.buffer(group_id)
 
     def reject(self, group: ScoredGroup, reason: str) -> None:
-        """The filter dropped a group."""
+        """Record a group that the filter dropped."""
         self._reasons[reason] += 1
         self._drop(group, GroupOutcome.FILTERED, self._lengths.filtered)
 
     def unpick(self, group: ScoredGroup, reason: str) -> None:
-        """The buffer filter dropped a group: it had been good enough to wait, so its lengths are lost."""
+        """Record a group that the buffer filter dropped.
+
+        The filter had kept it, so its answers count as dropped, not as filtered.
+        """
         self._reasons[reason] += 1
         self._drop(group, GroupOutcome.FILTERED, self._lengths.dropped)
 
     def expire(self, group: ScoredGroup) -> None:
-        """A scored group is too old to be trained."""
+        """Record a scored group that is too old to be trained."""
         self._drop(group, GroupOutcome.STALE, self._lengths.dropped)
 
     def take(self, group_id: GroupId) -> None:
-        """A group went into the batch that the trainer took."""
+        """Record a group in the batch that the trainer took."""
         self._ledger.take(group_id)
 
     def train(self, batch: Batch) -> None:
-        """A batch was trained, which ends a step."""
+        """Record a trained batch, which ends a step."""
         for group in batch.groups:
             self._ledger.train(group)
             for scored in group.samples:
@@ -89,21 +92,24 @@ class Accounts:
                 note(len(scored.sample.token_ids))
         self._lengths.close_step()
 
-    # ---- looking
+    # ---- reading
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """Groups that filters dropped, by reason."""
+        """Number of groups that filters dropped, by reason."""
         return dict(self._reasons)
 
     def balance(self, held: int) -> tuple[TokenCounts, GroupCounts]:
-        """Tokens and groups, given how many tokens are held.  Raises AssertionError when one does not balance."""
+        """Return the token and group counts; ``held`` is the number of tokens held now.
+
+        Raises AssertionError if an account does not balance.
+        """
         tokens, groups = self._ledger.tokens(held), self._ledger.groups()
         check_balance(tokens, groups)
         return tokens, groups
 
     def lengths(self, in_flight: Iterable[int]) -> LengthStats:
-        """Of answers started, trained and dropped, given the lengths that those in flight have reached."""
+        """Return statistics of answer lengths; ``in_flight`` has the present length of each unfinished answer."""
         return self._lengths.stats(in_flight)
 
     def _drop(self, group: ScoredGroup, outcome: GroupOutcome, note: Callable[[int], None]) -> None:

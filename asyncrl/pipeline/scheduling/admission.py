@@ -1,25 +1,25 @@
-"""Whether another group may start: arithmetic on a snapshot, without a clock."""
+"""Admission: whether another group may start.  Pure arithmetic on a state of the run, without a clock."""
 
 from dataclasses import dataclass
 
 ROUNDING = 1e-9
-"""6 groups at an acceptance of 4 / 6 are 4, whatever the last bit says."""
+"""Relative tolerance for float rounding: 6 groups at an acceptance rate of 4 / 6 must count as 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What bounds the work in flight."""
+    """The limits on the work in flight."""
 
     groups_per_step: int
     group_size: int
     max_staleness: int
-    """No trained token is older than this many steps."""
+    """Largest lag of a trained token, in steps."""
     num_steps: int
-    """Of the whole run; nothing is started that no step is left to train."""
+    """Steps of the whole run.  No group is started that no step is left to train."""
     over_sampling: int | None = None
-    """Most groups in flight for every ``groups_per_step`` wanted; None: as the acceptance rate asks."""
+    """Most groups in flight per ``groups_per_step`` wanted groups; None: the acceptance rate decides."""
     buffer_size: int | None = None
-    """Most groups that wait to be trained, those in flight that will join them included; None: as staleness allows."""
+    """Most groups in the buffer, including those in flight that the filter will keep; None: staleness decides."""
 
     def __post_init__(self) -> None:
         for name in ("groups_per_step", "group_size", "num_steps"):
@@ -35,34 +35,37 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionState:
-    """Where the run stands."""
+    """The state of the run that admission depends on."""
 
     batches_taken: int
-    """Batches the trainer has taken so far, the one in training included."""
+    """Batches that the trainer has taken so far, including the one in training."""
     buffered: int
-    """Groups that wait to be trained."""
+    """Groups in the buffer."""
     in_flight: int
-    """Groups in flight that are not overdue yet."""
+    """Groups in flight that are not overdue."""
     engine_step: int
-    """Training steps that made the weights the engines serve."""
+    """Step of the weights that the engines serve."""
     free_slots: int
-    """Slots that nobody holds or waits for."""
+    """Slots that no sample claims."""
     acceptance: float = 1.0
-    """Upper estimate of the share of groups that are kept, above 0 and at most 1."""
+    """Upper estimate of the acceptance rate, above 0 and at most 1."""
 
 
 def may_start(state: AdmissionState, limits: Limits) -> bool:
-    """Whether a group may start now: one is wanted, the buffer has room, and a slot is free for its first sample."""
+    """Return whether a group may start: it is wanted, the buffer has room, and its first sample gets a slot."""
     has_room = limits.buffer_size is None or _expected(state) <= limits.buffer_size * (1 + ROUNDING)
     return state.free_slots > 0 and has_room and is_wanted(state, limits)
 
 
 def is_wanted(state: AdmissionState, limits: Limits) -> bool:
-    """Whether a group started now would find a place in a batch in time.
+    """Return whether a group started now would find a place in a batch in time.
 
-    With T batches taken and engines on weights of step w, a group started now can be trained by step w + S, one batch
-    of B groups per step, iff T·B + buffered + p · (in flight with this one) <= (w + S + 1)·B.  p is 1 without a filter,
-    and the bound then holds by construction.
+    Let T be the batches taken, w the step of the engines' weights, B the groups per step, S the maximum staleness and
+    p the acceptance rate.  A group started now can be trained by step w + S iff
+
+        T·B + buffered + p · (in flight with this one) <= (w + S + 1)·B
+
+    Without a filter p is 1, and the bound holds by construction.
     """
     last_step = min(state.engine_step + limits.max_staleness + 1, limits.num_steps)
     places = (last_step - state.batches_taken) * limits.groups_per_step
@@ -70,15 +73,15 @@ def is_wanted(state: AdmissionState, limits: Limits) -> bool:
 
 
 def _expected(state: AdmissionState) -> float:
-    """Groups that will wait to be trained if one more starts."""
+    """Return the groups expected in the buffer if one more starts."""
     return state.buffered + state.acceptance * (state.in_flight + 1)
 
 
 def assumed_acceptance(estimate: float, limits: Limits, *, drops: bool) -> float:
-    """The p of ``is_wanted``: the estimate, kept at what ``over_sampling`` allows.
+    """Return the p of ``is_wanted``: the estimate, bounded below by B / ``over_sampling``.
 
-    Where unfinished groups are dropped (``drops``) the over-sampling asked for is started in any case, filter or not:
-    the first to finish make the batch, as in slime.
+    If unfinished groups are dropped (``drops``), p is at most B / ``over_sampling``, so that all over-sampled groups
+    start, filter or not.  The first groups to finish then make the batch, as in slime.
     """
     if limits.over_sampling is None:
         return estimate

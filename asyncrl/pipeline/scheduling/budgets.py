@@ -1,4 +1,4 @@
-"""How much may go wrong in a row before the run ends."""
+"""The failure budgets: how many groups may fail or be rejected in a row before the run ends."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from asyncrl.errors import AsyncRLError, FailureBudgetSpent, FilterBudgetSpent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """How much may go wrong, or nothing happen, before the run ends."""
+    """Limits on failed groups, filtered groups and silence, after which the run ends."""
 
     max_failed_groups: int
-    """In a row."""
+    """Groups that may fail in a row."""
     max_filtered_groups: int
-    """In a row; for a buffer filter, since the last batch."""
+    """Groups that the filter may reject in a row, or the buffer filter may drop or leave since the last batch."""
     watchdog_timeout_s: float
-    """Without any token or group while a batch is waited for."""
+    """Seconds without any token or finished group while a batch is waited for."""
 
 
 class Streaks:
-    """Groups in a row that came to nothing."""
+    """Counters of groups in a row that failed or were rejected."""
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
@@ -27,12 +27,12 @@ class Streaks:
         self._filtered: Counter[str] = Counter()
 
     def kept(self) -> None:
-        """A group was scored and kept."""
+        """Record a group that was scored and kept; reset both counters."""
         self._failed = 0
         self._filtered.clear()
 
     def filtered(self, reason: str) -> None:
-        """A group was scored and rejected.  Raises FilterBudgetSpent, naming the reason that dominates."""
+        """Record a rejected group.  Raises FilterBudgetSpent, with the most frequent reason, if the budget is spent."""
         self._failed = 0
         self._filtered[reason] += 1
         in_a_row = self._filtered.total()
@@ -43,7 +43,10 @@ class Streaks:
             )
 
     def unpicked(self, num_dropped: int, num_waiting: int) -> None:
-        """A buffer filter makes no batch of the groups that wait.  Raises FilterBudgetSpent if there are very many."""
+        """Check a buffer filter that picked too few groups.
+
+        Raises FilterBudgetSpent if ``num_dropped`` + ``num_waiting`` groups spend the budget.
+        """
         if num_dropped + num_waiting >= self._budgets.max_filtered_groups:
             raise FilterBudgetSpent(
                 f"the buffer filter made no batch of {num_dropped + num_waiting} groups (max-filtered-groups): it "
@@ -51,7 +54,7 @@ class Streaks:
             )
 
     def failed(self, error: AsyncRLError) -> None:
-        """A group failed.  Raises FailureBudgetSpent."""
+        """Record a failed group.  Raises FailureBudgetSpent if the budget is spent."""
         self._failed += 1
         if self._failed >= self._budgets.max_failed_groups:
             raise FailureBudgetSpent(

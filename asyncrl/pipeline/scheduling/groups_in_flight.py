@@ -1,4 +1,4 @@
-"""One group from its admission to its score."""
+"""Groups in flight: from admission to scores."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -13,44 +13,45 @@ from asyncrl.types import GroupId, Prompt, Sample, ScoredGroup, ScoredSample, We
 
 @dataclass(slots=True, kw_only=True)
 class GroupInFlight:
-    """A group in flight.  One that is interrupted goes on as another flight with the same id and what was written."""
+    """A group in flight.  An interrupted group resumes as a new GroupInFlight with the same id and its tokens."""
 
     due: Due
     prompt: Prompt
     dispatched: Weights
-    """What the engines were serving when the group was admitted, or went on."""
+    """The weights that the engines served when the group was admitted or last resumed."""
     partials: list[PartialSample]
     since: float
+    """Time of the admission or the last resumption, on the event loop's clock."""
     samples: dict[int, Sample] = field(default_factory=dict)
-    """Generated to the end, by index."""
+    """Samples generated to the end, by index."""
     scored: dict[int, ScoredSample] = field(default_factory=dict)
     task: "asyncio.Task[None] | None" = None
     is_gone: bool = False
-    """It was interrupted or dropped; its tasks are ending."""
+    """True once the group is no longer in flight; its tasks may still be ending."""
     num_interruptions: int = 0
-    """How often it was interrupted before."""
+    """Number of earlier interruptions."""
 
     @property
     def group_id(self) -> GroupId:
-        """Of the group."""
+        """Id of the group, the same after an interruption."""
         return self.due.group_id
 
     @property
     def claims(self) -> int:
-        """Samples that have, or will ask for, a slot."""
+        """Number of samples that hold a slot or will ask for one."""
         return len(self.partials) - len(self.samples)
 
     @property
     def num_tokens(self) -> int:
-        """Written so far."""
+        """Tokens generated so far, over all samples."""
         return sum(partial.num_tokens for partial in self.partials)
 
     def cut_lengths(self) -> Iterator[int]:
-        """Tokens of each sample that has not ended."""
+        """Yield the number of tokens of each sample that has not ended."""
         return (partial.num_tokens for partial in self.partials if partial.index not in self.samples)
 
     def resumed(self) -> "GroupInFlight":
-        """The flight that goes on from here; what still arrives for this one does not reach it."""
+        """Return a copy to resume from; tokens that still arrive for this one do not reach the copy."""
         return replace(
             self,
             partials=[partial.resumed() for partial in self.partials],
@@ -75,16 +76,16 @@ class GroupsInFlight:
         return iter(self._by_id.values())
 
     def add(self, rollout: GroupInFlight) -> None:
-        """It was admitted."""
+        """Add an admitted or resumed group."""
         self._by_id[rollout.group_id] = rollout
 
     def remove(self, rollout: GroupInFlight) -> None:
-        """It ended, whatever the end."""
+        """Remove a group that ended for any reason, and mark it as gone."""
         rollout.is_gone = True
         del self._by_id[rollout.group_id]
 
     def by_id(self, group_id: GroupId) -> GroupInFlight | None:
-        """The one with this id, if it is in flight."""
+        """Return the group with this id, or None if it is not in flight."""
         return self._by_id.get(group_id)
 
 
@@ -96,10 +97,11 @@ async def complete(
     on_sample: Callable[[Sample], None],
     mask_resumed: bool,
 ) -> ScoredGroup:
-    """Generate and score what is missing.  ``on_tokens`` and ``on_sample`` hear of what the engines delivered.
+    """Generate and score the missing samples of a group.
 
-    ``mask_resumed`` leaves out of the loss what was there when the group last went on.  Raises what a sample raised, a
-    bug before an expected failure, once no sample of the group is in flight.
+    ``on_tokens`` is called with the number of tokens of each chunk, ``on_sample`` with each generated sample.
+    ``mask_resumed`` masks the tokens generated before the last resumption.  Raises the error of a failed sample, a bug
+    before a named error, once no sample of the group is in flight.
     """
 
     async def one(partial: PartialSample) -> None:

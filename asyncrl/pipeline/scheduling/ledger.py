@@ -1,10 +1,10 @@
-"""The ledger: where every admitted group and every generated token went.
+"""The ledger: the account of every admitted group and every generated token.
 
     admitted = trained + filtered + stale + failed + outstanding          by group
     generated = trained + masked + filtered + stale + failed + held       by token
 
-Each transition is one entry.  What is still held is counted from the data itself by whoever holds it, never derived
-from the other columns, so that the balance can be wrong, and is checked.
+Each transition is one entry.  The scheduler counts held tokens from its own data, never from the other columns, so that
+``check_balance`` can find an error.
 """
 
 import enum
@@ -16,7 +16,7 @@ from asyncrl.types import GroupId, ScoredGroup
 
 
 class State(enum.Enum):
-    """Of a group that is not settled yet."""
+    """The state of an outstanding group: admitted, and neither trained nor dropped yet."""
 
     IN_FLIGHT = "in_flight"
     PARTIAL = "partial"
@@ -25,7 +25,7 @@ class State(enum.Enum):
 
 
 class GroupOutcome(enum.Enum):
-    """How a group leaves without being trained."""
+    """The ways in which a group leaves without being trained."""
 
     FILTERED = "filtered"
     STALE = "stale"
@@ -33,49 +33,49 @@ class GroupOutcome(enum.Enum):
 
 
 class Ledger:
-    """Entries for groups by id; tokens by count."""
+    """The state of each outstanding group by id, and counts of groups and tokens."""
 
     def __init__(self, tokens: TokenCounts | None = None, groups: GroupCounts | None = None) -> None:
-        """``tokens`` and ``groups`` are the accounts of the run that this one goes on from; nothing is held in them."""
+        """Continue the accounts ``tokens`` and ``groups`` of the resumed run, in which nothing is held."""
         self._states: dict[GroupId, State] = {}
         self._groups: Counter[str] = Counter(asdict(groups) if groups else {})
         self._tokens: Counter[str] = Counter(asdict(tokens) if tokens else {})
         self._tokens.pop("held", None)
 
     def admit(self, group_id: GroupId) -> None:
-        """A group was started."""
+        """Record an admitted group."""
         if group_id in self._states:
             raise AssertionError(f"group {group_id} was admitted twice")
         self._states[group_id] = State.IN_FLIGHT
         self._groups["admitted"] += 1
 
     def generate(self, num_tokens: int) -> None:
-        """An engine delivered tokens of an admitted group."""
+        """Count tokens that an engine delivered for an admitted group."""
         self._tokens["generated"] += num_tokens
 
     def waste(self, num_tokens: int) -> None:
-        """An engine delivered tokens of a group that was dropped as stale before."""
+        """Count tokens that an engine delivered after their group was interrupted or dropped; they count as stale."""
         self._tokens["generated"] += num_tokens
         self._tokens[GroupOutcome.STALE.value] += num_tokens
 
     def interrupt(self, group_id: GroupId) -> None:
-        """A group in flight was stopped, its tokens kept."""
+        """Record an interrupted group, which keeps its tokens."""
         self._move(group_id, State.IN_FLIGHT, State.PARTIAL)
 
     def resume(self, group_id: GroupId) -> None:
-        """An interrupted group goes on."""
+        """Record a resumed group."""
         self._move(group_id, State.PARTIAL, State.IN_FLIGHT)
 
     def buffer(self, group_id: GroupId) -> None:
-        """A group was scored and kept."""
+        """Record a group that was scored and kept."""
         self._move(group_id, State.IN_FLIGHT, State.BUFFERED)
 
     def take(self, group_id: GroupId) -> None:
-        """A group went into the batch that the trainer took."""
+        """Record a group in the batch that the trainer took."""
         self._move(group_id, State.BUFFERED, State.TRAINING)
 
     def train(self, group: ScoredGroup) -> None:
-        """A group was trained."""
+        """Record a trained group."""
         self._expect(group.group_id, State.TRAINING)
         del self._states[group.group_id]
         trained = sum(sum(scored.loss_mask) for scored in group.samples)
@@ -84,19 +84,19 @@ class Ledger:
         self._tokens["masked"] += group.num_tokens - trained
 
     def drop(self, group_id: GroupId, outcome: GroupOutcome, num_tokens: int) -> None:
-        """A group left with ``num_tokens`` generated tokens and was not trained."""
+        """Record a group that left untrained with ``num_tokens`` generated tokens."""
         if self._states.pop(group_id, None) is None:
             raise AssertionError(f"group {group_id} is {outcome.value} but was not outstanding")
         self._groups[outcome.value] += 1
         self._tokens[outcome.value] += num_tokens
 
     def groups(self) -> GroupCounts:
-        """The group account now."""
+        """Return the group account."""
         states = Counter(state.value for state in self._states.values())
         return GroupCounts(**{**self._groups, **states})
 
     def tokens(self, held: int) -> TokenCounts:
-        """The token account now, given what is held."""
+        """Return the token account; ``held`` is the number of tokens held now."""
         return TokenCounts(**self._tokens, held=held)
 
     def _move(self, group_id: GroupId, old: State, new: State) -> None:
@@ -109,7 +109,7 @@ class Ledger:
 
 
 def check_balance(tokens: TokenCounts, groups: GroupCounts) -> None:
-    """Raise AssertionError when an account does not balance: something was lost or counted twice."""
+    """Raise AssertionError if an account does not balance, which means a loss or a double count."""
     spent = tokens.trained + tokens.masked + tokens.filtered + tokens.stale + tokens.failed + tokens.held
     if tokens.generated != spent:
         raise AssertionError(f"{tokens.generated} tokens generated, {spent} accounted for: {tokens}")

@@ -1,4 +1,4 @@
-"""Prompts for groups that start."""
+"""The queue of prompts for new groups."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -8,27 +8,27 @@ from asyncrl.types import Prompt
 
 
 class PromptQueue:
-    """Those that came back first, then fresh ones."""
+    """Returned prompts first, then new ones from the source."""
 
     def __init__(self, source: PromptSource, again: Iterable[Prompt] = (), num_taken: int = 0) -> None:
-        """``again`` came back before; ``num_taken`` of the source's were taken by a run that this one goes on from."""
+        """Start with the returned prompts ``again``; the resumed run has taken ``num_taken`` prompts of the source."""
         self._source = source
         self._returned = deque(again)
         self.num_taken = num_taken
-        """Of fresh ones, over the whole run."""
+        """Number of prompts taken from the source, over the whole run."""
 
     @property
     def returned(self) -> tuple[Prompt, ...]:
-        """Those that wait to be taken again, in order."""
+        """The returned prompts, in the order in which they will be taken."""
         return tuple(self._returned)
 
     def take(self) -> Prompt:
-        """The next one.  Never waits."""
+        """Return the next prompt.  Never waits."""
         if self._returned:
             return self._returned.popleft()
         self.num_taken += 1
         return self._source.take()
 
     def give_back(self, prompt: Prompt) -> None:
-        """Its group will not be trained."""
+        """Return a prompt whose group will not be trained."""
         self._returned.append(prompt)

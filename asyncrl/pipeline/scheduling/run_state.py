@@ -1,7 +1,7 @@
-"""Where a run stands between two steps: what a checkpoint keeps besides weights, so that another run can go on.
+"""The state of a run between two steps.  A checkpoint stores it besides the weights, so that another run can resume.
 
-A group that is unfinished, or waits to be trained, is not kept: its prompt is outstanding and comes again, and what it
-had generated counts as stale.  Prompts are named by epoch and row.
+Unfinished and buffered groups are not stored.  Their prompts are outstanding and start again, and their tokens count as
+stale.  Prompts are identified by epoch and row.
 """
 
 from collections.abc import Mapping
@@ -13,35 +13,37 @@ from asyncrl.metrics.facts import GroupCounts, TokenCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """After ``step`` training steps."""
+    """The state of a run after ``step`` training steps."""
 
     step: int
     version: int
-    """Of the weights published last."""
+    """Version of the weights published last."""
     next_id: int
-    """Of the next group.  Draws are seeded by it."""
+    """Id of the next group, which also seeds the sampling of its answers."""
     prompts_taken: int
-    """From the source of prompts; all of them were trained, filtered or failed, but for the outstanding ones."""
+    """Prompts taken from the source; all but the outstanding ones were trained, filtered or failed."""
     outstanding: tuple[tuple[int, int], ...]
-    """Epoch and row of prompts that were taken and must come again, the one taken first first."""
+    """Epoch and row of prompts that were taken and must start again, in the order in which they start."""
     tokens: TokenCounts
-    """Nothing is held."""
+    """The token account, with nothing held."""
     groups: GroupCounts
-    """Each was trained, filtered, stale or failed."""
+    """The group account, in which every group was trained, filtered, stale or failed."""
     reasons: Mapping[str, int]
-    """Groups that filters dropped, by reason."""
+    """Number of groups that filters dropped, by reason."""
     verdicts: tuple[bool, ...]
-    """The last ones of the filter, whether it kept the group."""
+    """The filter's last verdicts, oldest first; True if it kept the group."""
     retries: int
+    """Attempts after an engine failure, so far."""
     aborts: int
+    """Attempts that an interruption ended, so far."""
 
     def as_json(self) -> dict[str, Any]:
-        """Of numbers, texts, lists and objects only."""
+        """Return the state as a dictionary of JSON values; tuples become lists when it is written."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "RunState":
-        """What ``as_json`` gave.  Raises ValueError."""
+        """Return the state that ``as_json`` wrote.  Raises ValueError if ``found`` is not one."""
         try:
             return cls(
                 **{
@@ -57,7 +59,10 @@ class RunState:
 
 
 def without_unfinished(tokens: TokenCounts, groups: GroupCounts) -> tuple[TokenCounts, GroupCounts]:
-    """The accounts once everything that is held was let go of as stale."""
+    """Return the accounts with every held group and token counted as stale.
+
+    Raises AssertionError if a batch is in training.
+    """
     held = groups.in_flight + groups.partial + groups.buffered
     if groups.training:
         raise AssertionError(f"{groups.training} groups are in training: a run has no state within a step")

@@ -1,4 +1,4 @@
-"""The scheduler keeps samples in flight, and hands over batches that are never too old.
+"""The scheduler: keeps samples in flight and hands over batches within the staleness bound.
 
 consumes      prompts
 produces      batches of scored groups, oldest dispatched first
@@ -45,31 +45,31 @@ from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup
 logger = logging.getLogger(__name__)
 
 GROUP_FAILURES = (SampleFailed, EngineRejected, RewardFailed, FilterFailed)
-"""What costs one group and is counted against the budget.  Anything else ends the run."""
+"""Errors that drop one group and count against the failure budget.  Any other error ends the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalenessPolicy:
-    """What becomes of groups that grow old."""
+    """The treatment of groups that approach the staleness bound."""
 
     stale: Literal["wait", "mask", "drop"] = "wait"
-    """A group due now is unfinished: wait for it, mask its over-age tokens when it comes, or drop it."""
+    """If a due group is unfinished: wait for it, mask its too old tokens once it is finished, or drop it."""
     partial: bool = False
-    """What cannot be trained in time any more keeps its tokens and goes on under newer weights."""
+    """Interrupt groups that would exceed the staleness bound, and resume them under newer weights."""
     mask_resumed: bool = False
-    """Of what went on, train only on what was written since."""
+    """Mask the tokens that a resumed group generated before its last resumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """A scored group that was kept."""
+    """A scored group in the buffer."""
 
     due: Due
     group: ScoredGroup
 
 
 class Scheduler:
-    """Owns admission, the groups in flight, the buffer and the accounts.  One per run; not thread-safe."""
+    """The owner of admission, the groups in flight, the buffer and the accounts.  One per run; not thread-safe."""
 
     def __init__(
         self,
@@ -87,9 +87,10 @@ class Scheduler:
         before: RunState | None = None,
         again: Sequence[Prompt] = (),
     ) -> None:
-        """``sampler`` must use the same ``slots`` and ``serving``; without ``pick`` the oldest groups go first.
+        """Prepare a run; ``sampler`` must use the same ``slots`` and ``serving``.
 
-        ``before`` is where the run that this one goes on from stood, ``again`` are its outstanding prompts.
+        Without ``pick`` the oldest groups are trained first.  ``before`` is the state of the run that this one resumes,
+        ``again`` are its outstanding prompts.
         """
         self._serving = serving
         self._prompt_queue = PromptQueue(prompts, again, before.prompts_taken if before else 0)
@@ -122,7 +123,10 @@ class Scheduler:
         slots.notify(self.look_again)
 
     async def run(self) -> None:
-        """Start groups as admission allows, until cancelled.  Raises a budget error, or the bug that ended a group."""
+        """Start groups as admission allows, until cancelled.
+
+        Raises FailureBudgetSpent or FilterBudgetSpent, or the bug that ended a group.
+        """
         with plainly():
             async with asyncio.TaskGroup() as groups:
                 while True:
@@ -131,9 +135,10 @@ class Scheduler:
                     rollout.task = groups.create_task(self._generate_group(rollout), name=f"group-{rollout.group_id}")
 
     async def next_batch(self) -> Batch:
-        """Wait for the next step's groups and take them.  Raises Stalled when nothing moves for too long.
+        """Wait for the groups of the next step and take them.
 
-        Groups that can never be trained in time from then on are cancelled here, before weights are updated.
+        Groups that no later step can train in time are cancelled here, before the next weight update.  Raises Stalled
+        if neither a token nor a group arrives for ``watchdog_timeout_s``.
         """
         chosen, self._ready = self._ready or await self._chosen(), ()
         for group_id in chosen:
@@ -147,24 +152,24 @@ class Scheduler:
         return batch
 
     async def batch_ready(self) -> None:
-        """Wait until ``next_batch`` would not."""
+        """Wait until ``next_batch`` would return at once."""
         chosen = await self._chosen()
         if self._pick is not None:
-            self._ready = chosen  # a user's function is not asked twice for one batch
+            self._ready = chosen  # a user function must not be called twice for one batch
 
     def close_step(self) -> None:
-        """The batch taken last was trained."""
+        """Record that the batch taken last was trained."""
         if self._training is None:
             raise AssertionError("no batch is in training")
         self._accounts.train(self._training)
         self._training = None
 
     def look_again(self) -> None:
-        """Something that admission depends on changed: newer weights are served, or a slot is free."""
+        """Check admission again after a change outside the scheduler: newer weights, or a free slot."""
         self._moved.set()
 
     def gauges(self) -> Gauges:
-        """What is held now.  Raises AssertionError when an account does not balance."""
+        """Return the counts of groups, tokens and slots.  Raises AssertionError if an account does not balance."""
         scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
         held = sum(rollout.num_tokens for rollout in (*self._in_flight, *self._parked))
         tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
@@ -177,7 +182,7 @@ class Scheduler:
         )
 
     def stats(self) -> SchedulerStats:
-        """What is held after a step; once in each, for the lengths of what is in flight are looked at."""
+        """Return the counts and lengths after a step.  Called once per step: it visits every sample in flight."""
         held = self.gauges()
         return SchedulerStats(
             tokens=held.tokens,
@@ -197,9 +202,9 @@ class Scheduler:
         )
 
     def state(self) -> RunState:
-        """The state of the run, between ``close_step`` and ``next_batch``.
+        """Return the state of the run; allowed only between ``close_step`` and ``next_batch``.
 
-        Prompts of groups that are held are outstanding, and come again.
+        The prompts of held groups are outstanding in it.
         """
         stats = self.stats()
         tokens, groups = without_unfinished(stats.tokens, stats.groups)
@@ -225,7 +230,7 @@ class Scheduler:
     # ---- admission
 
     async def _admission(self) -> None:
-        while not self._slots.free or not may_start(self._admission_state(), self._limits):  # the cheap look first
+        while not self._slots.free or not may_start(self._admission_state(), self._limits):  # the cheap check first
             self._moved.clear()
             await self._moved.wait()
 
@@ -240,7 +245,7 @@ class Scheduler:
         )
 
     def _admit(self) -> GroupInFlight:
-        """Interrupted groups first, then new ones."""
+        """Resume an interrupted group, or start a new one if there is none."""
         now, weights = loop_time(), self._serving.now
         if self._parked:
             parked = self._parked.popleft()
@@ -319,12 +324,12 @@ class Scheduler:
         self._streaks.failed(error)
 
     def _leave(self, rollout: GroupInFlight, outcome: GroupOutcome) -> None:
-        """A group in flight will not be trained."""
+        """Drop a group in flight."""
         self._end_rollout(rollout)
         self._accounts.leave(rollout, outcome)
 
     def _end_rollout(self, rollout: GroupInFlight) -> None:
-        """It flies no more, and asks for no more slots."""
+        """Remove a group from those in flight, and give up its claims on slots."""
         self._slots.unclaim(rollout.claims)
         self._in_flight.remove(rollout)
         self._outstanding.remove(rollout.due)
@@ -339,11 +344,11 @@ class Scheduler:
         return chosen
 
     def _choose(self, step: int) -> tuple[GroupId, ...] | NotYet:
-        """The groups of the step's batch, with nothing too old left in their loss."""
+        """Return the groups of the step's batch with all too old tokens masked, or what to wait for."""
         while not isinstance(dues := self._due_now(step), NotYet):
             chosen = self._picked(step) if self._pick else tuple(due.group_id for due in dues)
             if len(chosen) < self._limits.groups_per_step:
-                self._passed_over = len(self._buffered)  # they take nobody's place until it is asked again
+                self._passed_over = len(self._buffered)  # not counted in admission until the filter is called again
                 self._moved.set()
                 return NotYet(deadline=float("inf"), missing=1)
             if not (worthless := [group_id for group_id in chosen if not self._mask(group_id, step)]):
@@ -359,7 +364,7 @@ class Scheduler:
         return self._outstanding.oldest(size=size)
 
     def _picked(self, step: int) -> tuple[GroupId, ...]:
-        """What the user's function takes from the buffer."""
+        """Return the groups that the buffer filter picks, and drop the groups that it rejects."""
         if self._pick is None:
             raise AssertionError("there is no function to pick groups")
         groups = [self._buffered[due.group_id].group for due in self._outstanding.finished()]
@@ -373,7 +378,10 @@ class Scheduler:
         return picked.train
 
     def _mask(self, group_id: GroupId, step: int) -> bool:
-        """Take what is too old at ``step`` out of the group's loss; whether anything is left."""
+        """Mask the group's tokens that are too old at ``step``; return whether it can still be trained.
+
+        A group can be trained if a token is left in its loss, or if it never had any token.
+        """
         waiting, first = self._buffered[group_id], step - self._limits.max_staleness
         group = masked_before(waiting.group, first)
         trained_from = group.oldest_trained_step
@@ -382,17 +390,17 @@ class Scheduler:
         self._buffered[group_id] = replace(waiting, group=group)
         return trained_from is not None or group.num_tokens == 0
 
-    # ---- groups that came too late
+    # ---- stale groups
 
     def _let_go_of_the_doomed(self) -> None:
-        """Cancel or interrupt what no step can train in time any more."""
+        """Interrupt or drop the groups that no step can train in time."""
         is_over = self._batches_taken == self._limits.num_steps
         if self._policy.stale == "mask" and not is_over:
             return
         step, size = self._batches_taken, self._limits.groups_per_step
         if self._pick is None:
             late = self._outstanding.doomed(step=step, size=size)
-        else:  # nobody knows whom it will take: only the deadline counts
+        else:  # the buffer filter may pick any group: only the deadline counts
             late = self._outstanding.overdue(step=step)
         for due in late:
             rollout = self._in_flight.by_id(due.group_id)
@@ -406,27 +414,27 @@ class Scheduler:
             self._prompt_queue.give_back(parked.prompt)
 
     def _give_up(self, group_id: GroupId) -> None:
-        """A scored group is too old; its prompt comes again."""
+        """Drop a scored group as stale and return its prompt."""
         group = self._unbuffer(group_id)
         self._accounts.expire(group)
         self._prompt_queue.give_back(group.prompt)
         self._moved.set()
 
     def _unbuffer(self, group_id: GroupId) -> ScoredGroup:
-        """It waits no more."""
+        """Remove a group from the buffer and return it."""
         waiting = self._buffered.pop(group_id)
         self._outstanding.remove(waiting.due)
         return waiting.group
 
     def _stop(self, rollout: GroupInFlight) -> None:
-        """A group in flight is too old.  It goes on later with what it has, or its prompt comes again."""
+        """Stop a group in flight that is too old: interrupt it, or drop it and return its prompt."""
         if rollout.task is None:
             raise AssertionError(f"group {rollout.group_id} has no task")
         rollout.task.cancel()
         if self._policy.partial and self._batches_taken < self._limits.num_steps:
             self._end_rollout(rollout)
             self._accounts.interrupt(rollout.group_id)
-            self._parked.append(rollout.resumed())  # a copy: what still arrives for this one is wasted
+            self._parked.append(rollout.resumed())  # a copy: tokens that still arrive for this one are stale
         else:
             self._leave(rollout, GroupOutcome.STALE)
             self._prompt_queue.give_back(rollout.prompt)

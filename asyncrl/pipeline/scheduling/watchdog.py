@@ -1,4 +1,4 @@
-"""Sees when nothing moves any more."""
+"""The watchdog: ends a run in which neither a token nor a group arrives."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,18 +8,18 @@ from asyncrl.event_loop import loop_time
 
 
 class Watchdog:
-    """Raises Stalled once there was neither a token nor a group for ``timeout_s`` while somebody waits."""
+    """Raises Stalled if neither a token nor a group arrives for ``timeout_s`` seconds during a ``wait``."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._last_move = 0.0
 
     def moved(self) -> None:
-        """A token came, or a group was done."""
+        """Record that a token arrived or a group ended."""
         self._last_move = loop_time()
 
     async def wait(self, event: asyncio.Event, who_waits_for_whom: Callable[[], str]) -> None:
-        """Wait for ``event``.  Raises Stalled, with what ``who_waits_for_whom`` says then."""
+        """Wait for ``event``.  Raises Stalled, with the text of ``who_waits_for_whom`` at that moment."""
         waiting_since = loop_time()
         while not event.is_set():
             deadline = max(waiting_since, self._last_move) + self.timeout_s

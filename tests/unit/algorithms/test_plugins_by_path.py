@@ -109,9 +109,9 @@ def test_what_slime_s_shape_can_get_wrong_is_said() -> None:
         (
             LOSS,
             "slimes_loss",
-            "is of slime's shape (args, batch, logits, sum_of_sample_mean), and there are never logits of all words "
-            "here; write loss(logprobs, old_logprobs, advantages, mask, lengths), which returns a loss for each token "
-            "and a dict of what is to be reported",
+            "has slime's signature (args, batch, logits, sum_of_sample_mean), but logits of the whole vocabulary never "
+            "exist here; write loss(logprobs, old_logprobs, advantages, mask, lengths), which returns a loss per token "
+            "and a dict of metrics",
         ),
     ],
 )
