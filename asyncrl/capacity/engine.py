@@ -21,8 +21,8 @@ _SIZES = (
     (160, 8192, (256, 512)),
     (float("inf"), 16384, (512, 512)),
 )
-"""SGLang 0.5.16, ``ServerArgs._handle_gpu_memory_settings``.  A row has an upper bound of GPU memory in GiB, the tokens
-of a prefill chunk, and the largest batch of a CUDA graph for fewer than 4 GPUs and for at least 4."""
+"""SGLang 0.5.16, ``ServerArgs._handle_gpu_memory_settings``.  A row applies to GPUs below its number of GiB.  It has the
+tokens of a prefill chunk, and the largest batch of a CUDA graph with fewer than 4 GPUs and with at least 4."""
 UPDATE_BUFFERS = 2
 """The number of buffers of ``--update-weight-buffer-size``, see ``direct``."""
 
@@ -100,9 +100,9 @@ def _cached_per_token(shape: ModelShape, gpus_per_engine: int) -> int:
 def _left_free(limit: float, gpus_per_engine: int) -> float:
     """Return the bytes that SGLang leaves free by default, without ``--sglang-mem-fraction-static``.
 
-    SGLang's rule is the sum of 512 MiB for its own data, 1.5 MiB for each token of a prefill chunk, 128 MiB for each of
-    the engine's GPUs, and 2 MiB for each answer of the largest graph.  Above 60 GiB it is at least 10 GiB.  SGLang
-    leaves less if it measures graphs first.
+    SGLang adds up 512 MiB for its own data, 1.5 MiB for each token of a prefill chunk, 128 MiB for each of the engine's
+    GPUs, and 2 MiB for each answer of the largest graph.  On GPUs above 60 GiB it leaves at least 10 GiB.  It leaves
+    less if it measures graphs first.
     """
     chunk, batches = next((chunk, batches) for below, chunk, batches in _SIZES if limit < below * 1024 * MEBI)
     batch = batches[gpus_per_engine >= 4]

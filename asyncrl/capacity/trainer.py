@@ -1,11 +1,11 @@
 """The memory of a trainer rank on its GPU.  Plain arithmetic; imports neither torch nor Megatron.
 
-    weights       in the run's dtype                                                        ``build.build_model``
-    gradients     in float32: ``grad_reduce_in_fp32``                                       ``learner._data_parallel``
-    optimizer     Adam's two moments in float32, and float32 weights if the run's are 16-bit ``learner._optimizer``
-    activations   kept for the backward pass, of every microbatch in flight                 ``activations``
-    working       the larger of: one layer's backward pass, log-probs over the vocabulary   this module
-    copy          all weights on the first rank, for updates while training continues       ``weight_sender``
+    weights       in the run's dtype                                                       ``build.build_model``
+    gradients     in float32: ``grad_reduce_in_fp32``                                      ``learner._data_parallel``
+    optimizer     Adam's two moments in float32, and float32 copies of 16-bit weights      ``learner._optimizer``
+    activations   kept for the backward pass, of every microbatch in flight                ``activations``
+    working       the larger of: one layer's backward pass, log-probs over the vocabulary  this module
+    copy          all weights on the first rank, for updates while training continues      ``weight_sender``
 
 Not counted are the CUDA context, NCCL's own buffers, and gaps between the allocator's blocks.
 """
@@ -32,7 +32,7 @@ FLOAT32 = 4
 """Bytes of a float32."""
 SPREAD = "spread the model over more ranks (tensor-, pipeline-, expert-model-parallel-size)"
 """Advice if the model itself is too large."""
-FEWER = "lower max-tokens-per-gpu, raise context-parallel-size, or give recompute-granularity full"
+FEWER = "lower max-tokens-per-gpu, raise context-parallel-size, or set recompute-granularity full"
 """Advice if the activations are too large."""
 
 

@@ -13,9 +13,9 @@ class Llama3Rope:
 
     factor: float
     low_frequency: float
-    """Wavelengths above ``original_positions`` divided by this have low frequencies."""
+    """Frequencies whose wavelength is above ``original_positions`` divided by this are low."""
     high_frequency: float
-    """Wavelengths below ``original_positions`` divided by this have high frequencies."""
+    """Frequencies whose wavelength is below ``original_positions`` divided by this are high."""
     original_positions: int
     """The context length before the extension, in tokens."""
 

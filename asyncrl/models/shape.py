@@ -22,7 +22,7 @@ class ExpertShape:
     weights_add_to_one: bool
     """Whether the weights of the chosen experts are rescaled to sum to 1."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    """The function that turns the router's logits into weights."""
+    """The function that maps the router's logits to weights."""
     has_bias: bool = False
     """Whether the choice of experts uses a bias.  The bias has no other effect."""
     num_groups: int = 1
@@ -81,8 +81,7 @@ class ModelShape:
     dtype: str
     """The dtype of the tensors in the checkpoint, in torch's name without ``torch.``."""
     fp8_block: tuple[int, int] | None
-    """Rows and columns that share a scale in FP8 tensors; None without FP8.  ``dtype`` is then the dtype of the
-    dequantized tensors."""
+    """Rows and columns that share a scale in FP8 tensors, whose dequantized dtype is ``dtype``; None without FP8."""
     num_next_token_layers: int
     """The number of layers for multi-token prediction behind the last layer.  They are not trained."""
     interleaves_rope: bool = False
