@@ -21,8 +21,8 @@ _SIZES = (
     (160, 8192, (256, 512)),
     (float("inf"), 16384, (512, 512)),
 )
-"""SGLang 0.5.16, ``ServerArgs._handle_gpu_memory_settings``.  A row applies to GPUs below its number of GiB.  It has the
-tokens of a prefill chunk, and the largest batch of a CUDA graph with fewer than 4 GPUs and with at least 4."""
+"""SGLang 0.5.16, ``ServerArgs._handle_gpu_memory_settings``.  A row applies to GPUs below its number of GiB.  It has
+the tokens of a prefill chunk, and the largest batch of a CUDA graph with fewer than 4 GPUs and with at least 4."""
 UPDATE_BUFFERS = 2
 """The number of buffers of ``--update-weight-buffer-size``, see ``direct``."""
 
