@@ -1,6 +1,6 @@
-"""What an SGLang server takes of each of its GPUs' memory, and how many answers its KV cache holds.
+"""The memory of an SGLang server on each of its GPUs, and the capacity of its KV cache.
 
-    memory = weights + KV cache + what SGLang leaves free (1 - mem-fraction-static)
+    memory = weights + KV cache + memory that SGLang leaves free (1 - mem-fraction-static)
 
 The last part is for activations, CUDA graphs and, later, the two buffers of weight updates.
 """
@@ -21,10 +21,10 @@ _SIZES = (
     (160, 8192, (256, 512)),
     (float("inf"), 16384, (512, 512)),
 )
-"""SGLang 0.5.16, ``ServerArgs._handle_gpu_memory_settings``: below so many GiB, tokens of a prefill chunk and the
-largest batch of a CUDA graph, the latter for fewer than 4 GPUs and for more."""
+"""SGLang 0.5.16, ``ServerArgs._handle_gpu_memory_settings``.  A row applies to GPUs below its number of GiB.  It has
+the tokens of a prefill chunk, and the largest batch of a CUDA graph with fewer than 4 GPUs and with at least 4."""
 UPDATE_BUFFERS = 2
-"""Of ``--update-weight-buffer-size``, see ``direct``."""
+"""The number of buffers of ``--update-weight-buffer-size``, see ``direct``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,24 +33,24 @@ class EngineMemory:
 
     weights: float
     free: float
-    """Left free by SGLang."""
+    """Bytes that SGLang leaves free."""
     update_buffers: float
-    """Out of what is left free."""
+    """Bytes of the update buffers, which come out of ``free``."""
     limit: float
     token_bytes: float
-    """Of the KV cache for one token."""
+    """Bytes of the KV cache for one token."""
     max_tokens: int | None
-    """As the user limits it."""
+    """The user's limit on the tokens in the KV cache; None: no limit."""
 
     @property
     def kv_cache(self) -> float:
-        """What remains, or what the user's limit makes of it; below 0 the weights do not fit."""
+        """Bytes of the KV cache: the remaining memory, or less by the user's limit.  Below 0 the weights do not fit."""
         room = self.limit - self.weights - self.free
         return room if self.max_tokens is None else min(room, self.max_tokens * self.token_bytes)
 
     @property
     def kv_tokens(self) -> int:
-        """That the engine's cache holds."""
+        """Tokens that fit in the engine's KV cache."""
         return max(0, int(self.kv_cache / self.token_bytes))
 
 
@@ -63,9 +63,9 @@ def engine_memory(
     flags: Mapping[str, str | bool],
     update_buffer_size: int,
 ) -> EngineMemory:
-    """Of a server on ``gpus_per_engine`` GPUs of ``limit`` bytes; ``flags`` are the user's ``--sglang-`` ones.
+    """Estimate the memory of a server on ``gpus_per_engine`` GPUs of ``limit`` bytes each.
 
-    Raises ConfigError if one of them is no number.
+    ``flags`` are the user's ``--sglang-`` flags.  Raises ConfigError if the value of one that is used is not a number.
     """
     fraction = _number(flags, "mem-fraction-static")
     tokens = _number(flags, "max-total-tokens")
@@ -82,12 +82,15 @@ def engine_memory(
 
 
 def _on_each(size: Size, gpus_per_engine: int) -> float:
-    """Numbers on one GPU of an engine."""
+    """Count the parameters on one GPU of an engine."""
     return size.whole + (size.split + size.experts) / gpus_per_engine
 
 
 def _cached_per_token(shape: ModelShape, gpus_per_engine: int) -> int:
-    """Numbers on each GPU: of its heads, at least one; latent attention's narrow vector is on every GPU."""
+    """Count the elements of one token in the KV cache of one GPU.
+
+    The GPU has its share of the KV heads, at least one.  Latent attention's narrow vector is on every GPU.
+    """
     if shape.latent is not None:
         return shape.num_layers * (shape.latent.key_value_rank + shape.latent.rotary_dim)
     heads = max(1, shape.num_query_groups // gpus_per_engine)
@@ -95,9 +98,12 @@ def _cached_per_token(shape: ModelShape, gpus_per_engine: int) -> int:
 
 
 def _left_free(limit: float, gpus_per_engine: int) -> float:
-    """SGLang's rule where ``--sglang-mem-fraction-static`` is not given: for its own data, 1.5 MiB for each token of a
-    prefill chunk, 128 MiB for each GPU that shares, 2 MiB for each answer of the largest graph; from 60 GiB on at least
-    10 GiB.  Where it measures graphs first, it leaves less."""
+    """Return the bytes that SGLang leaves free by default, without ``--sglang-mem-fraction-static``.
+
+    SGLang adds up 512 MiB for its own data, 1.5 MiB for each token of a prefill chunk, 128 MiB for each of the engine's
+    GPUs, and 2 MiB for each answer of the largest graph.  On GPUs above 60 GiB it leaves at least 10 GiB.  It leaves
+    less if it measures graphs first.
+    """
     chunk, batches = next((chunk, batches) for below, chunk, batches in _SIZES if limit < below * 1024 * MEBI)
     batch = batches[gpus_per_engine >= 4]
     mebis = 512 + 1.5 * chunk + 128 * gpus_per_engine + 2 * batch
@@ -114,7 +120,7 @@ def _number(flags: Mapping[str, str | bool], name: str) -> float | None:
 
 
 def engine_problems(memory: EngineMemory, *, gpus_per_engine: int, longest: int) -> list[str]:
-    """One line for each reason why a server cannot run, or cannot hold one answer of ``longest`` tokens."""
+    """Return one line for each reason why a server cannot run, or cannot hold one answer of ``longest`` tokens."""
     gpus = f"{gpus_per_engine} GPU{'s' if gpus_per_engine > 1 else ''} of {memory.limit / 1e9:g} GB (gpu-memory-gb)"
     if memory.limit < memory.weights + memory.free:
         return [
@@ -128,5 +134,5 @@ def engine_problems(memory: EngineMemory, *, gpus_per_engine: int, longest: int)
     ) + must(
         memory.free >= memory.update_buffers,
         f"sglang-mem-fraction-static leaves {memory.free / 1e9:.1f} GB free on {gpus}, and weight updates take "
-        f"{memory.update_buffers / 1e9:.1f} GB (twice update-weight-buffer-size)",
+        f"{memory.update_buffers / 1e9:.1f} GB (twice update-weight-buffer-size); lower one of the flags",
     )

@@ -1,29 +1,29 @@
-"""Whether a model can be split as asked.  Imports neither torch nor Megatron: it runs first."""
+"""The check that a model can be split as asked.  Imports neither torch nor Megatron: it runs first."""
 
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import must, refuse
 from asyncrl.models.shape import ExpertShape, ModelShape
 
 MULTIPLE_ON_GPU = 8
-"""Numbers in bfloat16: torch's grouped product wants rows of whole 16 bytes."""
+"""Elements in bfloat16: torch's grouped product needs rows of a multiple of 16 bytes."""
 
 
 def check_layout(shape: ModelShape, parallel: ParallelConfig, device: str) -> None:
-    """Raise ConfigError, with one line for each reason, unless ``shape`` can be split so on ``device``."""
+    """Raise ConfigError, with one line for each reason, unless ``shape`` can be split as ``parallel`` asks."""
     refuse(_tensor(shape, parallel) + _pipeline(shape, parallel) + _experts(shape.experts, parallel, device))
 
 
 def _tensor(shape: ModelShape, parallel: ParallelConfig) -> list[str]:
     size = parallel.tensor_model_parallel_size
-    shared = {"attention heads": shape.num_heads, "words": shape.vocab_size}
+    shared = {"attention heads": shape.num_heads, "vocabulary size": shape.vocab_size}
     if shape.experts is None or shape.experts.num_dense_layers:
-        shared["numbers in an MLP"] = shape.ffn_hidden_size
+        shared["FFN hidden size"] = shape.ffn_hidden_size
     if shape.latent is None:
-        shared["heads of keys and values"] = shape.num_query_groups
+        shared["KV heads"] = shape.num_query_groups
     if shape.experts is not None and shape.experts.num_shared:
-        shared["numbers in its shared expert"] = shape.experts.num_shared * shape.experts.ffn_hidden_size
+        shared["FFN hidden size of shared experts"] = shape.experts.num_shared * shape.experts.ffn_hidden_size
     return [
-        f"tensor-model-parallel-size {size} does not divide the model's {count} {what}"
+        f"tensor-model-parallel-size {size} does not divide the model's {what} ({count})"
         for what, count in shared.items()
         if count % size
     ]
@@ -40,8 +40,8 @@ def _pipeline(shape: ModelShape, parallel: ParallelConfig) -> list[str]:
     rest = f" less {' and '.join(map(str, given))} at the ends" if given else ""
     return must(
         fits,
-        f"pipeline-model-parallel-size {stages}: the model's {layers} layers{rest} are not the same number for each of "
-        f"{others or 'no'} ranks; give decoder-first-pipeline-num-layers or decoder-last-pipeline-num-layers",
+        f"pipeline-model-parallel-size {stages}: the model's {layers} layers{rest} cannot be split evenly over "
+        f"{others or 'no'} stages; give decoder-first-pipeline-num-layers or decoder-last-pipeline-num-layers",
     )
 
 
@@ -57,19 +57,19 @@ def _experts(experts: ExpertShape | None, parallel: ParallelConfig, device: str)
     )
     lines += must(
         experts.ffn_hidden_size % each == 0,
-        f"expert-tensor-parallel-size {each} does not divide the {experts.ffn_hidden_size} numbers in an expert",
+        f"expert-tensor-parallel-size {each} does not divide the experts' FFN hidden size ({experts.ffn_hidden_size})",
     )
     lines += must(
         device == "cpu" or experts.ffn_hidden_size % each > 0 or experts.ffn_hidden_size // each % MULTIPLE_ON_GPU == 0,
-        f"expert-tensor-parallel-size {each}: the {experts.ffn_hidden_size} numbers in an expert are not a multiple of "
-        f"{MULTIPLE_ON_GPU} on each rank, which a GPU needs",
+        f"expert-tensor-parallel-size {each}: the experts' FFN hidden size ({experts.ffn_hidden_size}) is not a "
+        f"multiple of {MULTIPLE_ON_GPU} on each rank, which a GPU needs",
     )
-    lines += must(  # seen in megatron-core 0.19: their gradients stay apart
+    lines += must(  # seen in megatron-core 0.19: the gradients are not reduced
         size > 1 or each == tensor,
         f"expert-tensor-parallel-size {each} with tensor-model-parallel-size {tensor} and all experts on every rank: "
-        "Megatron would not sum up the experts' gradients; give the same size, or share the experts",
+        "Megatron would not sum up the experts' gradients; give the same size, or expert-model-parallel-size above 1",
     )
-    return lines + must(  # gloo gathers no parts of different sizes
+    return lines + must(  # gloo cannot gather parts of different sizes
         device != "cpu" or each == 1 or size == 1,
         f"expert-tensor-parallel-size {each} with expert-model-parallel-size {size} cannot run on a CPU",
     )

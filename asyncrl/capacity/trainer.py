@@ -1,13 +1,13 @@
-"""What a trainer rank takes of its GPU's memory.  Plain arithmetic; imports neither torch nor Megatron.
+"""The memory of a trainer rank on its GPU.  Plain arithmetic; imports neither torch nor Megatron.
 
-    weights       in the run's dtype                                                        ``model.build_model``
-    gradients     float32: ``grad_reduce_in_fp32``                                         ``learner._data_parallel``
-    optimizer     Adam's two averages in float32, and float32 weights beside 16-bit ones    ``learner._optimizer``
-    activations   what the backward pass needs, of every microbatch that is under way       ``activations``
-    working       the larger of: one layer backwards, the vocabulary                       here
-    copy          of all weights on the first rank, for updates beside training             ``weight_sender``
+    weights       in the run's dtype                                                       ``build.build_model``
+    gradients     in float32: ``grad_reduce_in_fp32``                                      ``learner._data_parallel``
+    optimizer     Adam's two moments in float32, and float32 copies of 16-bit weights      ``learner._optimizer``
+    activations   kept for the backward pass, of every microbatch in flight                ``activations``
+    working       the larger of: one layer's backward pass, log-probs over the vocabulary  this module
+    copy          all weights on the first rank, for updates while training continues      ``weight_sender``
 
-What is not counted: the CUDA context, NCCL's own buffers, and gaps between the allocator's blocks.
+Not counted are the CUDA context, NCCL's own buffers, and gaps between the allocator's blocks.
 """
 
 from collections.abc import Sequence
@@ -20,42 +20,43 @@ from asyncrl.models.shape import ModelShape
 from asyncrl.models.sizes import Size, layer_size, sent_bytes, vocabulary_size
 
 LOGITS_CHUNK_BYTES = 512 * 1024**2
-"""``logprobs.CHUNK_BYTES``: float32 logits that exist at a time."""
+"""``logprobs.CHUNK_BYTES``: bytes of the float32 logits that exist at a time."""
 LOGITS_COPIES = 2.5
-"""Of a chunk: the logits, their exponentials, and the product in 16 bits that they were made of."""
+"""Copies of a chunk: the logits, their exponentials, and the 16-bit product that they were made from."""
 COPY_SHARE = 0.1
-"""Of the GPU's memory at most, for a copy of all weights that nobody asked for."""
+"""The largest share of the GPU's memory for a copy of all weights that the user did not ask for."""
 USABLE = 0.94
-"""Of a GPU's memory: the rest is CUDA's and NCCL's, and gaps between blocks.  An H200's is then its data sheet's."""
+"""The usable share of a GPU's memory; CUDA, NCCL and gaps between blocks take the rest.  An H200's usable memory is the
+figure of its data sheet."""
 FLOAT32 = 4
-"""Bytes."""
+"""Bytes of a float32."""
 SPREAD = "spread the model over more ranks (tensor-, pipeline-, expert-model-parallel-size)"
-"""Where the model itself is too large."""
-FEWER = "give max-tokens-per-gpu fewer, context-parallel-size more, or recompute-granularity full"
-"""Where activations are."""
+"""Advice if the model itself is too large."""
+FEWER = "lower max-tokens-per-gpu, raise context-parallel-size, or set recompute-granularity full"
+"""Advice if the activations are too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWorkload:
-    """What a rank is given."""
+    """The workload of a trainer rank."""
 
     num_ranks: int
-    """Of the trainer."""
+    """The number of ranks of the trainer."""
     num_tokens: float
-    """Most tokens of a microbatch on one rank; with context parallelism those of its part."""
+    """The maximum number of tokens of a microbatch on one rank; with context parallelism, in the rank's part."""
     weight_bytes: int
-    """Of one weight or activation: 2 or 4."""
+    """Bytes of one element of weights or activations: 2 or 4."""
     copy_bytes: float = 0.0
-    """Of the copy of all weights on the first rank; 0: there is none."""
+    """Bytes of the copy of all weights on the first rank; 0: there is no copy."""
     critic: ModelShape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes on one GPU, where they are most."""
+    """Bytes on one GPU, at their peak."""
 
     stage: int
-    """Of the pipeline, from 0."""
+    """The pipeline stage, counted from 0."""
     weights: float
     gradients: float
     optimizer: float
@@ -65,22 +66,25 @@ class RankMemory:
 
     @property
     def total(self) -> float:
-        """Of all parts."""
+        """The sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.working + self.copy
 
 
 def trainer_memory(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload) -> tuple[RankMemory, ...]:
-    """Of one rank of each pipeline stage; the ranks of a stage differ by less than one layer's norms."""
+    """Estimate the memory of one rank of each pipeline stage.
+
+    The ranks of a stage differ by less than one layer's norms.
+    """
     return tuple(_stage_memory(shape, parallel, work, stage) for stage in range(parallel.pipeline_model_parallel_size))
 
 
 def with_copy(
     shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, *, limit: float, wanted: bool | None
 ) -> RankWorkload:
-    """``work`` with the copy of all weights on the first rank, for updates beside training, if there is one.
+    """Return ``work``, with the copy of all weights on the first rank if updates are sent while training continues.
 
-    ``wanted`` None: there is one where it takes at most COPY_SHARE of ``limit``, the bytes of the rank's GPU, and where
-    all else fits beside it.
+    ``wanted`` None: the copy is made if it takes at most COPY_SHARE of ``limit``, the bytes of the rank's GPU, and if
+    everything else fits as well.
     """
     copied = replace(work, copy_bytes=sent_bytes(shape, work.weight_bytes))
     if wanted is None:
@@ -103,7 +107,7 @@ def has_copy(
 
 
 def trainer_problems(stages: Sequence[RankMemory], *, num_tokens: float, limit: float) -> list[str]:
-    """One line if a rank of the trainer does not fit on a GPU of ``limit`` bytes with ``num_tokens`` at a time."""
+    """Return one line if a trainer rank does not fit on a GPU of ``limit`` bytes with ``num_tokens`` at a time."""
     fullest = max(stages, key=lambda stage: stage.total)
     lasting = fullest.weights + fullest.gradients + fullest.optimizer
     return must(
@@ -115,7 +119,7 @@ def trainer_problems(stages: Sequence[RankMemory], *, num_tokens: float, limit: 
 
 
 def stage_layers(num_layers: int, parallel: ParallelConfig) -> list[range]:
-    """The layers of each pipeline stage."""
+    """Return the layers of each pipeline stage."""
     stages = parallel.pipeline_model_parallel_size
     first, last = parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers
     left, others = num_layers - (first or 0) - (last or 0), stages - (first is not None) - (last is not None)
@@ -154,7 +158,7 @@ def _stage_memory(shape: ModelShape, parallel: ParallelConfig, work: RankWorkloa
 
 
 def _held(shape: ModelShape, parallel: ParallelConfig, stage: int, *, has_words: bool = True) -> Size:
-    """The weights of a stage, before they are shared within it."""
+    """Count the parameters of a stage, before its ranks split them."""
     stages = parallel.pipeline_model_parallel_size
     size = Size()
     for layer in stage_layers(shape.num_layers, parallel)[stage]:
@@ -174,18 +178,21 @@ def _per_rank(size: Size, parallel: ParallelConfig) -> float:
 
 
 def _optimized(size: Size, parallel: ParallelConfig, num_ranks: int) -> tuple[float, float]:
-    """Numbers whose optimizer state this rank keeps: of experts, which have their own optimizer, and of others."""
+    """Count the parameters whose optimizer state this rank keeps: of experts, and of everything else.
+
+    The experts have a separate optimizer.
+    """
     others = _per_rank(Size(split=size.split, whole=size.whole), parallel)
     experts = _per_rank(Size(experts=size.experts), parallel)
     if not parallel.use_distributed_optimizer:
         return experts, others
-    # Context-parallel ranks have copies as well of what is no expert's.
+    # Context-parallel ranks also have copies of the weights outside experts.
     copies = num_ranks // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
     return experts / (num_ranks // parallel.ranks_per_expert_copy), others / copies
 
 
 def _activations(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, stage: int) -> float:
-    """Bytes that wait for the backward pass: of as many microbatches as there are stages from here on (1F1B)."""
+    """Return the bytes kept for the backward pass of as many microbatches as there are stages from here on (1F1B)."""
     layers = stage_layers(shape.num_layers, parallel)[stage]
     kept = [layer_kept(shape, layer, parallel, work.num_tokens) for layer in layers]
     numbers = sum(_stays(each, place, parallel) for place, each in enumerate(kept))
@@ -193,7 +200,7 @@ def _activations(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload
 
 
 def _stays(kept: Kept, place: int, parallel: ParallelConfig) -> float:
-    """Of one layer, the ``place``-th of its stage, after what is computed again was let go."""
+    """Count the elements kept of one layer, the ``place``-th of its stage, without the recomputed ones."""
     if parallel.recompute_granularity == "selective":
         return kept.total - _let_go(kept, parallel)
     if parallel.recompute_granularity is None:
@@ -205,7 +212,10 @@ def _stays(kept: Kept, place: int, parallel: ParallelConfig) -> float:
 
 
 def _let_go(kept: Kept, parallel: ParallelConfig) -> float:
-    """``core_attn`` lets go of turned queries and keys and keeps those before; ``moe_act`` has nothing to let go."""
+    """Count the elements that selective recomputation frees.
+
+    ``core_attn`` frees rotated queries and keys but keeps them unrotated.  ``moe_act`` has nothing to free.
+    """
     sizes = {"layernorm": kept.norms, "mla_up_proj": kept.latent_up, "mlp": kept.mlp, "moe": kept.mlp}
     modules = set(parallel.recompute_modules)
     if {"mlp", "moe"} <= modules:
@@ -214,8 +224,11 @@ def _let_go(kept: Kept, parallel: ParallelConfig) -> float:
 
 
 def _backwards(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, stage: int) -> float:
-    """Bytes for the way back through one layer: what is computed again, gradients within its MLP, which are as large as
-    what it kept, and with tensor parallelism the gathered input of a matrix."""
+    """Return the bytes for the backward pass of one layer.
+
+    They are recomputed activations, gradients within the MLP, which are as large as the activations it kept, and the
+    gathered input of a matrix with tensor parallelism.
+    """
     layers = stage_layers(shape.num_layers, parallel)[stage]
     kept = [layer_kept(shape, layer, parallel, work.num_tokens) for layer in layers]
     again = 0.0
@@ -229,8 +242,11 @@ def _backwards(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, 
 
 
 def _words(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload) -> float:
-    """Bytes for log-probs and their way back: hidden states and their gradient, the output layer's gradient in float32
-    and as it is handed on, and a chunk of logits (``logprobs``)."""
+    """Return the bytes for log-probs and their backward pass (``logprobs``).
+
+    They are the hidden states and their gradient, the output layer's gradient in float32 and in the run's dtype, and a
+    chunk of logits.
+    """
     words = shape.vocab_size / parallel.tensor_model_parallel_size
     chunk = min(LOGITS_CHUNK_BYTES, FLOAT32 * words * work.num_tokens)
     hidden = 2 * work.num_tokens * shape.hidden_size * work.weight_bytes

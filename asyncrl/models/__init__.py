@@ -1,1 +1,1 @@
-"""Model shapes, read from config.json.  Imports neither torch nor Megatron."""
+"""Model shapes, read from ``config.json``.  Imports neither torch nor Megatron."""

@@ -1,4 +1,4 @@
-"""Shape flags that go before ``config.json``, here and for everybody who reads it.  Imports neither torch nor Megatron.
+"""Shape flags that override ``config.json``, in the run and in what it writes.  Imports neither torch nor Megatron.
 
 config.json ──▶ read_shape ──▶ overridden ──▶ the run's ModelShape ──▶ changes: a saved model's config.json
                                                                  └───▶ server_changes: the rollout engines'
@@ -15,7 +15,10 @@ from asyncrl.models.shape import ModelShape, shape_of
 
 
 def overridden(shape: ModelShape, given: ShapeConfig) -> ModelShape:
-    """``shape`` with the numbers that are ``given``.  Raises ConfigError, one line for each that would not fit."""
+    """Return ``shape`` with the values that are ``given``.
+
+    Raises ConfigError, with one line for each value that does not fit the checkpoint.
+    """
     theirs = _numbers(shape)
     wanted = {field.name: getattr(given, field.name) for field in fields(given)}
     different = {name: value for name, value in wanted.items() if value is not None and value != theirs[name]}
@@ -34,7 +37,10 @@ def overridden(shape: ModelShape, given: ShapeConfig) -> ModelShape:
 
 
 def changes(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
-    """What must change in a parsed ``config.json`` to say ``shape``, which ``overridden`` made of it."""
+    """Return the keys of a parsed ``config.json`` that must change so that it describes ``shape``.
+
+    ``overridden`` made ``shape`` from the shape of ``config``.
+    """
     before, found = shape_of(config), dict[str, Any]()
     if shape.max_positions != before.max_positions:
         found[_key(shape, "max_positions")] = shape.max_positions
@@ -53,9 +59,9 @@ def changes(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
 
 
 def server_changes(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
-    """The same for an engine, which has read ``config`` already: attributes of transformers' configuration.
+    """Return the same changes for an engine that has read ``config``, as attributes of transformers' configuration.
 
-    SGLang 0.5.16 looks for the rope in ``rope_parameters``, all of it.
+    SGLang 0.5.16 reads all rotary parameters from ``rope_parameters``.
     """
     found = changes(config, shape)
     if shape.rope == shape_of(config).rope:
@@ -69,7 +75,7 @@ def server_changes(config: Mapping[str, Any], shape: ModelShape) -> dict[str, An
 
 
 def _numbers(shape: ModelShape) -> dict[str, float]:
-    """By the flag's field."""
+    """Return the values in ``shape`` that flags can set, by the flag's field."""
     return {
         "num_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
@@ -85,7 +91,7 @@ def _numbers(shape: ModelShape) -> dict[str, float]:
 
 
 _FREE = frozenset({"max_position_embeddings", "rotary_base", "rotary_percent", "norm_epsilon"})
-"""No tensor depends on them."""
+"""Fields of the flags that no tensor depends on."""
 
 
 def _problems(shape: ModelShape, name: str, value: float, theirs: float) -> list[str]:
@@ -94,10 +100,10 @@ def _problems(shape: ModelShape, name: str, value: float, theirs: float) -> list
         return [f"{said}, and the checkpoint's tensors have that size"]
     turns_part = shape.rope.fraction != 1.0
     return must(
-        name != "rotary_percent" or turns_part, f"{said}: {shape.architecture} always turns whole heads"
+        name != "rotary_percent" or turns_part, f"{said}: {shape.architecture} always rotates whole heads"
     ) + must(
         name != "norm_epsilon" or shape.latent is None,
-        f"{said}, and engines would use another number within latent attention as well, where the trainer does not",
+        f"{said}, and engines would also use it within latent attention, where the trainer does not",
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``config.json`` says about rotary positions.  Imports neither torch nor Megatron."""
+"""The rotary position embedding in ``config.json``.  Imports neither torch nor Megatron."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,45 +9,46 @@ from asyncrl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Rope:
-    """Slow frequencies divided by ``factor``, with a smooth passage to the fast ones, which stay."""
+    """Llama 3's scaling: low frequencies are divided by ``factor``, high ones stay, with a smooth transition."""
 
     factor: float
     low_frequency: float
-    """Wavelengths over ``original_positions`` divided by this are slow."""
+    """Frequencies whose wavelength is above ``original_positions`` divided by this are low."""
     high_frequency: float
-    """Wavelengths under ``original_positions`` divided by this are fast."""
+    """Frequencies whose wavelength is below ``original_positions`` divided by this are high."""
     original_positions: int
-    """Length of the contexts before they were stretched, in tokens."""
+    """The context length before the extension, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnRope:
-    """YaRN (arXiv 2309.00071), as DeepSeek has it: it also changes the scale of the attention scores."""
+    """YaRN (arXiv 2309.00071) in DeepSeek's form, which also changes the scale of the attention scores."""
 
     factor: float
     original_positions: int
     beta_fast: float
     beta_slow: float
     mscale: float | None
-    """None: rotated numbers are scaled by ``factor`` alone."""
+    """None: the scale of rotated queries and keys depends on ``factor`` alone."""
     mscale_all_dim: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """How positions turn queries and keys."""
+    """The rotation of queries and keys by their positions."""
 
     theta: float
     fraction: float
-    """Of each head's numbers that are turned; the others stay as they are."""
+    """The fraction of each head's dimensions that is rotated.  The others stay as they are."""
     scaling: Llama3Rope | YarnRope | None
 
 
 def rope_of(config: Mapping[str, Any], supported: tuple[str, ...]) -> Rope:
-    """Raises ConfigError for a type that is not ``supported``, KeyError for a number that is missing.
+    """Read the rotary embedding from a parsed ``config.json``.
 
-    Until transformers 4 ``rope_theta`` stood by itself and the rest in ``rope_scaling``; from 5 on all are in
-    ``rope_parameters``.
+    Until transformers 4, ``rope_theta`` was a separate key and ``rope_scaling`` had the rest.  Since transformers 5,
+    ``rope_parameters`` has everything.  Raises ConfigError for a type that is not ``supported``, and KeyError for a
+    missing number.
     """
     numbers = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = numbers.get("rope_type") or numbers.get("type") or "default"

@@ -1,4 +1,4 @@
-"""What a checkpoint's ``config.json`` says about the model.  Imports neither torch nor Megatron: it runs first."""
+"""The shape of a model in a checkpoint's ``config.json``.  Imports neither torch nor Megatron: it runs first."""
 
 import json
 from collections.abc import Mapping
@@ -13,34 +13,34 @@ from asyncrl.models.rope import Rope, rope_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShape:
-    """The mixture of experts of every layer but the first few."""
+    """The mixture of experts of every layer except the first few."""
 
     num_experts: int
     num_chosen: int
-    """Experts that each token goes to."""
+    """The number of experts that process each token."""
     ffn_hidden_size: int
     weights_add_to_one: bool
-    """Whether the weights of the chosen experts are rescaled to add up to 1."""
+    """Whether the weights of the chosen experts are rescaled to sum to 1."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    """What makes weights of the router's logits."""
+    """The function that maps the router's logits to weights."""
     has_bias: bool = False
-    """Whether a bias takes part in choosing the experts, and in nothing else."""
+    """Whether the choice of experts uses a bias.  The bias has no other effect."""
     num_groups: int = 1
     num_chosen_groups: int = 1
-    """Groups of experts that each token's experts come from."""
+    """The number of expert groups from which each token's experts are chosen."""
     weight_scale: float = 1.0
-    """Factor on the weights, after they add up to 1."""
+    """The factor on the weights, after they are rescaled to sum to 1."""
     num_shared: int = 0
-    """Experts that every token goes to: in effect one, ``num_shared`` times as wide."""
+    """The number of shared experts, which process every token: in effect one expert, ``num_shared`` times as wide."""
     num_dense_layers: int = 0
-    """Layers at the beginning that have no experts."""
+    """The number of layers at the start that have no experts."""
 
     def __post_init__(self) -> None:
         if self.num_groups > 1 and self.num_chosen // self.num_chosen_groups != 2:
-            # Groups compete by their two best experts; Megatron takes num_chosen // num_chosen_groups of them.
+            # The models rank groups by their two best experts, Megatron by their num_chosen // num_chosen_groups best.
             raise ConfigError(
                 f"hf-checkpoint: cannot train with num_experts_per_tok = {self.num_chosen} from topk_group = "
-                f"{self.num_chosen_groups} groups, only two for each group"
+                f"{self.num_chosen_groups} groups, only with two experts for each group"
             )
         if self.scores == "sigmoid" and self.num_chosen < 2:  # Megatron would not rescale a single weight
             raise ConfigError("hf-checkpoint: cannot train with num_experts_per_tok = 1 and sigmoid scores")
@@ -48,20 +48,20 @@ class ExpertShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """Multi-head latent attention (DeepSeek V2, arXiv 2405.04434): keys and values through a narrow vector."""
+    """Multi-head latent attention (DeepSeek V2, arXiv 2405.04434): keys and values come from a narrow latent vector."""
 
     query_rank: int | None
-    """None: queries come straight from the hidden state."""
+    """The rank of the query projection; None: queries come directly from the hidden state."""
     key_value_rank: int
     plain_dim: int
-    """Numbers of a query or key head that positions do not turn."""
+    """The dimensions of a query or key head that are not rotated."""
     rotary_dim: int
     value_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder-only transformer, in our words."""
+    """The shape of a decoder-only transformer, under the same names for every family."""
 
     architecture: str
     num_layers: int
@@ -69,39 +69,39 @@ class ModelShape:
     ffn_hidden_size: int
     num_heads: int
     num_query_groups: int
-    """Heads of keys and values."""
+    """The number of KV heads."""
     head_dim: int
-    """Without meaning where ``latent`` is there."""
+    """The dimension of a head; without meaning if ``latent`` is set."""
     vocab_size: int
     max_positions: int
     norm_eps: float
     rope: Rope
     ties_embeddings: bool
-    """Whether the output layer is the embedding."""
+    """Whether the output layer's weight is the embedding's."""
     dtype: str
-    """Of the tensors in the checkpoint, as torch names it without ``torch.``."""
+    """The dtype of the tensors in the checkpoint, in torch's name without ``torch.``."""
     fp8_block: tuple[int, int] | None
-    """Rows and columns that share a scale where tensors are in fp8; ``dtype`` is then what they stand for."""
+    """Rows and columns that share a scale in FP8 tensors, whose dequantized dtype is ``dtype``; None without FP8."""
     num_next_token_layers: int
-    """Layers behind the last that predict further tokens; they are not trained."""
+    """The number of layers for multi-token prediction behind the last layer.  They are not trained."""
     interleaves_rope: bool = False
-    """Whether positions turn neighbouring numbers, instead of numbers half a head apart."""
+    """Whether the rotation pairs neighbouring dimensions, instead of dimensions half a head apart."""
     has_qkv_bias: bool = False
     has_qk_norms: bool = False
-    """Whether each head's query and key are normalised."""
+    """Whether each head's query and key are normalized."""
     has_output_norms: bool = False
-    """Whether the outputs of attention and MLP are normalised before they are added."""
+    """Whether the outputs of attention and MLP are normalized before they are added."""
     experts: ExpertShape | None
     latent: LatentShape | None
 
 
 def read_shape(checkpoint: Path) -> ModelShape:
-    """The shape of the model in ``checkpoint``, a folder in Hugging Face format.  Raises ConfigError."""
+    """Return the shape of the model in ``checkpoint``, a folder in Hugging Face format.  Raises ConfigError."""
     return shape_of(read_config(checkpoint))
 
 
 def read_config(checkpoint: Path) -> dict[str, Any]:
-    """The parsed ``config.json`` in ``checkpoint``.  Raises ConfigError."""
+    """Return the parsed ``config.json`` in ``checkpoint``.  Raises ConfigError."""
     path = checkpoint / "config.json"
     try:
         config = json.loads(path.read_text())
@@ -115,7 +115,7 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a parsed ``config.json`` describes.  Raises ConfigError."""
+    """Return the shape that a parsed ``config.json`` describes.  Raises ConfigError."""
     name = (config.get("architectures") or [None])[0]
     if name is None:
         raise ConfigError(f"hf-checkpoint: config.json names no architectures; supported: {', '.join(FAMILIES)}")
@@ -149,7 +149,7 @@ def _shape(name: str, family: Family, config: Mapping[str, Any]) -> ModelShape:
 
 
 def _fields(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
-    """Of each field's keys the first that is there."""
+    """Return each field's value under the first of its keys that is present.  Raises KeyError if none is."""
     found = {}
     for field, names in keys.items():
         present = [key for key in names.split("|") if key in config]

@@ -1,4 +1,4 @@
-"""How many numbers a model has, part by part.  Plain arithmetic on its shape; imports neither torch nor Megatron."""
+"""Parameter counts of a model, part by part.  Plain arithmetic on its shape; imports neither torch nor Megatron."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from asyncrl.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Numbers of some weights, by who shares them."""
+    """Parameter counts of some weights, by the ranks that split them."""
 
     split: int = 0
-    """Shared by tensor-parallel ranks."""
+    """Parameters that tensor-parallel ranks split."""
     whole: int = 0
-    """On each of them: norms, the router, the narrow projections of latent attention."""
+    """Parameters on every tensor-parallel rank: norms, the router, the narrow projections of latent attention."""
     experts: int = 0
-    """Shared by expert-parallel and expert-tensor-parallel ranks."""
+    """Parameters that expert-parallel and expert-tensor-parallel ranks split."""
 
     def __add__(self, other: "Size") -> "Size":
         return Size(
@@ -28,12 +28,12 @@ class Size:
 
     @property
     def total(self) -> int:
-        """Of the whole model."""
+        """The number of all these parameters, without any split."""
         return self.split + self.whole + self.experts
 
 
 def layer_size(shape: ModelShape, layer: int) -> Size:
-    """Of one layer, counted from 0."""
+    """Count the parameters of one layer; ``layer`` counts from 0."""
     hidden, norms = shape.hidden_size, 4 if shape.has_output_norms else 2
     attention = _latent_attention(shape) if shape.latent else _attention(shape)
     experts = shape.experts
@@ -48,12 +48,12 @@ def layer_size(shape: ModelShape, layer: int) -> Size:
 
 
 def vocabulary_size(shape: ModelShape) -> Size:
-    """Of the embedding, or of the output layer."""
+    """Count the parameters of the embedding, or of the output layer."""
     return Size(split=shape.vocab_size * shape.hidden_size)
 
 
 def model_size(shape: ModelShape) -> Size:
-    """Of everything that is trained."""
+    """Count all parameters that are trained."""
     size = vocabulary_size(shape) + Size(whole=shape.hidden_size)
     if not shape.ties_embeddings:
         size += vocabulary_size(shape)
@@ -63,7 +63,7 @@ def model_size(shape: ModelShape) -> Size:
 
 
 def fp8_size(shape: ModelShape) -> Size:
-    """Of what checkpoints in fp8 have in fp8: matrices of the layers, but not norms, biases and routers."""
+    """Count the parameters that FP8 checkpoints have in FP8: the layers' matrices without norms, biases and routers."""
     size = Size()
     for layer in range(shape.num_layers if shape.fp8_block else 0):
         size += layer_size(shape, layer) - _unquantised(shape, layer)
@@ -71,19 +71,19 @@ def fp8_size(shape: ModelShape) -> Size:
 
 
 def sent_bytes(shape: ModelShape, weight_bytes: int) -> int:
-    """Of all weights on their way to the engines: ``weight_bytes`` for each number that is not in fp8."""
+    """Return the bytes of all weights sent to the engines, with ``weight_bytes`` for each parameter not in FP8."""
     in_fp8 = fp8_size(shape).total
     return (model_size(shape).total - in_fp8) * weight_bytes + round(in_fp8 * fp8_bytes(shape))
 
 
 def fp8_bytes(shape: ModelShape) -> float:
-    """Of a number in fp8 and its part of its block's scale, in float32."""
+    """Return the bytes of a parameter in FP8, with its share of the block's float32 scale."""
     rows, columns = shape.fp8_block or (1, 1)
     return 1 + 4 / (rows * columns)
 
 
 def _unquantised(shape: ModelShape, layer: int) -> Size:
-    """Of one layer's weights those that are no matrices, and the router."""
+    """Count the parameters of one layer that are not in FP8: those outside matrices, and the router's."""
     hidden, experts, latent = shape.hidden_size, shape.experts, shape.latent
     size = Size(whole=(4 if shape.has_output_norms else 2) * hidden)
     if latent is not None:

@@ -66,7 +66,7 @@ def test_a_folder_without_config_json_is_a_mistake(tmp_path: Path) -> None:
     [
         (
             "--tensor-model-parallel-size 3 --actor-num-gpus-per-node 3",
-            "does not divide the model's 32 attention heads",
+            r"does not divide the model's attention heads \(32\)",
         ),
         ("--sglang-no-such-flag 1", "unknown flag --sglang-no-such-flag"),
         ("--custom-rm-path no_such_module.reward", "no_such_module"),
@@ -77,7 +77,7 @@ def test_a_folder_without_config_json_is_a_mistake(tmp_path: Path) -> None:
             "a weight update needs 18.1 GB of a GPU that trainer and engine share, which has 16 GB",
         ),
         ("--gpu-memory-gb 60", "spread the model over more ranks"),
-        ("--max-tokens-per-gpu 65536", "or recompute-granularity full"),
+        ("--max-tokens-per-gpu 65536", "or set recompute-granularity full"),
         ("--rollout-max-response-len 40961", "the model has 40960 positions"),
         ("--sglang-max-total-tokens 1000", "holds 1,000 tokens, one answer with its prompt may have 1,024"),
     ],

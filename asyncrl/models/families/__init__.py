@@ -1,4 +1,4 @@
-"""The models that can be trained, one table for each family; ``docs/models.md`` says how to add one."""
+"""The models that can be trained, one table for each family.  ``docs/models.md`` explains how to add one."""
 
 from collections.abc import Mapping
 
@@ -19,4 +19,4 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4MoeForCausalLM": GLM4_MOE,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
 }
-"""By the name in ``architectures`` of ``config.json``."""
+"""The families by the name in ``architectures`` of ``config.json``."""

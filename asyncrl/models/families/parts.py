@@ -81,4 +81,5 @@ BIASED_EXPERT_KEYS = {
     "weight_scale": "routed_scaling_factor",
     "num_dense_layers": "first_k_dense_replace",
 }
-"""DeepSeek's mixture, which GLM-4.5 took over: a bias that only chooses, groups, shared experts, dense layers first."""
+"""The keys of DeepSeek's mixture of experts, which GLM-4.5 adopted.  It has a bias for the choice alone, groups, shared
+experts, and dense layers at the start."""

@@ -23,7 +23,7 @@ QWEN3_MOE = Family(
     keys=parts.KEYS,
     always=QWEN3.always,
     expert_keys={
-        "num_experts": "num_experts|num_local_experts",  # before transformers 5, and since
+        "num_experts": "num_experts|num_local_experts",  # before transformers 5, and since then
         "num_chosen": "num_experts_per_tok",
         "ffn_hidden_size": "moe_intermediate_size",
         "weights_add_to_one": "norm_topk_prob",

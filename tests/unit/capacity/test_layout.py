@@ -45,14 +45,14 @@ def refusal(config: dict[str, Any], parallel: dict[str, Any], device: str) -> st
 @pytest.mark.parametrize(
     ("config", "parallel", "device", "words"),
     [
-        (DENSE, {"tensor_model_parallel_size": 8}, "cuda", "8 does not divide the model's 4 heads of keys and values"),
-        (DENSE, {"tensor_model_parallel_size": 5}, "cuda", "5 does not divide the model's 96 words"),
-        (DENSE, {"pipeline_model_parallel_size": 4}, "cuda", "6 layers are not the same number for each of 4 ranks"),
+        (DENSE, {"tensor_model_parallel_size": 8}, "cuda", r"8 does not divide the model's KV heads \(4\)"),
+        (DENSE, {"tensor_model_parallel_size": 5}, "cuda", r"5 does not divide the model's vocabulary size \(96\)"),
+        (DENSE, {"pipeline_model_parallel_size": 4}, "cuda", "6 layers cannot be split evenly over 4 stages"),
         (
             DENSE,
             {"pipeline_model_parallel_size": 4, "decoder_last_pipeline_num_layers": 1},
             "cuda",
-            "6 layers less 1 at the ends are not the same number for each of 3 ranks",
+            "6 layers less 1 at the ends cannot be split evenly over 3 stages",
         ),
         (DENSE, {"decoder_first_pipeline_num_layers": 1}, "cuda", "without pipeline-model-parallel-size"),
         (DENSE, {"expert_model_parallel_size": 2}, "cuda", "the model has no experts"),
@@ -61,13 +61,13 @@ def refusal(config: dict[str, Any], parallel: dict[str, Any], device: str) -> st
             MIXTURE,
             {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 5},
             "cuda",
-            r"^expert-tensor-parallel-size 5 does not divide the 64 numbers in an expert$",
+            r"^expert-tensor-parallel-size 5 does not divide the experts' FFN hidden size \(64\)$",
         ),
         (
             MIXTURE,
             {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 16},
             "cuda",
-            "16: the 64 numbers in an expert are not a multiple of 8 on each rank, which a GPU needs",
+            r"16: the experts' FFN hidden size \(64\) is not a multiple of 8 on each rank, which a GPU needs",
         ),
         (
             MIXTURE,
@@ -106,7 +106,7 @@ def test_a_layout_that_divides_the_model_is_accepted(config: dict[str, Any], par
 def test_only_a_gpu_refuses_expert_sizes_that_are_not_multiples_of_8() -> None:
     odd = {**MIXTURE, "moe_intermediate_size": 20}
     assert refusal(odd, {}, "cpu") is None
-    assert "are not a multiple of 8" in str(refusal(odd, {}, "cuda"))
+    assert "is not a multiple of 8" in str(refusal(odd, {}, "cuda"))
 
 
 @pytest.mark.parametrize(

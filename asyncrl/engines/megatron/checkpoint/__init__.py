@@ -1,1 +1,1 @@
-"""Checkpoints: torch_dist and Hugging Face files, and the folders that hold them."""
+"""Checkpoints: torch_dist files, Hugging Face files, and the folders that hold them."""

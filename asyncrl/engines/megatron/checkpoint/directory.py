@@ -1,10 +1,10 @@
-"""Where checkpoints lie, as Megatron names them.  Imports neither torch nor Megatron: the driver reads it first.
+"""The folders of checkpoints, named as Megatron does.  Imports neither torch nor Megatron: the driver reads them first.
 
-DIR/latest_checkpointed_iteration.txt     the number of the last complete one, written last
-DIR/iter_0000010/                         after 10 training steps
+DIR/latest_checkpointed_iteration.txt     the number of the latest complete checkpoint; written last
+DIR/iter_0000010/                         the checkpoint after 10 training steps
     .metadata, metadata.json, *.distcp    weights and optimizer, in Megatron's torch_dist format
-    run.json                              the model's shape, and where the run stood
-DIR/iter_0000015.partial/                 being written, or left by a run that ended meanwhile
+    run.json                              the model's shape, and the state of the run
+DIR/iter_0000015.partial/                 being written, or left by a run that ended before it was complete
 """
 
 import os
@@ -23,29 +23,30 @@ from asyncrl.models.shape import ModelShape
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
-"""What Megatron's converters write in place of a number: weights alone, of no training step."""
+"""Megatron's converters write this in place of a number: the checkpoint has weights alone, of no training step."""
 RUN_FILE = "run.json"
 PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a trainer's first weights come from, when not from ``--hf-checkpoint``."""
+    """The source of a trainer's first weights, if it is not ``--hf-checkpoint``."""
 
     folder: Path
     kind: Literal["resume", "weights", "hugging_face"]
-    """A torch_dist checkpoint with everything in it; the weights of one; the weights of a Hugging Face folder."""
+    """The content that is read: everything in a torch_dist checkpoint, its weights alone, or the weights in a Hugging
+    Face folder."""
     optimizer: bool = False
-    """Whether the optimizer's state is read, too."""
+    """Whether the optimizer's state is read as well."""
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Of the checkpoint after ``step`` training steps."""
+    """Return the folder of the checkpoint after ``step`` training steps."""
     return root / f"iter_{step:07}"
 
 
 def latest(root: Path) -> Path | None:
-    """Folder of the newest complete checkpoint below ``root``; None when there is none.  Raises ConfigError."""
+    """Return the folder of the latest complete checkpoint in ``root``; None if there is none.  Raises ConfigError."""
     tracker = root / TRACKER
     try:
         text = tracker.read_text().strip()
@@ -54,9 +55,9 @@ def latest(root: Path) -> Path | None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{tracker}: cannot be read: {error}") from error
     if text != RELEASE and not text.isdecimal():
-        raise ConfigError(f"{tracker}: says {text[:40]!r}, not the number of a checkpoint")
+        raise ConfigError(f"{tracker}: contains {text[:40]!r}, neither the number of a checkpoint nor {RELEASE!r}")
     folder = root / RELEASE if text == RELEASE else folder_of(root, int(text))
-    # One that is just being replaced has another name for a moment, in which a run may be killed.
+    # A checkpoint that is being replaced has another name for a moment, and a run may be killed in that moment.
     for candidate in (folder, _outdated(folder)):
         if is_complete(candidate):
             return candidate
@@ -64,7 +65,7 @@ def latest(root: Path) -> Path | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether ``folder`` is a torch_dist checkpoint: its description is written after all its tensors."""
+    """Whether ``folder`` is a complete torch_dist checkpoint: its metadata is written after all its tensors."""
     description = (folder / "metadata.json", folder / ".metadata")
     return all(path.is_file() and path.stat().st_size > 0 for path in description)
 
@@ -75,7 +76,7 @@ def is_hugging_face(folder: Path) -> bool:
 
 
 def find_origin(checkpoint: CheckpointConfig, ref_load: Path | None) -> Origin | None:
-    """Where the first weights come from; None: from ``--hf-checkpoint``.  Raises ConfigError."""
+    """Return the source of the first weights; None means ``--hf-checkpoint``.  Raises ConfigError."""
     root = checkpoint.load
     if root is not None:
         folder = latest(root) if checkpoint.ckpt_step is None else _asked_for(root, checkpoint.ckpt_step)
@@ -94,14 +95,14 @@ def _asked_for(root: Path, step: int) -> Path:
 
 
 def _weights(root: Path) -> Origin:
-    """The weights in a folder, whatever its format."""
+    """Return the weights in a folder of either format."""
     if is_hugging_face(root):
         return Origin(folder=root, kind="hugging_face")
     return Origin(folder=find_weights(root), kind="weights")
 
 
 def find_weights(root: Path) -> Path:
-    """The torch_dist checkpoint that ``root`` is, or the newest one in it.  Raises ConfigError."""
+    """Return ``root`` if it is a torch_dist checkpoint, else the latest checkpoint in it.  Raises ConfigError."""
     folder = root if is_complete(root) else latest(root)
     if folder is None:
         raise ConfigError(f"{root} has neither a checkpoint nor a model in Hugging Face format")
@@ -109,18 +110,18 @@ def find_weights(root: Path) -> Path:
 
 
 def check_save(checkpoint: CheckpointConfig) -> None:
-    """Raise ConfigError if checkpoints cannot be written, or would come between those of another run."""
+    """Raise ConfigError if checkpoints cannot be written, or would mix with the checkpoints of another run."""
     save = checkpoint.save
     if save is None:
         return
     goes_on = checkpoint.load is not None and checkpoint.load.resolve() == save.resolve()
     if not goes_on and (save / TRACKER).exists():
-        raise ConfigError(f"save {save} has checkpoints of another run: go on with --load {save}, or save elsewhere")
+        raise ConfigError(f"save {save} has checkpoints of another run: resume with --load {save}, or save elsewhere")
     _check_writable(save)
 
 
 def _check_writable(save: Path) -> None:
-    """Now, not after the first hours of training."""
+    """Raise ConfigError if ``save`` is not writable, before hours of training are lost."""
     try:
         save.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=save):
@@ -130,18 +131,18 @@ def _check_writable(save: Path) -> None:
 
 
 def notes_of(shape: ModelShape, run: Mapping[str, Any]) -> bytes:
-    """What ``run.json`` of a checkpoint says: the model, and where the run stands."""
+    """Return the contents of a checkpoint's ``run.json``: the model's shape, and the state of the run."""
     return orjson.dumps({"model": asdict(shape), "run": dict(run)})
 
 
 def as_written(shape: ModelShape) -> dict[str, Any]:
-    """``shape`` as it is in a file: lists for tuples."""
+    """Return ``shape`` as ``run.json`` has it, with lists for tuples."""
     found: dict[str, Any] = orjson.loads(orjson.dumps(asdict(shape)))
     return found
 
 
 def read_notes(folder: Path) -> dict[str, Any] | None:
-    """The model and the run of a checkpoint; None for one that another program wrote.  Raises ConfigError."""
+    """Read the ``run.json`` of a checkpoint; None if another program wrote the checkpoint.  Raises ConfigError."""
     path = folder / RUN_FILE
     try:
         found = orjson.loads(path.read_bytes())
@@ -155,7 +156,7 @@ def read_notes(folder: Path) -> dict[str, Any] | None:
 
 
 def check_model(folder: Path, model: Mapping[str, Any], shape: ModelShape) -> None:
-    """Raise ConfigError unless the checkpoint's tensors are those of ``shape``."""
+    """Raise ConfigError unless the checkpoint's model and ``shape`` have the same tensors."""
     differences = [
         f"{name} {model[name]} (here {value})"
         for name, value in as_written(shape).items()
@@ -166,11 +167,15 @@ def check_model(folder: Path, model: Mapping[str, Any], shape: ModelShape) -> No
 
 
 _NOT_IN_TENSORS = frozenset({"dtype", "fp8_block", "max_positions", "num_next_token_layers"})
-"""Fields of the shape in which the checkpoint may differ: the Hugging Face folder's precision, what is not trained."""
+"""Fields of the shape in which the checkpoint may differ: the Hugging Face folder's precision, the maximum position,
+and layers that are not trained."""
 
 
 def open_partial(folder: Path) -> Path:
-    """An empty folder to write the checkpoint ``folder`` to; what ended runs left there goes."""
+    """Create and return an empty partial folder for the checkpoint ``folder``.
+
+    Deletes all partial folders that earlier runs left.
+    """
     for left in folder.parent.glob(f"iter_*{PARTIAL}"):
         shutil.rmtree(left)
     partial = folder.with_name(folder.name + PARTIAL)
@@ -179,13 +184,13 @@ def open_partial(folder: Path) -> Path:
 
 
 def commit(folder: Path, notes: bytes) -> None:
-    """Give the written partial folder its name, then name it as the latest.  Raises OSError."""
+    """Rename the written partial folder to ``folder``, then make it the latest checkpoint.  Raises OSError."""
     partial = folder.with_name(folder.name + PARTIAL)
     _write(partial / RUN_FILE, notes)
-    for path in (*partial.iterdir(), partial):  # Megatron and torch leave the end of some files to the system
+    for path in (*partial.iterdir(), partial):  # Megatron and torch do not flush the end of some files to the disk
         sync(path)
     outdated = _outdated(folder)
-    if folder.exists():  # the run was resumed from an earlier one
+    if folder.exists():  # the run was resumed from an earlier checkpoint
         shutil.rmtree(outdated, ignore_errors=True)
         folder.rename(outdated)
     partial.rename(folder)
@@ -195,12 +200,12 @@ def commit(folder: Path, notes: bytes) -> None:
 
 
 def _outdated(folder: Path) -> Path:
-    """What a checkpoint is called while another takes its place."""
+    """Return the name that a checkpoint has while another one replaces it."""
     return folder.with_name(f"{folder.name}.outdated")
 
 
 def write_release(folder: Path, notes: bytes) -> None:
-    """Name the written ``folder``, weights alone, as the latest.  Raises OSError."""
+    """Make the written ``folder``, which has weights alone, the latest checkpoint.  Raises OSError."""
     _write(folder / RUN_FILE, notes)
     sync(folder)
     _name_latest(folder.parent, RELEASE)
@@ -221,9 +226,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when it is on the disk.  Raises OSError.
+    """Flush a file or a folder to the disk.  Raises OSError.
 
-    Of a folder as well: a rename is on the disk only when its folder is."""
+    A rename is on the disk only when its folder has been flushed.
+    """
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

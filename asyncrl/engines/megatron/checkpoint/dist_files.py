@@ -1,6 +1,7 @@
-"""The files of a torch_dist checkpoint, one tensor at a time: neither way is more than one of them held.
+"""The files of a torch_dist checkpoint.  Reading and writing each hold at most one tensor at a time.
 
-Megatron writes them with torch.distributed.checkpoint, whose own writer keeps what it wrote until a file is complete.
+Megatron writes such files with torch.distributed.checkpoint, whose writer holds all tensors of a file until it is
+complete.
 """
 
 import os
@@ -110,27 +111,31 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 FILE_BYTES = 4 * 1024**3
-"""Of one file, about; a file has whole parts of weights.  As in a saved Hugging Face folder."""
+"""The approximate size of one file, in bytes, as in a saved Hugging Face folder.  A file has whole parts of weights."""
 _LAYER = re.compile(r"(?<=decoder\.layers\.)(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """One part of a tensor, or one object, and where it lies."""
+    """One written part of a tensor, or one object, with its place in the files."""
 
     result: WriteResult
     tensor: TensorStorageMetadata | None
-    """Of the whole tensor that it is a part of, with this part alone; None for an object."""
+    """The metadata of the whole tensor, with this part as the only chunk; None for an object."""
 
 
 class DistWriter:
-    """Writes one process's part of a checkpoint.  Close it, give what all processes wrote to ``finish``.
+    """A writer of one process's part of a checkpoint.  Close it, then pass ``written`` of all processes to ``finish``.
 
-    ``with`` closes the last file also when it is not complete.
+    Leaving the ``with`` block closes the last file, even an incomplete one.
     """
 
     def __init__(self, folder: Path, writer: int, on_file: Callable[[Path, int], None]) -> None:
-        """``writer`` tells processes apart; ``on_file`` hears of each complete file and its bytes."""
+        """Open the first file.
+
+        ``writer`` is a number that differs between processes.  ``on_file`` is called with each complete file and its
+        size in bytes.
+        """
         self._folder, self._writer, self._on_file = folder, writer, on_file
         self._num_files = 0
         self._file = self._next_file()
@@ -143,10 +148,10 @@ class DistWriter:
         self._file.close()
 
     def add(self, part: ShardedTensor) -> None:
-        """Write the numbers of one part of a tensor."""
+        """Write the data of one part of a tensor."""
         numbers, offsets, sizes = part.data.detach(), *_place(part)
         if numbers.untyped_storage().nbytes() != numbers.nbytes:
-            numbers = numbers.clone()  # torch.save writes all of a storage
+            numbers = numbers.clone()  # torch.save writes the whole storage
         tensor = TensorStorageMetadata(
             properties=TensorProperties(dtype=numbers.dtype),
             size=torch.Size(part.global_shape),
@@ -155,11 +160,11 @@ class DistWriter:
         self._write(numbers.view(sizes), MetadataIndex(part.key, offsets), tensor)
 
     def add_object(self, each: ShardedObject) -> None:
-        """Write something that is not a tensor, as Megatron does: a list with it alone."""
+        """Write an object that is not a tensor as Megatron does: as a list with one element."""
         self._write([each.data], MetadataIndex(each.unique_key), None)
 
     def close(self) -> None:
-        """Complete the last file."""
+        """Complete the last file and flush it to the disk."""
         with self._file as file:
             num_bytes = file.tell()
             file.flush()
@@ -183,7 +188,7 @@ class DistWriter:
 
 
 def finish(folder: Path, written: Iterable[Written]) -> None:
-    """Write the description of the checkpoint: with it, it is complete."""
+    """Write the metadata of the checkpoint, which makes it complete."""
     everything = list(written)
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for each in everything:
@@ -198,7 +203,7 @@ def finish(folder: Path, written: Iterable[Written]) -> None:
 
 
 class DistReader:
-    """Reads parts of tensors of a checkpoint, whatever layout wrote them.  Methods raise CheckpointFailed."""
+    """A reader of tensor parts, whatever layout wrote the checkpoint.  All methods raise CheckpointFailed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -213,19 +218,19 @@ class DistReader:
         }
 
     def size(self, part: ShardedTensor) -> torch.Size:
-        """Of the whole tensor that ``part`` is a part of, as the checkpoint has it."""
+        """The checkpoint's size of the whole tensor that ``part`` belongs to."""
         key, offsets, _ = self._place(part)
         return self._tensors[key].size[len(offsets) - len(part.global_shape) :]
 
     def read(self, part: ShardedTensor) -> Tensor:
-        """The numbers of ``part`` in the checkpoint's dtype."""
+        """Read the data of ``part`` in the checkpoint's dtype."""
         key, offsets, sizes = self._place(part)
         tensor = self._tensors[key]
         wanted = ChunkStorageMetadata(offsets=offsets, sizes=sizes)
         items = create_read_items_for_chunk_list(key, tensor, [wanted])
         if sum(prod(item.lengths) for item in items) != prod(sizes):
             raise CheckpointFailed(
-                f"{self._folder} cannot be loaded: {key} is not all there, it is {list(tensor.size)}"
+                f"{self._folder} cannot be loaded: {key}, {list(tensor.size)}, does not cover the part that is needed"
             )
         numbers = torch.empty(sizes, dtype=tensor.properties.dtype)
         with self._reading():
@@ -233,13 +238,16 @@ class DistReader:
         return numbers.view(part.local_shape)
 
     def unread(self, parts: Sequence[ShardedTensor]) -> list[str]:
-        """Weights of the checkpoint's policy that none of ``parts`` is of."""
+        """The keys of the policy's weights in the checkpoint to which none of ``parts`` belongs."""
         known = {self._place(part)[0] for part in parts}
-        ours = ("embedding.", "decoder.", "output_layer.")  # before others come the optimizer's name or the critic's
+        ours = ("embedding.", "decoder.", "output_layer.")  # other keys begin with a prefix of the optimizer or critic
         return [key for key in self._tensors if key.startswith(ours) and key not in known]
 
     def _place(self, part: ShardedTensor) -> tuple[str, torch.Size, torch.Size]:
-        """Key, offsets and sizes: a layer has tensors of its own, or the part of one that all layers have."""
+        """Find the key, offsets and sizes of ``part``.
+
+        A checkpoint has a tensor for each layer, or one tensor for all layers, whose first dimension is the layer.
+        """
         offsets, sizes = _place(part)
         if part.key in self._tensors:
             return part.key, offsets, sizes
@@ -258,7 +266,7 @@ class DistReader:
 
 
 class _Into(DefaultLoadPlanner):
-    """Everything that is read is part of one tensor."""
+    """A load planner that reads everything into one tensor."""
 
     def __init__(self, target: Tensor) -> None:
         super().__init__()
@@ -269,5 +277,8 @@ class _Into(DefaultLoadPlanner):
 
 
 def _place(part: ShardedTensor) -> tuple[torch.Size, torch.Size]:
-    """Offsets and sizes of ``part`` in the whole tensor, which may have more dimensions, one expert each, say."""
+    """Return offsets and sizes of ``part`` in the whole tensor.
+
+    The whole tensor may have further dimensions, for example one with an index for each expert.
+    """
     return torch.Size(part.global_offset), torch.Size((1,) * part.prepend_axis_num + tuple(part.local_shape))

@@ -1,4 +1,4 @@
-"""The files of a checkpoint in Hugging Face format: tensors in by name, tensors out in shards, one at a time."""
+"""The files of a checkpoint in Hugging Face format: reads tensors by name, writes them in shards, one at a time."""
 
 import json
 import shutil
@@ -16,32 +16,33 @@ from asyncrl.engines.megatron.checkpoint.directory import sync
 from asyncrl.errors import ConfigError
 
 SHARD_BYTES = 4 * 1024**3
-"""Of one file of a saved checkpoint, like transformers' default."""
+"""The approximate size of one file of a saved checkpoint, in bytes, like transformers' default."""
 BESIDE_THE_WEIGHTS = ("generation_config.json", "*token*", "vocab*", "merges*", "*.model", "*.jinja", "*.py")
-"""Files that a saved checkpoint takes from the one it started from, besides ``config.json``."""
+"""Files that a saved checkpoint copies from the one it started from, besides ``config.json``."""
 HEADER_BYTES = 256 * 1024
-"""Room for the description at the beginning of a file, which is written last; about 1,900 tensors at 140 bytes each."""
+"""Bytes reserved for the header at the start of a file, enough for about 1,900 tensors at 140 bytes each.  The header
+is written last."""
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""safetensors' names of the dtypes that are kept in a saved checkpoint; fp8, say, is not."""
+"""safetensors' names of the dtypes that a saved checkpoint keeps.  FP8, for example, is not kept."""
 _NAMES = {**{dtype: name for name, dtype in _DTYPES.items()}, torch.float8_e4m3fn: "F8_E4M3"}
-"""Of all that can be written."""
+"""safetensors' names of all dtypes that can be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A written file that has no final name yet, since nobody knows how many there will be."""
+    """A written file without its final name, which depends on the number of files."""
 
     path: Path
     names: tuple[str, ...]
-    """Of its tensors."""
+    """The names of its tensors."""
     num_bytes: int
-    """Of its tensors."""
+    """The bytes of its tensors."""
 
 
 def reader(checkpoint: Path, files: ExitStack, fp8_block: tuple[int, int] | None) -> Callable[[str], Tensor]:
-    """Reads one tensor at a time; the files close with ``files``.  Raises ConfigError, also when reading.
+    """Return a function that reads one tensor by name.  The function raises ConfigError, and so does this one.
 
-    Tensors in fp8 come as the float32 numbers that they stand for.
+    FP8 tensors are dequantized to float32.  The files close with ``files``.
     """
     holder = _open(checkpoint, files)
 
@@ -58,18 +59,18 @@ def reader(checkpoint: Path, files: ExitStack, fp8_block: tuple[int, int] | None
 
 
 def scaled(tensor: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
-    """Each block of ``tensor`` times its scale; the last blocks may be smaller."""
+    """Multiply each block of ``tensor`` (rows x columns) by its scale.  The last blocks may be smaller."""
     rows, columns = tensor.shape
     return tensor * scales.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
 
 
 def dtypes_of(checkpoint: Path) -> dict[str, torch.dtype]:
-    """Of every tensor that is not quantised."""
+    """Return the dtype of every tensor that is not quantized."""
     return {name: _DTYPES[dtype] for name, (dtype, _) in described(checkpoint).items() if dtype in _DTYPES}
 
 
 def described(checkpoint: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """safetensors' name of the dtype, and the sizes, of every tensor; reads the files' headers only."""
+    """Return safetensors' name of the dtype, and the shape, of every tensor.  Reads only the headers of the files."""
     with ExitStack() as files:
         slices = {name: file.get_slice(name) for name, file in _open(checkpoint, files).items()}
         return {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
@@ -78,17 +79,21 @@ def described(checkpoint: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 def replace_checkpoint(
     tensors: Iterable[tuple[str, Tensor]], source: Path, target: Path, changes: dict[str, Any]
 ) -> None:
-    """Write ``tensors`` and what else belongs to the checkpoint in ``source``.
+    """Write a checkpoint with ``tensors`` and the other files of the checkpoint ``source``.
 
-    ``changes`` are keys of ``config.json``, None for one that is left out.  ``target`` appears, or changes, when it is
-    complete: everything is written beside it and renamed.  No more than one of ``tensors`` is held at a time.
+    ``changes`` are new values for keys of ``config.json``; None removes a key.  ``target`` appears, or is replaced,
+    when it is complete: everything is written to a partial folder, which is then renamed.  At most one of ``tensors``
+    is held at a time.
     """
     partial = begin_checkpoint(source, target, changes)
     finish_checkpoint(write_shards(tensors, partial), target)
 
 
 def begin_checkpoint(source: Path, target: Path, changes: dict[str, Any]) -> Path:
-    """A folder beside ``target`` with everything but the weights; what an earlier attempt left there goes."""
+    """Create the partial folder of ``target`` with everything but the weights, and return it.
+
+    Deletes a partial folder that an earlier attempt left.
+    """
     partial = partial_of(target)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -100,7 +105,7 @@ def begin_checkpoint(source: Path, target: Path, changes: dict[str, Any]) -> Pat
 
 
 def partial_of(target: Path) -> Path:
-    """The folder that is ``target`` while it is being written."""
+    """Return the path of the partial folder, which becomes ``target`` when it is complete."""
     target = target.absolute()
     return target.with_name(target.name + ".partial")
 
@@ -112,9 +117,9 @@ def write_shards(
     writer: int = 0,
     on_shard: Callable[[Shard], None] = lambda shard: None,
 ) -> list[Shard]:
-    """Write ``tensors`` to files of about ``SHARD_BYTES``; ``on_shard`` hears of each that is complete.
+    """Write ``tensors`` to files of about ``SHARD_BYTES``, and call ``on_shard`` with each complete file.
 
-    ``writer`` tells several processes apart that write to the same folder.
+    ``writer`` is a number that differs between the processes that write to the same folder.
     """
     shards: list[Shard] = []
     open_file: _ShardFile | None = None
@@ -138,7 +143,10 @@ def write_shards(
 
 
 def finish_checkpoint(shards: Sequence[Shard], target: Path) -> None:
-    """Name the files of ``target``'s partial folder, one or numbered with the index that transformers looks for."""
+    """Name the files of ``target``'s partial folder as transformers expects, then rename the folder to ``target``.
+
+    Several files are numbered and get an index.
+    """
     target, partial = target.absolute(), partial_of(target)
     _name_shards(shards, partial)
     for path in (*partial.iterdir(), partial):
@@ -155,9 +163,9 @@ def finish_checkpoint(shards: Sequence[Shard], target: Path) -> None:
 
 
 class _ShardFile:
-    """One file of safetensors: a length, a description of that length, and the tensors' bytes one after the other.
+    """One safetensors file: the length of the header, the header, and the tensors' bytes one after the other.
 
-    ``with`` closes it, complete or not.
+    Leaving the ``with`` block closes the file, complete or not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -175,11 +183,11 @@ class _ShardFile:
         self._file.close()
 
     def has_room(self, name: str, tensor: Tensor) -> bool:
-        """Whether the tensor can be added."""
+        """Whether the tensor fits into this file and its header."""
         return self._num_bytes < SHARD_BYTES and self._header_bytes + self._length(name, tensor) <= HEADER_BYTES - 8
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Write it."""
+        """Append the tensor's bytes and its entry in the header."""
         self._header_bytes += self._length(name, tensor)
         self._header[name] = self._described(tensor)
         numbers = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
@@ -187,7 +195,7 @@ class _ShardFile:
         self._num_bytes += tensor.nbytes
 
     def close(self) -> Shard:
-        """Write the description, filled up with spaces as the format allows."""
+        """Write the header, padded with spaces as the format allows, and close the file."""
         header = json.dumps(self._header).encode().ljust(HEADER_BYTES - 8)
         with self._file as file:
             file.seek(0)
@@ -196,7 +204,7 @@ class _ShardFile:
         return Shard(path=self._path, names=names, num_bytes=self._num_bytes)
 
     def _length(self, name: str, tensor: Tensor) -> int:
-        """Of the tensor's part of the description."""
+        """Return the bytes of the tensor's entry in the header."""
         return len(json.dumps({name: self._described(tensor)}))
 
     def _described(self, tensor: Tensor) -> dict[str, Any]:
@@ -205,11 +213,11 @@ class _ShardFile:
 
 
 def _open(checkpoint: Path, files: ExitStack) -> dict[str, Any]:
-    """The open file that holds each tensor."""
+    """Open all files and return the one that holds each tensor, by the tensor's name."""
     paths = sorted(checkpoint.glob("*.safetensors"))
     if not paths:
         raise ConfigError(f"hf-checkpoint: no safetensors in {checkpoint}")
-    # Mapped files would count as this process's memory, all that was read of them.
+    # With memory-mapped files, everything read from them would count as this process's memory.
     opened = [files.enter_context(safe_open(path, framework="pt", backend="pread")) for path in paths]
     return {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 

@@ -1,4 +1,4 @@
-"""How far a long conversion is: a bar on a terminal, a line for each file elsewhere."""
+"""The progress of a long conversion: a bar on a terminal, a line for each file elsewhere."""
 
 import sys
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ GIB = 1024**3
 
 
 class Watch(Protocol):
-    """Who wants to hear of it."""
+    """The receiver of progress reports."""
 
     def moved(self, num_bytes: int) -> None:
-        """So much more of the weights is converted."""
+        """Count ``num_bytes`` more of the weights as converted."""
 
     def wrote(self, path: Path, num_bytes: int) -> None:
-        """A file is complete."""
+        """Report a complete file of ``num_bytes``."""
 
 
 @contextmanager
 def watched(what: str, total_bytes: int, *, is_first: bool, stream: TextIO | None = None) -> Iterator[Watch]:
-    """Tell people on ``stream`` (default: stderr) about ``what``, this process's ``total_bytes``.
+    """Show the progress of ``what``, ``total_bytes`` in this process, on ``stream`` (default: stderr).
 
-    Of several processes on a terminal only the first one draws.
+    If several processes share a terminal, only the first one draws a bar.
     """
     stream = stream or sys.stderr
     if not stream.isatty():
@@ -61,4 +61,4 @@ class _Bar:
         self._bar.advance(self._task, num_bytes)
 
     def wrote(self, path: Path, num_bytes: int) -> None:
-        """The bar has it already."""
+        """Do nothing: ``moved`` has advanced the bar already."""

@@ -1,10 +1,10 @@
-"""Writing checkpoints beside training: a copy to host memory, which training waits for, then files from a thread.
+"""Asynchronous checkpoints: training waits for a copy to host memory, and a thread writes the files.
 
-    begin: wait for the one before ─▶ plan with the other ranks ─▶ copy ─▶ return
-    thread:                                                          └─▶ write ─▶ gather ─▶ rank 0: name it
+    begin: wait for the previous save ─▶ plan with the other ranks ─▶ copy ─▶ return
+    thread:                                                             └─▶ write ─▶ gather ─▶ rank 0: name it
 
-Every rank writes its own shards.  Ranks meet once more when all have written, in a process group of the threads' own:
-collective operations of two threads in one group would mix.
+Every rank writes its own shards.  The threads of all ranks synchronize once more when all have written.  They use a
+separate process group, because collective operations of two threads in one group would mix.
 """
 
 import queue
@@ -75,41 +75,44 @@ INTERNALS = (
 )
 """Names that may change with the library: see docs/internals.md."""
 
-# In place of a queue in a process that Megatron starts for it, in every rank: the writer is a thread here.
+# Megatron would start a process in every rank to serve this queue; here the writer is a thread.
 # Invariant: set before the first save, because Megatron makes its own queue if there is none.
 filesystem_async._results_queue = queue.Queue()  # noqa: SLF001
 
 
 class Saver:
-    """Writes one rank's part of checkpoints, one at a time."""
+    """A writer of one rank's part of checkpoints, one checkpoint at a time."""
 
     def __init__(self, timeout_s: float) -> None:
-        """``timeout_s`` is how long ranks wait for the slowest writer.  Called on all ranks at once."""
+        """Create the process group of the writers.  Collective.
+
+        ``timeout_s`` limits how long ranks wait for the slowest writer.
+        """
         # Invariant: the caller's thread uses the group only while no writer runs (``begin`` waits first), and the
-        # writer uses no other group.  Two threads in one group would get each other's messages.
+        # writer uses no other group.  Two threads in one group would receive each other's messages.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._timeout_s = timeout_s
         self._writing: Future[None] | None = None
         self._has_checked = False
 
     def begin(self, state: dict[str, Any], folder: Path, notes: bytes) -> float:
-        """Copy ``state`` and return; seconds that the caller waited.  The rest happens beside.
+        """Copy ``state``, start a thread that writes it, and return the seconds that the caller waited.
 
-        ``folder`` gets its name, and becomes the latest one, when everything is in it.  Waits for the save before,
-        first.  Raises CheckpointFailed, also for the one before.
+        ``folder`` gets its name, and becomes the latest checkpoint, when everything is in it.  Waits for the previous
+        save first.  Raises CheckpointFailed, also if the previous save failed.
         """
         started = time.perf_counter()
         self.wait()
         try:
             plan = self._planned(state, folder)
-        except (Exception, CheckpointException) as error:  # torch's, of all ranks, is no Exception
+        except (Exception, CheckpointException) as error:  # torch's CheckpointException is a BaseException
             raise CheckpointFailed(f"{folder} cannot be written: {error}") from error
         seconds = time.perf_counter() - started
         self._writing = in_daemon_thread(lambda: self._write(plan, folder, notes), "checkpoint")
         return seconds
 
     def wait(self) -> None:
-        """Return once nothing is being written.  Raises CheckpointFailed."""
+        """Return once no checkpoint is being written.  Raises CheckpointFailed if the save failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             try:
@@ -118,18 +121,18 @@ class Saver:
                 raise CheckpointFailed(f"not written within {self._timeout_s:g} s") from error
 
     def raise_if_failed(self) -> None:
-        """Raises CheckpointFailed if what is being written has failed; returns at once."""
+        """Raise CheckpointFailed if the save under way has failed.  Returns at once."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def _planned(self, state: dict[str, Any], folder: Path) -> "_Plan":
-        """Which rank writes what, agreed upon, with everything copied to host memory."""
+        """Agree with the other ranks on which rank writes which tensor, and copy this rank's part to host memory."""
         partial = folder.with_name(folder.name + PARTIAL)
         if dist.get_rank() == 0:
             open_partial(folder)
         dist.barrier(group=self._group)
         strategy = _Strategy()
-        # The check takes as long as the plan; which tensors there are changes in no run.
+        # The check takes as long as the plan.  Once is enough, because the set of tensors never changes in a run.
         check, self._has_checked = not self._has_checked, True
         request = dist_checkpointing.save(
             state,
@@ -145,12 +148,12 @@ class Saver:
         if request.async_fn is not None:  # this rank has something to write
             _, buckets, _ = request.async_fn_args
             plan.buckets = [_copied(bucket) for bucket in buckets]
-        if torch.cuda.is_available():  # not the whole device: weights may be on their way to engines beside this
+        if torch.cuda.is_available():  # not the whole device: another stream may be broadcasting weights
             torch.cuda.current_stream().synchronize()
         return plan
 
     def _write(self, plan: "_Plan", folder: Path, notes: bytes) -> None:
-        """In the thread: write, hear from the others, and on rank 0 finish."""
+        """Write this rank's files, gather the results, and complete the checkpoint on rank 0.  Runs in the thread."""
         results = _results(plan)
         everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         try:
@@ -160,7 +163,7 @@ class Saver:
                 plan.writer.finish(plan.metadata, everyone)
                 save_config(CheckpointingConfig("torch_dist", 1), str(folder.with_name(folder.name + PARTIAL)))
                 commit(folder, notes)
-        except Exception as error:  # Megatron, torch, pickle and the disk have theirs
+        except Exception as error:  # Megatron, torch, pickle and the disk raise different ones
             raise CheckpointFailed(f"{folder}: {error}") from error
         if failures:
             raise CheckpointFailed(f"{folder}: {failures[0]}")
@@ -168,17 +171,20 @@ class Saver:
 
 @dataclass(slots=True, kw_only=True)
 class _Plan:
-    """What one rank writes of one checkpoint."""
+    """The part of one checkpoint that one rank writes."""
 
     writer: Any
     metadata: Any
-    """Of the whole checkpoint; on rank 0."""
+    """The metadata of the whole checkpoint, on rank 0."""
     buckets: list[Any] = field(default_factory=list)
-    """One for each of this rank's files."""
+    """One bucket of tensors and objects for each of this rank's files."""
 
 
 class _Strategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]
-    """Megatron's, keeping what it planned: its own way to finish would meet the other ranks in the training's group."""
+    """Megatron's save strategy, which keeps its plan.
+
+    Megatron's finalization is not used, because it would communicate in training's process group.
+    """
 
     plan: _Plan | None = None
 
@@ -188,22 +194,22 @@ class _Strategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]
 
 
 def _copied(bucket: Any) -> Any:
-    """A bucket of Megatron's writer whose tensors nobody changes."""
+    """Copy the tensors of a bucket of Megatron's writer to host memory, where training does not change them."""
     path, key, (objects, tensors) = bucket
     return path, key, (objects, [(item, tensor.detach().to("cpu", copy=True)) for item, tensor in tensors])
 
 
 def _results(plan: _Plan) -> Any:
-    """What the writer wrote, or a text that says why it did not."""
+    """Write this rank's files and return the results, or a text with the error."""
     try:
         return [result for bucket in plan.buckets for result in _written(plan.writer, bucket)]
-    except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks wait to hear of it)
+    except Exception as error:  # noqa: BLE001 (whatever the error is, the other ranks wait for this result)
         return f"{type(error).__name__}: {error}"
 
 
 def _written(writer: Any, bucket: Any) -> list[Any]:
-    """One file, on the disk."""
-    # Megatron disables Python's garbage collector meanwhile, for all threads of the process.
+    """Write one file and flush it to the disk."""
+    # Megatron disables Python's garbage collector during this call, for all threads of the process.
     _, results = writer.write_preloaded_data([writer.transforms], 0, bucket, None, None, use_fsync=True)
     if isinstance(results, Exception):
         raise results

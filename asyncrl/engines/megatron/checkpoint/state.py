@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a trainer rank, as Megatron's sharded state: it can be read on another parallel layout."""
+"""The state of a trainer rank in a checkpoint: Megatron's sharded state, which another parallel layout can read."""
 
 import pickle
 import random
@@ -104,13 +104,13 @@ INTERNALS = (
 _SHARDING = "fully_reshardable"
 """Megatron's name for the format of a distributed optimizer that another number of ranks can read."""
 LONGEST_LINE = 300
-"""Of an error: Megatron's list every tensor of the checkpoint."""
+"""The maximum length of an error line, in characters.  Megatron's errors list every tensor of the checkpoint."""
 _WORDS = ("embedding.word_embeddings.weight", "output_layer.weight")
-"""What has a row for each word."""
+"""Weights with one row for each entry of the vocabulary."""
 _PARTS = "parts"
-"""Where ``load_state`` has the optimizer's tensors, apart from what else the checkpoint says of its optimizer."""
+"""The key under which ``load_state`` has the optimizer's tensors, apart from the rest of the optimizer's state."""
 _MISSING_STATE = re.compile(r"optimizer\.state\.\S+ from model not in state dict")
-"""How torch begins to say that a checkpoint lacks a tensor; Megatron's names are those of the optimizer's."""
+"""Part of torch's error for a tensor that the checkpoint lacks, with Megatron's name for a tensor of the optimizer."""
 _NO_STATE = (
     "it has no state of this kind of optimizer: it was written with --no-save-optim, or with another "
     "--use-distributed-optimizer or dtype; --no-load-optim begins with a fresh optimizer"
@@ -127,7 +127,10 @@ class ModelWithOptimizer(Protocol):
 def sharded_state(
     policy: ModelWithOptimizer, critic: ModelWithOptimizer | None, *, with_optimizer: bool, is_loading: bool = False
 ) -> dict[str, Any]:
-    """Weights, random state and optimizer, of the critic as well if there is one; live tensors, nothing is copied."""
+    """Return weights, random state and optimizer state, and the critic's weights and optimizer state if there is one.
+
+    The tensors are the live ones, not copies.
+    """
     state = _sharded(policy, with_optimizer=with_optimizer, is_loading=is_loading)
     state["random"] = _sharded_random_state()
     if critic is not None:
@@ -137,7 +140,7 @@ def sharded_state(
 
 
 def sharded_weights(model: Any) -> dict[str, Any]:
-    """The weights alone, under the same name as in a whole checkpoint."""
+    """Return the weights alone, under the same name as in a whole checkpoint."""
     with _without_head(model):
         return {"model": model.sharded_state_dict(metadata=_metadata())}
 
@@ -152,9 +155,9 @@ def load_state(
 ) -> None:
     """Read the checkpoint ``folder`` into fresh models and optimizers.
 
-    Without ``everything`` it is the policy's weights alone; with it the critic, too, and the random state if the
-    checkpoint's model-parallel layout is this one.  Without ``with_optimizer`` the optimizers begin anew.  Settings of
-    the optimizer (rates, decay, betas) stay as they are.  Raises CheckpointFailed.
+    With ``everything``, the critic is read too, and the random state if the checkpoint's model-parallel layout is the
+    same; otherwise neither is read.  Without ``with_optimizer``, the optimizers start with fresh state.  The settings
+    of the optimizers (learning rates, weight decay, betas) stay as they are.  Raises CheckpointFailed.
     """
     critic = critic if everything else None
     state = sharded_state(policy, critic, with_optimizer=with_optimizer, is_loading=True)
@@ -172,7 +175,7 @@ def load_state(
         _take(policy, found, with_optimizer=with_optimizer)
         if critic is not None:
             _take(critic, found["critic"], with_optimizer=with_optimizer)
-    except CheckpointException as error:  # torch's, of all ranks: no Exception
+    except CheckpointException as error:  # torch's, with the errors of all ranks; it is a BaseException
         raise CheckpointFailed(f"{folder} cannot be loaded: {_why(_cause(error))}") from error
     except (
         CheckpointingException,
@@ -199,7 +202,7 @@ def _sharded(learner: ModelWithOptimizer, *, with_optimizer: bool, is_loading: b
 
 
 def _metadata() -> dict[str, Any]:
-    """The formats that can be read with another number of ranks."""
+    """Return the metadata of sharded states: formats that another number of ranks can read."""
     return {
         "distrib_optim_sharding_type": _SHARDING,
         "distrib_optim_fully_reshardable_mem_efficient": False,
@@ -211,7 +214,7 @@ def _metadata() -> dict[str, Any]:
 
 @contextmanager
 def _without_head(model: Any) -> Iterator[None]:
-    """Megatron looks for an output layer on the last pipeline stage; a critic has none."""
+    """Hide from Megatron that a critic has no output layer, which it expects on the last pipeline stage."""
     is_last = model.post_process
     try:
         model.post_process = is_last and getattr(model, "output_layer", None) is not None
@@ -226,11 +229,14 @@ def _take(learner: ModelWithOptimizer, found: dict[str, Any], *, with_optimizer:
     if with_optimizer:
         _load_optimizer(learner.optimizer, found["optimizer"], found[_PARTS])
     else:
-        learner.optimizer.reload_model_params()  # its finer copies of the weights
+        learner.optimizer.reload_model_params()  # updates its float32 copies of the weights
 
 
 def _leave_extra_state(*states: dict[str, Any]) -> None:
-    """TransformerEngine's layers have some where Megatron's own have none; without fp8 nothing is in it."""
+    """Remove the layers' extra state, which TransformerEngine's layers have and Megatron's may lack.
+
+    It is empty without fp8.
+    """
     for state in states:
         state["model"] = {name: each for name, each in state["model"].items() if not _is_extra(name)}
 
@@ -244,30 +250,36 @@ def _has(known: dict[str, Any], part: ShardedObject) -> bool:
 
 
 def _check_words(folder: Path, known: dict[str, Any], num_words: int) -> None:
-    """Megatron fills embeddings up with zeros where a checkpoint has fewer words than the model.
+    """Raise CheckpointFailed if the checkpoint's vocabulary is smaller than the model's.
 
-    Every rank looks at both matrices, also one that has neither: all must raise, or none.
+    Megatron would pad the embeddings with zeros.  Every rank checks both matrices, even if it has neither, so that
+    either all ranks raise or none.
     """
     for key in _WORDS:
         if key in known and (there := known[key].global_shape[0]) < num_words:
-            raise CheckpointFailed(f"{folder} cannot be loaded: {key} has {there} words, the model {num_words}")
+            raise CheckpointFailed(
+                f"{folder} cannot be loaded: {key} has {there} rows, less than the model's vocabulary size {num_words}"
+            )
 
 
 # ---- optimizer
 
 
 def _ask_for_parts(learner: ModelWithOptimizer, state: dict[str, Any]) -> None:
-    """The optimizer's tensors by the place of its part: Megatron has no numbers where there is one part only."""
+    """Move the optimizer's state to the key ``parts``, by the index of its member.
+
+    Megatron has no indices if there is only one member.
+    """
     optimizer = state.pop("optimizer")
     state[_PARTS] = {0: optimizer} if len(members(learner.optimizer)) == 1 else optimizer
 
 
 def _load_optimizer(optimizer: Any, common: object, tensors: dict[int, dict[str, Any]]) -> None:
-    """Put in the ``tensors`` of each part, and the step that ``common`` has.
+    """Load each member's ``tensors``, and the step that ``common`` has, into ``optimizer``.
 
-    ``common`` is what was saved besides tensors, as rank 0 had it.  How many parts it is of, and in what groups,
-    depends on the layout: where ranks share the experts, Megatron has an optimizer for those.  All parts have taken
-    the same steps.
+    ``common`` is the state that is not in tensors, as rank 0 saved it.  The number of members in it, and their
+    parameter groups, depend on the layout: where ranks share the experts, Megatron has a separate optimizer for them.
+    All members have taken the same number of steps.
     """
     step = next(_steps(common), 0)
     for place, part in optimizers(optimizer).items():
@@ -276,7 +288,7 @@ def _load_optimizer(optimizer: Any, common: object, tensors: dict[int, dict[str,
 
 
 def _part_state(part: Any, tensors: dict[str, Any], step: int) -> dict[str, Any]:
-    """What the part's own ``load_state_dict`` takes: settings as they are, ``tensors``, and ``step``."""
+    """Build the argument of the member's ``load_state_dict``: its present settings, ``tensors``, and ``step``."""
     state: dict[str, Any] = part.state_dict()
     inner = state.get("optimizer", state)
     is_distributed, is_torchs = isinstance(part, DistributedOptimizer), isinstance(part.optimizer, torch.optim.AdamW)
@@ -295,7 +307,7 @@ def _part_state(part: Any, tensors: dict[str, Any], step: int) -> dict[str, Any]
 
 
 def _steps(common: object) -> Iterator[int]:
-    """Every step that is named in what was saved of an optimizer besides tensors; none if it had taken none."""
+    """Yield every step count in the state of an optimizer that is not in tensors; none before its first step."""
     if isinstance(common, dict):
         yield from (int(common[name]) for name in ("step", "common_step") if common.get(name) is not None)
         common = list(common.values())
@@ -306,7 +318,10 @@ def _steps(common: object) -> Iterator[int]:
 
 @torch.no_grad()
 def _set_states(part: DistributedOptimizer, model_param: Any, tensors: dict[str, Any]) -> None:
-    """Megatron's own asks for the ``step`` of torch's AdamW among the tensors, where it never is."""
+    """Copy ``tensors`` into the optimizer, in place of Megatron's method.
+
+    Megatron's method expects the ``step`` of torch's AdamW among the tensors, where it never is.
+    """
     group, place = part.model_param_group_index_map[model_param]
     main = part.optimizer.param_groups[group]["params"][place]
     for name, target in {"param": main, **part.optimizer.state[main]}.items():
@@ -315,12 +330,13 @@ def _set_states(part: DistributedOptimizer, model_param: Any, tensors: dict[str,
 
 
 def _make_adam_state(optimizer: Any) -> None:
-    """Adam makes its state in its first step, which a policy may not have had when the critic began alone.
+    """Create the state that Adam otherwise creates in its first step.
 
-    Also, the ``state_dict`` of the distributed optimizer asserts that it is there.
+    A policy may have had no step yet, if the critic's training began alone.  The distributed optimizer's ``state_dict``
+    asserts that the state exists.
     """
     for part in optimizers(optimizer).values():
-        if not isinstance(part.optimizer, torch.optim.AdamW):  # TransformerEngine's, which Megatron knows better
+        if not isinstance(part.optimizer, torch.optim.AdamW):  # TransformerEngine's, which Megatron can initialize
             part.init_state_fn(part.optimizer, part.config)
     for adam in adams(optimizer):
         for parameter in _parameters(adam):
@@ -341,7 +357,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _sharded_random_state() -> ShardedObject:
-    """One per model-parallel rank; data-parallel ranks have the same."""
+    """Return the random state, one for each model-parallel rank; data-parallel ranks have the same."""
     return ShardedObject(
         "random",
         _random_state(),
@@ -372,7 +388,7 @@ def _set_random_state(state: dict[str, Any]) -> None:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """What one of the ranks raised."""
+    """Return the error that one of the ranks raised."""
     return next((cause for cause, _ in error.failures.values()), error)
 
 

@@ -1,1 +1,1 @@
-"""A rank's process: its settings, its groups, its optimizer, and stand-ins for CUDA on a CPU."""
+"""The process of a trainer rank: its settings, object collectives, the fused optimizer, and CUDA emulation on a CPU."""

@@ -1,6 +1,6 @@
-"""torch's AdamW as one kernel over all weights: it needs no memory of its own.
+"""torch's fused AdamW: one kernel over all weights, without temporary memory.
 
-Its plain form makes new tensors of all second averages at once, 4 bytes for each weight of a rank.
+The default form allocates new tensors for all second moments at once: 4 bytes for each weight of a rank.
 """
 
 from collections.abc import Iterator
@@ -24,47 +24,50 @@ INTERNALS = (
 
 
 def optimizers(optimizer: Any) -> dict[int, Any]:
-    """Megatron's optimizers that ``optimizer`` is made of, by place; those without parameters on this rank left out."""
+    """The members of ``optimizer`` by index, without members that have no parameters on this rank."""
     return {place: part for place, part in enumerate(members(optimizer)) if part.optimizer is not None}
 
 
 def members(optimizer: Any) -> list[Any]:
-    """All of them."""
+    """All members of a chained optimizer, or the one optimizer in a list."""
     parts: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
     return parts
 
 
 def adams(optimizer: Any) -> Iterator[torch.optim.AdamW]:
-    """Those of torch; those of Apex and TransformerEngine are fused, and Megatron's own business."""
+    """Yield each torch AdamW in ``optimizer``.
+
+    Apex's and TransformerEngine's Adam are fused already, and Megatron handles them.
+    """
     for part in optimizers(optimizer).values():
         if isinstance(part.optimizer, torch.optim.AdamW):
             yield part.optimizer
 
 
 def fuse(optimizer: Any) -> None:
-    """From the next step on."""
+    """Use the fused kernel from the next step on."""
     for adam in adams(optimizer):
-        # The hook changes what ``state_dict`` returns, not the optimizer's own state, whose steps the kernel counts.
+        # The hook changes what ``state_dict`` returns, not the optimizer's state, whose steps the kernel increments.
         adam.register_state_dict_post_hook(_with_steps_on_host)
         for group in adam.param_groups:
             group["fused"], group["foreach"] = True, False
 
 
 def place_steps(optimizer: Any) -> None:
-    """Where the kernel reads them: each parameter's own count of steps, beside the parameter.
+    """Give each parameter a separate ``step`` tensor on the parameter's device, where the fused kernel reads it.
 
-    Whoever puts ``step`` into an optimizer's state calls this afterwards.
+    Call this after putting ``step`` into an optimizer's state.
     """
     for adam in adams(optimizer):
         for parameter, values in adam.state.items():
             if torch.is_tensor(values.get("step")):
-                # The distributed optimizer puts one tensor into every parameter's state, which each would count up
-                # (megatron-core 0.19, distrib_optimizer.py, load_state_dict).
+                # The distributed optimizer puts the same tensor into every parameter's state, so each parameter would
+                # increment it (megatron-core 0.19, distrib_optimizer.py, load_state_dict).
                 values["step"] = values["step"].to(parameter.device, torch.float32, copy=True)
 
 
 def _with_steps_on_host(_adam: torch.optim.Optimizer, found: dict[str, Any]) -> dict[str, Any]:
-    """Checkpoints hold the step as a number, which a machine without a GPU can read."""
+    """Move each ``step`` of the state dict ``found`` to the CPU, so that a machine without a GPU can read it."""
     state = {
         name: {**values, "step": values["step"].cpu()} if torch.is_tensor(values.get("step")) else values
         for name, values in found["state"].items()

@@ -1,4 +1,4 @@
-"""What ranks tell each other besides tensors.  Every rank must call these, in the same order."""
+"""Object collectives between trainer ranks.  Every rank must call these functions, in the same order."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from megatron.core import parallel_state
 
 
 def of_every_rank[T](mine: T) -> list[T]:
-    """On every rank, what each has."""
+    """Gather each rank's value, in rank order, on every rank."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
     return found
 
 
 def from_last_stage[T](found: T) -> T:
-    """What the last stage of this pipeline found."""
+    """Broadcast the value of the last pipeline stage to all stages of this pipeline."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return found
     box = [found]
@@ -24,9 +24,10 @@ def from_last_stage[T](found: T) -> T:
 
 
 def on_first_rank[T](mine: T) -> list[T]:
-    """On rank 0, what it and the ranks with other samples have, by their data-parallel rank; nothing elsewhere.
+    """Gather the values of rank 0's data-parallel group on rank 0, by data-parallel rank; empty on other ranks.
 
-    The ranks that these share the model with have the same, and are not asked.
+    The ranks of this group train on different samples.  Each other rank shares a copy of the model with one of them
+    and has the same value, so it sends nothing.
     """
     group: Any = parallel_state.get_data_parallel_group_gloo()
     if 0 not in dist.get_process_group_ranks(group):

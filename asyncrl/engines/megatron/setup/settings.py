@@ -1,4 +1,4 @@
-"""What a trainer rank is told.  Imports neither torch nor Megatron: the driver uses it."""
+"""The settings of a trainer rank.  Imports neither torch nor Megatron, because the driver uses it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.custom_functions import Custom
 
 type Resolver = Callable[[], Custom]
-"""Finds a user's functions.  It is called in the driver and again in every rank, so it must pickle; that it is handed
-in keeps plug-ins out of the engines."""
+"""A function that finds the user's functions.  The driver calls it, and so does every rank, so it must be picklable.
+It is passed in, so that the engines do not import plug-ins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """The settings of a rank.  Only ``transformer_impl`` may still be ``auto``: see ``with_implementation``."""
+    """The settings of a trainer rank.  Only ``transformer_impl`` may still be ``auto``; see ``with_implementation``."""
 
     model: ModelConfig
     shape: ShapeConfig = field(default_factory=ShapeConfig)
@@ -26,22 +26,23 @@ class TrainerSettings:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
-    """Of weights and activations; gradients and the optimizer are float32."""
+    """The dtype of weights and activations.  Gradients and optimizer state are float32."""
     temperature: float
-    """Logits are divided by it, as the engines do when they sample."""
+    """The sampling temperature.  Logits are divided by it, as in the engines."""
     num_steps_per_rollout: int
-    """Optimiser updates per training step."""
+    """The number of optimizer updates per training step."""
     use_rollout_logprobs: bool
-    """Ratio against the log-probs of the engine that sampled, else against the trainer's at the start of the step."""
+    """Whether the ratio is against the log-probs of the engine that sampled.  Otherwise it is against the trainer's
+    log-probs at the start of the step."""
     timeout_s: float
-    """For one collective operation."""
+    """The timeout of one collective operation, in seconds."""
     save_timeout_s: float = 3600.0
-    """For writing one checkpoint, until all ranks have written theirs."""
+    """The timeout for writing one checkpoint, in seconds, until all ranks have written their shards."""
     row_tokens: int | None = None
-    """Most tokens of a microbatch, over the context-parallel ranks that share it.  Default: ``max_tokens_per_gpu`` of
-    each."""
+    """The maximum number of tokens of a microbatch, summed over the context-parallel ranks that split it.  Default:
+    ``max_tokens_per_gpu`` on each of them."""
     custom: Resolver | None = None
-    """A user's own advantage or loss; None: neither."""
+    """A resolver for the user's advantage or loss function; None if the user has neither."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

@@ -1,1 +1,1 @@
-"""Weights on their way: from Hugging Face names to Megatron's, and out to engines."""
+"""Weights between Hugging Face names and Megatron's, and the trainer's end of weight updates."""

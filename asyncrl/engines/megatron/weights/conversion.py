@@ -1,6 +1,6 @@
-"""Between a Hugging Face folder and a torch_dist checkpoint, one weight at a time; both ways together change no bit.
+"""Conversion between a Hugging Face folder and a torch_dist checkpoint, one weight at a time.
 
-Every process runs through the same function; each has its share of the weights.
+A round trip changes no bit.  Every process calls the same function, and each converts a share of the weights.
 """
 
 import logging
@@ -45,7 +45,7 @@ from asyncrl.errors import CheckpointFailed, ConfigError
 from asyncrl.models.shape import ModelShape, read_shape
 
 PER_WORD = frozenset({"embedding.word_embeddings.weight", "output_layer.weight"})
-"""Weights with a row for each word of the vocabulary."""
+"""Weights with one row for each entry of the vocabulary."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +53,16 @@ logger = logging.getLogger(__name__)
 def to_torch_dist(source: Path, target: Path, vocab_size: int | None = None) -> None:
     """Write the weights of the Hugging Face folder ``source`` to ``target/release``.  Collective.
 
-    With ``vocab_size`` embeddings and output layer get rows of zeros up to that number.  Raises ConfigError or
+    With ``vocab_size``, rows of zeros pad embeddings and output layer to that size.  Raises ConfigError or
     CheckpointFailed.
     """
     shape, folder = read_shape(source), target / RELEASE
     if (target / TRACKER).exists() or is_complete(folder):
         raise ConfigError(f"{target} has checkpoints already: convert to an empty folder")
     if vocab_size is not None and vocab_size < shape.vocab_size:
-        raise ConfigError(f"vocab-size {vocab_size}: {source} has {shape.vocab_size} words, and none can be left out")
+        raise ConfigError(
+            f"vocab-size {vocab_size}: {source} has a vocabulary of {shape.vocab_size} tokens; it cannot be truncated"
+        )
     if shape.num_next_token_layers:
         logger.warning("%s: its layers for multi-token prediction are left out", source)
     weights, others = placed_weights(_with_words(shape, vocab_size))
@@ -80,9 +82,9 @@ def to_torch_dist(source: Path, target: Path, vocab_size: int | None = None) -> 
 def to_hf(source: Path, target: Path, original: Path, vocab_size: int | None = None) -> None:
     """Write the weights of the newest checkpoint in ``source`` as the Hugging Face folder ``target``.  Collective.
 
-    ``original`` is the Hugging Face folder that the training began with: its config, tokenizer and dtypes are taken,
-    except what the run was told otherwise.  Of embeddings and output layer the first ``vocab_size`` rows are kept, by
-    default as many as config.json says.  Raises ConfigError or CheckpointFailed.
+    ``original`` is the Hugging Face folder that training started from.  Its config, tokenizer and dtypes are used,
+    except where the run's flags overrode the config.  The first ``vocab_size`` rows of embeddings and output layer are
+    kept; the default is config.json's vocabulary size.  Raises ConfigError or CheckpointFailed.
     """
     folder = find_weights(source)
     trained = _trained_shape(folder, original)
@@ -106,7 +108,7 @@ def to_hf(source: Path, target: Path, original: Path, vocab_size: int | None = N
 
 
 def _make_room(folder: Path) -> None:
-    """An empty folder, once for all processes: what a conversion left that was killed goes."""
+    """Create an empty folder for all processes, without the files that a killed conversion left."""
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.distcp"):
@@ -151,7 +153,7 @@ def _write_tensors(
 def _read_tensors(
     weights: Sequence[Placed], stored: DistReader, original: tuple[Path, ModelShape], watch: Watch
 ) -> Iterator[tuple[str, Tensor]]:
-    """The Hugging Face tensors of ``weights``, in the dtypes that ``original`` has."""
+    """Yield the Hugging Face tensors of ``weights``, in the dtypes of ``original``."""
     checkpoint, shape = original
     dtypes, default = dtypes_of(checkpoint), getattr(torch, shape.dtype)
     for weight in weights:
@@ -161,34 +163,37 @@ def _read_tensors(
 
 
 def _fitted(numbers: Tensor, weight: Placed, checkpoint: Path) -> Tensor:
-    """``numbers`` in the dtype and with the rows that ``weight`` has.  Raises ConfigError."""
+    """Return ``numbers`` in the dtype of ``weight``, padded to its rows.  Raises ConfigError if the shapes differ."""
     missing = weight.whole.shape[0] - numbers.shape[0]
     if weight.name in PER_WORD and missing > 0:
         numbers = F.pad(numbers, (0, 0, 0, missing))
     if numbers.shape != weight.whole.shape:
         raise ConfigError(
-            f"hf-checkpoint: the tensors of {weight.name} in {checkpoint} make {list(numbers.shape)}, "
-            f"config.json asks for {list(weight.whole.shape)}"
+            f"hf-checkpoint: the tensors of {weight.name} in {checkpoint} have the shape {list(numbers.shape)} "
+            f"together, config.json requires {list(weight.whole.shape)}"
         )
     return numbers.to(weight.whole.dtype)
 
 
 def _check_sizes(weights: Sequence[Placed], stored: DistReader, folder: Path) -> None:
-    """Raise ConfigError unless the checkpoint has the weights, at least so many words, and no more weights."""
+    """Raise ConfigError unless the checkpoint has exactly these weights, in these sizes.
+
+    The checkpoint's vocabulary may be larger.
+    """
     parts = [part for weight in weights for part in weight.parts(weight.whole)]
     per_word = {part.key for weight in weights if weight.name in PER_WORD for part in weight.parts(weight.whole)}
     for part in parts:
         found, asked = stored.size(part), torch.Size(part.global_shape)
         if part.key in per_word and found[0] < asked[0]:
-            raise ConfigError(f"vocab-size {asked[0]}: {folder} has {part.key} of {found[0]} words only")
+            raise ConfigError(f"vocab-size {asked[0]}: {part.key} in {folder} has only {found[0]} rows")
         if found[part.key in per_word :] != asked[part.key in per_word :]:
-            raise ConfigError(f"{folder} has {part.key} of {list(found)}, hf-checkpoint asks for {list(asked)}")
+            raise ConfigError(f"{part.key} in {folder} has shape {list(found)}, hf-checkpoint requires {list(asked)}")
     if unread := stored.unread(parts):
-        raise ConfigError(f"{folder} has weights that hf-checkpoint has not: {', '.join(unread[:3])}, ...")
+        raise ConfigError(f"{folder} has weights that hf-checkpoint lacks: {', '.join(unread[:3])}, ...")
 
 
 def _trained_shape(folder: Path, original: Path) -> ModelShape:
-    """Of the checkpoint ``folder``.  Raises ConfigError if its tensors are not those of ``original``."""
+    """Return the shape of the checkpoint ``folder``.  Raises ConfigError if ``original`` is another model."""
     shape, notes = read_shape(original), read_notes(folder)
     if notes is None:
         return shape
@@ -198,7 +203,10 @@ def _trained_shape(folder: Path, original: Path) -> ModelShape:
 
 
 def _as_trained(shape: ModelShape, model: Mapping[str, Any]) -> ModelShape:
-    """``shape`` with what a run's flags may have changed: see ``overrides``; ``model`` is that of its ``run.json``."""
+    """Return ``shape`` with the values that a run's flags may have changed, see ``overrides``.
+
+    ``model`` is the model in the checkpoint's ``run.json``.
+    """
     rope = model.get("rope", {})
     return replace(
         shape,
@@ -228,7 +236,7 @@ def _watched(what: str, weights: Sequence[Placed]) -> Iterator[Watch]:
 
 
 def _gathered[T](mine: list[T]) -> list[T]:
-    """Of all processes, in their order, on rank 0."""
+    """Gather the items of all processes on rank 0, in the order of ranks; other ranks get an empty list."""
     found: list[list[T] | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(mine, found)
     return list(chain.from_iterable(each or [] for each in found or []))

@@ -1,11 +1,11 @@
-"""Between a Hugging Face folder and Megatron's torch_dist format, without a run.
+"""Convert weights between a Hugging Face folder and Megatron's torch_dist format, without a run.
 
     python -m asyncrl.engines.megatron.weights.convert to-torch-dist HF_FOLDER DIR
     python -m asyncrl.engines.megatron.weights.convert to-hf DIR HF_FOLDER --hf-checkpoint ORIGINAL
 
-``DIR`` gets ``release`` and the file that names it, as Megatron's own converters write them: ``--load DIR`` or
-``--ref-load DIR`` then starts from it, in any layout.  Weights pass one at a time, so memory is needed for the largest
-one, a few times over, and not for the model.  Several processes share the work:
+``DIR`` gets a folder ``release`` and the file that names it, as Megatron's own converters write them.  ``--load DIR``
+and ``--ref-load DIR`` then start from it, in any layout.  Weights are converted one at a time: memory is needed for the
+largest one, a few times over, and not for the model.  Several processes share the work:
 
     torchrun --nproc-per-node 8 -m asyncrl.engines.megatron.weights.convert to-torch-dist HF_FOLDER DIR
 
@@ -37,11 +37,11 @@ from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.internals import check_internals
 
 LAYOUT_FLAGS = ("tensor", "pipeline", "expert")
-"""Converters of other programs need a layout for a large model, and scripts name it."""
+"""Flags that are accepted without effect.  Other converters need a layout for a large model, so scripts pass one."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Convert what ``argv`` asks for; the exit code."""
+    """Convert as ``argv`` asks, and return the exit code."""
     asked = _parser().parse_args(argv)
     try:
         check_internals(ATTENTION, DIST_FILES, LAYERS, MODEL, STATE, UNSTORED, WEIGHTS)
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _processes() -> Iterator[None]:
-    """All processes that torchrun started, or this one alone; each could have the whole model."""
+    """Connect all processes that torchrun started, or this one alone, in a layout that does not split the model."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
@@ -81,20 +81,20 @@ def _free_port() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True)
-    into = kinds.add_parser("to-torch-dist", help="weights of a Hugging Face folder, for --load and --ref-load")
+    into = kinds.add_parser("to-torch-dist", help="convert a Hugging Face folder, for --load and --ref-load")
     into.set_defaults(convert=lambda asked: to_torch_dist(asked.source, asked.target, asked.vocab_size))
-    into.add_argument("--vocab-size", type=int, metavar="ROWS", help="fill embeddings up with rows of zeros")
-    back = kinds.add_parser("to-hf", help="weights of the newest checkpoint in a folder, for everybody else")
+    into.add_argument("--vocab-size", type=int, metavar="ROWS", help="pad embeddings to this size with zeros")
+    back = kinds.add_parser("to-hf", help="convert the newest checkpoint in a folder to Hugging Face format")
     back.set_defaults(convert=lambda asked: to_hf(asked.source, asked.target, asked.hf_checkpoint, asked.vocab_size))
-    back.add_argument("--hf-checkpoint", type=Path, required=True, help="folder that the training began with")
+    back.add_argument("--hf-checkpoint", type=Path, required=True, help="folder that training started from")
     back.add_argument(
-        "--vocab-size", type=int, metavar="ROWS", help="of padded embeddings the rows to keep; default: config.json's"
+        "--vocab-size", type=int, metavar="ROWS", help="rows of padded embeddings to keep; default: config.json's"
     )
     for kind in (into, back):
         kind.add_argument("source", type=Path)
         kind.add_argument("target", type=Path)
         for name in LAYOUT_FLAGS:
-            kind.add_argument(f"--{name}-model-parallel-size", type=int, help="accepted; processes need no layout")
+            kind.add_argument(f"--{name}-model-parallel-size", type=int, help="accepted, without effect")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""Weights in fp8 for engines that serve them so, each block of numbers with a scale of its own.
+"""Weights in block FP8, for engines that serve them so.  Each block of a matrix has a separate scale.
 
-DeepSeek-V3's format (its technical report, arXiv 2412.19437, section 3.3): a matrix is E4M3 numbers, and for each block
-of 128 x 128 of them one scale that they are multiplied with, in a second tensor whose name ends in ``_scale_inv``.
+DeepSeek-V3's format (its technical report, arXiv 2412.19437, section 3.3): a matrix is stored in E4M3.  A second
+tensor, whose name ends in ``_scale_inv``, has one factor for each block of 128 x 128 elements.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,26 +17,26 @@ from asyncrl.errors import ConfigError
 from asyncrl.models.shape import ModelShape
 
 SCALES = "_scale_inv"
-"""Ends the name of a tensor's scales."""
+"""The suffix of the name of a tensor's scales."""
 LARGEST = 448.0
-"""Of E4M3."""
+"""The largest number in E4M3."""
 _SCALE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
-"""By safetensors' name: DeepSeek's and Qwen's."""
+"""The dtypes of scales by safetensors' name: DeepSeek's and Qwen's."""
 ALIGNMENT = 4
-"""Bytes: what follows a matrix in a bucket begins there, and may be float32."""
+"""The alignment of tensors in a bucket, in bytes.  The tensor after a matrix may be float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFp8:
-    """Which tensors of a checkpoint are in fp8, and how."""
+    """The FP8 tensors of a checkpoint, and their format."""
 
     block: tuple[int, int]
     """Rows and columns that share a scale."""
     scales: Mapping[str, torch.dtype]
-    """By the name of a tensor in fp8, the dtype of its scales."""
+    """The dtype of the scales of each FP8 tensor, by the tensor's name."""
 
     def stored(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The same weights as the checkpoint has them: scales follow what they belong to."""
+        """Yield the same weights as the checkpoint stores them.  Scales follow the tensor that they belong to."""
         for name, tensor in tensors:
             if name not in self.scales:
                 yield name, tensor
@@ -47,7 +47,7 @@ class BlockFp8:
 
 
 def fp8_of(checkpoint: Path, shape: ModelShape) -> BlockFp8 | None:
-    """How ``checkpoint`` is quantised, which its files say tensor by tensor; None: not at all.  Raises ConfigError."""
+    """Read from the files of ``checkpoint`` which tensors are quantized; None if none is.  Raises ConfigError."""
     if shape.fp8_block is None:
         return None
     stored = described(checkpoint)
@@ -65,9 +65,10 @@ def fp8_of(checkpoint: Path, shape: ModelShape) -> BlockFp8 | None:
 
 
 def quantised(tensor: Tensor, block: tuple[int, int], scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``tensor`` (rows x columns) as E4M3 numbers of the same sizes, and one scale per block: its largest over 448.
+    """Quantize ``tensor`` (rows x columns) to E4M3 of the same shape, with one scale per block.
 
-    The last blocks of a row or column may be smaller.  A block of zeros has the scale 1.
+    The scale is the block's largest absolute value divided by 448, or 1 for a block of zeros.  The last blocks of a row
+    or column may be smaller.
     """
     rows, columns = tensor.shape
     high, wide = block
@@ -76,6 +77,7 @@ def quantised(tensor: Tensor, block: tuple[int, int], scale_dtype: torch.dtype) 
     blocks = whole.view(whole.shape[0] // high, high, whole.shape[1] // wide, wide)
     scales = (blocks.abs().amax(dim=(1, 3)) / LARGEST).to(scale_dtype)
     scales = torch.where(scales == 0, 1, scales)
-    # Scales below 1e-38 have few digits: rounded down, they make of the largest number one that would become NaN.
+    # Scales below 1e-38 have few digits.  A scale that was rounded down takes the block's largest element above 448,
+    # which would become NaN without the clamp.
     numbers = (blocks / scales.float()[:, None, :, None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     return numbers.view(whole.shape)[:rows, :columns].contiguous(), scales

@@ -1,8 +1,8 @@
-"""Whole weights, from the parts that ranks have: many weights in one message, since each message costs its latency.
+"""Whole weights, gathered from the ranks' parts.  One message carries many weights, because each costs its latency.
 
-    tensor parallel   all ranks' parts, side by side
-    expert parallel   ──▶ each rank's experts to all others
-    pipeline          ──▶ each stage's layers to all others
+    tensor parallel   all-gather of all ranks' parts, which are concatenated
+    expert parallel   broadcast of each rank's experts to all others
+    pipeline          broadcast of each stage's layers to all others
 
 A mixture of experts has thousands of weights of a few megabytes.
 """
@@ -22,8 +22,8 @@ from asyncrl.engines.megatron.weights.update_group import flatten
 from asyncrl.engines.weight_sync.flat import views
 
 MESSAGE_BYTES = 2**28
-"""Of whole weights in one exchange, or a single weight that is larger.  That takes a millisecond on NVLink, and for a
-moment several times as much memory."""
+"""The maximum size of the whole weights in one exchange, in bytes; a larger weight is exchanged alone.  An exchange of
+this size takes a millisecond on NVLink, and for a moment several times as much memory."""
 
 
 def whole_weights(
@@ -33,9 +33,9 @@ def whole_weights(
     device: torch.device,
     message_bytes: int = MESSAGE_BYTES,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The ``weights``, whole, one at a time, from every rank's ``parts``, which are on ``device``.
+    """Yield the whole ``weights``, one at a time, from every rank's ``parts``, which are on ``device``.
 
-    ``splits`` says how each generic name is split.  Collective; every rank gets all of them.
+    ``splits`` has the split of each generic name.  Collective; every rank gets every weight.
     """
     stages = parallel_state.get_pipeline_model_parallel_group()
     experts = parallel_state.get_expert_model_parallel_group()
@@ -64,7 +64,7 @@ def _batches(weights: Sequence[Weight], message_bytes: int) -> Iterator[list[Wei
 
 
 def _joined(parts: Mapping[str, Tensor], weights: Sequence[Weight], splits: Mapping[str, str]) -> dict[str, Tensor]:
-    """Those ``weights`` whose parts are on this rank and on others of its tensor-parallel groups."""
+    """Gather the ``weights`` whose parts are on this rank and on the others of its tensor-parallel groups."""
     found = {weight.name: parts[weight.name].detach() for weight in weights}
     for is_expert, alike in groupby(_aligned(weights), key=lambda weight: weight.expert_rank is not None):
         split = [weight.name for weight in alike if splits[generic(weight.name)[0]] != "whole"]
@@ -76,7 +76,7 @@ def _joined(parts: Mapping[str, Tensor], weights: Sequence[Weight], splits: Mapp
 
 
 def _everyones(mine: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
-    """By rank of the group, what it has where this one has ``mine``."""
+    """Gather each rank's counterparts of ``mine``, by rank of the group."""
     flat = flatten(mine)
     flats = [torch.empty_like(flat) for _ in range(group.size())]
     dist.all_gather(flats, flat, group=group)
@@ -96,7 +96,7 @@ def _from_owners(
     group: Any,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """All ``weights``, each from the rank of ``group`` that holds it."""
+    """Broadcast all ``weights``, each from the rank of ``group`` that holds it."""
     if group.size() == 1:
         return {}
     found: dict[str, Tensor] = {}
@@ -116,7 +116,10 @@ def _from_owners(
 
 
 def _aligned(weights: Sequence[Weight]) -> list[Weight]:
-    """Those of one group together, and in it larger elements first: so each begins at a multiple of its size."""
+    """Sort weights of one group together, with larger elements first.
+
+    Each weight of a group then begins at a multiple of its element size.
+    """
     return sorted(weights, key=lambda weight: (weight.expert_rank is not None, -weight.dtype.itemsize))
 
 

@@ -1,7 +1,8 @@
-"""A bucket of weights as text: a handle by which an SGLang server on the same device maps the bucket's memory.
+"""The handle of a bucket of weights: a text with which an SGLang server on the same device maps the bucket's memory.
 
 SGLang's ``MultiprocessingSerializer``, ``FlattenedTensorBucket`` and ``monkey_patch_torch_reductions`` make the same,
-but cost 4 to 9 s and 1,700 modules to import.  ``tests/contract/test_tensor_updates.py`` has a real server read it.
+but importing them takes 4 to 9 s and 1,700 modules.  In ``tests/contract/test_tensor_updates.py`` a real server reads
+the handle.
 """
 
 import base64
@@ -51,15 +52,15 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 _SHARING: Any = torch.multiprocessing
-"""torch has no types for it."""
+"""``torch.multiprocessing``, for which torch has no types."""
 _DEVICE = 6
-"""Which argument of ``rebuild_cuda_tensor`` has the device's number."""
+"""The index of the device's number among the arguments of ``rebuild_cuda_tensor``."""
 
 
 def handle_of(flat: Tensor, bucket: WeightBucket) -> str:
-    """For ``flat``, the bytes of the bucket, which must live until the server has loaded them.
+    """Return the handle of ``flat``, the bytes of the bucket, which must live until the server has loaded them.
 
-    On a CPU ``flat`` moves to shared memory when this is first called.
+    On a CPU the first call moves ``flat`` to shared memory.
     """
     metadata, start = [], 0
     for name, dtype_name, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
@@ -75,7 +76,7 @@ def handle_of(flat: Tensor, bucket: WeightBucket) -> str:
 
 
 class _Reduced:
-    """Pickles as whatever ``function(*args)`` makes."""
+    """An object that unpickles as the result of ``function(*args)``."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._made_by = function, args
@@ -85,7 +86,7 @@ class _Reduced:
 
 
 def _reduced(flat: Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A GPU by its name: it may have another number in the server."""
+    """Reduce ``flat``, with a GPU's UUID in place of its number, which may be another one in the server."""
     function, args = _SHARING.reductions.reduce_tensor(flat)
     if flat.device.type == "cuda":
         name = str(torch.cuda.get_device_properties(flat.device).uuid)
@@ -94,8 +95,11 @@ def _reduced(flat: Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def _text(shared: dict[str, Any]) -> str:
-    """By a name in the file system: the other way, a file descriptor, goes to a process's own children only."""
-    # Invariant: one thread at a time.  The strategy belongs to the process, and another thread would share by it, too.
+    """Pickle ``shared`` to text, with shared memory as a name in the file system.
+
+    torch's other strategy, a file descriptor, reaches only the children of this process.
+    """
+    # Invariant: one thread at a time.  The strategy belongs to the process, so another thread would use it as well.
     before = _SHARING.get_sharing_strategy()
     _SHARING.set_sharing_strategy("file_system")
     try:

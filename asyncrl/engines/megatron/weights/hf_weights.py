@@ -1,4 +1,4 @@
-"""Weights between a Hugging Face checkpoint and a Megatron model, by the rules of the model's family."""
+"""Loading and saving of Hugging Face checkpoints in a Megatron model, by the rules of the model's family."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,25 +64,28 @@ def load_hf(model: GPTModel, shape: ModelShape, checkpoint: Path) -> None:
             tensor = part_for_this_rank(name, whole, rule.split)
             if tensor.shape != part.shape:
                 raise ConfigError(
-                    f"hf-checkpoint: {', '.join(hf_names)} make {tuple(tensor.shape)}, "
-                    f"config.json asks for {tuple(part.shape)}"
+                    f"hf-checkpoint: {', '.join(hf_names)} have the shape {tuple(tensor.shape)} together, "
+                    f"config.json requires {tuple(part.shape)}"
                 )
             part.copy_(tensor)
 
 
 def from_hf(name: str, read: Callable[[str], Tensor], shape: ModelShape) -> Tensor:
-    """The whole weight ``name`` of the checkpoint's tensors, which ``read`` gets by name: what ``to_hf`` undoes."""
+    """Build the whole weight ``name`` from the checkpoint's tensors, which ``read`` returns by name.
+
+    The inverse of ``to_hf``.
+    """
     rule, hf_names = _named(name, shape)
     return _stacked([read(hf_name) for hf_name in hf_names], rule, shape)
 
 
 @torch.no_grad()
 def export_hf(model: GPTModel, shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the checkpoint by name, in a fixed order.
+    """Yield every tensor of the checkpoint by name, in a fixed order.
 
-    float32 where one rank has all of the model and its optimizer a finer copy; how an optimizer splits that copy may
-    differ from rank to rank.
-    Collective: every rank runs through it, and gets everything.
+    A tensor is float32 if one rank has the whole model and its optimizer has a float32 copy.  If the model spans
+    several ranks, that copy is not used, because its split may differ from rank to rank.
+    Collective: every rank must exhaust the iterator, and gets every tensor.
     """
     parts = local_weights(model)
     if not is_split():
@@ -93,7 +96,7 @@ def export_hf(model: GPTModel, shape: ModelShape) -> Iterator[tuple[str, Tensor]
 
 
 def to_hf(name: str, tensor: Tensor, shape: ModelShape) -> list[tuple[str, Tensor]]:
-    """The checkpoint's tensors that the whole weight ``name`` is made of; views where they can be."""
+    """Split the whole weight ``name`` into the checkpoint's tensors; views where possible."""
     rule, hf_names = _named(name, shape)
     parts: Iterable[Tensor] = parts_of(name, tensor, shape)
     if rule.layout == "heads":
@@ -102,9 +105,9 @@ def to_hf(name: str, tensor: Tensor, shape: ModelShape) -> list[tuple[str, Tenso
 
 
 def parts_of(name: str, tensor: Tensor, shape: ModelShape) -> tuple[Tensor, ...]:
-    """Views of the whole weight ``name``, one for each of the checkpoint's tensors, with its numbers in its order.
+    """Return views of the whole weight ``name``, one for each of the checkpoint's tensors, with elements in its order.
 
-    Queries, keys and values have one dimension more, the query groups in front.
+    Queries, keys and values have one more dimension in front: the query groups.
     """
     rule, hf_names = _named(name, shape)
     if rule.layout == "stacked":
@@ -118,10 +121,10 @@ def parts_of(name: str, tensor: Tensor, shape: ModelShape) -> tuple[Tensor, ...]
 def plan_buckets(
     model: GPTModel, shape: ModelShape, max_bytes: int, fp8: BlockFp8 | None = None
 ) -> tuple[tuple[WeightBucket, ...], tuple[tuple[Weight, ...], ...]]:
-    """What each bucket will hold, and the weights that it is made from, for ``export_bucket``.  Collective.
+    """Plan the contents of each bucket, and the weights that it is made from, for ``export_bucket``.  Collective.
 
-    Weights keep the model's order; those that SGLang needs together stay together.  What is larger than ``max_bytes``
-    has a bucket of its own.  ``fp8``: what of them is sent in fp8.
+    Weights keep the model's order.  Weights that SGLang needs together share a bucket.  A weight larger than
+    ``max_bytes`` has a bucket to itself.  ``fp8`` has the tensors that are sent in FP8.
     """
     plan: list[list[Weight]] = []
     free = 0
@@ -139,19 +142,20 @@ def plan_buckets(
 def export_bucket(
     model: GPTModel, shape: ModelShape, weights: Sequence[Weight], fp8: BlockFp8 | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one bucket, in the dtype that the model computes in, or in fp8.  Collective."""
+    """Yield the tensors of one bucket, in the dtype that the model computes in, or in FP8.  Collective."""
     device = next(model.parameters()).device
     for name, tensor in whole_weights(local_weights(model), weights, splits_of(shape), device):
         yield from _sent(name, tensor, shape, fp8)
 
 
 def save_hf(model: GPTModel, shape: ModelShape, source: Path, target: Path) -> None:
-    """Write a checkpoint that transformers loads, each tensor in the dtype that it has in ``source``.
+    """Write a checkpoint that transformers can load, each tensor in the dtype that it has in ``source``.
 
-    Where flags went before ``source/config.json``, the one written says what they said.
+    Collective; rank 0 writes.  ``target`` appears, or is replaced, when it is complete.  Tensors that are in FP8 in
+    ``source`` become ``shape.dtype``.
 
-    Collective; rank 0 writes.  ``target`` appears, or changes, when it is complete.  Tensors that are in fp8 in
-    ``source`` become ``shape.dtype``.  Layers for multi-token prediction are left out, and ``config.json`` says so.
+    The written ``config.json`` has the values of the flags that override ``source/config.json``.  Layers for
+    multi-token prediction are left out, and ``config.json`` has a count of 0 for them.
     """
     tensors = export_hf(model, shape)
     if dist.get_rank() != 0:
@@ -165,7 +169,7 @@ def save_hf(model: GPTModel, shape: ModelShape, source: Path, target: Path) -> N
 
 
 def saved_changes(source: Path, shape: ModelShape) -> dict[str, Any]:
-    """What the ``config.json`` of a saved checkpoint says otherwise than that in ``source``; None: no longer there."""
+    """Return the keys of ``config.json`` that a saved checkpoint changes from ``source``; None removes a key."""
     altered = sent_changes(source, shape)
     if shape.fp8_block:
         altered["quantization_config"] = None
@@ -173,7 +177,7 @@ def saved_changes(source: Path, shape: ModelShape) -> dict[str, Any]:
 
 
 def sent_changes(source: Path, shape: ModelShape) -> dict[str, Any]:
-    """The same of what is sent to engines, which is quantised as ``source`` is."""
+    """Return the same keys for weights sent to engines, which are quantized as in ``source``."""
     altered = changes(read_config(source), shape)
     if shape.num_next_token_layers:
         altered["num_nextn_predict_layers"] = 0
@@ -181,7 +185,7 @@ def sent_changes(source: Path, shape: ModelShape) -> dict[str, Any]:
 
 
 def _units(weights: Iterable[Weight], shape: ModelShape) -> list[list[Weight]]:
-    """What must go in one bucket, in order."""
+    """Group the weights that must share a bucket, in order."""
     units: list[list[Weight]] = []
     for weight in weights:
         if units and _named(units[-1][-1].name, shape)[0].sent_with_next:
@@ -192,18 +196,18 @@ def _units(weights: Iterable[Weight], shape: ModelShape) -> list[list[Weight]]:
 
 
 def _finest(part: Tensor) -> Tensor:
-    """The optimizer's copy where it has all of the weight, otherwise the weight itself."""
+    """Return the optimizer's float32 copy if it has the whole weight, otherwise the weight itself."""
     main: Tensor | None = getattr(part, "main_param", None)
     return main.view(part.shape) if main is not None and main.numel() == part.numel() else part
 
 
 def splits_of(shape: ModelShape) -> dict[str, str]:
-    """How each weight of the family is split, by its name in the rules."""
+    """Return the split of each weight of the family, by the weight's name in the rules."""
     return {rule.megatron: rule.split for rule in FAMILIES[shape.architecture].rules}
 
 
 def _named(name: str, shape: ModelShape) -> tuple[Rule, tuple[str, ...]]:
-    """The rule for the weight ``name``, and the checkpoint's names of its tensors."""
+    """Return the rule for the weight ``name``, and the checkpoint's names of its tensors."""
     pattern, numbers = generic(name)
     rule = {rule.megatron: rule for rule in FAMILIES[shape.architecture].rules}[pattern]
     return rule, tuple(hf_name.format(**numbers) for hf_name in rule.hf)

@@ -1,4 +1,4 @@
-"""Which weights a model has and where a torch_dist checkpoint has them, without memory for a single one."""
+"""The weights of a model and their places in a torch_dist checkpoint, without memory for any of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,20 +42,20 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """One weight of the whole model."""
+    """One weight of the whole model, with its place in a checkpoint."""
 
     name: str
     whole: Tensor
-    """Its shape and dtype; it has no numbers."""
+    """A tensor with its shape and dtype, but without data."""
     sharded: ShardedTensor | ShardedTensorFactory
-    """Megatron's words for where it is: one tensor of the checkpoint, a part of one, or several parts."""
+    """Megatron's description of its place: one tensor of the checkpoint, a part of one, or several parts."""
 
     def parts(self, numbers: Tensor) -> list[ShardedTensor]:
-        """``numbers``, the whole weight, as the parts that a checkpoint has."""
+        """Split ``numbers``, the whole weight, into the parts that a checkpoint has."""
         return list(nested_values([self._built(numbers)]))
 
     def joined(self, read: Callable[[ShardedTensor], Tensor]) -> Tensor:
-        """The whole weight, of parts that ``read`` gets."""
+        """Join the whole weight from the parts that ``read`` returns."""
         found = dict_list_map_outplace(read, self._built(self.whole))
         whole: Tensor = self.sharded.merge_fn(found) if isinstance(self.sharded, ShardedTensorFactory) else found
         return whole
@@ -66,9 +66,9 @@ class Placed:
 
 
 def placed_weights(shape: ModelShape) -> tuple[list[Placed], list[ShardedObject]]:
-    """Every weight of ``shape``'s model in its dtype, and what else Megatron looks for beside them.
+    """Return every weight of ``shape``'s model in its dtype, and the objects that Megatron expects in addition.
 
-    Needs Megatron's groups, in a layout that splits no model.
+    Needs Megatron's process groups, in a layout that does not split the model.
     """
     with _Unstored():
         model = build_model(shape, _META, getattr(torch, shape.dtype))
@@ -83,7 +83,7 @@ def placed_weights(shape: ModelShape) -> tuple[list[Placed], list[ShardedObject]
 
 
 def share(weights: Sequence[Placed], rank: int, num_ranks: int) -> list[Placed]:
-    """The part of ``weights`` that falls to ``rank``: neighbours, about as many bytes as to any other."""
+    """Return the share of ``rank``: consecutive ``weights`` with about as many bytes as any other rank's share."""
     total, before, mine = sum(weight.whole.nbytes for weight in weights), 0, []
     for weight in weights:
         if before * num_ranks // total == rank:
@@ -93,7 +93,7 @@ def share(weights: Sequence[Placed], rank: int, num_ranks: int) -> list[Placed]:
 
 
 class _Unstored(TorchFunctionMode):
-    """While it is entered, new tensors have a shape and no memory, whatever device Megatron names."""
+    """A mode in which new tensors have a shape but no memory, whatever device Megatron names."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

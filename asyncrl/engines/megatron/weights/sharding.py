@@ -1,8 +1,7 @@
-"""Where the parts of a model are; ``gathering`` brings them together again.
+"""The places of a model's parts on the ranks; ``gathering`` joins the parts.
 
-A weight's name has the layer and expert numbers of the whole model, whichever rank has it.  All functions that say
-"collective" must be called by every rank of the trainer with the same arguments; with one rank for each copy of the
-model they send nothing.
+A weight's name has the layer and expert numbers of the whole model, on every rank.  Every rank of the trainer must call
+the functions marked "Collective" with the same arguments.  With one rank for each copy of the model, they send nothing.
 """
 
 import re
@@ -28,12 +27,12 @@ class Weight:
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole weight."""
+    """The shape of the whole weight."""
     dtype: torch.dtype
     stage: int
-    """Of the pipeline."""
+    """The pipeline stage that has it."""
     expert_rank: int | None
-    """Which expert-parallel rank has it; None: all of them."""
+    """The expert-parallel rank that has it; None: all of them."""
 
 
 def is_split() -> bool:
@@ -43,13 +42,13 @@ def is_split() -> bool:
 
 
 def local_weights(model: GPTModel) -> dict[str, Tensor]:
-    """This rank's parts by name: parameters, and the bias that chooses experts."""
+    """Return this rank's parts by name: parameters, and the router's bias that chooses experts."""
     biases = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias"))
     return {_global_name(name, model): tensor for name, tensor in chain(model.named_parameters(), biases)}
 
 
 def generic(name: str) -> tuple[str, dict[str, int]]:
-    """A weight's name as rules have it, and the numbers that were in it."""
+    """Return a weight's name as rules have it, and the layer and expert numbers that were in it."""
     numbers = {}
     for what, pattern in (("layer", _LAYER), ("expert", _EXPERT)):
         if found := pattern.search(name):
@@ -59,9 +58,9 @@ def generic(name: str) -> tuple[str, dict[str, int]]:
 
 
 def all_weights(parts: dict[str, Tensor], splits: dict[str, str]) -> tuple[Weight, ...]:
-    """Every weight of the whole model, in the same order on every rank, from every rank's ``parts``.  Collective.
+    """List every weight of the whole model, in the same order on every rank, from every rank's ``parts``.  Collective.
 
-    ``splits`` says how each generic name is split.
+    ``splits`` has the split of each generic name.
     """
     stage = parallel_state.get_pipeline_model_parallel_rank()
     expert_rank = parallel_state.get_expert_model_parallel_rank()
@@ -89,14 +88,14 @@ def all_weights(parts: dict[str, Tensor], splits: dict[str, str]) -> tuple[Weigh
 
 
 def group_of(*, is_expert: bool) -> Any:
-    """The ranks that weights of experts, or others, are split over."""
+    """Return the group over which the weights of experts, or all other weights, are split."""
     if is_expert:
         return parallel_state.get_expert_tensor_parallel_group()
     return parallel_state.get_tensor_model_parallel_group()
 
 
 def part_for_this_rank(name: str, whole: Tensor, split: str) -> Tensor:
-    """What this rank has of the weight ``name``."""
+    """Return this rank's part of the weight ``name``."""
     group = group_of(is_expert=bool(_EXPERT.search(name)))
     if group.size() == 1 or split == "whole":
         return whole

@@ -1,7 +1,7 @@
 """The process group through which weights reach the engines: rank 0 is ours, the others are SGLang's.
 
-SGLang's own ``sglang.srt.utils.common.init_custom_process_group`` and ``FlattenedTensorBucket`` do the same, but cost
-4 to 9 s and 1,700 modules to import.  ``tests/engines/megatron/weights/test_update_group.py`` compares the two.
+SGLang's ``sglang.srt.utils.common.init_custom_process_group`` and ``FlattenedTensorBucket`` do the same, but importing
+them takes 4 to 9 s and 1,700 modules.  ``tests/engines/megatron/weights/test_update_group.py`` compares the two.
 """
 
 from collections.abc import Iterable
@@ -34,18 +34,18 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 JOIN_S = 60.0
-"""For all members to come: they are asked at the same time, and an engine comes between two forward passes.  One that
-has died meanwhile holds up the trainer for so long."""
+"""The deadline for all members to join, in seconds.  They are asked at the same time, and an engine joins between two
+forward passes.  An engine that has died meanwhile blocks the trainer for this long."""
 
 
 def join_update_group(
     master_address: str, master_port: int, world_size: int, group_name: str, backend: str, timeout_s: float
 ) -> dist.ProcessGroup:
-    """Wait until all have joined, for ``JOIN_S`` at most, and return the group.
+    """Wait until all members have joined, for at most ``JOIN_S``, and return the group.
 
-    ``timeout_s`` is for its collectives with gloo; with NCCL those who wait have deadlines (``outbox``, ``arrival``).
-    torch's public ``new_group`` only makes subgroups of the default group, to which the engines do not belong; the two
-    private names below are those that SGLang uses on its side.
+    ``timeout_s`` limits the group's collectives with gloo.  With NCCL the waiting sides have deadlines
+    (``weight_sender``, ``arrival``).  torch's public ``new_group`` only makes subgroups of the default group, to which
+    the engines do not belong.  SGLang uses the same two private names on its side.
     """
     timeout = timedelta(seconds=timeout_s)
     address = f"tcp://{master_address}:{master_port}"
@@ -62,7 +62,7 @@ def join_update_group(
             group_name=distributed_c10d.GroupName(group_name),
             timeout=timeout,
         )
-    # The public collectives look up here which member ``src=0`` is.  The helper leaves it to its caller.
+    # The public collectives look up the member ``src=0`` here.  The helper above leaves the entry to its caller.
     distributed_c10d._world.pg_group_ranks[group] = {  # noqa: SLF001
         member: member for member in range(world_size)
     }
@@ -70,5 +70,5 @@ def join_update_group(
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
-    """The bytes of all tensors, one behind the other: what ``load_format="flattened_bucket"`` receives."""
+    """Concatenate the bytes of all tensors, as ``load_format="flattened_bucket"`` receives them."""
     return torch.cat([tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors])

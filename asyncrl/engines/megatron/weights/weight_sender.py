@@ -1,14 +1,14 @@
-"""The trainer's end of a weight update: the weights as buckets of bytes, on their way to the engines.
+"""The trainer's end of a weight update: sends the weights to the engines as buckets of bytes.
 
     snapshot   all buckets are copied at once ──▶ training continues ║ a thread broadcasts the copies
-    resend     the thread broadcasts them again, where an engine was lost or is back
+    resend     the thread broadcasts the copies again, after an engine was lost or restarted
     send       bucket i is broadcast while i+1 is copied; training waits for the last one
     share      engines on the same device map one bucket at a time; training waits for the last one
     write      tensor after tensor is written to files; training waits for the last one
 
-A snapshot takes as many bytes on rank 0's device as the engines have weights; where that is too much, weights are
-sent without one, with room for two buckets, which is made before the engines stand still.
-What engines have in fp8 is quantised as it is gathered.
+A snapshot takes as many bytes on rank 0's device as the engines have weights.  Where that is too much, weights are sent
+without a snapshot, through two buffers, which are allocated before the engines pause.
+Tensors that engines have in FP8 are quantized as they are gathered.
 """
 
 import logging
@@ -47,22 +47,28 @@ INTERNALS = (
 logger = logging.getLogger(__name__)
 
 ARRIVAL_S = 60.0
-"""For all engines, which wait for it, to have a bucket, where training waits for that; one that has died never has."""
+"""The deadline for all waiting engines to receive a bucket while training waits, in seconds.  A dead engine never
+receives it."""
 LOOK_EVERY_S = 0.0005
-"""Whether they have."""
+"""The interval between two looks at whether they have, in seconds."""
 FINISH_S = 5.0
-"""For what all engines have received to be over on this side as well; an engine that is gone never receives it."""
+"""The time in which sending must end here after all engines have received everything, in seconds.  A lost engine never
+receives it."""
 
 
 class RankWeightSender:
-    """One rank's part.  Every rank makes the same calls; ``group``, that of rank 0 and the engines, has rank 0 only."""
+    """The sender of one rank.  Every rank makes the same calls.
+
+    ``group`` connects rank 0 and the engines; it is None on the other ranks.
+    """
 
     def __init__(
         self, model: GPTModel, shape: ModelShape, max_bytes: int, *, beside: bool, fp8: BlockFp8 | None = None
     ) -> None:
-        """``beside``: copy the weights, so that training goes on while they are sent.  Collective.
+        """Plan the buckets.  Collective.
 
-        ``fp8``: what the engines have in fp8, and get so.
+        ``beside``: copy the weights, so that training continues while they are sent.  ``fp8``: the tensors that engines
+        have in FP8, and receive in FP8.
         """
         self.buckets, self._plan = plan_buckets(model, shape, max_bytes, fp8)
         self._fp8 = fp8
@@ -78,11 +84,12 @@ class RankWeightSender:
     def snapshot(self, group: dist.ProcessGroup | None, *, is_checked: bool) -> bool:
         """Copy the present weights and begin to broadcast the copy.
 
-        False, and all prepared, where ``send`` is to do it.  Raises WeightUpdateFailed if the broadcast before failed.
+        Returns False if the caller must use ``send`` instead, for which buffers are then allocated.  Raises
+        WeightUpdateFailed if the previous broadcast failed.
         """
         self.finish()
         if not self._goes_beside:
-            self._copies = None  # of an update that was interrupted
+            self._copies = None  # frees the buffers of an interrupted update
             if group is not None:
                 self._copies = self._new_copies(2)
             return False
@@ -100,9 +107,9 @@ class RankWeightSender:
         return True
 
     def resend(self, group: dist.ProcessGroup, *, is_checked: bool) -> bool:
-        """Begin to broadcast the last snapshot once more, from rank 0, also while another thread trains.
+        """Begin to broadcast the last snapshot once more, from rank 0.  Another thread may be training.
 
-        False if that snapshot is gone.  Raises WeightUpdateFailed if the broadcast before failed.
+        Returns False if that snapshot is gone.  Raises WeightUpdateFailed if the previous broadcast failed.
         """
         self.finish()
         if not self._goes_beside or self._copies is None:
@@ -112,7 +119,7 @@ class RankWeightSender:
 
     @torch.no_grad()
     def send(self, group: dist.ProcessGroup | None, *, is_checked: bool) -> None:
-        """Broadcast the present weights; return when all engines have them.  Raises WeightUpdateFailed."""
+        """Broadcast the present weights, and return when all engines have them.  Raises WeightUpdateFailed."""
         if group is None:
             self._follow()
             return
@@ -121,20 +128,23 @@ class RankWeightSender:
         try:
             _broadcast(flats, group, is_checked=is_checked, within_s=ARRIVAL_S)
         except RuntimeError as error:
-            for _ in flats:  # the other ranks give their parts of all buckets, whatever becomes of them
+            for _ in flats:  # the other ranks take part in gathering all buckets, whether or not sending failed
                 pass
             raise WeightUpdateFailed(f"the weights were not delivered: {error}") from error
 
     @torch.no_grad()
     def share(self, bucket: int) -> str:
-        """A handle of the present weights of a bucket, whole, on this rank's device.  See ``handles``.  Collective."""
-        self.unshare()  # first: there is room for one
+        """Gather the present weights of a bucket on this rank's device and return a handle of them.  Collective.
+
+        See ``handles``.
+        """
+        self.unshare()  # first, because there is memory for one bucket only
         self._shared = self._gathered(self._plan[bucket])
         _synchronize(self._device)
         return handle_of(self._shared, self.buckets[bucket])
 
     def unshare(self) -> None:
-        """Free what was shared; nobody has it mapped any more."""
+        """Free the shared bucket.  Call it when no engine has the bucket mapped any more."""
         # Invariant: no engine has the bucket mapped.  ``ipc_collect`` frees what other processes have released.
         self._shared = None
         if self._device.type == "cuda":
@@ -142,9 +152,10 @@ class RankWeightSender:
 
     @torch.no_grad()
     def write(self, source: Path, folder: Path, *, is_writer: bool) -> None:
-        """Write what ``send`` sends to ``folder``, beside what else belongs to the checkpoint ``source``.
+        """Write the weights that ``send`` would send to ``folder``, with the other files of the checkpoint ``source``.
 
-        ``folder`` appears, or changes, when it is complete.  Raises WeightUpdateFailed.
+        ``folder`` appears, or is replaced, when it is complete.  Ranks without ``is_writer`` only contribute their
+        parts.  Raises WeightUpdateFailed.
         """
         if not is_writer:
             self._follow()
@@ -156,7 +167,7 @@ class RankWeightSender:
             raise WeightUpdateFailed(f"{folder}: the weights cannot be written: {error.strerror}") from error
 
     def finish(self) -> None:
-        """Return once nothing is being sent.  Raises WeightUpdateFailed if it could not be."""
+        """Return once nothing is being sent.  Raises WeightUpdateFailed if sending failed or did not end in time."""
         sending = self._sending
         if sending is None:
             return
@@ -168,11 +179,11 @@ class RankWeightSender:
             raise WeightUpdateFailed(f"the weights were not delivered: {sending.failure}") from sending.failure
 
     def abandon(self) -> None:
-        """Stop sending: the group is of no use any more."""
+        """Stop sending.  The group cannot be used any more."""
         sending, self._sending = self._sending, None
         if sending is not None and not sending.has_ended(0.0):
             abandon(sending.group)
-            if not sending.has_ended(FINISH_S):  # gloo knows no abort; it ends with the group's own deadline
+            if not sending.has_ended(FINISH_S):  # gloo has no abort; the broadcast ends at the group's timeout
                 logger.warning("an abandoned weight update still holds %d buckets", len(self.buckets))
                 self._copies = None
 
@@ -180,7 +191,7 @@ class RankWeightSender:
         return _Copies(self._model, self._shape, self.buckets, self._plan, self._fp8, num_buffers)
 
     def _follow(self) -> None:
-        """Give rank 0 this rank's parts."""
+        """Contribute this rank's parts to all buckets, which rank 0 gathers."""
         if is_split():
             for weights in self._plan:
                 for _ in export_bucket(self._model, self._shape, weights):
@@ -194,13 +205,13 @@ class RankWeightSender:
 
 
 class _Sending:
-    """A thread that broadcasts buckets, and what became of it."""
+    """A thread that broadcasts buckets, and its failure."""
 
     def __init__(self, flats: Sequence[Tensor], group: dist.ProcessGroup, *, is_checked: bool) -> None:
         self.group = group
         # Invariant: until ``has_ended`` the buckets belong to the thread.  ``RankWeightSender`` calls ``finish`` before
-        # it writes to them; otherwise engines would get halves of two versions.  ``failure`` is read only after the
-        # thread ended.
+        # it writes to them; otherwise engines would receive a mix of two versions.  ``failure`` is read only after the
+        # thread has ended.
         self.failure: Exception | None = None
         self._flats = flats
         self._is_checked = is_checked
@@ -208,7 +219,7 @@ class _Sending:
         self._thread.start()
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether it is over, waiting for so long at most."""
+        """Whether the thread has ended; waits for at most ``within_s`` seconds."""
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
@@ -216,12 +227,12 @@ class _Sending:
         try:
             with _stream_of_its_own(self._flats[0].device):
                 _broadcast(iter(self._flats), self.group, is_checked=self._is_checked)
-        except (RuntimeError, ValueError) as error:  # ValueError: of a group that was left meanwhile
+        except (RuntimeError, ValueError) as error:  # ValueError: this rank left the group meanwhile
             self.failure = error
 
 
 class _Copies:
-    """Buffers for the buckets of a model, used in turns, and what is copied where."""
+    """The buffers for the buckets of a model, used in rotation, and the copies that fill them."""
 
     def __init__(
         self,
@@ -232,7 +243,7 @@ class _Copies:
         fp8: BlockFp8 | None,
         num_buffers: int,
     ) -> None:
-        """``num_buffers``: with as many as there are buckets, all of them last."""
+        """Allocate at most ``num_buffers`` buffers.  With one for each bucket, every bucket lasts."""
         num_buffers = min(num_buffers, len(buckets))
         sizes = [max(bucket.num_bytes for bucket in buckets[first::num_buffers]) for first in range(num_buffers)]
         device = next(model.parameters()).device
@@ -247,17 +258,17 @@ class _Copies:
             views(flat, bucket.dtypes, bucket.shapes) for flat, bucket in zip(self.flats, buckets, strict=True)
         ]
         self._is_exported = is_split() or fp8 is not None
-        """Whether more than copies is needed."""
+        """Whether buckets need gathering or quantization, not copies alone."""
         self._pairs = [] if self._is_exported else list(map(self._sorted, self._targets, plan))
 
     def are_current(self) -> bool:
-        """Whether the model's weights still lie where they lay."""
+        """Whether the model's weights still have the same addresses."""
         return self._places() == self._addresses
 
     def snapshot(self, model: GPTModel) -> Iterator[Tensor]:
-        """Copy the present weights, bucket after bucket.  Collective.
+        """Copy the present weights and yield bucket after bucket.  Collective.
 
-        A bucket lasts until the one ``num_buffers`` later is asked for.
+        A bucket lasts until the caller requests the one ``num_buffers`` later.
         """
         for number, flat in enumerate(self.flats):
             if self._is_exported:
@@ -275,7 +286,7 @@ class _Copies:
     def _sorted(
         self, all_targets: Sequence[Tensor], weights: Sequence[Weight]
     ) -> list[tuple[list[Tensor], list[Tensor]]]:
-        """Targets and sources of a bucket; one call copies many where dtypes and strides are alike."""
+        """Return targets and sources of a bucket in lists of like dtypes and strides.  One call copies a list."""
         pairs: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         named = ((weight.name, self._weights[weight.name]) for weight in weights)
         all_sources = chain.from_iterable(parts_of(name, whole, self._shape) for name, whole in named)
@@ -291,9 +302,10 @@ class _Copies:
 def _broadcast(
     flats: Iterator[Tensor], group: dist.ProcessGroup, *, is_checked: bool, within_s: float | None = None
 ) -> None:
-    """One after the other; the next one is asked for while one is under way.
+    """Broadcast ``flats`` one after the other.  The next one is requested while one is in flight.
 
-    Raises RuntimeError, also where a bucket has not arrived ``within_s``: the group is of no use any more then.
+    Raises RuntimeError, also if a bucket has not arrived within ``within_s`` seconds.  The group cannot be used after
+    that.
     """
     under_way: list[tuple[Any, Tensor]] = []
     arrived = flat = None
@@ -311,12 +323,12 @@ def _broadcast(
     if flat is not None:
         _wait_for(_mark(flat.device), group, within_s)
         _synchronize(flat.device)
-    if is_abandoned(group):  # then nothing waits for what has not come
+    if is_abandoned(group):  # in an abandoned group, the waits above return although buckets have not arrived
         raise RuntimeError("the update was given up")
 
 
 def _mark(device: torch.device) -> Any:
-    """What is done once this thread's GPU has come here; a CPU is here already."""
+    """Record an event after the work that this thread has queued on its GPU; None on a CPU, which has none."""
     if device.type == "cpu":
         return None
     mark: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -325,7 +337,11 @@ def _mark(device: torch.device) -> Any:
 
 
 def _wait_for(mark: Any, group: dist.ProcessGroup, within_s: float | None) -> None:
-    """Raises RuntimeError, having left the group; without ``within_s`` somebody else looks after that."""
+    """Wait until the GPU has reached ``mark``, for ``within_s`` seconds at most.
+
+    Raises RuntimeError after that time, having abandoned the group.  Without ``within_s`` it returns at once, because
+    the driver then abandons a group that takes too long.
+    """
     if mark is None or within_s is None:
         return
     deadline = time.monotonic() + within_s
@@ -338,17 +354,18 @@ def _wait_for(mark: Any, group: dist.ProcessGroup, within_s: float | None) -> No
 
 @contextmanager
 def _stream_of_its_own(device: torch.device) -> Iterator[None]:
-    """Beside what the main thread has its GPU do."""
+    """Run this thread's GPU work on a separate stream, in parallel with the main thread's work."""
     if device.type == "cpu":
         yield
         return
-    # Device and stream are a thread's own.  On the default stream a broadcast would wait for all of a training step.
-    torch.cuda.set_device(device)  # a thread begins with the first one
+    # Each thread has a current device and stream.  On the default stream a broadcast would wait for a whole training
+    # step.
+    torch.cuda.set_device(device)  # a new thread starts with the first device
     with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         yield
 
 
 def _synchronize(device: torch.device) -> None:
-    """Wait for what this thread has asked its GPU to do."""
+    """Wait for the work on this thread's current stream."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -150,7 +150,7 @@ def test_a_checkpoint_with_a_smaller_vocabulary_than_the_model_is_refused(tmp_pa
     larger = trainer_settings(write_checkpoint(tmp_path / "hf", vocab_size=VOCAB + 32))
     with (
         one_rank(larger) as rank,
-        pytest.raises(CheckpointFailed, match="has 96 words, the model 128"),
+        pytest.raises(CheckpointFailed, match="has 96 rows, less than the model's vocabulary size 128"),
     ):
         rank.load(resume(saved))  # Megatron would have filled up with zeros
 

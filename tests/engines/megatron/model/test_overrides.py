@@ -87,14 +87,14 @@ def test_rotary_percent_can_be_overridden_where_the_model_has_it(name: str) -> N
         (
             OLD,
             {"rotary_percent": 0.5},
-            ["rotary-percent 0.5: config.json says 1.0: Qwen3ForCausalLM always turns whole heads"],
+            ["rotary-percent 0.5: config.json says 1.0: Qwen3ForCausalLM always rotates whole heads"],
         ),
         (
             {**OLD, **DEEPSEEK},
             {"norm_epsilon": 1e-5},
             [
-                "norm-epsilon 1e-05: config.json says 1e-06, and engines would use another number within latent "
-                "attention as well, where the trainer does not"
+                "norm-epsilon 1e-05: config.json says 1e-06, and engines would also use it within latent attention, "
+                "where the trainer does not"
             ],
         ),
     ],

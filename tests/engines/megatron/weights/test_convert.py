@@ -28,7 +28,7 @@ from tests.engines.megatron.tiny import free_port
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 
 PADDED = 128
-"""Rows; the tiny models have 96 words."""
+"""Rows of padded embeddings; the tiny models have a vocabulary of 96."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -174,10 +174,10 @@ def test_vocab_size_sets_the_embedding_rows_and_config_json(tmp_path: Path, chec
 
 def test_an_impossible_vocab_size_is_refused_in_one_line(tmp_path: Path, checkpoints: Mapping[str, Path]) -> None:
     hf = checkpoints["qwen3"]
-    with pytest.raises(ConfigError, match=r"^vocab-size 95: .* has 96 words, and none can be left out$"):
+    with pytest.raises(ConfigError, match=r"^vocab-size 95: .* has a vocabulary of 96 tokens; it cannot be truncated$"):
         to_torch_dist(hf, tmp_path / "fewer", vocab_size=95)
     to_torch_dist(hf, tmp_path / "saved")
-    with pytest.raises(ConfigError, match=r"^vocab-size 97: .* has embedding.word_embeddings.weight of 96 words only$"):
+    with pytest.raises(ConfigError, match=r"^vocab-size 97: embedding.word_embeddings.weight in .* has only 96 rows$"):
         to_hf(tmp_path / "saved", tmp_path / "back", hf, vocab_size=97)
     assert not list(tmp_path.glob("back*"))
 
@@ -187,8 +187,8 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, ch
     foreign = saved_by_megatron(hf, tmp_path / "foreign")
     for number, (key, value, line) in enumerate(
         [
-            ("hidden_size", 64, "word_embeddings.weight of .96, 32., hf-checkpoint asks for .96, 64.$"),
-            ("num_hidden_layers", 2, "has weights that hf-checkpoint has not: decoder.layers.2"),
+            ("hidden_size", 64, "word_embeddings.weight in .* has shape .96, 32., hf-checkpoint requires .96, 64.$"),
+            ("num_hidden_layers", 2, "has weights that hf-checkpoint lacks: decoder.layers.2"),
             ("num_hidden_layers", 4, "cannot be loaded: it has no decoder.layers.3"),
         ]
     ):

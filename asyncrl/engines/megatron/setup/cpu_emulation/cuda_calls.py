@@ -10,21 +10,21 @@ _CPU = torch.device("cpu")
 
 
 def are_replaced() -> bool:
-    """Whether ``replace`` was called."""
+    """Whether ``replace`` has been called."""
     return isinstance(torch.cuda.current_device, _StandIn)
 
 
 def replace() -> None:
-    """Put the stand-ins in place."""
+    """Install the stand-ins for the whole process."""
     stream = _Stream()
     stand_ins: dict[str, Callable[..., Any]] = {
-        # device=torch.cuda.current_device(): DDP's buffers, the router, tensor-parallel mappings.
+        # device=torch.cuda.current_device() in DDP's buffers, the router and the tensor-parallel mappings.
         "current_device": lambda: _CPU,
-        # The token dispatcher of the mixture of experts makes a side stream and waits for it.
+        # The MoE token dispatcher creates a side stream and waits for it.
         "current_stream": lambda *args: stream,
         "stream": lambda stream: contextlib.nullcontext(),
         "synchronize": lambda *args: None,
-        # Seeds of the tensor-parallel random trackers (tensor_parallel/random.py).
+        # The tensor-parallel random trackers set seeds and states (tensor_parallel/random.py).
         "manual_seed": lambda seed: torch.default_generator.manual_seed(int(seed)),
         "get_rng_state": lambda *args: torch.get_rng_state(),
         "set_rng_state": lambda state, *args: torch.set_rng_state(state),
@@ -35,7 +35,7 @@ def replace() -> None:
 
 
 class _StandIn:
-    """A function in the place of one that raises without CUDA."""
+    """A replacement for a function that raises without CUDA."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -45,7 +45,7 @@ class _StandIn:
 
 
 class _Stream:
-    """A stream without work: on a CPU a call has finished when it returns, so there is nothing to wait for."""
+    """A stream that never waits: on a CPU, a call has finished when it returns."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -57,7 +57,7 @@ class _Stream:
         pass
 
     def record_event(self) -> "_Stream":
-        return self  # whoever waits for the event may as well wait for the stream
+        return self  # ``wait_event`` accepts a stream as well
 
     def synchronize(self) -> None:
         pass

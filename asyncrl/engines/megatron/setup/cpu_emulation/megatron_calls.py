@@ -1,4 +1,4 @@
-"""Functions of Megatron that reach CUDA past ``torch.cuda``, replaced in Megatron's own modules."""
+"""Functions of Megatron that use CUDA without ``torch.cuda``, replaced in Megatron's modules."""
 
 from typing import Any
 
@@ -40,15 +40,16 @@ INTERNALS = (
 
 
 def replace() -> None:
-    """Put the stand-ins in place."""
+    """Install the stand-ins in Megatron's modules."""
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import token_dispatcher
 
-    # These two go to torch._C's CUDA generators, past torch.cuda.
+    # These two use torch._C's CUDA generators directly, without torch.cuda.
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()  # noqa: SLF001
     random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)  # noqa: SLF001
 
-    # Leaves a CPU tensor a tensor although numpy was asked for; all_to_all_single then refuses it as split sizes.
+    # The real function returns a CPU tensor unchanged even with as_numpy=True; all_to_all_single then rejects the
+    # tensor as split sizes.
     real_move = token_dispatcher.maybe_move_tensor_to_cpu
 
     def move(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

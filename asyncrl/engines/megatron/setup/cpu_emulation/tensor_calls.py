@@ -1,4 +1,4 @@
-"""Methods of tensors that Megatron calls for a GPU, replaced for the whole process."""
+"""Tensor methods whose CUDA results Megatron expects, replaced for the whole process."""
 
 import sys
 from typing import Any
@@ -28,18 +28,19 @@ INTERNALS = (
 
 
 def replace() -> None:
-    """Put the stand-ins in place."""
+    """Install the stand-ins for the whole process."""
     real_type = torch.Tensor.type
 
-    # Invariant: the answer differs only for a caller within megatron.core.optimizer, found one frame above, so no
-    # decorator may stand between the two.
+    # Invariant: the result differs only for a caller in megatron.core.optimizer.  The caller is looked up one frame
+    # above, so no decorator may wrap this function.
     def type_as_on_cuda(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # The optimizer sorts parameters by comparing type() with 'torch.cuda.FloatTensor' (optimizer/optimizer.py).
+        # The optimizer groups parameters by comparing type() with 'torch.cuda.FloatTensor' (optimizer/optimizer.py).
         answer = real_type(tensor, *args, **kwargs)
         caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001
         asked = not args and not kwargs and caller.startswith("megatron.core.optimizer")
         return answer.replace("torch.", "torch.cuda.", 1) if asked else answer
 
     torch.Tensor.type = type_as_on_cuda  # type: ignore[method-assign,assignment]
-    # The last pipeline stage's copy of a tied embedding (models/common/language_module/language_module.py).
+    # Megatron calls .cuda() on the last pipeline stage's copy of a tied embedding
+    # (models/common/language_module/language_module.py).
     torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor  # type: ignore[method-assign]

@@ -70,7 +70,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced_as_a_whole(tmp_path: Path) ->
 def test_a_tracker_that_names_nothing_is_one_line(tmp_path: Path) -> None:
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     tracker.write_text("ten")
-    with pytest.raises(ConfigError, match=r"says 'ten', not the number of a checkpoint"):
+    with pytest.raises(ConfigError, match=r"contains 'ten', neither the number of a checkpoint nor 'release'"):
         latest(tmp_path)
     tracker.write_text("10")
     open_partial(folder_of(tmp_path, 10))
@@ -111,7 +111,7 @@ def test_two_runs_do_not_mix_their_checkpoints(tmp_path: Path) -> None:
     save = CheckpointConfig(save=tmp_path)
     check_save(save)
     written(tmp_path, 5)
-    with pytest.raises(ConfigError, match=r"has checkpoints of another run: go on with --load"):
+    with pytest.raises(ConfigError, match=r"has checkpoints of another run: resume with --load"):
         check_save(save)
     check_save(CheckpointConfig(save=tmp_path, load=tmp_path / "x" / ".."))
 
