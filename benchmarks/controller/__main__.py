@@ -199,7 +199,11 @@ def too_much(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.controller",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 16_000], help="of an answer")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--intervals", type=int, nargs="+", default=[STREAM_INTERVAL], help="tokens per streamed event")

@@ -147,7 +147,9 @@ def _write_checkpoint(folder: Path, asked: argparse.Namespace) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rehearse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("script", type=Path)
     parser.add_argument("--config", type=Path, required=True, help="config.json of the model, in Hugging Face format")
     parser.add_argument("--checkpoint", type=Path, help="a folder to write the model to, or that has it")

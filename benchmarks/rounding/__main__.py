@@ -52,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rounding", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=DENSE, default="0.6b")
     parser.add_argument("--layers", type=int, help="default: as many as the model has")
     parser.add_argument("--tokens", type=int, default=256)

@@ -12,18 +12,14 @@
 """
 
 import argparse
-import logging
-import multiprocessing
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.errors import ConfigError
 from asyncrl.sim.calibration.calibrate import calibrate
 from asyncrl.sim.calibration.replay import replay
@@ -40,6 +36,7 @@ from asyncrl.sim.search.targets import scale_verdicts, verdicts
 from benchmarks.predict.costs import calibrate_on, tables
 from benchmarks.predict.predicted import predicted, results_of
 from benchmarks.predict.report import prediction, ratio_verdicts
+from benchmarks.simulate.workers import pool_of
 from benchmarks.sync_vs_async.report import title
 
 _HALF = 0.5
@@ -72,7 +69,7 @@ def compare(options: argparse.Namespace, console: Console) -> int:
     """Search, then say what was found."""
     base, ideal = setting_from(options)
     wanted = policies(options.staleness, options.mask_staleness, options.intervals)
-    with _pool(options.processes) as pool, _progress(console) as progress:
+    with pool_of(options.processes) as pool, _progress(console) as progress:
         found = _search(wanted, base, options, pool, progress)
         rejecting = replace(base, workload=replace(base.workload, rejected=_HALF))
         ours = {name: policy for name, policy in wanted.items() if name in ("wait S=2", "wait S=4")}
@@ -191,18 +188,6 @@ def _title(base: Setting, ideal: float) -> str:
         f"{base.gpus} GPUs, {base.groups_per_step} x {base.group_size} samples per step, "
         f"answers up to {base.workload.lengths.cut:,} tokens; ideal {ideal:,.0f} tokens/s"
     )
-
-
-def _pool(processes: int | None) -> Executor:
-    return ProcessPoolExecutor(
-        processes or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"), initializer=_begin
-    )
-
-
-def _begin() -> None:
-    """Of a process.  Engines fail by design here: nobody needs a line for each."""
-    logging.disable(logging.WARNING)
-    freeze_startup_objects()
 
 
 def _progress(console: Console) -> Progress:

@@ -173,7 +173,11 @@ def _flag(text: str) -> tuple[str, str | bool]:
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sync_vs_async",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     what = parser.add_argument_group("what")
     known = f"sync, sync-colocate, one-step, S=N; default: {' '.join(ARRANGEMENTS)}"
     what.add_argument("--arrangements", nargs="+", help=known)

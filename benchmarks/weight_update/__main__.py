@@ -19,10 +19,8 @@ shown apart.  Exit codes: 0, 1 ``--check`` does not hold, 2 the options are wron
 import argparse
 import asyncio
 import multiprocessing
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -40,7 +38,6 @@ from asyncrl.app.signals import Signals
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
 from asyncrl.config.parallel import parallel_problems
 from asyncrl.config.ranges import refuse
-from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
@@ -53,11 +50,10 @@ from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.full import full_rate
 from benchmarks.sync_vs_async.options import ON_GPUS
 from benchmarks.sync_vs_async.workload import ForcedWorkload, write_checkpoint
+from benchmarks.weight_update.raw_broadcast import raw_s_of
 
 ALLOWED_OVERHEAD_S = 0.010
 """Of a pause, beyond twice the raw broadcast: what the project has set itself."""
-RAW_TIMES = 6
-"""Broadcasts; the first of which sets up the connections."""
 BETWEEN_S = 0.5
 """Two updates: the engines are at work again, as they are in a run."""
 TIMEOUT_S = 120.0
@@ -117,7 +113,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.weight_update",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", choices=list(SHAPES), default="1.7b", help="a shape; its weights are random")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--trainer-gpus", type=int, default=1, help="ranks; on a CPU, processes")
@@ -145,7 +145,7 @@ def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) 
             console.print(f"writing random weights: {asked.model}", highlight=False)
             _in_a_process(write_checkpoint, checkpoint, asked.model, asked.device)
         num_bytes = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
-        raw_s = _raw_s(asked, num_bytes)
+        raw_s = raw_s_of(asked, num_bytes)
         console.print(f"raw broadcast of {num_bytes / 1e9:.2f} GB: {1000 * raw_s:.1f} ms", highlight=False)
         signals.remember()
         with (
@@ -251,57 +251,6 @@ def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
         server_flags=ON_GPUS if asked.device == "cuda" else {},
         logs=logs,
     )
-
-
-# ---- the broadcast that it is held against
-
-
-def _raw_s(asked: argparse.Namespace, num_bytes: int) -> float:
-    """The best of some broadcasts from the first device to those of the engines, in processes of their own."""
-    (port,) = NetworkPlace().free_ports(1)
-    spawn = multiprocessing.get_context("spawn")
-    answers: Any = spawn.SimpleQueue()
-    world = 1 + asked.engine_gpus
-    ranks = [
-        spawn.Process(target=_raw_rank, args=(rank, world, port, num_bytes, asked.device, answers))
-        for rank in range(world)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(TIMEOUT_S)
-    if any(rank.exitcode != 0 for rank in ranks):  # None: it has not ended in time
-        for rank in ranks:
-            rank.kill()
-        raise SystemExit(f"the raw broadcast failed: exit codes {[rank.exitcode for rank in ranks]}")
-    best: float = answers.get()
-    return best
-
-
-def _raw_rank(rank: int, world: int, port: int, num_bytes: int, device: str, answers: Any) -> None:
-    os.environ["NCCL_CUMEM_ENABLE"] = "0"  # as in the product
-    import torch
-    import torch.distributed as dist
-
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
-    )
-    flat = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    times = []
-    for _ in range(RAW_TIMES):
-        dist.barrier()
-        start = time.perf_counter()
-        dist.broadcast(flat, src=0)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    slowest = torch.tensor(times[1:], dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    if rank == 0:
-        answers.put(slowest.min().item())
-    dist.destroy_process_group()
 
 
 def _in_a_process(function: Any, *args: Any) -> None:
