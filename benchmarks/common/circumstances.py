@@ -15,11 +15,11 @@ PACKAGES = ("megatron-core", "ray", "sglang", "torch", "transformer-engine", "tr
 """Whose versions decide how fast a run is."""
 
 
-def circumstances(program: str, argv: Sequence[str], commit: str | None = None) -> dict[str, Any]:
-    """``program`` is a file in ``benchmarks``; ``commit`` is needed where there is no git."""
+def circumstances(name: str, argv: Sequence[str], commit: str | None = None) -> dict[str, Any]:
+    """The circumstances of ``benchmarks.NAME``, called with ``argv``; give ``commit`` where there is no git."""
     found: dict[str, Any] = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join((f"benchmarks/{program}", *argv)),
+        "command": " ".join((f"python -m benchmarks.{name}", *argv)),
         "commit": commit or _said("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
         "hardware": _hardware(),
         "num_cpus": os.cpu_count(),

@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.profile:
         console.print(profile_table(rows))
     if asked.out is not None:
-        about = circumstances("controller.py", argv)
+        about = circumstances("controller", argv)
         asked.out.write_bytes(orjson.dumps({**about, "rows": rows}, option=orjson.OPT_INDENT_2))
     problems = too_much(rows) if asked.check else []
     for problem in problems:

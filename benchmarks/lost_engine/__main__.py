@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     prompts = asked.out / "prompts.jsonl"
     write_prompts(prompts)
     told, log = _lost(asked, [sys.executable, "train_async.py", *_arguments(asked, checkpoint, prompts)])
-    about = circumstances("lost_engine.py", argv, asked.commit)
+    about = circumstances("lost_engine", argv, asked.commit)
     table = ["| what | figure |", "|---|--:|", *(f"| {name} | {value} |" for name, value in told.items())]
     show(asked.out, [*table, "", *(f"- {name}: {value}" for name, value in about.items()), "", *log])
     return 0 if told["holds"] and told[EXIT_CODE] == 128 + signal.SIGTERM else 1

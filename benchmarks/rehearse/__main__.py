@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
         rows, used, code = run.rows(), _gpu_memory(), run.end()
     about = {"until the first step was over, s": round(first_s), "exit code after SIGTERM": code}
-    about |= circumstances("rehearse.py", argv, asked.commit)
+    about |= circumstances("rehearse", argv, asked.commit)
     show(asked.out, [*report(rows, dry_run, used), "", *(f"- {name}: {value}" for name, value in about.items())])
     return 0 if code == 128 + signal.SIGTERM else 1
 

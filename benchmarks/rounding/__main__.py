@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     for (one, mine_T), (other, theirs_T) in itertools.combinations(found.items(), 2):
         console.print(f"{one} and {other}: {(mine_T - theirs_T).abs().mean():.4f}", highlight=False)
-    for name, value in circumstances("rounding.py", argv).items():
+    for name, value in circumstances("rounding", argv).items():
         console.print(f"{name}: {value}", highlight=False)
     return 0
 

@@ -139,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
         session = Session(
             asked=asked,
             setup=setup(asked),
-            about=circumstances("sync_vs_async.py", argv, asked.commit),
+            about=circumstances("sync_vs_async", argv, asked.commit),
             console=console,
             started_s=time.monotonic(),
         )

@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) -> UpdateFigures:
     asked.out.mkdir(parents=True, exist_ok=True)
-    about = circumstances("weight_update.py", argv, asked.commit)
+    about = circumstances("weight_update", argv, asked.commit)
     with Signals.caught() as signals, tempfile.TemporaryDirectory() as folder:
         checkpoint = (asked.checkpoint or Path(folder) / "model").resolve()
         if not (checkpoint / "tokenizer_config.json").exists():  # written last

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.circumstances import circumstances
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = sorted(file.parent.name for file in BENCHMARKS.glob("*/__main__.py"))
 
@@ -29,3 +31,9 @@ def test_worker_processes_run_no_function_of_a_main_module(name: str) -> None:
         if isinstance(word, ast.keyword) and word.arg in ("target", "initializer") and isinstance(word.value, ast.Name)
     }
     assert started & functions == set()
+
+
+def test_circumstances_record_the_command_as_it_was_given() -> None:
+    about = circumstances("rounding", ["--model", "tiny"], commit="abc")
+    assert about["command"] == "python -m benchmarks.rounding --model tiny"
+    assert about["commit"] == "abc"
