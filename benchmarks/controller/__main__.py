@@ -46,7 +46,8 @@ MAX_LAG_P99_MS = 20.0
 WARMUP_S = 4.0
 """For 4,096 connections, one after the other, and what they bring at once."""
 ROOT = Path(__file__).parents[2]
-CASE = ROOT / "benchmarks" / "controller" / "case.py"
+CASE = Path("benchmarks", "controller", "case.py")
+"""The program that runs one case, in any checkout.  Each checkout runs its copy; only the JSON must fit."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_args(argv)
     if asked.check and asked.profile:
         parser.error("--check needs times that no profiler adds to: leave out --profile")
+    if asked.against and not (asked.against / CASE).is_file():
+        parser.error(f"--against {asked.against}: no {CASE} there; a checkout without it is too old to compare with")
     console = Console(width=150)
     rows: list[dict[str, Any]] = []
     for case in [*cases(asked), *checked(asked)]:
@@ -107,11 +110,11 @@ def checked(asked: argparse.Namespace) -> list[Case]:
 
 
 def run(case: Case, tree: Path) -> CaseMeasurement:
-    """The case in a process of its own, with the asyncrl of ``tree``.  Raises CalledProcessError, with what it said."""
+    """Run the case in a process, with the asyncrl and the case program of ``tree``.  Raises CalledProcessError."""
     inherited = os.environ.get("PYTHONPATH")
-    paths = (str(tree), str(ROOT), *([inherited] if inherited else []))
+    paths = (str(tree), *([inherited] if inherited else []))
     done = subprocess.run(
-        (sys.executable, str(CASE), orjson.dumps(asdict(case)).decode()),
+        (sys.executable, str(tree / CASE), orjson.dumps(asdict(case)).decode()),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
         check=True,

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,10 @@ def test_the_check_has_its_case_once_whatever_else_is_measured(words: list[str])
 
 def test_the_check_fails_without_the_case_it_is_about() -> None:
     assert controller.too_much([]) != []
+
+
+def test_a_checkout_without_the_case_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        controller.main(["--against", str(tmp_path)])
+    assert ended.value.code == 2
+    assert f"--against {tmp_path}: no benchmarks/controller/case.py there" in capsys.readouterr().err
