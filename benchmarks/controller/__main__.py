@@ -33,6 +33,7 @@ from rich.table import Table
 
 from asyncrl.engines.sglang.launch import STREAM_INTERVAL
 from benchmarks.common.circumstances import circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.controller.case import Case, CaseMeasurement
 
 CHECKED: dict[str, Any] = {"num_tokens": 1000, "in_flight": 1024, "interval": STREAM_INTERVAL, "tokens_per_s": 1e6}
@@ -202,24 +203,20 @@ def too_much(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.controller",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 16_000], help="of an answer")
-    parser.add_argument("--in-flight", type=int, nargs="+", default=[256, 1024, 4096])
-    parser.add_argument("--intervals", type=int, nargs="+", default=[STREAM_INTERVAL], help="tokens per streamed event")
-    parser.add_argument("--tokens-per-s", type=float, default=400_000, help="of all servers together")
-    parser.add_argument("--seconds", type=float, default=10.0, help="measured, after the start")
-    parser.add_argument("--servers", type=int, default=2, help="processes that answer")
-    parser.add_argument("--repeats", type=int, default=1, help="of each case; the least disturbed one is shown")
-    parser.add_argument("--against", type=Path, help="another checkout, measured in turns with this one")
-    parser.add_argument("--plain", action="store_true", help="answers as SGLang writes them without our plug-in")
-    parser.add_argument("--profile", action="store_true", help="show where the time goes")
-    parser.add_argument("--stock-gc", action="store_true", help="the garbage collector as Python sets it, not as we do")
-    parser.add_argument("--check", action="store_true", help="exit with 1 unless it is as cheap as agreed")
-    parser.add_argument("--out", type=Path, help="also write everything here, as JSON")
+    parser = parser_of("controller", __doc__)
+    add_option(parser, "--tokens", int, "tokens per answer", [1000, 16_000], nargs="+")
+    add_option(parser, "--in-flight", int, "requests in flight", [256, 1024, 4096], nargs="+")
+    add_option(parser, "--intervals", int, "tokens per streamed event", [STREAM_INTERVAL], nargs="+")
+    add_option(parser, "--tokens-per-s", float, "tokens per second of all servers together", 400_000)
+    add_option(parser, "--seconds", float, "measured seconds, after the warm-up", 10.0)
+    add_option(parser, "--servers", int, "server processes", 2)
+    add_option(parser, "--repeats", int, "runs of each case; the least disturbed one is shown", 1)
+    add_option(parser, "--against", Path, "another checkout, measured alternately with this one")
+    parser.add_argument("--plain", action="store_true", help="answers of SGLang without our plug-in")
+    parser.add_argument("--profile", action="store_true", help="shares of the CPU time by package")
+    parser.add_argument("--stock-gc", action="store_true", help="Python's default settings of the garbage collector")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a limit is exceeded")
+    add_option(parser, "--out", Path, "JSON file for all figures")
     return parser
 
 

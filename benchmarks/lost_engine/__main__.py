@@ -23,6 +23,7 @@ import orjson
 
 from benchmarks.common.background_run import BackgroundRun, command_line, leave_in_order, show, write_prompts
 from benchmarks.common.circumstances import circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.common.shapes import SHAPES
 from benchmarks.lost_engine import dies_in_update
@@ -174,27 +175,24 @@ def _now() -> datetime:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.lost_engine",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--model", choices=sorted(SHAPES), default="1.7b")
-    parser.add_argument("--checkpoint", type=Path, help="a folder to write the model to, or that has it")
-    parser.add_argument("--trainer-gpus", type=int, default=1)
-    parser.add_argument("--engine-gpus", type=int, default=2)
-    parser.add_argument("--groups", type=int, default=16, help="per step")
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--longest", type=int, default=512, help="tokens of every answer, since no token ends one")
-    parser.add_argument("--staleness", type=int, default=2)
-    parser.add_argument("--max-tokens-per-gpu", type=int, default=16_384)
-    parser.add_argument("--steps", type=int, default=5, help="before the kill, and after the return")
-    parser.add_argument("--kill", choices=(*VICTIMS, *WITHIN_AN_UPDATE, HANG), default="server")
-    parser.add_argument("--use-router", action="store_true")
-    parser.add_argument("--deadline-s", type=float, default=900.0)
-    parser.add_argument("--commit", help="where there is no git")
-    parser.add_argument("--out", type=Path, default=Path("runs/lost_engine"))
+    parser = parser_of("lost_engine", __doc__)
+    add_option(parser, "--device", str, "device of trainer and engines", "cuda", choices=("cuda", "cpu"))
+    add_option(parser, "--model", str, "shape of the model, which gets random weights", "1.7b", choices=sorted(SHAPES))
+    add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
+    add_option(parser, "--trainer-gpus", int, "trainer ranks, one GPU each; on a CPU, processes", 1)
+    add_option(parser, "--engine-gpus", int, "engines, one GPU each; on a CPU, processes", 2)
+    add_option(parser, "--groups", int, "groups per step", 16)
+    add_option(parser, "--group-size", int, "samples per group", 8)
+    add_option(parser, "--longest", int, "tokens of every answer, since no token ends one", 512)
+    add_option(parser, "--staleness", int, "--max-staleness of the run, in steps", 2)
+    add_option(parser, "--max-tokens-per-gpu", int, "tokens per microbatch of the trainer", 16_384)
+    add_option(parser, "--steps", int, "steps before the kill, and steps after the engine is back", 5)
+    victims = (*VICTIMS, *WITHIN_AN_UPDATE, HANG)
+    add_option(parser, "--kill", str, "process to kill, moment of its death, or hang", "server", choices=victims)
+    parser.add_argument("--use-router", action="store_true", help="requests sent through SGLang's router")
+    add_option(parser, "--deadline-s", float, "seconds for the whole benchmark", 900.0)
+    add_option(parser, "--commit", str, "commit to record where there is no git")
+    add_option(parser, "--out", Path, "folder for all files", Path("runs/lost_engine"))
     asked = parser.parse_args(argv)
     asked.out = asked.out.absolute()
     return asked

@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.common.background_run import BackgroundRun, command_line, leave_in_order, show, write_prompts
 from benchmarks.common.circumstances import ROOT, circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.sync_vs_async.workload import write_shape
 
@@ -147,19 +148,17 @@ def _write_checkpoint(folder: Path, asked: argparse.Namespace) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rehearse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("script", type=Path)
-    parser.add_argument("--config", type=Path, required=True, help="config.json of the model, in Hugging Face format")
-    parser.add_argument("--checkpoint", type=Path, help="a folder to write the model to, or that has it")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--longest", type=int, default=2048, help="tokens of every answer, since no token ends one")
-    parser.add_argument("--use-router", action="store_true")
-    parser.add_argument("--deadline-s", type=float, default=1800.0)
-    parser.add_argument("--commit", help="where there is no git")
-    parser.add_argument("--out", type=Path, default=Path("runs/rehearsal"))
+    parser = parser_of("rehearse", __doc__)
+    parser.add_argument("script", type=Path, help="launch script, such as configs/qwen3-4b.sh")
+    add_option(parser, "--config", Path, "config.json of the model, in Hugging Face format", required=True)
+    add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
+    add_option(parser, "--device", str, "device of trainer and engines", "cuda", choices=("cuda", "cpu"))
+    add_option(parser, "--steps", int, "training steps to run", 3)
+    add_option(parser, "--longest", int, "tokens of every answer, since no token ends one", 2048)
+    parser.add_argument("--use-router", action="store_true", help="requests sent through SGLang's router")
+    add_option(parser, "--deadline-s", float, "seconds for the whole rehearsal", 1800.0)
+    add_option(parser, "--commit", str, "commit to record where there is no git")
+    add_option(parser, "--out", Path, "folder for all files", Path("runs/rehearsal"))
     at = argv.index("--") if "--" in argv else len(argv)
     asked = parser.parse_args(argv[:at])
     for path in (asked.script, asked.config):

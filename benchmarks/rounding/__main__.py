@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from asyncrl.engines.megatron.checkpoint.hf_files import scaled
 from asyncrl.engines.megatron.weights.fp8 import quantised
 from benchmarks.common.circumstances import circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.shapes import SHAPES, write_random
 
 VOCAB = 8192
@@ -52,13 +53,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rounding", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", choices=DENSE, default="0.6b")
-    parser.add_argument("--layers", type=int, help="default: as many as the model has")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--fp8", action="store_true", help="of the layers' matrices, and of what they get")
+    parser = parser_of("rounding", __doc__)
+    add_option(parser, "--model", str, "shape of the model, which gets random weights", "0.6b", choices=DENSE)
+    add_option(parser, "--layers", int, "number of layers (default: the model's)")
+    add_option(parser, "--tokens", int, "number of tokens", 256)
+    parser.add_argument("--fp8", action="store_true", help="weights and inputs of the layers' matrices in E4M3")
     return parser
 
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from asyncrl.capacity.trainer import RankWorkload, trainer_memory, trainer_problems, with_copy
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
@@ -13,6 +14,7 @@ from asyncrl.engines.cluster.deployment import Deployment
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import shape_of
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.parallel_options import add_parallel, parallel_of
 from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.arrangements import Arrangement, arrangement
@@ -173,48 +175,57 @@ def _flag(text: str) -> tuple[str, str | bool]:
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sync_vs_async",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = parser.add_argument_group("what")
-    known = f"sync, sync-colocate, one-step, S=N; default: {' '.join(ARRANGEMENTS)}"
-    what.add_argument("--arrangements", nargs="+", help=known)
-    what.add_argument("--model", choices=list(SHAPES), default="1.7b", help="a shape; its weights are random")
-    what.add_argument("--groups", type=int, default=32, help="prompts per step")
-    what.add_argument("--group-size", type=int, default=8, help="samples per prompt")
-    what.add_argument("--longest", type=int, default=8192, help="answer, in tokens")
-    what.add_argument("--median", type=int, help=f"of the answers; default: --longest / {CUT_RATIO}")
-    what.add_argument("--prompt-tokens", type=int, default=128)
-    what.add_argument("--seed", type=int, default=1234, help="of the first repeat; the next has the next one")
-    where = parser.add_argument_group("where")
-    where.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    where.add_argument("--trainer-gpus", type=int, default=1, help="ranks; on a CPU, processes")
-    where.add_argument(
-        "--engine-gpus",
-        type=int,
-        default=1,
-        help="engines of one GPU each; on a CPU, processes; 0: sync-colocate alone",
-    )
-    where.add_argument("--concurrency", type=int, default=256, help="samples in flight per engine")
-    where.add_argument("--max-tokens-per-gpu", type=int, default=16_384, help="of a microbatch of the trainer")
-    where.add_argument("--update-weights-beside-training", action=argparse.BooleanOptionalAction, help="as in a run")
-    where.add_argument("--gpu-memory-gb", type=float, default=ClusterConfig().gpu_memory_gb, help="of 10^9 bytes")
-    where.add_argument("--sglang", action="append", default=[], metavar="NAME[=VALUE]", help="server flag; NAME=false")
-    _add_how_long(parser)
-    add_parallel(parser.add_argument_group("how the trainer is split (docs/parallelism.md)"))
+    parser = parser_of("sync_vs_async", description)
+    _add_workload(parser.add_argument_group("workload"))
+    _add_deployment(parser.add_argument_group("deployment"))
+    _add_length(parser.add_argument_group("length and results"))
+    add_parallel(parser.add_argument_group("layout of the trainer (docs/parallelism.md)"))
     return parser
 
 
-def _add_how_long(parser: argparse.ArgumentParser) -> None:
-    how_long = parser.add_argument_group("how long, and what is left of it")
-    how_long.add_argument("--steps", type=int, default=8, help="measured per run, rounded up to whole rounds of S + 1")
-    how_long.add_argument("--seconds", type=float, default=float("inf"), help="after which no other round begins")
-    how_long.add_argument("--full-s", type=float, default=15.0, help="of full engines alone, first; 0: not at all")
-    how_long.add_argument("--repeats", type=int, default=1, help="of all arrangements")
-    how_long.add_argument("--deadline-s", type=float, default=3600.0, help="then it shows what it has")
-    how_long.add_argument("--out", type=Path, default=Path("runs/sync_vs_async"), help="folder for all files")
-    how_long.add_argument("--checkpoint", type=Path, help="folder to keep the model in, or one kept before")
-    how_long.add_argument("--commit", help="what to write down where there is no git")
-    how_long.add_argument("--show", type=Path, nargs="+", help="start nothing; join results.json of earlier calls")
+def _add_workload(group: Any) -> None:
+    known = f"sync, sync-colocate, one-step or S=N (default: {' '.join(ARRANGEMENTS)})"
+    add_option(group, "--arrangements", str, known, nargs="+")
+    add_option(group, "--model", str, "shape of the model, which gets random weights", "1.7b", choices=list(SHAPES))
+    add_option(group, "--groups", int, "prompts per step", 32)
+    add_option(group, "--group-size", int, "samples per prompt", 8)
+    add_option(group, "--longest", int, "longest answer, in tokens", 8192)
+    add_option(group, "--median", int, f"median answer length, in tokens (default: --longest / {CUT_RATIO})")
+    add_option(group, "--prompt-tokens", int, "tokens of each prompt", 128)
+    add_option(group, "--seed", int, "seed of the first repeat; each further one adds 1", 1234)
+
+
+def _add_deployment(group: Any) -> None:
+    add_option(group, "--device", str, "device of trainer and engines", "cuda", choices=["cuda", "cpu"])
+    add_option(group, "--trainer-gpus", int, "trainer ranks, one GPU each; on a CPU, processes", 1)
+    add_option(
+        group, "--engine-gpus", int, "engines, one GPU each; on a CPU, processes; 0: only sync-colocate is possible", 1
+    )
+    add_option(group, "--concurrency", int, "samples in flight per engine", 256)
+    add_option(group, "--max-tokens-per-gpu", int, "tokens per microbatch of the trainer", 16_384)
+    group.add_argument(
+        "--update-weights-beside-training",
+        action=argparse.BooleanOptionalAction,
+        help="the flag of a run (default: where memory allows)",
+    )
+    memory_gb = ClusterConfig().gpu_memory_gb
+    add_option(group, "--gpu-memory-gb", float, "memory of a GPU, in GB of 10^9 bytes", memory_gb)
+    group.add_argument(
+        "--sglang",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="server flag of SGLang; NAME=false leaves out one of ours",
+    )
+
+
+def _add_length(group: Any) -> None:
+    add_option(group, "--steps", int, "measured steps per run, rounded up to whole rounds of S + 1", 8)
+    add_option(group, "--seconds", float, "measured seconds after which no other round starts", float("inf"))
+    add_option(group, "--full-s", float, "seconds to measure full engines alone, first; 0: not at all", 15.0)
+    add_option(group, "--repeats", int, "runs of each arrangement", 1)
+    add_option(group, "--deadline-s", float, "seconds after which it stops and shows its results", 3600.0)
+    add_option(group, "--out", Path, "folder for all files", Path("runs/sync_vs_async"))
+    add_option(group, "--checkpoint", Path, "folder to keep the model in, or one that has it")
+    add_option(group, "--commit", str, "commit to record where there is no git")
+    add_option(group, "--show", Path, "results.json files of earlier calls to join, without a run", nargs="+")

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from asyncrl.config.areas import TransformerImpl
 from asyncrl.config.parallel import ParallelConfig
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.common.parallel_options import add_parallel
 from benchmarks.common.shapes import SHAPES, num_weights, write_random
@@ -43,20 +44,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", choices=list(SHAPES), default="1.7b")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=32_768, help="of a microbatch (--max-tokens-per-gpu)")
-    parser.add_argument("--sample-tokens", type=int, default=4096)
-    parser.add_argument("--microbatches", type=int, default=2, help="per step and data-parallel rank")
-    parser.add_argument("--steps", type=int, default=4, help="the first of which is left out")
-    parser.add_argument("--deadline-s", type=float, default=900.0, help="for all of it")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--transformer-impl", choices=get_args(TransformerImpl), default="auto")
-    add_parallel(parser)
+    parser = parser_of("trainer", __doc__)
+    add_option(parser, "--model", str, "shape of the model, which gets random weights", "1.7b", choices=list(SHAPES))
+    add_option(parser, "--device", str, "device of the ranks", "cuda", choices=["cuda", "cpu"])
+    add_option(parser, "--ranks", int, "trainer ranks, one GPU each", 1)
+    add_option(parser, "--tokens", int, "tokens per microbatch (--max-tokens-per-gpu)", 32_768)
+    add_option(parser, "--sample-tokens", int, "tokens per sample", 4096)
+    add_option(parser, "--microbatches", int, "microbatches per step and data-parallel rank", 2)
+    add_option(parser, "--steps", int, "training steps; the first one does not count", 4)
+    add_option(parser, "--deadline-s", float, "seconds for the whole benchmark", 900.0)
+    parser.add_argument("--profile", action="store_true", help="table of the kernels that take longest")
+    impls = get_args(TransformerImpl)
+    add_option(parser, "--transformer-impl", str, "implementation of the layers", "auto", choices=impls)
+    add_parallel(parser.add_argument_group("layout of the trainer (docs/parallelism.md)"))
     return parser
 
 

@@ -44,6 +44,7 @@ from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import AsyncRLError, ConfigError, plainly
 from asyncrl.types import UpdateReport, Weights
 from benchmarks.common.circumstances import circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.common.parallel_options import add_parallel, parallel_of
 from benchmarks.common.shapes import SHAPES
@@ -113,26 +114,28 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.weight_update",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = parser_of("weight_update", __doc__)
+    add_option(parser, "--model", str, "shape of the model, which gets random weights", "1.7b", choices=list(SHAPES))
+    add_option(parser, "--device", str, "device of trainer and engines", "cuda", choices=["cuda", "cpu"])
+    add_option(parser, "--trainer-gpus", int, "trainer ranks, one GPU each; on a CPU, processes", 1)
+    add_option(parser, "--engine-gpus", int, "engines, one GPU each; on a CPU, processes", 1)
+    add_option(parser, "--in-flight", int, "answers in flight per engine", 128)
+    add_option(parser, "--updates", int, "number of updates; the first two are shown separately", 12)
+    add_option(parser, "--bucket-mib", int, "size of a bucket of weights, in MiB", 512)
+    parser.add_argument(
+        "--beside",
+        action=argparse.BooleanOptionalAction,
+        help="--update-weights-beside-training of a run (default: where memory allows)",
     )
-    parser.add_argument("--model", choices=list(SHAPES), default="1.7b", help="a shape; its weights are random")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--trainer-gpus", type=int, default=1, help="ranks; on a CPU, processes")
-    parser.add_argument("--engine-gpus", type=int, default=1, help="engines of one GPU each; on a CPU, processes")
-    parser.add_argument("--in-flight", type=int, default=128, help="answers per engine, all the time")
-    parser.add_argument("--updates", type=int, default=12, help="the first two of which are shown apart")
-    parser.add_argument("--bucket-mib", type=int, default=512)
-    parser.add_argument("--beside", action=argparse.BooleanOptionalAction, help="--update-weights-beside-training")
-    parser.add_argument("--verify", action="store_true", help="--check-weight-updates, which takes its time")
-    parser.add_argument("--check", action="store_true", help="fail unless the pause is as short as it shall be")
-    parser.add_argument("--checkpoint", type=Path, help="folder to keep the model in, or one kept before")
-    parser.add_argument("--commit", help="what to write down where there is no git")
-    parser.add_argument("--out", type=Path, default=Path("runs/weight_update"), help="folder for update.json and logs")
-    parser.add_argument("--show", type=Path, nargs="+", help="start nothing; one table of earlier calls")
-    add_parallel(parser.add_argument_group("how the trainer is split (docs/parallelism.md)"))
+    parser.add_argument("--verify", action="store_true", help="--check-weight-updates of a run, which takes time")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit code 1 if the overhead exceeds {1000 * ALLOWED_OVERHEAD_S:g} ms"
+    )
+    add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
+    add_option(parser, "--commit", str, "commit to record where there is no git")
+    add_option(parser, "--out", Path, "folder for update.json and logs", Path("runs/weight_update"))
+    add_option(parser, "--show", Path, "update.json files of earlier calls to show in one table", nargs="+")
+    add_parallel(parser.add_argument_group("layout of the trainer (docs/parallelism.md)"))
     return parser
 
 
