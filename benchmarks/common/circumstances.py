@@ -1,4 +1,4 @@
-"""When, where and how something was measured: what every figure is written down with."""
+"""Date, place and way of a measurement, which are recorded with every figure."""
 
 import datetime
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("megatron-core", "ray", "sglang", "torch", "transformer-engine", "transformers")
-"""Whose versions decide how fast a run is."""
+"""Packages whose versions affect the speed of a run."""
 
 
 def circumstances(name: str, argv: Sequence[str], commit: str | None = None) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def circumstances(name: str, argv: Sequence[str], commit: str | None = None) -> 
 
 
 def _hardware() -> str:
-    """GPUs by name if there are any, else the CPU."""
+    """The names of the GPUs if there are any, else of the CPU."""
     gpus = (_said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
     if gpus:
         return f"{len(gpus)} x {gpus[0]}"

@@ -1,20 +1,20 @@
-"""What the controller itself costs: CPU per sample, the loop's lag and samples/s, against servers that cost nothing.
+"""The cost of the controller: CPU time per sample, lag of its loop and samples/s, against servers that cost nothing.
 
-    uv run python -m benchmarks.controller                          the figures: answers of 1,000 and 16,000 tokens
+    uv run python -m benchmarks.controller                          answers of 1,000 and of 16,000 tokens
     uv run python -m benchmarks.controller --intervals 16 64 256 1000 --tokens 1000 --in-flight 1024
     uv run python -m benchmarks.controller --tokens-per-s 1e8       as fast as the controller can
     uv run python -m benchmarks.controller --plain                  against SGLang without our plug-in
-    uv run python -m benchmarks.controller --profile                and where the time goes
-    uv run python -m benchmarks.controller --against ../other       beside another checkout, turn by turn
-    uv run python -m benchmarks.controller --check                  exits with 1 if it is too late or too dear
+    uv run python -m benchmarks.controller --profile                with shares of the CPU time by package
+    uv run python -m benchmarks.controller --against ../other       alternately with another checkout
+    uv run python -m benchmarks.controller --check                  exit code 1 if a limit is exceeded
 
-``--check`` adds one case, in which both limits must hold in one and the same run: 1,024 in flight, answers of 1,000
-tokens, 1,000 samples/s.  That is a million tokens/s, what some hundred GPUs write: a large run.  At a lower rate each
-sample is dearer, as every event then wakes an idle core; flat out all answers wait for each other, and the lag says
-nothing.
+``--check`` adds one case that must meet both limits in the same run: 1,024 requests in flight, answers of 1,000 tokens,
+1,000 samples/s.  That is a million tokens/s, as many as some hundred GPUs generate: a large run.  At a lower rate each
+sample costs more, because every event wakes an idle core.  At full speed all answers wait for each other, and the lag
+means nothing.
 
-Each case runs in a process of its own.  Times are those of the machine as it is: on a busy one the lag is mostly the
-others', which the column ``starved`` shows.
+Each case runs in a separate process.  Times depend on what else the machine does: on a busy one, other programs cause
+most of the lag, as the column ``starved`` shows.
 """
 
 import argparse
@@ -37,26 +37,26 @@ from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.controller.case import Case, CaseMeasurement
 
 CHECKED: dict[str, Any] = {"num_tokens": 1000, "in_flight": 1024, "interval": STREAM_INTERVAL, "tokens_per_s": 1e6}
-"""What ``--check`` looks at."""
+"""The case of ``--check``."""
 MIN_PACE = 0.95
-"""Share of the tokens/s written that must arrive: below it the controller is what all wait for.  Samples are counted
-to some percent in ten seconds."""
+"""Least share of the servers' tokens/s that must arrive.  Below it everything waits for the controller.  Samples
+are counted to some percent in ten seconds."""
 MAX_CPU_MS = 0.5
-"""Per sample.  This and the next are what was agreed that the controller may cost, both at once."""
+"""Most milliseconds of CPU time per sample.  One run must meet this limit and the next."""
 MAX_LAG_P99_MS = 20.0
 WARMUP_S = 4.0
-"""For 4,096 connections, one after the other, and what they bring at once."""
+"""Seconds to open up to 4,096 connections one by one, and to handle what they send at once."""
 ROOT = Path(__file__).parents[2]
 CASE = Path("benchmarks", "controller", "case.py")
 """The program that runs one case, in any checkout.  Each checkout runs its copy; only the JSON must fit."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, show, write and check what ``argv`` asks for; the exit code."""
+    """Measure what ``argv`` asks for, show it, write it and check it; returns the exit code."""
     parser = _parser()
     asked = parser.parse_args(argv)
     if asked.check and asked.profile:
-        parser.error("--check needs times that no profiler adds to: leave out --profile")
+        parser.error("--check cannot be combined with --profile, which adds to the times")
     if asked.against and not (asked.against / CASE).is_file():
         parser.error(f"--against {asked.against}: no {CASE} there; a checkout without it is too old to compare with")
     console = Console(width=150)
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def cases(asked: argparse.Namespace) -> list[Case]:
-    """One for each combination of tokens, interval and requests in flight."""
+    """One case for each combination of tokens, interval and requests in flight."""
     return [
         Case(
             num_tokens=num_tokens,
@@ -104,7 +104,7 @@ def cases(asked: argparse.Namespace) -> list[Case]:
 
 
 def checked(asked: argparse.Namespace) -> list[Case]:
-    """The case of ``--check``, if it is not one of those anyway."""
+    """The case of ``--check``, unless it is among ``cases`` already."""
     asked_for = cases(asked)
     case = replace(asked_for[0], **CHECKED, is_plain=False, is_gc_tuned=True)
     return [case] if asked.check and case not in asked_for else []
@@ -124,17 +124,17 @@ def run(case: Case, tree: Path) -> CaseMeasurement:
 
 
 def best(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the repetitions the one that was disturbed least: the one with the least CPU time per sample."""
+    """The least disturbed repetition: the one with the least CPU time per sample."""
     return min(row["measured"], key=cpu_ms)
 
 
 def cpu_ms(measured: Mapping[str, Any]) -> float:
-    """CPU time per sample, in milliseconds."""
+    """Milliseconds of CPU time per sample."""
     return 1000 * float(measured["cpu_s"]) / max(float(measured["samples"]), 1e-9)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """All cases, one per line."""
+    """A table of all cases, one per line."""
     shown = Table(title="the controller, per sample and as a whole")
     names = (
         "tokens",
@@ -172,7 +172,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def profile_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Where the CPU time goes.  The profiler makes Python code dearer, compiled code not."""
+    """A table of the shares of CPU time.  The profiler slows Python code down, but not compiled code."""
     shown = Table(title="shares of CPU time, under a profiler")
     rooms = list(dict.fromkeys(room for row in rows for room in best(row)["shares"]))
     for name in ("tokens", "in flight", "interval", "asyncrl", *rooms):
@@ -185,20 +185,20 @@ def profile_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def too_much(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is not as agreed, of this checkout; one line each.  All of it is looked at in one run."""
+    """One line for each limit that this checkout exceeds.  A single run must meet all of them."""
     looked_at = [row for row in rows if row["tree"] == ROOT.name and CHECKED.items() <= {**row["case"]}.items()]
     if not looked_at:
-        return [f"--check needs a case with {CHECKED}"]
+        return [f"--check needs a measured case with {CHECKED}"]
     problems = []
     for found in map(best, looked_at):
         spent, late = cpu_ms(found), float(found["lag_p99_ms"])
         pace = found["samples"] / found["seconds"] * CHECKED["num_tokens"] / CHECKED["tokens_per_s"]
         if spent > MAX_CPU_MS:
-            problems.append(f"{spent:.3f} ms of CPU per sample, {MAX_CPU_MS} are agreed")
+            problems.append(f"{spent:.3f} ms of CPU time per sample, the limit is {MAX_CPU_MS}")
         if late > MAX_LAG_P99_MS:
-            problems.append(f"the loop is {late:.1f} ms late at p99, {MAX_LAG_P99_MS:g} are agreed")
+            problems.append(f"the lag at p99 is {late:.1f} ms, the limit is {MAX_LAG_P99_MS:g}")
         if pace < MIN_PACE:
-            problems.append(f"it keeps up with {pace:.0%} of {CHECKED['tokens_per_s']:g} tokens/s")
+            problems.append(f"{pace:.0%} of {CHECKED['tokens_per_s']:g} tokens/s arrive, at least {MIN_PACE:.0%} must")
     return problems
 
 

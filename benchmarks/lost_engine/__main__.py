@@ -1,12 +1,15 @@
-"""A run that loses an engine: what it costs, whether anything is lost, and which weights the engine comes back with.
+"""A run that loses an engine: its cost, losses of tokens or groups, and the weights that the restarted engine serves.
 
     uv run python -m benchmarks.lost_engine --trainer-gpus 2 --engine-gpus 2 --model 1.7b                   four GPUs
+    uv run python -m benchmarks.lost_engine --kill pause                death of an engine at the start of an update
+    uv run python -m benchmarks.lost_engine --kill update               death of an engine within a broadcast
+    uv run python -m benchmarks.lost_engine --kill hang                 an engine that stops without dying
     uv run python -m benchmarks.lost_engine --device cpu --model tiny --groups 4 --group-size 4 --longest 32
 
-Starts train_async.py as a user would, on random weights and prompts; kills one of SGLang's processes (SIGKILL) after
-some steps, anywhere or within a weight update, or stops it for good (SIGSTOP); waits until its engine is back, and for
-some more steps; asks every engine for the version that it serves; ends the run (SIGTERM).  Prints a table and writes it
-to --out, beside the run's log and metrics.  Exit codes: 0, 1 something does not hold, 2 the options are wrong.
+Starts train_async.py as a user would, on random weights and prompts.  After some steps it kills one of SGLang's
+processes (SIGKILL), at any moment or within a weight update, or stops it for good (SIGSTOP).  It waits until the engine
+is back, and for some more steps; asks every engine for its version; and ends the run (SIGTERM).  Prints a table and
+writes it to --out, with the run's log and metrics.  Exit codes: 0, 1 a check does not hold, 2 the options are wrong.
 """
 
 import argparse
@@ -31,20 +34,20 @@ from benchmarks.sync_vs_async.workload import write_checkpoint
 
 TOKEN_FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
 GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial", "buffered", "training")
-"""Those that settle a group, and where it is before."""
+"""Final states of a group, then the states before."""
 VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
-"""What the command line of a process to kill has in it: SGLang's front, or what has the GPU."""
+"""Part of the command line of the process to kill: SGLang's HTTP server, or the scheduler, which holds the GPU."""
 EXIT_CODE = "exit code after SIGTERM"
 WITHIN_AN_UPDATE = get_args(dies_in_update.Moment)
-"""When what has the GPU dies by its own hand: as it is to stand still, or to receive weights."""
+"""Moments of a weight update at which the scheduler kills itself: when asked to pause, or to receive weights."""
 HANG = "hang"
-"""What has the GPU lives and does nothing any more."""
+"""Stop the scheduler without ending it."""
 HANG_S = {"control-timeout-s": 20.0, "request-timeout-s": 30.0}
-"""Deadlines then: it is found by the next update, or else by being asked now and then."""
+"""Deadlines for ``hang``, in seconds: the next weight update detects the engine, or else a liveness probe."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """BackgroundRun it all."""
+    """Measure what ``argv`` asks for; returns the exit code."""
     asked = _parse(argv)
     need(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -61,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Of a run that loses an engine: what ``found`` says, and the lines of its log that matter."""
+    """The result of ``found`` for a run that loses an engine, and the lines of its log that concern it."""
     armed = asked.out / "armed"
     armed.unlink(missing_ok=True)
     is_within = asked.kill in WITHIN_AN_UPDATE
@@ -70,7 +73,7 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
         _kill(run, asked.kill, armed)
         killed_after, killed_at = len(run.rows()), _now()
-        run.wait("back", lambda: any("is back" in line for line in run.log()))
+        run.wait("the engine was back", lambda: any("is back" in line for line in run.log()))
         back_at, back_after = _now(), len(run.rows())
         run.wait(f"{asked.steps} steps more", lambda: len(run.rows()) >= back_after + asked.steps)
         rows = run.rows()
@@ -82,10 +85,10 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
 
 
 def _kill(run: BackgroundRun, what: str, armed: Path) -> None:
-    """Return when a process is dead, or hangs; ``armed`` is the file that the plug-in looks for."""
+    """Return when a process is dead or hangs; ``armed`` is the file that the plug-in waits for."""
     if what in WITHIN_AN_UPDATE:
         armed.touch()
-        run.wait("killed", lambda: not armed.exists())
+        run.wait("a process was killed", lambda: not armed.exists())
     elif what == HANG:
         run.processes(VICTIMS["scheduler"])[0].suspend()
     else:
@@ -93,10 +96,10 @@ def _kill(run: BackgroundRun, what: str, armed: Path) -> None:
 
 
 def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, str]) -> dict[str, Any]:
-    """What there is to say of the steps before the kill, of those until the engine was back, and after.
+    """Figures of the steps before the kill, until the engine was back, and after.
 
     ``holds``: every prompt and token is accounted for, no group failed, and all engines serve the present weights.
-    ``served`` has each engine's version at the end, when the trainer had that of the last row, or a later one.
+    ``served`` has each engine's version at the end.  The trainer's was then the last row's, or a later one.
     """
     phases = {"before": rows[1:killed], "while it was away": rows[killed:back], "after": rows[back:]}
     told: dict[str, Any] = {
@@ -130,7 +133,7 @@ def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, 
 
 
 def _last_difference(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Some steps have none: engines served other weights then, or were too slow."""
+    """The last measured difference of log-probs.  Steps have none if engines were slow or served other weights."""
     return next((row["train/logprob_diff"] for row in reversed(rows) if "train/logprob_diff" in row), math.nan)
 
 
@@ -157,7 +160,7 @@ def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> li
 
 
 def _urls(run: BackgroundRun) -> list[str]:
-    """Of the engines that run now."""
+    """The URLs of the engines that run now."""
     found = []
     for process in run.processes(VICTIMS["server"]):
         words = process.cmdline()

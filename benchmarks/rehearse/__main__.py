@@ -1,14 +1,13 @@
-"""A launch script of configs/, on this machine's GPUs, with random weights: does it run, how fast, in how much memory?
+"""A rehearsal of a launch script of configs/ on this machine's GPUs, with random weights: speed and memory.
 
     uv run python -m benchmarks.rehearse configs/qwen3-4b.sh --config tests/launch/models/qwen3-4b/config.json
     uv run python -m benchmarks.rehearse configs/qwen3-30b-a3b.sh --config config.json --longest 4096 -- --lr 1e-5
     uv run python -m benchmarks.rehearse configs/glm-z1-9b.sh --config small/config.json --device cpu --longest 16
 
-Writes random weights of the shape of --config, a tokenizer of made-up words and prompts of such words; starts the
-script as it is, but for: answers of --longest tokens, since no token ends one; rewards by chance; no evaluation but
-that of four prompts; no checkpoint; and what stands behind ``--``.  After --steps it looks at the GPUs' memory and ends
-the run (SIGTERM).  Prints a table beside the script's own dry run.  Exit codes: 0, 1 it did not run, 2 the options are
-wrong.
+Writes random weights of the shape of --config, a tokenizer of made-up words, and prompts of such words.  Starts the
+script with changes: answers have --longest tokens, since no token ends one; rewards are random; evaluation has four
+prompts; nothing is saved; flags after ``--`` are added.  After --steps it reads the GPUs' memory and ends the run
+(SIGTERM).  Prints a table with the script's dry run.  Exit codes: 0, 1 the run failed, 2 the options are wrong.
 """
 
 import argparse
@@ -44,11 +43,11 @@ COLUMNS = {
     "train/logprob_diff": ("log-probs apart", ".1e"),
     "train/peak_memory_gb": ("trainer's peak, GB", ".1f"),
 }
-"""Of metrics.jsonl: what the table calls a metric, and how it shows it."""
+"""Columns of the table: a metric of metrics.jsonl, the column's title, and the format of its numbers."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """BackgroundRun it all."""
+    """Rehearse what ``argv`` asks for; returns the exit code."""
     asked = _parse(argv)
     need(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -70,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _environment(out: Path, checkpoint: Path) -> dict[str, str]:
-    """What a script asks for, with data that is written to ``out``."""
+    """The environment variables that a script reads, and the data they name, which is written to ``out``."""
     train, held_out = out / "prompts.jsonl", out / "eval.jsonl"
     write_prompts(train, as_chat=True)
     held_out.write_bytes(b"".join(train.read_bytes().splitlines(keepends=True)[:NUM_EVAL_PROMPTS]))
@@ -85,7 +84,7 @@ def _environment(out: Path, checkpoint: Path) -> dict[str, str]:
 
 
 def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) -> list[str]:
-    """Lines of Markdown.  A cell is empty where a step has no such number."""
+    """Lines of Markdown.  A cell is empty if a step has no such number."""
     names = [name for name, _ in COLUMNS.values()]
     lines = ["| " + " | ".join(names) + " |", "|--:" * len(names) + "|"]
     for row in rows:
@@ -96,7 +95,7 @@ def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) ->
 
 
 def _changes(asked: argparse.Namespace) -> list[str]:
-    """Of the script's own flags."""
+    """Flags that replace some of the script's."""
     flags: dict[str, object] = {
         "rollout-max-response-len": asked.longest,
         "custom-rm-path": "benchmarks.common.random_reward.reward",
@@ -108,7 +107,7 @@ def _changes(asked: argparse.Namespace) -> list[str]:
 
 
 def _dry_run(command: Sequence[str | Path], environment: dict[str, str]) -> str:
-    """What it says; the program ends if that is no."""
+    """The output of the script's dry run.  Raises SystemExit if it fails."""
     found = subprocess.run(
         ["timeout", str(DRY_RUN_S), *command, "--dry-run"],
         cwd=ROOT,
@@ -118,12 +117,12 @@ def _dry_run(command: Sequence[str | Path], environment: dict[str, str]) -> str:
         check=False,
     )
     if found.returncode != 0:
-        raise SystemExit(f"error: the dry run says no:\n{found.stdout}{found.stderr}")
+        raise SystemExit(f"error: the dry run failed:\n{found.stdout}{found.stderr}")
     return found.stdout
 
 
 def _gpu_memory() -> list[str]:
-    """Used of each GPU that this machine has, by whatever uses it."""
+    """The memory in use on each GPU of this machine, by any process."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, timeout=30.0, check=True).stdout.splitlines()
@@ -132,19 +131,19 @@ def _gpu_memory() -> list[str]:
 
 
 def _write_checkpoint(folder: Path, asked: argparse.Namespace) -> None:
-    """Unless it is there.  In a process of its own: this one must hold no GPU."""
+    """Write the checkpoint unless it exists, in a new process: this one must hold no GPU.  Raises SystemExit."""
     if (folder / "config.json").is_file():
         wanted, there = (json.loads(file.read_text()) for file in (asked.config, folder / "config.json"))
-        is_whole = (folder / "tokenizer_config.json").is_file()  # written last
+        is_whole = (folder / "tokenizer_config.json").is_file()  # the file that is written last
         if not is_whole or there | {"eos_token_id": None} != wanted | {"eos_token_id": None}:
-            raise SystemExit(f"error: {folder} has something else than a whole model of {asked.config}; remove it")
+            raise SystemExit(f"error: {folder} does not hold a whole model of {asked.config}; remove it")
         return
     writer = multiprocessing.get_context("spawn").Process(target=write_shape, args=(folder, asked.config, asked.device))
     writer.start()
     writer.join(asked.deadline_s)
     if writer.exitcode != 0:
         writer.kill()
-        raise SystemExit(f"error: --config {asked.config} --device {asked.device}: no checkpoint")
+        raise SystemExit(f"error: --config {asked.config} --device {asked.device}: writing random weights failed")
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

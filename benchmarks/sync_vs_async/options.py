@@ -1,4 +1,4 @@
-"""The options of ``sync_vs_async.py``, and what they say in the product's own words."""
+"""The options of ``benchmarks.sync_vs_async``, and the product's configuration that follows from them."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -30,19 +30,19 @@ ON_GPUS: Mapping[str, str | bool] = {
     "disable-prefill-cuda-graph": True,
     "cuda-graph-max-bs-decode": "256",
 }
-"""Server flags that need none of SGLang's optional kernels."""
+"""Server flags for GPUs on which SGLang has none of its optional kernels."""
 COLLECTIVE_S = 300.0
-"""For one collective operation of the trainer: a rank waits for the others' share of a batch, seconds."""
+"""Seconds for one collective operation of the trainer, in which a rank waits for the others' share of a batch."""
 CONTROL_S = 120.0
-"""As in the product: for one pause, bucket or continue."""
+"""Seconds for one pause, bucket or resume; the product's default."""
 REQUEST_S = 300.0
-"""As in the product: silence of a request."""
+"""Seconds of silence of a request; the product's default."""
 START_S = 600.0
-"""As in the product: until every process is ready."""
+"""Seconds until every process is ready; the product's default."""
 
 
 def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
-    """What was asked for.  Leaves the program when it cannot be."""
+    """Parse ``argv``.  Exits with code 2 and one line if an option is wrong."""
     parser = _parser(description)
     asked = parser.parse_args(argv)
     asked.median = asked.median or max(1, asked.longest // CUT_RATIO)
@@ -63,20 +63,20 @@ def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
 
 
 def _arrangements(asked: argparse.Namespace) -> list[Arrangement]:
-    """Those asked for; else all of them that the trainer's layout allows on all GPUs.  Raises ValueError."""
+    """The given arrangements, else all that the trainer's layout allows on all GPUs.  Raises ValueError."""
     default = ARRANGEMENTS if asked.engine_gpus else ("sync-colocate",)
     chosen = [arrangement(name) for name in asked.arrangements or default]
     if not (asked.engine_gpus or all(each.colocates for each in chosen)):
-        raise ValueError("--engine-gpus 0 is for sync-colocate alone, where the trainer's GPUs generate")
+        raise ValueError("--engine-gpus 0 allows only sync-colocate, where the trainer's GPUs generate too")
     gpus = asked.trainer_gpus + asked.engine_gpus
     lines = parallel_problems(parallel_of(asked), gpus)
     if lines and asked.arrangements and any(each.colocates for each in chosen):
-        raise ValueError(f"sync-colocate, all {gpus} GPUs train: {lines[0]}")
+        raise ValueError(f"sync-colocate trains on all {gpus} GPUs: {lines[0]}")
     return [each for each in chosen if not (lines and each.colocates)]
 
 
 def _too_small(asked: argparse.Namespace) -> list[str]:
-    """One line for each deployment whose trainer does not fit on its GPUs; engines take what they are given."""
+    """One line for each deployment whose trainer does not fit on its GPUs; engines use the memory they are given."""
     if asked.show or asked.device == "cpu":
         return []
     shape, parallel, limit = shape_of(SHAPES[asked.model]), parallel_of(asked), asked.gpu_memory_gb * 1e9
@@ -101,7 +101,7 @@ def _row_tokens(asked: argparse.Namespace) -> int:
 
 
 def setup(asked: argparse.Namespace) -> Setup:
-    """What makes runs comparable."""
+    """The settings that runs must share to be compared."""
     default = ParallelConfig()
     given = {field.name: getattr(parallel_of(asked), field.name) for field in fields(ParallelConfig)}
     return Setup(
@@ -124,7 +124,7 @@ def setup(asked: argparse.Namespace) -> Setup:
 def deployment(
     asked: argparse.Namespace, checkpoint: Path, logs: Path, left_s: float, *, colocates: bool
 ) -> Deployment:
-    """What to start, on all GPUs twice or on each for one thing; the start may take ``left_s`` at most."""
+    """The deployment to start, on all GPUs for both uses or on each for one; it may take ``left_s`` to start."""
     gpus = asked.trainer_gpus + asked.engine_gpus
     return Deployment(
         cluster=ClusterConfig(
@@ -153,7 +153,7 @@ def deployment(
             dtype="bfloat16" if asked.device == "cuda" else "float32",
             temperature=TEMPERATURE,
             num_steps_per_rollout=1,
-            use_rollout_logprobs=True,  # for sync as well: it spares it a pass
+            use_rollout_logprobs=True,  # for sync as well, which saves it a forward pass
             timeout_s=COLLECTIVE_S,
             row_tokens=_row_tokens(asked),
         ),
@@ -163,13 +163,13 @@ def deployment(
 
 
 def server_flags(asked: argparse.Namespace) -> dict[str, str | bool]:
-    """Of SGLang: ours for GPUs, and those given, which win."""
+    """Server flags of SGLang: ours for GPUs, and the given ones, which take precedence."""
     given = dict(_flag(text) for text in asked.sglang)
     return {**(ON_GPUS if asked.device == "cuda" else {}), **given}
 
 
 def _flag(text: str) -> tuple[str, str | bool]:
-    """``name=value``; a bare name is a bare flag, ``name=false`` leaves ours out."""
+    """Name and value of ``name=value``.  A bare name is a flag without value; ``name=false`` leaves ours out."""
     name, equals, value = text.removeprefix("--").partition("=")
     return name, (False if value == "false" else value) if equals else True
 

@@ -1,15 +1,15 @@
-"""One training step: tokens/s, the share of what the GPU's matrix units can do, memory, and where the time goes.
+"""One training step: tokens/s, the share of the GPU's peak matrix rate, memory, and the kernels that take longest.
 
-    uv run python -m benchmarks.trainer --model 1.7b --tokens 32768                       one GPU
-    uv run python -m benchmarks.trainer --model 1.7b --ranks 2 --tensor-model-parallel-size 2
-    uv run python -m benchmarks.trainer --model moe-6b --ranks 4 --expert-model-parallel-size 4
-    uv run python -m benchmarks.trainer --model 1.7b --profile                            the kernels that take longest
-    uv run python -m benchmarks.trainer --model tiny --device cpu --tokens 256            on any machine
+    uv run python -m benchmarks.trainer --model 1.7b --tokens 32768                               one GPU
+    uv run python -m benchmarks.trainer --model 1.7b --ranks 2 --tensor-model-parallel-size 2     two GPUs
+    uv run python -m benchmarks.trainer --model moe-6b --ranks 4 --expert-model-parallel-size 4   four GPUs
+    uv run python -m benchmarks.trainer --model 1.7b --profile                                    table of kernels
+    uv run python -m benchmarks.trainer --model tiny --device cpu --tokens 256                    any machine
 
-A model of random weights takes steps on random answers, all of ``--sample-tokens``; every flag of
-docs/parallelism.md may be given.  The rate of a large matrix product is measured on the same GPU in the same
-run.  Model FLOPs are 6 per token and weight that it meets in a matrix product, and 6 x heads x head size x context of
-attention, causal; what is computed a second time to save memory does not count.  The first step is left out.
+A model of random weights is trained on answers of ``--sample-tokens`` each.  Every flag of docs/parallelism.md is
+accepted.  The rate of a large matrix product is measured on the same GPU in the same run.  Model FLOPs are 6 per token
+and parameter that it meets in a matrix product, and 6 x heads x head size x context for causal attention.  Recomputed
+activations do not count.  The first step is left out.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from benchmarks.trainer.ranks import StepMeasurement, measured, num_samples
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and show what ``argv`` asks for; the exit code."""
+    """Measure and show what ``argv`` asks for; returns the exit code."""
     asked = _parser().parse_args(argv)
     need(asked.device)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The ranks of a trainer, each in a process, and one training step measured on them.
+"""The ranks of a trainer, each in a separate process, and the measurement of training steps on them.
 
 Their functions are outside of ``__main__``, which a spawned process does not import.
 """
@@ -28,7 +28,7 @@ TOP_KERNELS = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasurement:
-    """What rank 0 saw, in seconds, GiB and FLOP/s."""
+    """Figures of rank 0, in seconds, GiB and FLOP/s."""
 
     step_s: tuple[float, ...]
     memory_gib: float
@@ -38,7 +38,7 @@ class StepMeasurement:
 
 
 def measured(asked: argparse.Namespace, checkpoint: Path) -> StepMeasurement:
-    """By one process for each rank, this one not among them."""
+    """Measure with one new process for each rank.  Raises SystemExit if one fails or ``--deadline-s`` is over."""
     (port,) = NetworkPlace().free_ports(1)
     spawn = multiprocessing.get_context("spawn")
     answers: Any = spawn.SimpleQueue()
@@ -53,12 +53,13 @@ def measured(asked: argparse.Namespace, checkpoint: Path) -> StepMeasurement:
     for each in ranks:
         each.kill()
     if any(code != 0 for code in codes):
-        raise SystemExit(f"not all ranks ended well in {asked.deadline_s:g} s: exit codes {codes}")
+        raise SystemExit(f"error: a rank failed or took more than {asked.deadline_s:g} s: exit codes {codes}")
     found: StepMeasurement = answers.get()
     return found
 
 
 def num_samples(asked: argparse.Namespace) -> int:
+    """Samples per step: as many as fill the microbatches, in whole groups."""
     parallel = parallel_of(asked)
     copies = asked.ranks // parallel.ranks_per_copy
     row_tokens: int = asked.tokens * parallel.context_parallel_size
@@ -132,7 +133,7 @@ def _kernels(trainer: Any, batch: Batch, device: str) -> str:
 
 
 def _matrix_rate(device: str, rank: int) -> float:
-    """FLOP/s of a large square product, in the dtype that training uses: the best of several."""
+    """FLOP/s of a large square product in the dtype of training, the best of several."""
     import torch
 
     where = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
@@ -152,11 +153,11 @@ def _matrix_rate(device: str, rank: int) -> float:
 
 
 def _batch(asked: argparse.Namespace, step: int) -> Batch:
-    """The same on every rank."""
+    """The batch of a step, the same on every rank."""
     rng = random.Random(step)
     vocab = SHAPES[asked.model]["vocab_size"]
     prompt_tokens = min(PROMPT_TOKENS, asked.sample_tokens // 2)
-    length = asked.sample_tokens + 1 - prompt_tokens  # nothing is predicted from the last token, so it does not enter
+    length = asked.sample_tokens + 1 - prompt_tokens  # the last token predicts nothing and does not enter
 
     def scored(index: int) -> ScoredSample:
         sample = Sample(

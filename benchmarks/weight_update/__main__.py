@@ -1,19 +1,19 @@
-"""How long a weight update takes: with a real trainer, real engines and answers in flight, against one raw broadcast.
+"""The duration of weight updates, with a real trainer, real engines and answers in flight, against one raw broadcast.
 
-    uv run python -m benchmarks.weight_update --model 1.7b --trainer-gpus 1 --engine-gpus 1                 two GPUs
-    uv run python -m benchmarks.weight_update --model moe-6b --trainer-gpus 1 --engine-gpus 3 --check       four GPUs
-    uv run python -m benchmarks.weight_update --device cpu --model tiny --in-flight 4  on any machine
-    uv run python -m benchmarks.weight_update --show a/update.json b/update.json  one table of both
+    uv run python -m benchmarks.weight_update --model 1.7b --trainer-gpus 1 --engine-gpus 1             two GPUs
+    uv run python -m benchmarks.weight_update --model moe-6b --trainer-gpus 1 --engine-gpus 3 --check   four GPUs
+    uv run python -m benchmarks.weight_update --device cpu --model tiny --in-flight 4                   any machine
+    uv run python -m benchmarks.weight_update --show a/update.json b/update.json                        a joint table
 
-    raw       one ``torch.distributed`` broadcast of as many bytes, in one piece, from one process to as many others as
-              there are engine ranks, on the same devices: the best of some, measured first
-    wait      training stands still: its weights are copied (or sent, where there is no room for a copy)
-    pause     generation stands still: from the first engine that does until the last one has gone on
-    total     the same from the first engine asked to pause: it finishes its forward pass first, perhaps a prefill
+    raw       one ``torch.distributed`` broadcast of the same number of bytes, in one piece, from one process to as many
+              as there are engine ranks, on the same devices: the best of some, measured first
+    wait      time without training: the weights are copied (or sent, if there is no memory for a copy)
+    pause     time without generation: from the first engine that stops until the last one resumes
+    total     pause, and before it the time until the first engine stops: it finishes a forward pass, perhaps a prefill
     overhead  pause - 2 x raw; ``--check`` wants at most 10 ms
 
-The first update, which goes by name and teaches the engines, and the second, which makes their lists of copies, are
-shown apart.  Exit codes: 0, 1 ``--check`` does not hold, 2 the options are wrong.
+The first two updates are shown separately: the first one sends the names of the weights, and the second one makes the
+engines' lists of copies.  Exit codes: 0, 1 ``--check`` does not hold, 2 the options are wrong.
 """
 
 import argparse
@@ -54,21 +54,21 @@ from benchmarks.sync_vs_async.workload import ForcedWorkload, write_checkpoint
 from benchmarks.weight_update.raw_broadcast import raw_s_of
 
 ALLOWED_OVERHEAD_S = 0.010
-"""Of a pause, beyond twice the raw broadcast: what the project has set itself."""
+"""Most seconds of a pause beyond twice the raw broadcast: the project's target."""
 BETWEEN_S = 0.5
-"""Two updates: the engines are at work again, as they are in a run."""
+"""Seconds between two updates, in which the engines generate again, as in a run."""
 TIMEOUT_S = 120.0
 START_S = 600.0
 LONG_S = 3600.0
-"""For as long as the updates take, answers are written."""
+"""Seconds of traffic: longer than the updates take."""
 
 Rows = list[tuple[float, UpdateReport]]
-"""For each update how long training waited, in seconds, and what it took besides."""
+"""For each update, the seconds that training waited, and the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateFigures:
-    """One call's figures; times in seconds."""
+    """The figures of one call; times in seconds."""
 
     model: str
     num_bytes: int
@@ -79,23 +79,23 @@ class UpdateFigures:
     waits_s: tuple[float, ...]
     pauses_s: tuple[float, ...]
     totals_s: tuple[float, ...]
-    """By update, the first ones too."""
+    """Seconds of each update, the first two included."""
     goes_beside: bool
     about: dict[str, Any]
 
     @property
     def pause_s(self) -> float:
-        """Median, from the third on."""
+        """Median pause, without the first two updates."""
         return median(self.pauses_s[2:])
 
     @property
     def overhead_s(self) -> float:
-        """Of the median pause beyond twice the raw broadcast."""
+        """Median pause minus twice the raw broadcast."""
         return self.pause_s - 2 * self.raw_s
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and show what ``argv`` asks for; the exit code."""
+    """Measure and show what ``argv`` asks for; returns the exit code."""
     asked, console = _parser().parse_args(argv), Console()
     if not console.is_terminal:
         console.width = 200
@@ -144,7 +144,7 @@ def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) 
     about = circumstances("weight_update", argv, asked.commit)
     with Signals.caught() as signals, tempfile.TemporaryDirectory() as folder:
         checkpoint = (asked.checkpoint or Path(folder) / "model").resolve()
-        if not (checkpoint / "tokenizer_config.json").exists():  # written last
+        if not (checkpoint / "tokenizer_config.json").exists():  # the file that is written last
             console.print(f"writing random weights: {asked.model}", highlight=False)
             _in_a_process(write_checkpoint, checkpoint, asked.model, asked.device)
         num_bytes = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
@@ -179,7 +179,7 @@ def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) 
 async def _updates(
     ray: ModuleType, asked: argparse.Namespace, checkpoint: Path, signals: Signals, console: Console
 ) -> tuple[Rows, int, bool]:
-    """What each update took, the bytes of one, and whether training goes on beside."""
+    """Wait and report of each update, bytes of one update, and whether training continues during updates."""
     with signals.cancelling():
         async with deployed(
             ray, _deployment(asked, checkpoint), lambda text: console.print(text, highlight=False)
@@ -210,7 +210,7 @@ async def _pushes(up: Running, times: int) -> tuple[Rows, int, bool]:
 
 
 async def _traffic(up: Running, asked: argparse.Namespace) -> None:
-    """Answers that nobody reads, as many as shall be in flight, until cancelled."""
+    """Keep ``--in-flight`` answers per engine in flight and drop them, until cancelled."""
     longest = 8192 if asked.device == "cuda" else 256
     workload = ForcedWorkload(
         vocabulary=SHAPES[asked.model]["vocab_size"], prompt_tokens=16, median=longest // 16, longest=longest, seed=1
@@ -245,7 +245,7 @@ def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
             parallel=parallel_of(asked),
             device=asked.device,
             dtype="bfloat16" if asked.device == "cuda" else "float32",
-            row_tokens=1,  # it trains nothing: no activations are in the way of a copy
+            row_tokens=1,  # nothing is trained, so no activations take the memory for a copy
             temperature=1.0,
             num_steps_per_rollout=1,
             use_rollout_logprobs=True,
@@ -257,14 +257,14 @@ def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
 
 
 def _in_a_process(function: Any, *args: Any) -> None:
-    """This process must hold no GPU.  Raises ConfigError."""
+    """Run ``function`` in a new process, for this one must hold no GPU.  Raises ConfigError."""
     process = multiprocessing.get_context("spawn").Process(target=function, args=args)
     process.start()
     process.join(START_S)
     if process.exitcode != 0:
         with suppress(OSError):
             process.kill()
-        raise ConfigError(f"no checkpoint was written: exit {process.exitcode}")
+        raise ConfigError(f"writing the checkpoint failed: exit code {process.exitcode}")
 
 
 # ---- the table

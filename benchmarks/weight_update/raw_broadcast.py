@@ -18,7 +18,7 @@ TIMEOUT_S = 120.0
 
 
 def raw_s_of(asked: argparse.Namespace, num_bytes: int) -> float:
-    """The best of some broadcasts from the first device to those of the engines, in processes of their own."""
+    """The fastest of some broadcasts from the first device to those of the engines, each rank in a new process."""
     (port,) = NetworkPlace().free_ports(1)
     spawn = multiprocessing.get_context("spawn")
     answers: Any = spawn.SimpleQueue()
@@ -34,7 +34,7 @@ def raw_s_of(asked: argparse.Namespace, num_bytes: int) -> float:
     if any(rank.exitcode != 0 for rank in ranks):  # None: it has not ended in time
         for rank in ranks:
             rank.kill()
-        raise SystemExit(f"the raw broadcast failed: exit codes {[rank.exitcode for rank in ranks]}")
+        raise SystemExit(f"error: the raw broadcast failed: exit codes {[rank.exitcode for rank in ranks]}")
     best: float = answers.get()
     return best
 

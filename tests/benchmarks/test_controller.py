@@ -36,7 +36,7 @@ MEASURED = CaseMeasurement(
 def test_the_whole_pipeline_takes_what_the_servers_write() -> None:
     measured = controller.run(SMALL, controller.ROOT)
     assert measured.in_flight == pytest.approx(SMALL.in_flight, abs=8)
-    assert 10 < measured.samples / measured.seconds < 300  # 100 where nobody else wants the processors
+    assert 10 < measured.samples / measured.seconds < 300  # 100 if nothing else uses the processors
     assert 0 < measured.cpu_s < measured.seconds
     assert measured.lost == 0  # none grows too old to be trained: the servers take the versions that are published
 
@@ -69,7 +69,7 @@ def test_one_long_block_counts_for_all_that_was_due_meanwhile() -> None:
 
 
 def row(**measured: Any) -> dict[str, Any]:
-    """Of the case that is checked, at the pace it asks for."""
+    """A row of the checked case, at the pace it asks for."""
     case = replace(SMALL, **controller.CHECKED)
     return {
         "tree": controller.ROOT.name,
