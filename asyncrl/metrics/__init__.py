@@ -1,1 +1,1 @@
-"""What is reported and to whom.  Stages never import this room, apart from the facts they offer and the timeline."""
+"""Metrics: facts, rows, files and views.  Pipeline stages import only the facts they offer and the timeline."""

@@ -1,4 +1,4 @@
-"""What a run came to, in one table at its end."""
+"""The closing table, which summarizes a run at its end."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ _PLACES = {
 
 
 def closing_table(history: History, plan: RunTargets, wall_s: float, run_dir: Path) -> Table:
-    """The run in numbers, and where to look for more; ``history`` has been a sink of the run."""
+    """A table of the run's results and of its files; ``history`` must have been a sink of the run."""
     table = Table(box=SIMPLE_HEAD, show_header=False, title_justify="left", title_style="bold", pad_edge=False)
     table.title = Text(f"asyncrl · {plan.name}")
     table.add_column(no_wrap=True, style="dim")

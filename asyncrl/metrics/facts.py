@@ -1,4 +1,4 @@
-"""What a stage can say about itself, as frozen snapshots; the reporter turns them into numbers."""
+"""Facts about the stages of a run, as frozen snapshots; the reporter turns them into numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ from asyncrl.types import Batch, EvalReport, TrainReport, UpdateReport, Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """Where every generated token of the run went.  ``generated`` is the sum of all the others, always."""
+    """Tokens of the run by outcome.  ``generated`` is always the sum of the others."""
 
     generated: int = 0
     trained: int = 0
     masked: int = 0
-    """In a trained group, left out of its loss."""
+    """Tokens of trained groups that were left out of the loss."""
     filtered: int = 0
-    """In a group that the filter dropped."""
+    """Tokens of groups that the filter dropped."""
     stale: int = 0
-    """Too old to train on."""
+    """Tokens too old to train on."""
     failed: int = 0
-    """In a group that failed."""
+    """Tokens of groups that failed."""
     held: int = 0
-    """In groups in flight, buffered, or in the batch being trained."""
+    """Tokens of groups in flight, buffered, or in the batch being trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """Where every admitted group of the run went.  ``admitted`` is the sum of all the others, always."""
+    """Groups of the run by state.  ``admitted`` is always the sum of the others."""
 
     admitted: int = 0
     trained: int = 0
@@ -35,77 +35,78 @@ class GroupCounts:
     stale: int = 0
     failed: int = 0
     in_flight: int = 0
-    """Admitted and not yet scored."""
+    """Groups admitted and not yet scored."""
     partial: int = 0
-    """Interrupted, waiting to go on."""
+    """Interrupted groups that wait to resume."""
     buffered: int = 0
-    """Scored and kept, waiting for a batch."""
+    """Groups scored and kept, waiting for a batch."""
     training: int = 0
-    """In the batch being trained."""
+    """Groups in the batch being trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """What the scheduler holds now; to look changes nothing."""
+    """The scheduler's present state; reading it has no side effects."""
 
     tokens: TokenCounts
     groups: GroupCounts
     filter_reasons: Mapping[str, int]
-    """Groups dropped by the filter, by its reason, over the whole run."""
+    """Groups dropped by the filter over the whole run, by its reason."""
     samples_in_flight: int
     """Slots in use."""
     slots: int
-    """Slots in all."""
+    """Number of slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats(Gauges):
-    """What it holds after a step, and what it has learnt."""
+    """The scheduler's state and estimates after a step."""
 
     acceptance: float
-    """Share of groups that the filter kept, over its last verdicts; 1 before the first."""
+    """Share of the groups that the filter kept among its last verdicts; 1 before the first."""
     returned: int
-    """Prompts of stale groups that wait to be started again."""
+    """Prompts of stale groups that wait to start again."""
     retries: int
     """Attempts after a failure, over the whole run."""
     aborts: int
-    """Attempts that a weight update ended, over the whole run."""
+    """Attempts ended on purpose over the whole run, for a weight update or to give the trainer the GPUs."""
     slot_limit: int
     """Slots that may be used now."""
     weights: Weights
-    """What the engines serve."""
+    """Weights that the engines serve."""
     lengths: LengthStats
-    """Of samples started, trained and dropped."""
+    """Lengths of the samples started, trained and dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """One training step, from the moment the trainer was free to the moment it is free again."""
+    """One training step, from the moment when the trainer became free to the moment when it is free again."""
 
     batch: Batch
     report: TrainReport
     update: UpdateReport | None
-    """The weight update that followed this step, if one was due."""
+    """The weight update that followed this step, if any."""
     evaluation: EvalReport | None
-    """An evaluation that finished since the last step."""
+    """The evaluation that finished since the last step, if any."""
     scheduler: SchedulerStats
-    """After the step."""
+    """The scheduler's state after the step."""
     trainer_waited_s: float
-    """For a batch."""
+    """Seconds that the trainer waited for a batch."""
     engines_idle_s: float
-    """With no sample in flight at all, within this step."""
+    """Seconds of this step without any sample in flight."""
     train_s: float
-    """Training, seen from the controller."""
+    """Seconds of training, measured in the controller."""
     late_update_s: float
-    """Training was over, and the update before it or the engines' log-probs of the same tokens were not."""
+    """Seconds after training until the previous update and the engines' log-probs of the same tokens were complete."""
     step_s: float
-    """The whole step: waiting, training, taking the weights."""
+    """Seconds of the whole step: waiting, training, and the snapshot of the weights."""
     loop_lag_ms: float
-    """Longest delay of the controller's event loop."""
+    """Longest delay of the controller's event loop, in milliseconds."""
     logprob_diff: float | None
-    """Mean absolute difference between engine and trainer log-probs of the same tokens under the same weights; None
-    when the engines serve other weights than the trainer held."""
+    """Mean absolute difference between engine and trainer log-probs of the same tokens under the same weights.  None if
+    the engines serve other weights than the trainer held."""
     update_wait_s: float | None = None
-    """Training waited for its weights to be copied, or sent, for the update after this step."""
+    """Seconds that training waited until its weights were copied, or sent, for the update after this step."""
     checkpoint_s: float | None = None
-    """For the copy of a checkpoint that follows this step, and for the one before to be written; None without one."""
+    """Seconds that training waited for the previous checkpoint to be written and the one after this step to be copied;
+    None without a checkpoint."""

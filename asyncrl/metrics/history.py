@@ -1,4 +1,4 @@
-"""What views and the closing table remember of a run's rows."""
+"""The summary of a run's rows that views and the closing table keep."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,26 +7,26 @@ from asyncrl.metrics.sinks import Row
 from asyncrl.metrics.words import share
 
 _RECENT_STEPS = 40
-"""Steps in the sparkline and in the estimate of the time left; 40 blocks fit a terminal of 80 columns."""
+"""Steps in the sparkline and in the estimate of the remaining time; 40 blocks fit a terminal of 80 columns."""
 
 
 @dataclass(slots=True)
 class History:
-    """Sums and extremes of the rows written to it; a sink, of constant size."""
+    """A sink of constant size that keeps sums and extremes of the rows written to it."""
 
     steps_before: int = 0
-    """Of the run that this one goes on from."""
+    """Steps of the run that this one resumes."""
     steps: int = 0
     last: Row = field(default_factory=dict)
     """Row of the last step."""
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     """Mean rewards of recent steps."""
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
-    """Durations of recent steps."""
+    """Seconds of each recent step."""
     first_reward: float | None = None
     last_reward: float | None = None
     first_accuracy: tuple[int, float] | None = None
-    """Step of the weights, and their accuracy."""
+    """Training step of the weights, and their accuracy."""
     last_accuracy: tuple[int, float] | None = None
     max_lag: int | None = None
     updates: int = 0
@@ -35,13 +35,13 @@ class History:
     trainer_waited_s: float = 0.0
     engines_idle_s: float = 0.0
     generated: float = 0.0
-    """Tokens generated within these steps; a resumed run has more behind it."""
+    """Tokens generated in these steps; tokens from before a resume are not counted."""
 
     def write(self, row: Row, /) -> None:
-        """Remember one row."""
+        """Add one row."""
         self._remember_accuracy(row)
         if "time/step_s" not in row:
-            return  # an evaluation on its own
+            return  # a row with only an evaluation
         self.steps += 1
         self.last = row
         self._remember_reward(row)
@@ -49,26 +49,26 @@ class History:
         self._remember_times(row)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing; there is nothing to release."""
 
     @property
     def mean_pause_s(self) -> float:
-        """Per weight update."""
+        """Mean seconds of pause per weight update."""
         return share(self.pause_s, self.updates)
 
     @property
     def trainer_waited(self) -> float:
-        """Share of the time of all steps."""
+        """Share of the time of all steps in which the trainer waited for a batch."""
         return share(self.trainer_waited_s, self.step_s)
 
     @property
     def engines_idle(self) -> float:
-        """Share of the time of all steps."""
+        """Share of the time of all steps without any sample in flight."""
         return share(self.engines_idle_s, self.step_s)
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated, over the time of all steps."""
+        """Tokens generated per second, over the time of all steps."""
         return share(self.generated, self.step_s)
 
     def _remember_accuracy(self, row: Row) -> None:

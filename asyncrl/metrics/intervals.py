@@ -1,4 +1,4 @@
-"""Stretches of time."""
+"""Arithmetic on intervals of time."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,13 +7,13 @@ Interval = tuple[float, float]
 
 
 def clipped(intervals: Iterable[Interval], start_s: float, stop_s: float) -> list[Interval]:
-    """The parts between ``start_s`` and ``stop_s``."""
+    """The parts of ``intervals`` between ``start_s`` and ``stop_s``."""
     parts = ((max(start, start_s), min(stop, stop_s)) for start, stop in intervals)
     return [(start, stop) for start, stop in parts if start < stop]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time, with nothing counted twice; in order."""
+    """The time covered by ``intervals``, as disjoint intervals in order."""
     merged: list[Interval] = []
     for start, stop in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -24,7 +24,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
-    """The union of ``intervals`` less that of ``holes``."""
+    """The union of ``intervals`` minus that of ``holes``."""
     left = union(intervals)
     for begin, end in union(holes):
         left = [
@@ -37,5 +37,5 @@ def without(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[In
 
 
 def seconds(intervals: Sequence[Interval]) -> float:
-    """Added up."""
+    """The sum of the lengths, in seconds."""
     return sum(stop - start for start, stop in intervals)

@@ -1,12 +1,12 @@
-"""Whether long answers reach the trainer as often as short ones.  Arithmetic on histograms, without a clock.
+"""The length-bias alarm: do long answers reach the trainer as often as short ones?  Arithmetic on histograms.
 
 Started lengths are estimated by a life table (Kaplan and Meier, "Nonparametric estimation from incomplete
-observations", JASA 53, 1958; in its actuarial form, by buckets): a sample that ended by itself is an event, one that
-was cut, or is still in flight, is censored at the length it has.  A mean over finished samples would miss the long.
+observations", JASA 53, 1958; in its actuarial form, by buckets).  A sample that ended by itself is an event; one that
+was cut, or is still in flight, is censored at its present length.  A mean over finished samples would miss long ones.
 
-The alarm is about what was lost.  Slots and buffer are bounded, so a sample that is merely held is trained or lost in
-the end, and only losses can bias what is trained for long.  So what was let through (trained or filtered) is compared
-with all samples whose fate is known: those, the dropped and the cut ones.  If nothing was lost the two are the same.
+The alarm concerns losses.  Slots and buffer are bounded, so a held sample is trained or lost in the end, and only
+losses can bias the trained lengths for long.  So samples let through (trained or filtered) are compared with all
+samples whose outcome is known: let through, dropped or cut.  Without losses the two distributions are the same.
 """
 
 import math
@@ -26,56 +26,56 @@ from asyncrl.metrics.life_table import (
 )
 
 HALF_LIFE_STEPS = 20
-"""A sample counts half after so many steps: long enough for a thousand groups at 32 per step, short enough to follow
-lengths that drift over some hundred steps of training."""
+"""Steps after which a sample has half its weight: long enough for a thousand groups at 32 per step, short enough to
+follow lengths that drift over some hundred steps of training."""
 
 ALPHA = 1e-4
-"""How often chance alone may exceed the critical value: a run looks some 1,000 times."""
+"""Probability that chance alone exceeds the critical value: a run tests some 1,000 times."""
 
 MARGIN = 1.2
-"""On the critical value, which is asymptotic and for known lengths, while those of cut samples are estimated.  In 520
-random histories without bias, looked at 60 times each, the distance reached 0.87 of the critical value
+"""A factor on the critical value, which is asymptotic and assumes known lengths; those of cut samples are estimated.
+In 520 random histories without bias, tested 60 times each, the distance reached 0.87 of the critical value
 (``tests/unit/metrics/length_histories.py``, seeds 0 to 39, losses of 2, 10 and 50 %)."""
 
 MIN_EFFECT = 0.05
-"""A choice: smaller differences, of the distributions or of the mean lengths, raise no alarm, however certain."""
+"""Smallest difference, of the distributions or of the mean lengths, that raises the alarm.  Chosen, not derived."""
 
 _FORGET = 0.5 ** (1 / HALF_LIFE_STEPS)
 _CRITICAL = MARGIN * math.sqrt(-math.log(ALPHA / 2) / 2)
-"""Kolmogorov-Smirnov, two samples, asymptotic; to be multiplied by sqrt(1/n + 1/m)."""
+"""Critical value of the two-sample Kolmogorov-Smirnov test, asymptotic, before the factor sqrt(1/n + 1/m)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthStats:
-    """Who was started, and who was let through.  Counts are of samples over the whole run, the rest is of late."""
+    """Lengths of samples started and let through.  Counts cover the whole run; the rest weighs recent steps more."""
 
     finished: int
-    """Ended by themselves, whatever became of them."""
+    """Samples that ended by themselves, whatever happened to them later."""
     cut: int
-    """Stopped before their end: dropped, cancelled or failed."""
+    """Samples stopped before their end: dropped, cancelled or failed."""
     trained: int
     filtered: int
     dropped: int
-    """Ended by themselves, then dropped as stale or failed."""
+    """Samples that ended by themselves and were then dropped as stale or failed."""
     started: LengthSummary | None
-    """Estimated with those in flight; None before anything finished."""
+    """Lengths of started samples, estimated with those in flight; None before any sample finished."""
     let_through: LengthSummary | None
-    """Trained or filtered; None before anything was."""
+    """Lengths of samples trained or filtered; None before the first."""
     fair: LengthSummary | None
-    """What ``let_through`` would be, had nothing been lost."""
+    """Lengths that ``let_through`` would have without losses."""
     bias: float
     """Largest distance of the cumulative distributions of ``let_through`` and ``fair``, 0 to 1."""
     chance: float
-    """What ``bias`` may be although losses do not depend on length."""
+    """Largest ``bias`` that chance explains if losses do not depend on length."""
 
     @property
     def mean_ratio(self) -> float:
-        """Mean length of what was let through, over the mean length had nothing been lost; 1 where there is no bias."""
+        """Mean length of ``let_through``, divided by the mean length without losses; 1 without bias."""
         return self.let_through.mean / self.fair.mean if self.let_through and self.fair and self.fair.mean else 1.0
 
     @property
     def alarm(self) -> str | None:
-        """One line when what is let through differs from what was started by more than chance and enough to matter."""
+        """One line if the lengths let through differ from ``fair`` by more than chance and MIN_EFFECT; else None."""
         if not self.let_through or not self.fair or self.bias <= self.chance:
             return None
         if max(self.bias, abs(1 - self.mean_ratio)) < MIN_EFFECT:
@@ -90,47 +90,47 @@ class LengthStats:
 
 
 class LengthBias:
-    """Counts samples by length and by what became of them.  Each call below costs less than a microsecond."""
+    """Counts of samples by length and outcome.  Each counting method takes less than a microsecond."""
 
     def __init__(self, group_size: int) -> None:
-        """``group_size`` is the number of samples per group, which are lost together: chance counts groups."""
+        """``group_size`` is the number of samples per group; they are lost together, so chance counts groups."""
         if group_size < 1:
             raise ValueError(f"group_size must be at least 1, got {group_size}")
         self._group_size = group_size
         self._finished, self._cut, self._trained, self._filtered, self._dropped = (_Tally() for _ in range(5))
         self._grown = [0.0] * NUM_BUCKETS
-        """Of late: how many more are in flight with a length in this bucket."""
+        """Recent change of the number in flight with a length in this bucket."""
         self._in_flight: Counter[int] = Counter()
-        """By bucket, when last looked at."""
+        """Samples in flight by bucket, at the last call of ``stats``."""
 
     def finished(self, num_tokens: int) -> None:
-        """A sample ended by itself."""
+        """Count a sample that ended by itself."""
         self._finished.note(num_tokens)
 
     def cut(self, num_tokens: int) -> None:
-        """A sample was stopped at this length and will not go on."""
+        """Count a sample that was stopped at this length and will not resume."""
         self._cut.note(num_tokens)
 
     def trained(self, num_tokens: int) -> None:
-        """A finished sample was trained."""
+        """Count a finished sample that was trained."""
         self._trained.note(num_tokens)
 
     def filtered(self, num_tokens: int) -> None:
-        """A finished sample left with a group that a user's filter dropped."""
+        """Count a finished sample whose group a user's filter dropped."""
         self._filtered.note(num_tokens)
 
     def dropped(self, num_tokens: int) -> None:
-        """A finished sample left with a group that was stale or failed."""
+        """Count a finished sample whose group was stale or failed."""
         self._dropped.note(num_tokens)
 
     def close_step(self) -> None:
-        """A training step ended: everything before it counts a little less."""
+        """End a training step: all earlier samples lose a little weight."""
         for tally in (self._finished, self._cut, self._trained, self._filtered, self._dropped):
             tally.forget()
         self._grown = [grown * _FORGET for grown in self._grown]
 
     def stats(self, in_flight: Iterable[int]) -> LengthStats:
-        """What is known now, given the lengths that samples in flight have reached: 100,000 of them in some 10 ms."""
+        """The present estimates, given the lengths that samples in flight have reached (100,000 take some 10 ms)."""
         self._look_at(in_flight)
         tallies = (self._finished, self._cut, self._trained, self._filtered, self._dropped)
         size = min(NUM_BUCKETS, 2 + max((*(tally.top for tally in tallies), *self._in_flight)))
@@ -158,13 +158,16 @@ class LengthBias:
         )
 
     def _look_at(self, in_flight: Iterable[int]) -> None:
-        now = Counter([(length * length).bit_length() for length in in_flight])  # bucket_of, without its call
+        now = Counter([(length * length).bit_length() for length in in_flight])  # bucket_of, without the call
         for bucket in now.keys() | self._in_flight.keys():
             self._grown[bucket] += now[bucket] - self._in_flight[bucket]
         self._in_flight = now
 
     def _chance(self) -> float:
-        """The distance is the share lost times the distance between the lost and the rest: two independent samples."""
+        """The critical distance.
+
+        The distance is the share lost times the distance between the lost and the rest, which are independent samples.
+        """
         passed = _effective(self._trained, self._filtered) / self._group_size
         lost = _effective(self._dropped, self._cut) / self._group_size
         if not passed or not lost:
@@ -174,7 +177,7 @@ class LengthBias:
 
 
 class _Tally:
-    """Samples by bucket, the recent ones counting more."""
+    """Counts of samples by bucket, with more weight on recent ones."""
 
     __slots__ = ("counts", "squares", "tokens", "top", "total")
 
@@ -204,6 +207,6 @@ class _Tally:
 
 
 def _effective(*tallies: _Tally) -> float:
-    """How many samples of equal weight would be as certain (Kish 1965)."""
+    """The number of samples of equal weight with the same variance (Kish 1965)."""
     squares = sum(tally.squares for tally in tallies)
     return sum(sum(tally.counts) for tally in tallies) ** 2 / squares if squares else 0.0

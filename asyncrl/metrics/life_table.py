@@ -1,6 +1,6 @@
-"""Distributions over length buckets, some of whose samples did not end.  Pure arithmetic.
+"""Distributions over length buckets, from samples of which some did not end.  Pure arithmetic.
 
-A distribution is a list of shares by bucket, from the first, that sum to 1, or of zeros where nothing is known.
+A distribution is a list of shares by bucket that sum to 1, or of zeros if nothing is known.
 """
 
 import math
@@ -9,36 +9,36 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 NUM_BUCKETS = 66
-"""For lengths below 2**32 tokens, and one above for what is longer than anything seen."""
+"""Buckets for lengths below 2**32 tokens, plus one for lengths above everything seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthSummary:
-    """Of one distribution of answer lengths, in tokens."""
+    """Mean and quantiles of one distribution of answer lengths, in tokens."""
 
     mean: float
     p50: float
     p95: float
-    """Quantiles are interpolated within a bucket, whose edges are a factor 1.4 apart."""
+    """The 95th percentile.  Quantiles are interpolated within a bucket, whose edges are a factor 1.4 apart."""
 
 
 def bucket_of(num_tokens: int) -> int:
-    """Bucket b holds the lengths whose square has b bits: its lower edge is the root of 2**(b - 1)."""
+    """The bucket of a length.  Bucket b holds lengths whose square has b bits; its lower edge is sqrt(2**(b - 1))."""
     return (num_tokens * num_tokens).bit_length()
 
 
 def added(*counts: Sequence[float]) -> list[float]:
-    """Bucket by bucket."""
+    """The sums of the counts, bucket by bucket."""
     return list(map(sum, zip(*counts, strict=True)))
 
 
 def life_table(ended: Sequence[float], cut: Sequence[float] = (), grown: Sequence[float] = ()) -> list[float]:
     """The distribution of lengths, given where samples ended and where they were cut.
 
-    ``grown`` is how many more are in flight in a bucket than when counting began.  Of the samples that entered a bucket
-    some ended in it, some were cut in it, some are still in it, and the rest went on.  Those cut and those that came to
-    be in it were under observation for half of it on average, and count half.  What never ended is put right above
-    everything seen.  No samples that ended: nothing is known.
+    ``grown`` is the number of samples in flight in a bucket, minus that number when counting began.  A sample that
+    enters a bucket ends there, is cut there, is still there, or grows beyond it.  Samples cut in a bucket or still in
+    it were observed for half of it on average and count half.  Samples that never ended are assigned to the bucket
+    above everything seen.  Without ended samples nothing is known and all shares are 0.
     """
     if not any(ended):
         return [0.0] * len(ended)
@@ -63,14 +63,14 @@ def distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def means(counts: Sequence[float], tokens: Sequence[float]) -> list[float]:
-    """The mean length of each bucket: of its samples if it has any, else its geometric middle."""
+    """The mean length of each bucket: the mean of its samples if it has any, else its geometric middle."""
     return [
         total / count if count > 0 else middle for middle, count, total in zip(_MIDDLES, counts, tokens, strict=False)
     ]
 
 
 def summary(shares: Sequence[float], bucket_means: Sequence[float]) -> LengthSummary | None:
-    """Mean and quantiles of a distribution; None where nothing is known."""
+    """Mean and quantiles of a distribution; None if nothing is known."""
     if not any(shares):
         return None
     return LengthSummary(
@@ -89,7 +89,7 @@ def _quantile(shares: Sequence[float], bucket_means: Sequence[float], level: flo
     for bucket, (share, mean) in enumerate(zip(shares, bucket_means, strict=True)):
         if share and below + share >= level:
             low = _EDGES[bucket]
-            high = min(_EDGES[bucket + 1], 2 * mean - low)  # even, with the bucket's mean: many may end at one limit
+            high = min(_EDGES[bucket + 1], 2 * mean - low)  # even around the bucket's mean: many may end at one limit
             return low + (high - low) * (level - below) / share
         below += share
     return _EDGES[NUM_BUCKETS]

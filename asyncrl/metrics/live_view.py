@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel on a terminal, one line per step elsewhere."""
+"""The view of a run: a live panel on a terminal, one line per step elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -20,18 +20,18 @@ from asyncrl.metrics.sinks import Row
 from asyncrl.metrics.words import bottleneck, duration, share, short_s, sparkline, who_waits
 
 _REDRAWS_PER_S = 2
-"""Enough for a clock; calm to look at."""
+"""Redraws per second: enough for a clock, and calm to look at."""
 _PANEL_WIDTH = 100
-"""At most, in columns: wider lines are harder to read."""
+"""Largest width in columns: wider lines are harder to read."""
 _LONGEST_SILENCE_S = 60.0
-"""Then LineView says what there is, also in the middle of a step."""
+"""Seconds without output after which LineView prints the present state, also in the middle of a step."""
 _LINES_PER_HEADER = 20
-"""So that one header is on the screen of 24 lines."""
+"""Lines per header, so that a screen of 24 lines always shows one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTargets:
-    """What a run set out to do, as far as a view shows it."""
+    """The goals of a run that a view shows."""
 
     name: str
     num_steps: int
@@ -39,26 +39,26 @@ class RunTargets:
 
 
 class View(Protocol):
-    """Shows a run to a person.  Returns at once; never raises for lack of a terminal."""
+    """A display of a run for a person.  Methods return at once and never raise for lack of a terminal."""
 
     def phase(self, text: str) -> None:
-        """Something that takes a while begins, and what was going on before is over.  The view shows its time."""
+        """Start a phase that takes a while, and end the one before.  The view shows its duration."""
 
     def step(self, row: Row, facts: StepFacts) -> None:
-        """A step is done; so is the phase, if one was shown."""
+        """Show a finished step, which also ends the phase."""
 
     def gauges(self, stats: Gauges) -> None:
-        """What the scheduler holds now; to be called every few seconds, for steps may take an hour."""
+        """Show the scheduler's present state.  Call every few seconds, since a step may take an hour."""
 
     def note(self, text: str) -> None:
-        """Something worth a line that stays."""
+        """Show a line that stays."""
 
     def close(self) -> None:
-        """Leave the screen as it is and give it back.  May be called again."""
+        """Leave the screen as it is and release it.  May be called again."""
 
 
 def open_view(mode: Literal["auto", "live", "lines"], console: Console, plan: RunTargets) -> View:
-    """The view that ``--progress`` asks for; auto is live on a terminal that can draw it."""
+    """The view that ``--progress`` asks for; ``auto`` is live on a terminal that can draw it."""
     can_draw = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
     if mode == "live" or (mode == "auto" and can_draw):
         return LiveView(console, plan)
@@ -66,7 +66,7 @@ def open_view(mode: Literal["auto", "live", "lines"], console: Console, plan: Ru
 
 
 class LiveView:
-    """A panel that is redrawn in place.  What else is written through ``console``, or to stdout, scrolls above it."""
+    """A panel redrawn in place.  Other output to ``console`` or stdout scrolls above it."""
 
     def __init__(self, console: Console, plan: RunTargets, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -76,32 +76,33 @@ class LiveView:
         self._history = History()
         self._body: tuple[RenderableType, ...] = ()
         self._phase: _Phase | None = None
-        # Rich redraws from a thread of its own, also while the event loop is blocked: it reads whole values only.
+        # Invariant: Rich redraws from a separate thread, also while the event loop is blocked.  That thread only reads
+        # attributes that are assigned as a whole, so it never sees half an update.
         self._live = Live(get_renderable=self.__rich__, console=console, refresh_per_second=_REDRAWS_PER_S)
         self._live.start()
 
     def phase(self, text: str) -> None:
-        """Something that takes a while begins."""
+        """Start a phase, and end the one before."""
         self._end_phase()
         self._phase = _Phase(text, self._clock())
         self._live.refresh()
 
     def step(self, row: Row, facts: StepFacts) -> None:
-        """A step is done."""
+        """Show a finished step."""
         self._end_phase()
         self._history.write(row)
         self.gauges(facts.scheduler)
         self._live.refresh()
 
     def gauges(self, stats: Gauges) -> None:
-        """Redraw the panel with it; before the first step it is all that there is."""
+        """Redraw the panel with the scheduler's state; before the first step the panel shows nothing else."""
         if self._history.steps:
             self._body = (_bar(self._plan, self._history), Text(), _board(self._plan, self._history, stats))
         else:
             self._body = (Text(_meanwhile(stats)),)
 
     def note(self, text: str) -> None:
-        """A line that stays, above the panel."""
+        """Print a line above the panel; it stays."""
         self._console.print(Text(text))
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class LiveView:
 
     def _end_phase(self) -> None:
         phase, self._phase = self._phase, None
-        if phase is not None and self._history.steps == 0:  # later ones come again with every step
+        if phase is not None and self._history.steps == 0:  # after the first step, phases repeat at every step
             took = Text(f"  {short_s(self._clock() - phase.started_s)}", style="dim")
             self._console.print(Text.assemble(("✓ ", "green"), phase.text, took))
 
@@ -121,7 +122,7 @@ class LiveView:
         if not self._body:
             return doing
         return Panel(
-            Group(*self._body, Text(), doing),  # a line is kept for it: the height never changes
+            Group(*self._body, Text(), doing),  # the line is kept when empty, so that the height never changes
             box=ROUNDED,
             border_style="dim",
             title=Text(f"asyncrl · {self._plan.name}"),
@@ -134,7 +135,7 @@ class LiveView:
 
 
 class LineView:
-    """One plain line per step, in columns, with a header now and then.  Fits 80 columns up to 999 steps."""
+    """One plain line per step, in columns, with a header every 20 lines.  Fits 80 columns up to 999 steps."""
 
     def __init__(self, console: Console, plan: RunTargets, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -144,16 +145,16 @@ class LineView:
         self._history = History()
 
     def phase(self, text: str) -> None:
-        """Say that it begins."""
+        """Print that the phase begins."""
         self._say(f"[{duration(self._clock() - self._started_s)}] {text}")
 
     def gauges(self, stats: Gauges) -> None:
-        """Say it, unless something was said within the last minute."""
+        """Print the scheduler's state, unless something was printed within the last minute."""
         if self._clock() - self._said_s >= _LONGEST_SILENCE_S:
             self.phase(_meanwhile(stats))
 
     def step(self, row: Row, facts: StepFacts) -> None:
-        """Say how it went; a held-out accuracy gets a line of its own."""
+        """Print the step's numbers; a held-out accuracy gets a separate line."""
         if self._history.steps % _LINES_PER_HEADER == 0:
             self._say(_aligned(tuple(_COLUMNS)))
         self._history.write(row)
@@ -162,11 +163,11 @@ class LineView:
             self.note(f"held-out accuracy {_accuracies(self._history)}")
 
     def note(self, text: str) -> None:
-        """Say it."""
+        """Print the line."""
         self._say(text)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing; there is nothing to release."""
 
     def _say(self, text: str) -> None:
         self._said_s = self._clock()
@@ -240,7 +241,7 @@ def _in_flight(stats: Gauges) -> str:
 
 
 def _meanwhile(stats: Gauges) -> str:
-    """What became of all that was started, in a line: who sees no step end wants to know why."""
+    """The state of all started groups in one line, for steps that take long to end."""
     return (
         f"{stats.tokens.generated:,} tokens; {stats.samples_in_flight:,} samples in flight; "
         f"groups: {_fates(stats) or 'none'}"
@@ -300,7 +301,7 @@ _COLUMNS = {
     "left": 7,
     "who waits": 11,
 }
-"""Header and width of each column of LineView; ``ready`` are groups buffered, ``lag`` is largest/mean."""
+"""Header and width of each column of LineView; ``ready`` counts groups buffered, ``lag`` is largest/mean."""
 
 
 def _cells(plan: RunTargets, history: History, row: Row) -> tuple[str, ...]:
@@ -329,5 +330,5 @@ def _waits_briefly(trainer_waited: float, engines_idle: float) -> str:
         "rollout-bound": f"trainer {trainer}%",
         "trainer-bound": f"engines {engines}%",
         "taking turns": f"both {trainer}/{engines}%",
-        "overlapped": "nobody",
+        "overlapped": "neither",
     }[bottleneck(trainer_waited, engines_idle)]

@@ -1,4 +1,4 @@
-"""Log lines, kept out of the way of the live panel."""
+"""Log handlers that do not disturb the live panel."""
 
 import logging
 from contextlib import ExitStack
@@ -11,11 +11,11 @@ LOG_FILE = "run.log"
 
 
 def open_logging(run_dir: Path, console: Console) -> ExitStack:
-    """Send every record to ``run_dir/run.log`` and warnings and errors to ``console`` as well.
+    """Send every record to ``run_dir/run.log``, and warnings and errors to ``console`` too.
 
-    asyncrl's own records are kept from DEBUG on, other packages' from INFO on.  Python warnings go to the file only.
-    Handlers that were there are put aside, since they would write into the live panel; closing what is returned puts
-    everything back.
+    asyncrl's records are kept from DEBUG on, those of other packages from INFO on.  Python warnings are only written to
+    the file.  Existing handlers are removed, since they would write into the live panel.  Closing the returned stack
+    restores everything.
     """
     root, own = logging.getLogger(), logging.getLogger("asyncrl")
     to_file, to_console = _file_handler(run_dir / LOG_FILE), _console_handler(console)

@@ -1,4 +1,4 @@
-"""How late the controller's event loop is.  A late loop means that something blocks it."""
+"""The delay of the controller's event loop.  A long delay means that something blocks the loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,18 +6,18 @@ from typing import NoReturn
 
 
 class LoopLag:
-    """Remembers the longest delay until somebody takes it."""
+    """The longest delay since it was last read."""
 
     def __init__(self) -> None:
         # Invariant: read and reset by the event loop's thread alone; another one could lose an observation.
         self._max_s = 0.0
 
     def observe(self, late_s: float) -> None:
-        """The loop came back this much later than it was asked to."""
+        """Record that the loop resumed ``late_s`` seconds later than requested."""
         self._max_s = max(self._max_s, late_s)
 
     def take_max_ms(self) -> float:
-        """The longest delay since this was last called, in milliseconds."""
+        """Return the longest delay since the last call, in milliseconds, and reset it."""
         longest_s, self._max_s = self._max_s, 0.0
         return 1000.0 * longest_s
 
@@ -28,10 +28,10 @@ async def watch_loop(
     clock: Callable[[], float] | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> NoReturn:
-    """Measure until cancelled.  ``clock`` is the running loop's unless given.
+    """Measure until cancelled.  ``clock`` defaults to the running loop's.
 
-    Shorter delays than ``period_s`` between two looks can be missed.  On a virtual clock leave this task out: a loop
-    with a sleeper is never seen to be stuck.
+    Delays shorter than ``period_s`` can be missed.  Do not start this task on a virtual clock: a loop with a sleeping
+    task is never deadlocked.
     """
     now = clock or asyncio.get_running_loop().time
     while True:

@@ -1,7 +1,7 @@
-"""Every number that a run reports: its name, unit and meaning, declared once.
+"""The declarations of all numbers that a run reports: name, unit and meaning.
 
-A part of a name in capitals stands for any text: ``filter/REASON``.  ``docs/metrics.md`` lists them all; a test keeps
-it so.  A number that does not exist (no update followed the step, no token was trained) is left out of its row.
+A part of a name in capitals stands for any text: ``filter/REASON``.  ``docs/metrics.md`` lists every name, and a test
+checks that.  A number that does not exist (no update followed the step, no token was trained) is left out of its row.
 """
 
 import re
@@ -107,7 +107,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def is_declared(name: str) -> bool:
-    """Whether ``name`` is one of ``METRICS``, capitals standing for any text."""
+    """Whether ``name`` is one of ``METRICS``, where capitals stand for any text."""
     return _DECLARED.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""One step in, one row of numbers out.  Knows no backend: a row goes to every sink."""
+"""The reporter: turns the facts of each step into one row of numbers for every sink."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,14 @@ from asyncrl.types import Batch, EvalReport, FinishReason, Sample, TrainReport, 
 
 
 class Reporter:
-    """Turns facts into rows and hands each row to every sink.
+    """Turns facts into rows and writes each row to every sink.
 
-    It reads each token of a batch once (about 6 ns) and the sinks write to files: with batches of millions of tokens,
-    call ``step`` in a thread.  The caller closes; that closes the sinks.
+    It reads each token of a batch once (about 6 ns), and the sinks write to files.  With batches of millions of tokens,
+    call ``step`` in a thread.  The caller must call ``close``, which closes the sinks.
     """
 
     def __init__(self, sinks: Sequence[Sink], before: TokenCounts | None = None) -> None:
-        """``before`` are the counts that a resumed run starts from."""
+        """``before``: the token counts that a resumed run starts from."""
         self._sinks = tuple(sinks)
         self._before = before or TokenCounts()
 
@@ -30,7 +30,7 @@ class Reporter:
         return self._write(numbers)
 
     def close(self) -> None:
-        """Close every sink, also when one of them raises."""
+        """Close every sink, even if one of them raises."""
         with ExitStack() as closing:
             for sink in self._sinks:
                 closing.callback(sink.close)
@@ -42,7 +42,7 @@ class Reporter:
 
 
 def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
-    """All numbers of one step by name; ``before`` are the token counts at the end of the step before."""
+    """All numbers of one step by name; ``before`` are the token counts at the end of the previous step."""
     return {
         "step": facts.batch.step,
         "version": facts.scheduler.weights.version,
@@ -65,7 +65,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
 
 
 def trained_lags(batch: Batch) -> Iterator[tuple[int, int]]:
-    """(lag, trained tokens) of each span of the batch that has any."""
+    """(lag, trained tokens) of each span of the batch that has trained tokens."""
     for group in batch.groups:
         for scored in group.samples:
             for span in scored.sample.spans:

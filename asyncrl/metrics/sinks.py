@@ -1,4 +1,4 @@
-"""Where rows of numbers go.  What a killed run had reported stays readable: every row is on disk when write returns."""
+"""Sinks for rows of numbers.  Every row is on disk when ``write`` returns, so a killed run's rows stay readable."""
 
 import time
 from collections.abc import Mapping
@@ -8,24 +8,24 @@ from typing import Any, Protocol
 import orjson
 
 type Row = Mapping[str, float | int]
-"""Numbers by name; ``step`` is always among them."""
+"""Numbers by name; always contains ``step``."""
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 
 
 class Sink(Protocol):
-    """Takes rows.  Not safe to call from two threads at once."""
+    """A destination of rows.  Not safe to call from two threads at once."""
 
     def write(self, row: Row, /) -> None:
-        """Keep one row."""
+        """Store one row."""
 
     def close(self) -> None:
-        """Finish; nothing is written afterwards."""
+        """Finish; ``write`` must not be called afterwards."""
 
 
 class JsonlSink:
-    """One JSON object per row, appended to ``run_dir/metrics.jsonl``, where a resumed run goes on.
+    """One JSON object per row in ``run_dir/metrics.jsonl``; a resumed run appends to it.
 
     A number that is not finite becomes ``null``.
     """
@@ -47,7 +47,7 @@ class TensorBoardSink:
 
     Held-out accuracy is drawn over the step of the weights it measured, everything else over the step of its row.
     The file is written record by record: ``tensorboard.summary.Writer`` would keep rows in a thread and import
-    tensorflow where there is one.  Importing tensorboard takes 0.8 s, so that waits until a sink is made.
+    tensorflow if it is installed.  Importing tensorboard takes 0.8 s, so it is imported when a sink is made.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -63,7 +63,7 @@ class TensorBoardSink:
         self._put(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, row: Row, /) -> None:
-        """Append one event per step that the row speaks of."""
+        """Append one event for each training step that the row has numbers for."""
         held_out = {name: value for name, value in row.items() if name.startswith("eval/")}
         self._put_values(row["step"], {name: row[name] for name in row if name != "step" and name not in held_out})
         self._put_values(row.get("eval/step", row["step"]), held_out)

@@ -1,8 +1,8 @@
-"""When everything happened: a Chrome trace that ui.perfetto.dev and chrome://tracing open.
+"""The timeline of a run: a Chrome trace that ui.perfetto.dev and chrome://tracing open.
 
-Times are the event loop's, in seconds.  What a track shows: ``trainer`` training, waiting for a batch and saving;
-``engines`` pauses and weight updates; ``evaluation`` its passes; below them one lane per slot with its samples, and
-counters.  A span costs about 3 microseconds, and one write of 64 KiB per several hundred of them.
+Times are the event loop's, in seconds.  The track ``trainer`` shows training, waiting for a batch and saving;
+``engines`` shows pauses and weight updates; ``evaluation`` shows its passes.  Below them are counters and one lane per
+slot with its samples.  A span costs about 3 microseconds; several hundred of them share one write of 64 KiB.
 """
 
 import itertools
@@ -20,29 +20,29 @@ _TRACKS: dict[str, int] = {"trainer": 1, "engines": 2, "evaluation": 3}
 _SAMPLES = 4
 """Process id of the samples and the counters."""
 _BATCH_BYTES = 64 * 1024
-"""Waits in memory at most: some 400 samples, little enough to lose and to write in one go (about 30 microseconds)."""
+"""Most bytes kept in memory: some 400 samples, few enough to lose and to write at once (about 30 microseconds)."""
 _BATCH_S = 2.0
-"""An event is on disk this long after it ended, provided that another one follows."""
+"""Seconds after which a finished event is written, provided that another event follows."""
 
 
 class Timeline(Protocol):
-    """Takes what happened, in any order.  Spans of one track, and samples of one slot, nest or do not overlap."""
+    """A record of events in any order.  Spans of one track, and samples of one slot, nest or do not overlap."""
 
     def span(self, track: Track, name: str, start_s: float, stop_s: float, **args: Any) -> None:
-        """Something a track did; ``args`` are shown when it is clicked."""
+        """Record an activity of a track; the viewer shows ``args`` when it is clicked."""
 
     def sample(self, slot: int, name: str, start_s: float, stop_s: float, **args: Any) -> None:
-        """One sample held ``slot``."""
+        """Record that a sample held ``slot``."""
 
     def counter(self, name: str, at_s: float, value: float) -> None:
-        """``name`` has ``value`` from now on."""
+        """Record that ``name`` has ``value`` from ``at_s`` on."""
 
     def close(self) -> None:
-        """Finish; nothing is recorded afterwards."""
+        """Finish; nothing may be recorded afterwards."""
 
 
 class NoTimeline:
-    """Records nothing."""
+    """A timeline that records nothing."""
 
     def span(self, track: Track, name: str, start_s: float, stop_s: float, **args: Any) -> None:
         """Do nothing."""
@@ -58,15 +58,17 @@ class NoTimeline:
 
 
 class TimelineFile:
-    """Writes ``run_dir/timeline.json`` as it goes; without ``close`` only the final bracket is missing, which both
-    viewers forgive.  A resumed run leaves what is there and writes ``timeline-2.json``.  Memory stays below a batch of
-    events, however long the run."""
+    """A timeline written to ``run_dir/timeline.json`` while the run continues.
+
+    Without ``close`` only the final bracket is missing, which both viewers accept.  A resumed run leaves existing files
+    alone and writes ``timeline-2.json``.  Memory stays below one batch of events, however long the run.
+    """
 
     def __init__(self, run_dir: Path, origin_s: float) -> None:
         """``origin_s`` is the loop time to be shown as 0."""
         self._file = _unused(run_dir / TIMELINE_FILE).open("xb", buffering=0)
         self._origin_s = origin_s
-        # Invariant: only the event loop's thread records, so nothing here has a lock.
+        # Invariant: only the event loop's thread records, so no lock is needed.
         self._waiting = bytearray()
         self._separator = b"[\n"
         self._written_s = origin_s
@@ -79,12 +81,12 @@ class TimelineFile:
         self._write()
 
     def span(self, track: Track, name: str, start_s: float, stop_s: float, **args: Any) -> None:
-        """Something a track did; ``args`` are shown when it is clicked."""
+        """Record an activity of a track; the viewer shows ``args`` when it is clicked."""
         self._add(_TRACKS[track], 1, name, start_s, stop_s, args)
 
     def sample(self, slot: int, name: str, start_s: float, stop_s: float, **args: Any) -> None:
-        """One sample held ``slot``."""
-        lane = slot + 1  # thread 0 would be taken for the process itself
+        """Record that a sample held ``slot``."""
+        lane = slot + 1  # viewers take thread 0 for the process itself
         if slot not in self._slots:
             self._slots.add(slot)
             self._name("thread_name", _SAMPLES, lane, name=f"slot {slot}")
@@ -92,12 +94,12 @@ class TimelineFile:
         self._add(_SAMPLES, lane, name, start_s, stop_s, args)
 
     def counter(self, name: str, at_s: float, value: float) -> None:
-        """``name`` has ``value`` from now on."""
+        """Record that ``name`` has ``value`` from ``at_s`` on."""
         event = {"ph": "C", "name": name, "pid": _SAMPLES, "ts": self._microseconds(at_s), "args": {"value": value}}
         self._put(event, at_s)
 
     def close(self) -> None:
-        """Write what is waiting and the final bracket.  May be called again."""
+        """Write the events in memory and the final bracket.  May be called again."""
         if not self._file.closed:
             self._waiting += b"\n]\n"
             self._write()
@@ -113,7 +115,7 @@ class TimelineFile:
         self._put({"ph": "M", "name": what, "pid": process, "tid": lane, "args": args}, self._written_s)
 
     def _microseconds(self, at_s: float) -> int:
-        # Both ends of a span are rounded, never its length, so that neighbours still touch and never overlap.
+        # Both ends of a span are rounded, never its duration, so that neighbours still touch and never overlap.
         return round((at_s - self._origin_s) * 1e6)
 
     def _put(self, event: dict[str, Any], at_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them.  Plain functions from numbers to text."""
+"""Numbers as text for a person.  Pure functions."""
 
 import math
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from typing import Literal
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 WAITING_SHARE = 0.1
-"""Below this share of the time a wait is not worth a name: the jitter of one step is of that size."""
+"""Waits below this share of the time are not reported: the jitter of one step is of that size."""
 
 
 def share(part: float, whole: float) -> float:
-    """``part`` of ``whole``; 0 of nothing is 0."""
+    """``part`` divided by ``whole``; 0 if ``whole`` is 0."""
     return part / whole if whole > 0 else 0.0
 
 
 def percent(value: float) -> str:
-    """A share, 0 to 1, as ``63 %``; a share that is only nearly nothing or everything does not look like it."""
+    """A share, 0 to 1, as ``63 %``.  Shares just above 0 or below 1 become ``<1 %`` and ``>99 %``."""
     if 0 < value < 0.005:
         return "<1 %"
     if 0.995 <= value < 1:
@@ -25,7 +25,7 @@ def percent(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``9:48`` or ``1:02:03``."""
+    """Seconds as ``9:48`` or ``1:02:03``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -38,7 +38,7 @@ def short_s(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One block per value, from the lowest value to the highest."""
+    """One block per value, scaled from the lowest value to the highest."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -51,14 +51,14 @@ def sparkline(values: Sequence[float]) -> str:
 def bottleneck(
     trainer_waited: float, engines_idle: float
 ) -> Literal["rollout-bound", "trainer-bound", "taking turns", "overlapped"]:
-    """Who waits for whom, in a word, from the two shares of the time."""
+    """The side that waits for the other, in a word, from the two shares of the time."""
     if trainer_waited >= WAITING_SHARE:
         return "taking turns" if engines_idle >= WAITING_SHARE else "rollout-bound"
     return "trainer-bound" if engines_idle >= WAITING_SHARE else "overlapped"
 
 
 def who_waits(trainer_waited: float, engines_idle: float) -> str:
-    """The same with its reason: ``rollout-bound: the trainer waited 63 %``."""
+    """``bottleneck`` with its reason: ``rollout-bound: the trainer waited 63 %``."""
     word = bottleneck(trainer_waited, engines_idle)
     trainer, engines = percent(trainer_waited), percent(engines_idle)
     reasons = {

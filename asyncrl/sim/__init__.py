@@ -1,1 +1,1 @@
-"""A virtual clock and modelled engines around the real scheduler: what a setting gives, before any GPU is rented."""
+"""The simulator: modelled engines around the real scheduler on a virtual clock, to compare settings without GPUs."""

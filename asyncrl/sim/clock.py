@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: an hour of waiting takes no time, and waiting for ever is a reported Deadlock."""
+"""An event loop on virtual time: an hour of waiting takes no time, and waiting forever raises Deadlock."""
 
 import asyncio
 import contextlib
@@ -23,22 +23,22 @@ INTERNALS = (
     ),
     Internal(name="asyncio.TimerHandle", parameters=("when", "callback", "args", "loop", "context"), used_in=__name__),
 )
-"""Names that may change with the library: see docs/internals.md."""
+"""Library names that may change without notice; see docs/internals.md."""
 
 _SAME_MOMENT_S = 1e-9
-"""Closer timers fire together, as on Python's own loops under Linux: sums of floats differ in their last bits."""
+"""Timers closer than this fire together, as on Python's own loops under Linux: float sums differ in their last bits."""
 _FEW_TIMERS = 100
-"""Up to so many, cancelled ones just wait to be passed over, as on Python's own loops."""
+"""Below this number of timers, cancelled ones stay in the heap until they are due, as on Python's own loops."""
 
 
 class Deadlock(Exception):
-    """Every task waits and nothing is left that could wake one."""
+    """Raised when every task waits and no timer is left that could wake one."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """``time()`` starts at 0 and moves only when every task waits.
+    """An event loop whose ``time()`` starts at 0 and moves only when every task waits.
 
-    Nothing outside can wake it, no socket, no thread and no signal, so it asks the system for nothing.
+    Nothing outside can wake it (no socket, no thread, no signal), so it makes no system call.
     """
 
     def __init__(self) -> None:
@@ -46,18 +46,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._soon = deque[asyncio.Handle]()
         self._later: list[tuple[float, int, asyncio.TimerHandle]] = []
-        """A heap, by time and then by order."""
+        """A heap, ordered by time and then by call order."""
         self._orders = itertools.count()
         self._many_timers = _FEW_TIMERS
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Virtual seconds since the loop was created."""
         return self._now
 
     def call_soon[*Ts](
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """In the next turn."""
+        """Run ``callback`` in the next iteration of the loop."""
         handle = asyncio.Handle(callback, args, self, context)
         self._soon.append(handle)
         return handle
@@ -65,13 +65,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at[*Ts](
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """When the clock has come to ``when``."""
+        """Run ``callback`` when the clock reaches ``when``."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._later, (when, next(self._orders), timer))
         return timer
 
     def _run_once(self) -> None:
-        """One turn: what was called for before it began.  Takes the place of that of the base class, which selects."""
+        """Run the callbacks scheduled before this iteration.  Replaces the method of the base class, which selects."""
         soon = self._soon
         if not soon:
             self._jump()
@@ -81,9 +81,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle._run()  # noqa: SLF001 (this is the loop)
 
     def _jump(self) -> None:
-        """Move the clock to the next timer."""
+        """Move the clock to the next timer.  Raises Deadlock if there is none."""
         later = self._later
-        if len(later) > self._many_timers:  # most were timeouts of what did not time out
+        if len(later) > self._many_timers:  # most are timeouts that were cancelled in time
             later[:] = [entry for entry in later if not entry[-1].cancelled()]
             heapq.heapify(later)
             self._many_timers = _FEW_TIMERS + 2 * len(later)
@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def run_virtually[T](main: Coroutine[Any, Any, T]) -> tuple[T, float]:
-    """The result, and the virtual seconds it took."""
+    """Run ``main`` on a new VirtualLoop; returns its result and the virtual seconds it took."""
     loop = VirtualLoop()
     task = loop.create_task(main)
     try:

@@ -1,4 +1,4 @@
-"""A run of the product beside a benchmark: started as a user would, watched through the files that it writes."""
+"""A run of the product in the background of a benchmark: started as a user would, observed through its files."""
 
 import random
 import signal
@@ -21,14 +21,14 @@ from benchmarks.sync_vs_async.options import ON_GPUS
 MARK = "ASYNCRL_BENCHMARK"
 """Environment variable that all processes of the run inherit."""
 LOOK_EVERY_S = 0.1
-"""At files that the run writes."""
+"""Seconds between two looks at the files that the run writes."""
 LEAVE_S = 60.0
-"""To end after SIGTERM."""
+"""Seconds for the run to end after SIGTERM."""
 PROMPT_WORDS = 60
 
 
 def write_prompts(file: Path, *, as_chat: bool = False) -> None:
-    """Random words, and a label; ``as_chat``: as a list of messages."""
+    """Write prompts of random words with a label; ``as_chat``: each as a list of messages."""
     draw = random.Random(0)
     with file.open("wb") as lines:
         for _ in range(4096):
@@ -38,7 +38,7 @@ def write_prompts(file: Path, *, as_chat: bool = False) -> None:
 
 
 def command_line(flags: Mapping[str, object], *, device: str, use_router: bool) -> list[str]:
-    """``flags`` by name, and those that SGLang needs to do without its optional kernels on a GPU."""
+    """``flags`` as arguments, with the flags that SGLang needs on a GPU without its optional kernels."""
     own = {f"sglang-{name}": value for name, value in ON_GPUS.items()} if device == "cuda" else {}
     words = ["--device", device, *([] if use_router else ["--no-use-router"])]
     for name, value in {**flags, **own}.items():
@@ -47,21 +47,21 @@ def command_line(flags: Mapping[str, object], *, device: str, use_router: bool) 
 
 
 def show(out: Path, lines: Sequence[str]) -> None:
-    """Print what was found, and write it to ``table.md``."""
+    """Print ``lines`` and write them to ``table.md``."""
     text = "\n".join(lines)
     (out / "table.md").write_text(text + "\n")
     Console(width=200).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class BackgroundRun:
-    """A command that takes train_async.py's flags, until the end of a ``with``."""
+    """A running command that takes train_async.py's flags; leaving the ``with`` block ends it."""
 
     def __init__(
         self, command: Sequence[str | Path], out: Path, deadline_s: float, environment: Mapping[str, str]
     ) -> None:
-        """``command`` gets a --run-dir in ``out``.  ``environment`` is added to this process's.
+        """Start ``command`` with a --run-dir in ``out``.  ``environment`` is added to this process's.
 
-        Raises SystemExit if there was a run in ``out`` already.
+        Raises SystemExit if ``out`` has a run already.
         """
         self.folder = out / "run"
         if self.folder.exists() and any(self.folder.iterdir()):
@@ -86,7 +86,7 @@ class BackgroundRun:
         self.end()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of metrics.jsonl, so far."""
+        """Rows of metrics.jsonl, so far."""
         file = self.folder / "metrics.jsonl"
         return [orjson.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
 
@@ -96,18 +96,19 @@ class BackgroundRun:
         return file.read_text().splitlines() if file.exists() else []
 
     def wait(self, what: str, is_so: Callable[[], bool]) -> None:
-        """Raises SystemExit if the run ends before, or time is up."""
+        """Wait until ``is_so``.  Raises SystemExit if the run ends first or its deadline passes."""
         while not is_so():
             if self._process.poll() is not None or time.monotonic() > self._deadline:
-                raise SystemExit(f"error: not {what}: {self._output.read_text()[-3000:]}")
+                output = self._output.read_text()[-3000:]
+                raise SystemExit(f"error: the run ended or ran out of time before {what}: {output}")
             time.sleep(LOOK_EVERY_S)
 
     def processes(self, text: str) -> list[psutil.Process]:
-        """Of this run, with ``text`` in their command lines."""
+        """The run's processes whose command lines contain ``text``."""
         return [each for each in psutil.process_iter() if text in _command(each) and self._is_ours(each)]
 
     def end(self) -> int:
-        """Send SIGTERM if it runs; the exit code."""
+        """Send SIGTERM if the run has not ended; returns its exit code."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -125,7 +126,7 @@ class BackgroundRun:
 
 
 def leave_in_order() -> None:
-    """From now on SIGTERM ends what a ``with`` began."""
+    """Make SIGTERM leave the open ``with`` blocks from now on, so that they end what they started."""
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 

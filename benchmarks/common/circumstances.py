@@ -1,4 +1,4 @@
-"""When, where and how something was measured: what every figure is written down with."""
+"""Date, place and way of a measurement, which are recorded with every figure."""
 
 import datetime
 import os
@@ -12,14 +12,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("megatron-core", "ray", "sglang", "torch", "transformer-engine", "transformers")
-"""Whose versions decide how fast a run is."""
+"""Packages whose versions affect the speed of a run."""
 
 
-def circumstances(program: str, argv: Sequence[str], commit: str | None = None) -> dict[str, Any]:
-    """``program`` is a file in ``benchmarks``; ``commit`` is needed where there is no git."""
+def circumstances(name: str, argv: Sequence[str], commit: str | None = None) -> dict[str, Any]:
+    """The circumstances of ``benchmarks.NAME``, called with ``argv``; give ``commit`` where there is no git."""
     found: dict[str, Any] = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join((f"benchmarks/{program}", *argv)),
+        "command": " ".join((f"python -m benchmarks.{name}", *argv)),
         "commit": commit or _said("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
         "hardware": _hardware(),
         "num_cpus": os.cpu_count(),
@@ -33,7 +33,7 @@ def circumstances(program: str, argv: Sequence[str], commit: str | None = None) 
 
 
 def _hardware() -> str:
-    """GPUs by name if there are any, else the CPU."""
+    """The names of the GPUs if there are any, else of the CPU."""
     gpus = (_said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
     if gpus:
         return f"{len(gpus)} x {gpus[0]}"

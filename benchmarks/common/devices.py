@@ -1,10 +1,10 @@
-"""What a benchmark needs of the machine."""
+"""Checks of the devices that a benchmark needs."""
 
 import sys
 
 
 def need(device: str) -> None:
-    """End the program with one line if it was asked for GPUs where there are none."""
+    """End the program with one line if GPUs were asked for and there are none."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():

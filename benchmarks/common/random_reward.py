@@ -1,4 +1,4 @@
-"""Rewards of nobody's work: half of the answers are right, whatever they say."""
+"""Random rewards, drawn from the answer's text: half of all answers count as right."""
 
 import zlib
 
@@ -6,5 +6,5 @@ from asyncrl.types import Prompt, Sample
 
 
 async def reward(prompt: Prompt, sample: Sample) -> float:
-    """0 or 1, by the text: the same for the same answer."""
+    """0 or 1, by a checksum of the text: the same for the same answer."""
     return float(zlib.crc32(sample.text.encode()) % 2)

@@ -1,4 +1,4 @@
-"""Models with random weights, by name: what a benchmark needs of a model is its shape."""
+"""Model shapes by name.  The weights are random, since a benchmark depends on the shape alone."""
 
 import json
 import math
@@ -69,16 +69,18 @@ SHAPES: Mapping[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "num_key_value_heads": 8,
     },
-    # Qwen3-30B-A3B with 9 of its 48 layers: 6.2 billion weights; and with 3.
+    # Qwen3-30B-A3B with 9 of its 48 layers: 6.2 billion parameters; and with 3.
     "moe-6b": QWEN3 | EXPERTS | QWEN3_30B | {"num_hidden_layers": 9},
     "moe-2b": QWEN3 | EXPERTS | QWEN3_30B | {"num_hidden_layers": 3},
 }
-"""Those that are not tiny have Qwen3's own numbers."""
+"""Shapes by name.  All but the tiny ones have the dimensions of a Qwen3 model."""
 
 
 def write_random(folder: Path, name: str, *, device: str, **changes: int) -> Path:
-    """A checkpoint of the shape ``name`` with small random weights, without a tokenizer; ``changes`` are of its
-    ``config.json``."""
+    """Write a checkpoint of the shape ``name`` with small random weights, without a tokenizer.
+
+    ``changes`` replace values of its ``config.json``.
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -99,7 +101,7 @@ def write_random(folder: Path, name: str, *, device: str, **changes: int) -> Pat
 
 
 def num_weights(name: str, *, active: bool) -> int:
-    """Of the model; ``active``: of those that one token meets in matrix products, the output layer among them."""
+    """The number of parameters; ``active``: only those in matrix products of one token, output layer included."""
     config = SHAPES[name]
     total = 0
     for tensor, sizes in _tensors(config):
@@ -115,7 +117,7 @@ def num_weights(name: str, *, active: bool) -> int:
 
 
 def _tensors(config: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and sizes of a Qwen3 checkpoint."""
+    """Names and shapes of the tensors of a Qwen3 checkpoint."""
     hidden, head = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     found: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (config["vocab_size"], hidden))]

@@ -1,20 +1,20 @@
-"""What the controller itself costs: CPU per sample, the loop's lag and samples/s, against servers that cost nothing.
+"""The cost of the controller: CPU time per sample, lag of its loop and samples/s, against servers that cost nothing.
 
-    uv run python -m benchmarks.controller                          the figures: answers of 1,000 and 16,000 tokens
+    uv run python -m benchmarks.controller                          answers of 1,000 and of 16,000 tokens
     uv run python -m benchmarks.controller --intervals 16 64 256 1000 --tokens 1000 --in-flight 1024
     uv run python -m benchmarks.controller --tokens-per-s 1e8       as fast as the controller can
     uv run python -m benchmarks.controller --plain                  against SGLang without our plug-in
-    uv run python -m benchmarks.controller --profile                and where the time goes
-    uv run python -m benchmarks.controller --against ../other       beside another checkout, turn by turn
-    uv run python -m benchmarks.controller --check                  exits with 1 if it is too late or too dear
+    uv run python -m benchmarks.controller --profile                with shares of the CPU time by package
+    uv run python -m benchmarks.controller --against ../other       alternately with another checkout
+    uv run python -m benchmarks.controller --check                  exit code 1 if a limit is exceeded
 
-``--check`` adds one case, in which both limits must hold in one and the same run: 1,024 in flight, answers of 1,000
-tokens, 1,000 samples/s.  That is a million tokens/s, what some hundred GPUs write: a large run.  At a lower rate each
-sample is dearer, as every event then wakes an idle core; flat out all answers wait for each other, and the lag says
-nothing.
+``--check`` adds one case that must meet both limits in the same run: 1,024 requests in flight, answers of 1,000 tokens,
+1,000 samples/s.  That is a million tokens/s, as many as some hundred GPUs generate: a large run.  At a lower rate each
+sample costs more, because every event wakes an idle core.  At full speed all answers wait for each other, and the lag
+means nothing.
 
-Each case runs in a process of its own.  Times are those of the machine as it is: on a busy one the lag is mostly the
-others', which the column ``starved`` shows.
+Each case runs in a separate process.  Times depend on what else the machine does: on a busy one, other programs cause
+most of the lag, as the column ``starved`` shows.
 """
 
 import argparse
@@ -33,28 +33,32 @@ from rich.table import Table
 
 from asyncrl.engines.sglang.launch import STREAM_INTERVAL
 from benchmarks.common.circumstances import circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.controller.case import Case, CaseMeasurement
 
 CHECKED: dict[str, Any] = {"num_tokens": 1000, "in_flight": 1024, "interval": STREAM_INTERVAL, "tokens_per_s": 1e6}
-"""What ``--check`` looks at."""
+"""The case of ``--check``."""
 MIN_PACE = 0.95
-"""Share of the tokens/s written that must arrive: below it the controller is what all wait for.  Samples are counted
-to some percent in ten seconds."""
+"""Least share of the servers' tokens/s that must arrive.  Below it everything waits for the controller.  Samples
+are counted to some percent in ten seconds."""
 MAX_CPU_MS = 0.5
-"""Per sample.  This and the next are what was agreed that the controller may cost, both at once."""
+"""Most milliseconds of CPU time per sample.  One run must meet this limit and the next."""
 MAX_LAG_P99_MS = 20.0
 WARMUP_S = 4.0
-"""For 4,096 connections, one after the other, and what they bring at once."""
+"""Seconds to open up to 4,096 connections one by one, and to handle what they send at once."""
 ROOT = Path(__file__).parents[2]
-CASE = ROOT / "benchmarks" / "controller" / "case.py"
+CASE = Path("benchmarks", "controller", "case.py")
+"""The program that runs one case, in any checkout.  Each checkout runs its copy; only the JSON must fit."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, show, write and check what ``argv`` asks for; the exit code."""
+    """Measure what ``argv`` asks for, show it, write it and check it; returns the exit code."""
     parser = _parser()
     asked = parser.parse_args(argv)
     if asked.check and asked.profile:
-        parser.error("--check needs times that no profiler adds to: leave out --profile")
+        parser.error("--check cannot be combined with --profile, which adds to the times")
+    if asked.against and not (asked.against / CASE).is_file():
+        parser.error(f"--against {asked.against}: no {CASE} there; a checkout without it is too old to compare with")
     console = Console(width=150)
     rows: list[dict[str, Any]] = []
     for case in [*cases(asked), *checked(asked)]:
@@ -70,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.profile:
         console.print(profile_table(rows))
     if asked.out is not None:
-        about = circumstances("controller.py", argv)
+        about = circumstances("controller", argv)
         asked.out.write_bytes(orjson.dumps({**about, "rows": rows}, option=orjson.OPT_INDENT_2))
     problems = too_much(rows) if asked.check else []
     for problem in problems:
@@ -79,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def cases(asked: argparse.Namespace) -> list[Case]:
-    """One for each combination of tokens, interval and requests in flight."""
+    """One case for each combination of tokens, interval and requests in flight."""
     return [
         Case(
             num_tokens=num_tokens,
@@ -100,18 +104,18 @@ def cases(asked: argparse.Namespace) -> list[Case]:
 
 
 def checked(asked: argparse.Namespace) -> list[Case]:
-    """The case of ``--check``, if it is not one of those anyway."""
+    """The case of ``--check``, unless it is among ``cases`` already."""
     asked_for = cases(asked)
     case = replace(asked_for[0], **CHECKED, is_plain=False, is_gc_tuned=True)
     return [case] if asked.check and case not in asked_for else []
 
 
 def run(case: Case, tree: Path) -> CaseMeasurement:
-    """The case in a process of its own, with the asyncrl of ``tree``.  Raises CalledProcessError, with what it said."""
+    """Run the case in a process, with the asyncrl and the case program of ``tree``.  Raises CalledProcessError."""
     inherited = os.environ.get("PYTHONPATH")
-    paths = (str(tree), str(ROOT), *([inherited] if inherited else []))
+    paths = (str(tree), *([inherited] if inherited else []))
     done = subprocess.run(
-        (sys.executable, str(CASE), orjson.dumps(asdict(case)).decode()),
+        (sys.executable, str(tree / CASE), orjson.dumps(asdict(case)).decode()),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
         check=True,
@@ -120,17 +124,17 @@ def run(case: Case, tree: Path) -> CaseMeasurement:
 
 
 def best(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the repetitions the one that was disturbed least: the one with the least CPU time per sample."""
+    """The least disturbed repetition: the one with the least CPU time per sample."""
     return min(row["measured"], key=cpu_ms)
 
 
 def cpu_ms(measured: Mapping[str, Any]) -> float:
-    """CPU time per sample, in milliseconds."""
+    """Milliseconds of CPU time per sample."""
     return 1000 * float(measured["cpu_s"]) / max(float(measured["samples"]), 1e-9)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """All cases, one per line."""
+    """A table of all cases, one per line."""
     shown = Table(title="the controller, per sample and as a whole")
     names = (
         "tokens",
@@ -168,7 +172,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def profile_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Where the CPU time goes.  The profiler makes Python code dearer, compiled code not."""
+    """A table of the shares of CPU time.  The profiler slows Python code down, but not compiled code."""
     shown = Table(title="shares of CPU time, under a profiler")
     rooms = list(dict.fromkeys(room for row in rows for room in best(row)["shares"]))
     for name in ("tokens", "in flight", "interval", "asyncrl", *rooms):
@@ -181,38 +185,38 @@ def profile_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def too_much(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is not as agreed, of this checkout; one line each.  All of it is looked at in one run."""
+    """One line for each limit that this checkout exceeds.  A single run must meet all of them."""
     looked_at = [row for row in rows if row["tree"] == ROOT.name and CHECKED.items() <= {**row["case"]}.items()]
     if not looked_at:
-        return [f"--check needs a case with {CHECKED}"]
+        return [f"--check needs a measured case with {CHECKED}"]
     problems = []
     for found in map(best, looked_at):
         spent, late = cpu_ms(found), float(found["lag_p99_ms"])
         pace = found["samples"] / found["seconds"] * CHECKED["num_tokens"] / CHECKED["tokens_per_s"]
         if spent > MAX_CPU_MS:
-            problems.append(f"{spent:.3f} ms of CPU per sample, {MAX_CPU_MS} are agreed")
+            problems.append(f"{spent:.3f} ms of CPU time per sample, the limit is {MAX_CPU_MS}")
         if late > MAX_LAG_P99_MS:
-            problems.append(f"the loop is {late:.1f} ms late at p99, {MAX_LAG_P99_MS:g} are agreed")
+            problems.append(f"the lag at p99 is {late:.1f} ms, the limit is {MAX_LAG_P99_MS:g}")
         if pace < MIN_PACE:
-            problems.append(f"it keeps up with {pace:.0%} of {CHECKED['tokens_per_s']:g} tokens/s")
+            problems.append(f"{pace:.0%} of {CHECKED['tokens_per_s']:g} tokens/s arrive, at least {MIN_PACE:.0%} must")
     return problems
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 16_000], help="of an answer")
-    parser.add_argument("--in-flight", type=int, nargs="+", default=[256, 1024, 4096])
-    parser.add_argument("--intervals", type=int, nargs="+", default=[STREAM_INTERVAL], help="tokens per streamed event")
-    parser.add_argument("--tokens-per-s", type=float, default=400_000, help="of all servers together")
-    parser.add_argument("--seconds", type=float, default=10.0, help="measured, after the start")
-    parser.add_argument("--servers", type=int, default=2, help="processes that answer")
-    parser.add_argument("--repeats", type=int, default=1, help="of each case; the least disturbed one is shown")
-    parser.add_argument("--against", type=Path, help="another checkout, measured in turns with this one")
-    parser.add_argument("--plain", action="store_true", help="answers as SGLang writes them without our plug-in")
-    parser.add_argument("--profile", action="store_true", help="show where the time goes")
-    parser.add_argument("--stock-gc", action="store_true", help="the garbage collector as Python sets it, not as we do")
-    parser.add_argument("--check", action="store_true", help="exit with 1 unless it is as cheap as agreed")
-    parser.add_argument("--out", type=Path, help="also write everything here, as JSON")
+    parser = parser_of("controller", __doc__)
+    add_option(parser, "--tokens", int, "tokens per answer", [1000, 16_000], nargs="+")
+    add_option(parser, "--in-flight", int, "requests in flight", [256, 1024, 4096], nargs="+")
+    add_option(parser, "--intervals", int, "tokens per streamed event", [STREAM_INTERVAL], nargs="+")
+    add_option(parser, "--tokens-per-s", float, "tokens per second of all servers together", 400_000)
+    add_option(parser, "--seconds", float, "measured seconds, after the warm-up", 10.0)
+    add_option(parser, "--servers", int, "server processes", 2)
+    add_option(parser, "--repeats", int, "runs of each case; the least disturbed one is shown", 1)
+    add_option(parser, "--against", Path, "another checkout, measured alternately with this one")
+    parser.add_argument("--plain", action="store_true", help="answers of SGLang without our plug-in")
+    parser.add_argument("--profile", action="store_true", help="shares of the CPU time by package")
+    parser.add_argument("--stock-gc", action="store_true", help="Python's default settings of the garbage collector")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a limit is exceeded")
+    add_option(parser, "--out", Path, "JSON file for all figures")
     return parser
 
 

@@ -1,9 +1,9 @@
-"""A server that answers ``POST /generate`` as SGLang does, at next to no cost: its events are serialised beforehand.
+"""A server that answers ``POST /generate`` as SGLang does, at almost no cost: it serializes its events in advance.
 
-Started by ``controller.py`` as a process of its own.  It says its port on the standard output and ends when its
-standard input is closed.  Answers advance in slices of time, as those of an engine that decodes all requests in one
-batch.  ``POST /update_weight_version`` changes what events are stamped with from then on, also those of answers that
-have begun: what they bring can then be trained, and grows old, as in a run.
+``benchmarks.controller`` starts it as a separate process.  It prints its port and ends when its standard input is
+closed.  Answers advance in slices of time, like those of an engine that decodes all requests in one batch.
+``POST /update_weight_version`` changes the version in all later events, also of answers that have started.  So the
+samples can be trained, and become stale, as in a run.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.engines.sglang.packed import pack
 
 SLICE_S = 0.005
-"""Between two looks at which answers are due: a decode step of a large batch takes 10 ms and more."""
+"""Seconds between two checks for due answers.  A decode step of a large batch takes 10 ms and more."""
 VOCABULARY = 50_000
-"""Token ids are drawn below this: five digits, as most are with today's vocabularies of 100,000 to 200,000."""
+"""Token ids are drawn below this: five digits, as most have in today's vocabularies of 100,000 to 200,000."""
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 _END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _STAMP = "weights now"
-"""In the events before they are sent, in the place of the version."""
+"""The placeholder for the version in the prepared events."""
 _NOTHING = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 
 
@@ -39,13 +39,13 @@ def tokens_of_answer(num_tokens: int) -> list[int]:
 
 
 def sizes(num_tokens: int, interval: int) -> list[int]:
-    """Tokens of each event: SGLang sends the first token at once, and what is left at the end."""
+    """Tokens of each event: SGLang sends the first token at once, and the remainder at the end."""
     edges = [0, *range(1, num_tokens, interval), num_tokens]
     return [stop - start for start, stop in itertools.pairwise(edges)]
 
 
 def payloads(num_tokens: int, interval: int, *, is_plain: bool) -> Iterator[bytes]:
-    """The events of one answer, for ``stamped``; plain: from a server without our plug-in's packing."""
+    """The events of one answer, for ``stamped``; ``is_plain``: not packed, as by a server without our plug-in."""
     tokens, draw, done = tokens_of_answer(num_tokens), random.Random(interval), 0
     for size in sizes(num_tokens, interval):
         new, done = tokens[done : done + size], done + size
@@ -56,14 +56,14 @@ def payloads(num_tokens: int, interval: int, *, is_plain: bool) -> Iterator[byte
 
 
 def stamped(payload: bytes, version: str) -> bytes:
-    """The event as it goes over the wire, all its tokens written by weights ``version``."""
+    """The event as it is sent, with all its tokens from weights ``version``."""
     stamp = _STAMP.encode()
     length = len(payload) + payload.count(stamp) * (len(version) - len(stamp))
     return b"%x\r\n%b\r\n" % (length, payload.replace(stamp, version.encode()))
 
 
 def _event(new: list[int], logprobs: list[list[Any]], done: int, is_last: bool) -> dict[str, Any]:
-    """With the fields of sglang 0.5.16 started with --incremental-streaming-output, and of our plug-in in it."""
+    """An event with the fields of sglang 0.5.16 with --incremental-streaming-output, and of our plug-in in it."""
     return {
         "text": "word" * len(new),
         "output_ids": new,
@@ -87,10 +87,10 @@ def _event(new: list[int], logprobs: list[list[Any]], done: int, is_last: bool) 
 
 
 class AnswerPacer:
-    """Sends the events of all answers, each when its tokens would have been made."""
+    """Sends the events of all answers, each when an engine would have generated its tokens."""
 
     def __init__(self, num_tokens: int, interval: int, answer_s: float, num_cut: int, *, is_plain: bool) -> None:
-        """The first ``num_cut`` answers are cut to all lengths alike, so that the load is even from the beginning."""
+        """Cut the first ``num_cut`` answers to lengths spread evenly, so that the load is even from the start."""
         self._payloads = list(payloads(num_tokens, interval, is_plain=is_plain))
         self.update("0")
         self._slices = [max(1, round(size * answer_s / num_tokens / SLICE_S)) for size in sizes(num_tokens, interval)]
@@ -100,17 +100,17 @@ class AnswerPacer:
         self._slice = 0
 
     def update(self, version: str) -> None:
-        """Whatever is sent from now on was written by these weights."""
+        """Send all later events with this version."""
         self._pieces = [stamped(payload, version) for payload in self._payloads]
 
     def answer(self, transport: asyncio.Transport) -> None:
-        """Begin an answer on this connection."""
+        """Start an answer on this connection."""
         transport.write(_HEAD)
         place, wait = self._first.popleft() if self._first else (0, self._slices[0])
         self._due[self._slice + wait].append((transport, place))
 
     async def run(self) -> None:
-        """Send what is due, slice by slice, until cancelled."""
+        """Send the due events, slice by slice, until cancelled."""
         now = asyncio.get_running_loop().time
         began = now()
         while True:
@@ -129,7 +129,7 @@ class AnswerPacer:
 
 
 def _cut(ends: list[int], draw: random.Random, num_cut: int) -> Iterator[tuple[int, int]]:
-    """Where each answer begins that is cut: the event that comes next, and in how many slices."""
+    """The start of each cut answer: the index of its next event, and the number of slices until then."""
     for number in draw.sample(range(num_cut), num_cut):
         at = number * ends[-1] // num_cut
         place = bisect.bisect_right(ends, at)
@@ -137,7 +137,7 @@ def _cut(ends: list[int], draw: random.Random, num_cut: int) -> Iterator[tuple[i
 
 
 class Connection(asyncio.Protocol):
-    """One connection of the client; requests come one after the other."""
+    """One connection of the client, which sends one request after the other."""
 
     def __init__(self, pace: AnswerPacer) -> None:
         self._pace = pace
@@ -167,7 +167,7 @@ def _length(head: bytes) -> int:
 
 
 async def serve(num_tokens: int, interval: int, answer_s: float, num_cut: int, *, is_plain: bool) -> None:
-    """Answer until the standard input is closed; an answer takes ``answer_s``."""
+    """Serve until the standard input is closed; an answer takes ``answer_s`` seconds."""
     loop, pace = asyncio.get_running_loop(), AnswerPacer(num_tokens, interval, answer_s, num_cut, is_plain=is_plain)
     server = await loop.create_server(lambda: Connection(pace), "127.0.0.1", 0, backlog=4096)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
@@ -179,13 +179,13 @@ async def serve(num_tokens: int, interval: int, answer_s: float, num_cut: int, *
 
 
 def main() -> None:
-    """Serve as the command line says."""
+    """Serve with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-tokens", type=int, required=True, help="tokens of an answer")
     parser.add_argument("--interval", type=int, required=True, help="tokens per event")
     parser.add_argument("--answer-s", type=float, required=True, help="seconds from the first event to the last")
-    parser.add_argument("--plain", action="store_true", help="as SGLang writes without our plug-in")
-    parser.add_argument("--num-cut", type=int, required=True, help="answers at the beginning that are cut")
+    parser.add_argument("--plain", action="store_true", help="answers of SGLang without our plug-in")
+    parser.add_argument("--num-cut", type=int, required=True, help="number of cut answers at the start")
     chosen = parser.parse_args()
     uvloop.run(serve(chosen.num_tokens, chosen.interval, chosen.answer_s, chosen.num_cut, is_plain=chosen.plain))
 

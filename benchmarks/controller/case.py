@@ -1,4 +1,4 @@
-"""One case of ``controller.py``, in a process of its own: the whole pipeline against servers that cost nothing.
+"""One case of ``benchmarks.controller``, in a separate process: the whole pipeline against servers that cost nothing.
 
 Everything on the controller's side is the product's: scheduler, sampler, retries, SGLang client, HTTP, sockets, text,
 timeline, metrics.  Only the trainer and the weight updates take no time, and the reward is a constant.
@@ -33,64 +33,64 @@ from benchmarks.controller.meters import LAG_PERIOD_S, AllLags, GcPauses, percen
 from benchmarks.controller.parts import parts_for, plan_for
 
 SETTLE_S = 1.0
-"""After the one full collection of a run, which stops the loop for 0.2 s: what queued meanwhile is worked off."""
+"""Seconds after the one full collection of a run.  It stops the loop for 0.2 s; then the queued work is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is measured."""
+    """The settings of one measurement."""
 
     num_tokens: int
-    """Of each answer."""
+    """Tokens of each answer."""
     in_flight: int
     interval: int
     """Tokens per streamed event."""
     tokens_per_s: float
-    """That the servers write together."""
+    """Tokens per second of all servers together."""
     warmup_s: float
-    """Not measured: connections are opened."""
+    """Seconds before the measurement, in which connections are opened."""
     measured_s: float
     num_servers: int
     is_plain: bool = False
-    """The servers have no plug-in that packs their answers."""
+    """Whether the servers have no plug-in that packs their answers."""
     is_profiled: bool = False
     is_gc_tuned: bool = True
-    """As in the product: what is there after the start is frozen, and old objects are looked at less often."""
+    """Whether the garbage collector is tuned as in the product: startup objects frozen, old ones scanned less often."""
 
     @property
     def answer_s(self) -> float:
-        """From the first event of an answer to its last."""
+        """Seconds from the first event of an answer to its last."""
         return self.in_flight * self.num_tokens / self.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseMeasurement:
-    """What a case cost.  Samples are counted by their tokens, since many are there only in part."""
+    """The measured cost of a case.  Samples are counted by their tokens, as many lie only partly inside the window."""
 
     samples: float
     seconds: float
     cpu_s: float
-    """Of the controller's process, all threads."""
+    """CPU seconds of the controller's process, all threads."""
     starved_s: float
-    """That its main thread was ready and had no CPU: the lag contains it."""
+    """Seconds in which its main thread was ready and had no CPU; the lag includes them."""
     lag_p50_ms: float
     lag_p99_ms: float
     lag_max_ms: float
     gc_s: float
-    """In the garbage collector."""
+    """Seconds in the garbage collector."""
     gc_max_ms: float
     peak_mib: float
-    """Memory of the process at its most."""
+    """Peak memory of the process, in MiB."""
     in_flight: int
     """Slots in use at the end."""
     lost: int
-    """Tokens that were generated and, in the whole run, neither trained nor held at the end: none is to be."""
+    """Tokens of the whole run that were neither trained nor held at the end.  Expected: 0."""
     shares: dict[str, float]
-    """Of CPU time by what it was spent on; empty when not profiled."""
+    """Shares of the CPU time by package; empty unless profiled."""
 
 
 def main() -> None:
-    """Measure the case given."""
+    """Measure the case in the first argument."""
     sys.stdout.write(orjson.dumps(asdict(measure(Case(**orjson.loads(sys.argv[1]))))).decode() + "\n")
 
 
@@ -119,7 +119,7 @@ def _server(case: Case) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
-            process.stdin.close()  # which ends it
+            process.stdin.close()  # ends the server
 
 
 async def _run(case: Case, urls: tuple[str, ...], folder: Path) -> CaseMeasurement:

@@ -1,4 +1,4 @@
-"""What ``controller.py`` reads off a process: its loop's lag, its garbage collector, and where its CPU time goes."""
+"""Meters of a process: lag of its event loop, pauses of its garbage collector, shares of its CPU time."""
 
 import contextlib
 import cProfile
@@ -13,7 +13,7 @@ from typing import Any
 from asyncrl.metrics.loop_lag import LoopLag
 
 LAG_PERIOD_S = 0.005
-"""Between two looks at the loop's lag: a quarter of the 20 ms that the benchmark must tell from."""
+"""Seconds between two measurements of the loop's lag: a quarter of the 20 ms that the benchmark must resolve."""
 
 _ROOMS = (
     ("orjson", "json"),
@@ -32,14 +32,16 @@ _ROOMS = (
     ("tokenizers", "text"),
     ("asyncio", "asyncio"),
 )
-"""Where a function lives, or the library a built-in one belongs to, and what its time is booked on; the first that
-fits.  The rest is booked on whoever called it; what nobody of these called is the loop itself: uvloop, sockets, and
-aiohttp's parser, which is compiled."""
+"""Part of a function's file name, or of the library of a built-in function, and the share that its time is added to.
+
+The first match counts.  Other functions' time is added to their callers'.  Time without any such caller is the loop
+itself: uvloop, sockets, and aiohttp's parser, which is compiled.
+"""
 LOOP = "loop and sockets"
 
 
 class AllLags(LoopLag):
-    """Keeps every delay."""
+    """A LoopLag that keeps every delay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,10 +54,10 @@ class AllLags(LoopLag):
 
 
 def percentiles_ms(late_s: Sequence[float], period_s: float = LAG_PERIOD_S) -> tuple[float, float, float]:
-    """p50, p99 and max of the lag that something due at a random moment meets, in milliseconds.
+    """p50, p99 and maximum of the lag that an event due at a random moment meets, in milliseconds.
 
-    One look that comes late stands for all the looks that should have been taken meanwhile; without them a loop that
-    is blocked for a second in every ten would seem to be on time in all but one look of two thousand.
+    One late measurement stands for all measurements that were due meanwhile.  Otherwise a loop that is blocked
+    for a second in every ten would seem to be on time in all but one measurement of two thousand.
     """
     met = sorted(lag - missed * period_s for lag in late_s for missed in range(1 + int(lag / period_s)))
     if not met:
@@ -64,7 +66,7 @@ def percentiles_ms(late_s: Sequence[float], period_s: float = LAG_PERIOD_S) -> t
 
 
 class GcPauses:
-    """How long each run of the garbage collector took, while watched."""
+    """Seconds of each run of the garbage collector, while watched."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -72,7 +74,7 @@ class GcPauses:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """For the time of the block."""
+        """Watch the garbage collector within the ``with`` block."""
         gc.callbacks.append(self._note)
         try:
             yield
@@ -87,13 +89,13 @@ class GcPauses:
 
 
 def starved_s() -> float:
-    """Seconds that this thread was ready to run and had no CPU, so far; 0 where the system does not say."""
+    """Seconds so far in which this thread was ready to run and had no CPU; 0 if the system does not report it."""
     file = Path("/proc/thread-self/schedstat")
     return int(file.read_text().split()[1]) / 1e9 if file.exists() else 0.0
 
 
 def shares(profile: cProfile.Profile) -> dict[str, float]:
-    """Shares of the profiled time by what it was spent on, largest first."""
+    """Shares of the profiled time by package, largest first."""
     spent: Counter[str] = Counter()
     for place, (_, _, own_s, _, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         room = _room(place)

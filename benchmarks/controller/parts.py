@@ -1,6 +1,6 @@
-"""The pipeline that ``controller.py`` measures: the product's, with a trainer and weight updates that take no time.
+"""The pipeline that ``benchmarks.controller`` measures: the product's, with an instant trainer and instant updates.
 
-Every batch is trained and every step publishes: the servers stamp what they write with the new version, as in a run.
+Every batch is trained and every step publishes.  The servers then stamp their tokens with the new version, as in a run.
 """
 
 import asyncio
@@ -26,25 +26,25 @@ from asyncrl.types import Batch, Prompt, Sample, SamplingParams, ScoredGroup, Tr
 from benchmarks.controller.answering_server import VOCABULARY
 
 PROMPT_TOKENS = 512
-"""Of each prompt: a question of some hundred words."""
+"""Tokens of each prompt: a question of some hundred words."""
 GROUP_SIZE = 8
 """Samples per prompt, as in slime's examples."""
 GROUPS_PER_STEP = 16
 """128 samples per step: at 400 samples/s three steps a second, more than a trainer asks of the loop."""
 _NEVER = 1_000_000_000
-"""More than a case can reach: it is ended by the clock."""
+"""More steps than a case can reach, since the clock ends it."""
 _RETRIES = 3
-"""The product's default; none is expected."""
+"""The product's default; no retry is expected."""
 REQUEST_TIMEOUT_S = 300.0
-"""The product's default; nothing here comes near it."""
+"""Seconds; the product's default, which no request here comes near."""
 _UPDATE_S = 60.0
-"""For an answer that is sent at once, also by a machine that does much else."""
+"""Seconds for an answer that is sent at once, also on a busy machine."""
 
 
 def parts_for(
     in_flight: int, num_tokens: int, http: HttpClient, urls: tuple[str, ...], timeline: Timeline, lag: LoopLag
 ) -> Parts:
-    """Keeps ``in_flight`` samples on the servers at ``urls``: staleness is no limit."""
+    """Parts of a run that keeps ``in_flight`` samples on the servers at ``urls``; staleness never limits it."""
     engine = SGLangEngine(http, urls, router_url=None, request_timeout_s=REQUEST_TIMEOUT_S)
     slots, serving = Slots(in_flight), ServingWeights(Weights(version=0, step=0))
     retrying = RetryingEngine(engine, _RETRIES, lambda: serving.now)
@@ -88,19 +88,19 @@ def parts_for(
 
 
 def plan_for(folder: Path) -> RunPlan:
-    """Steps without end, each followed by an update."""
+    """A run of endless steps, with an update after each."""
     return RunPlan(
         num_steps=_NEVER,
         update_weights_interval=1,
         eval_interval=None,
         eval_before_train=False,
-        temperature=0.9,  # not 1: no log-probs are asked for, as nobody could compute them here
+        temperature=0.9,  # not 1: the pipeline then asks for no log-probs, which these servers could not compute
         save_to=folder,
     )
 
 
 class InstantTrainer:
-    """``Trainer`` that agrees with the engine."""
+    """A ``Trainer`` that takes no time and returns the engine's log-probs."""
 
     async def train(self, batch: Batch) -> TrainReport:
         """See ``Trainer.train``."""
@@ -115,7 +115,7 @@ class InstantTrainer:
 
 
 class InstantUpdater:
-    """``WeightUpdater`` with nothing to carry: the servers are told the new version, by one request each."""
+    """A ``WeightUpdater`` without weights: it sends the new version to each server in one request."""
 
     def __init__(self, http: HttpClient, urls: tuple[str, ...]) -> None:
         self._http = http
@@ -143,7 +143,7 @@ class InstantUpdater:
 
 
 class Questions:
-    """``PromptSource`` of one question, without end."""
+    """A ``PromptSource`` that repeats one question forever."""
 
     def __init__(self) -> None:
         self._row = 0
@@ -156,11 +156,11 @@ class Questions:
 
 
 def made_up_words() -> tokenizers.Tokenizer:
-    """A byte-level vocabulary, which is the kind that Qwen and most others have; its words are random letters."""
+    """A byte-level vocabulary, the kind that Qwen and most others have; its words are random letters."""
     draw = random.Random(4)
     vocabulary = {byte: place for place, byte in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
     while len(vocabulary) < VOCABULARY:
-        # With the blank in front (as it is written there) 2 to 7 characters: English has 4 to 5 per token.
+        # With the blank in front (written as U+0120) 2 to 7 characters: English has 4 to 5 per token.
         letters = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(1, 6)))
         vocabulary.setdefault(f"\u0120{letters}", len(vocabulary))
     words = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))

@@ -1,12 +1,15 @@
-"""A run that loses an engine: what it costs, whether anything is lost, and which weights the engine comes back with.
+"""A run that loses an engine: its cost, losses of tokens or groups, and the weights that the restarted engine serves.
 
     uv run python -m benchmarks.lost_engine --trainer-gpus 2 --engine-gpus 2 --model 1.7b                   four GPUs
+    uv run python -m benchmarks.lost_engine --kill pause                death of an engine at the start of an update
+    uv run python -m benchmarks.lost_engine --kill update               death of an engine within a broadcast
+    uv run python -m benchmarks.lost_engine --kill hang                 an engine that stops without dying
     uv run python -m benchmarks.lost_engine --device cpu --model tiny --groups 4 --group-size 4 --longest 32
 
-Starts train_async.py as a user would, on random weights and prompts; kills one of SGLang's processes (SIGKILL) after
-some steps, anywhere or within a weight update, or stops it for good (SIGSTOP); waits until its engine is back, and for
-some more steps; asks every engine for the version that it serves; ends the run (SIGTERM).  Prints a table and writes it
-to --out, beside the run's log and metrics.  Exit codes: 0, 1 something does not hold, 2 the options are wrong.
+Starts train_async.py as a user would, on random weights and prompts.  After some steps it kills one of SGLang's
+processes (SIGKILL), at any moment or within a weight update, or stops it for good (SIGSTOP).  It waits until the engine
+is back, and for some more steps; asks every engine for its version; and ends the run (SIGTERM).  Prints a table and
+writes it to --out, with the run's log and metrics.  Exit codes: 0, 1 a check does not hold, 2 the options are wrong.
 """
 
 import argparse
@@ -23,6 +26,7 @@ import orjson
 
 from benchmarks.common.background_run import BackgroundRun, command_line, leave_in_order, show, write_prompts
 from benchmarks.common.circumstances import circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.common.shapes import SHAPES
 from benchmarks.lost_engine import dies_in_update
@@ -30,20 +34,20 @@ from benchmarks.sync_vs_async.workload import write_checkpoint
 
 TOKEN_FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
 GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial", "buffered", "training")
-"""Those that settle a group, and where it is before."""
+"""Final states of a group, then the states before."""
 VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
-"""What the command line of a process to kill has in it: SGLang's front, or what has the GPU."""
+"""Part of the command line of the process to kill: SGLang's HTTP server, or the scheduler, which holds the GPU."""
 EXIT_CODE = "exit code after SIGTERM"
 WITHIN_AN_UPDATE = get_args(dies_in_update.Moment)
-"""When what has the GPU dies by its own hand: as it is to stand still, or to receive weights."""
+"""Moments of a weight update at which the scheduler kills itself: when asked to pause, or to receive weights."""
 HANG = "hang"
-"""What has the GPU lives and does nothing any more."""
+"""Stop the scheduler without ending it."""
 HANG_S = {"control-timeout-s": 20.0, "request-timeout-s": 30.0}
-"""Deadlines then: it is found by the next update, or else by being asked now and then."""
+"""Deadlines for ``hang``, in seconds: the next weight update detects the engine, or else a liveness probe."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """BackgroundRun it all."""
+    """Measure what ``argv`` asks for; returns the exit code."""
     asked = _parse(argv)
     need(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -53,14 +57,14 @@ def main(argv: Sequence[str]) -> int:
     prompts = asked.out / "prompts.jsonl"
     write_prompts(prompts)
     told, log = _lost(asked, [sys.executable, "train_async.py", *_arguments(asked, checkpoint, prompts)])
-    about = circumstances("lost_engine.py", argv, asked.commit)
+    about = circumstances("lost_engine", argv, asked.commit)
     table = ["| what | figure |", "|---|--:|", *(f"| {name} | {value} |" for name, value in told.items())]
     show(asked.out, [*table, "", *(f"- {name}: {value}" for name, value in about.items()), "", *log])
     return 0 if told["holds"] and told[EXIT_CODE] == 128 + signal.SIGTERM else 1
 
 
 def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Of a run that loses an engine: what ``found`` says, and the lines of its log that matter."""
+    """The result of ``found`` for a run that loses an engine, and the lines of its log that concern it."""
     armed = asked.out / "armed"
     armed.unlink(missing_ok=True)
     is_within = asked.kill in WITHIN_AN_UPDATE
@@ -69,7 +73,7 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
         _kill(run, asked.kill, armed)
         killed_after, killed_at = len(run.rows()), _now()
-        run.wait("back", lambda: any("is back" in line for line in run.log()))
+        run.wait("the engine was back", lambda: any("is back" in line for line in run.log()))
         back_at, back_after = _now(), len(run.rows())
         run.wait(f"{asked.steps} steps more", lambda: len(run.rows()) >= back_after + asked.steps)
         rows = run.rows()
@@ -81,10 +85,10 @@ def _lost(asked: argparse.Namespace, command: Sequence[str]) -> tuple[dict[str, 
 
 
 def _kill(run: BackgroundRun, what: str, armed: Path) -> None:
-    """Return when a process is dead, or hangs; ``armed`` is the file that the plug-in looks for."""
+    """Return when a process is dead or hangs; ``armed`` is the file that the plug-in waits for."""
     if what in WITHIN_AN_UPDATE:
         armed.touch()
-        run.wait("killed", lambda: not armed.exists())
+        run.wait("a process was killed", lambda: not armed.exists())
     elif what == HANG:
         run.processes(VICTIMS["scheduler"])[0].suspend()
     else:
@@ -92,10 +96,10 @@ def _kill(run: BackgroundRun, what: str, armed: Path) -> None:
 
 
 def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, str]) -> dict[str, Any]:
-    """What there is to say of the steps before the kill, of those until the engine was back, and after.
+    """Figures of the steps before the kill, until the engine was back, and after.
 
     ``holds``: every prompt and token is accounted for, no group failed, and all engines serve the present weights.
-    ``served`` has each engine's version at the end, when the trainer had that of the last row, or a later one.
+    ``served`` has each engine's version at the end.  The trainer's was then the last row's, or a later one.
     """
     phases = {"before": rows[1:killed], "while it was away": rows[killed:back], "after": rows[back:]}
     told: dict[str, Any] = {
@@ -129,7 +133,7 @@ def found(rows: list[dict[str, Any]], killed: int, back: int, served: dict[str, 
 
 
 def _last_difference(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Some steps have none: engines served other weights then, or were too slow."""
+    """The last measured difference of log-probs.  Steps have none if engines were slow or served other weights."""
     return next((row["train/logprob_diff"] for row in reversed(rows) if "train/logprob_diff" in row), math.nan)
 
 
@@ -156,7 +160,7 @@ def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> li
 
 
 def _urls(run: BackgroundRun) -> list[str]:
-    """Of the engines that run now."""
+    """The URLs of the engines that run now."""
     found = []
     for process in run.processes(VICTIMS["server"]):
         words = process.cmdline()
@@ -174,23 +178,24 @@ def _now() -> datetime:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--model", choices=sorted(SHAPES), default="1.7b")
-    parser.add_argument("--checkpoint", type=Path, help="a folder to write the model to, or that has it")
-    parser.add_argument("--trainer-gpus", type=int, default=1)
-    parser.add_argument("--engine-gpus", type=int, default=2)
-    parser.add_argument("--groups", type=int, default=16, help="per step")
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--longest", type=int, default=512, help="tokens of every answer, since no token ends one")
-    parser.add_argument("--staleness", type=int, default=2)
-    parser.add_argument("--max-tokens-per-gpu", type=int, default=16_384)
-    parser.add_argument("--steps", type=int, default=5, help="before the kill, and after the return")
-    parser.add_argument("--kill", choices=(*VICTIMS, *WITHIN_AN_UPDATE, HANG), default="server")
-    parser.add_argument("--use-router", action="store_true")
-    parser.add_argument("--deadline-s", type=float, default=900.0)
-    parser.add_argument("--commit", help="where there is no git")
-    parser.add_argument("--out", type=Path, default=Path("runs/lost_engine"))
+    parser = parser_of("lost_engine", __doc__)
+    add_option(parser, "--device", str, "device of trainer and engines", "cuda", choices=("cuda", "cpu"))
+    add_option(parser, "--model", str, "shape of the model, which gets random weights", "1.7b", choices=sorted(SHAPES))
+    add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
+    add_option(parser, "--trainer-gpus", int, "trainer ranks, one GPU each; on a CPU, processes", 1)
+    add_option(parser, "--engine-gpus", int, "engines, one GPU each; on a CPU, processes", 2)
+    add_option(parser, "--groups", int, "groups per step", 16)
+    add_option(parser, "--group-size", int, "samples per group", 8)
+    add_option(parser, "--longest", int, "tokens of every answer, since no token ends one", 512)
+    add_option(parser, "--staleness", int, "--max-staleness of the run, in steps", 2)
+    add_option(parser, "--max-tokens-per-gpu", int, "tokens per microbatch of the trainer", 16_384)
+    add_option(parser, "--steps", int, "steps before the kill, and steps after the engine is back", 5)
+    victims = (*VICTIMS, *WITHIN_AN_UPDATE, HANG)
+    add_option(parser, "--kill", str, "process to kill, moment of its death, or hang", "server", choices=victims)
+    parser.add_argument("--use-router", action="store_true", help="requests sent through SGLang's router")
+    add_option(parser, "--deadline-s", float, "seconds for the whole benchmark", 900.0)
+    add_option(parser, "--commit", str, "commit to record where there is no git")
+    add_option(parser, "--out", Path, "folder for all files", Path("runs/lost_engine"))
     asked = parser.parse_args(argv)
     asked.out = asked.out.absolute()
     return asked

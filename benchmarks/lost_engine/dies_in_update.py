@@ -1,7 +1,7 @@
-"""A plug-in of SGLang, for ``lost_engine.py --kill pause`` and ``update``: a server dies within a weight update.
+"""A plug-in of SGLang for ``benchmarks.lost_engine --kill pause`` and ``update``: a server dies in a weight update.
 
-As soon as a file is there that the environment names, the first server of one GPU that is to stand still, or to receive
-a bucket, takes the file away and kills itself, while the trainer and, of a bucket, other servers are within the
+The plug-in waits for a file that the environment names.  The first server of one GPU that is then asked to pause, or to
+receive a bucket, removes the file and kills itself.  Of a bucket, the trainer and other servers are then within the
 broadcast.
 """
 
@@ -13,9 +13,9 @@ from typing import Any, Literal
 from benchmarks.common.circumstances import ROOT
 
 ARMED = "ASYNCRL_LOST_ENGINE_ARMED"
-"""Environment variable: the file."""
+"""Environment variable with the path of the file."""
 AT = "ASYNCRL_LOST_ENGINE_AT"
-"""Environment variable: the moment."""
+"""Environment variable with the moment."""
 Moment = Literal["pause", "update"]
 _PAUSE = "sglang.srt.managers.scheduler.Scheduler.pause_generation"
 _METADATA = "Metadata-Version: 2.1\nName: asyncrl-dies-in-update\nVersion: 0\n"
@@ -23,7 +23,7 @@ _ENTRY_POINTS = f"[sglang.srt.plugins]\nasyncrl_dies_in_update = {__name__}:acti
 
 
 def environment(folder: Path, armed: Path, moment: Moment) -> dict[str, str]:
-    """With it SGLang finds the plug-in, which is described in ``folder``; ``armed`` is the file."""
+    """Environment variables with which SGLang finds the plug-in, described in ``folder``; ``armed`` is the file."""
     described = folder / "asyncrl_dies_in_update-0.dist-info"
     described.mkdir(parents=True, exist_ok=True)
     (described / "METADATA").write_text(_METADATA)
@@ -33,7 +33,7 @@ def environment(folder: Path, armed: Path, moment: Moment) -> dict[str, str]:
 
 
 def activate() -> None:
-    """SGLang calls it, in each of its processes."""
+    """Install the hook.  SGLang calls this in each of its processes."""
     if os.environ[AT] == "update":
         _before_broadcasts()
         return
@@ -60,7 +60,7 @@ def _die_if_armed() -> None:
 
 
 def _claim(file: Path) -> bool:
-    """Whether it was there, and nobody else took it."""
+    """Remove ``file``; True for exactly one of the processes that try."""
     try:
         file.unlink()
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Compares the simulator's predictions with measured runs."""
+"""Predictions of the simulator, compared with measured runs."""

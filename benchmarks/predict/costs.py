@@ -1,8 +1,8 @@
-"""Costs from one arrangement that ``sync_vs_async.py`` ran.
+"""Costs fitted to one arrangement that ``benchmarks.sync_vs_async`` ran.
 
 results.json, timeline.json ──▶ one arrangement's answers, steps and updates ──▶ costs
 
-Of the other arrangements nothing is used, so that they can be predicted.
+Nothing of the other arrangements is used, so that they can be predicted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.figures import ArrangementRun, Setup
 
 PREFERRED = ("S=2", "S=1", "S=3", "S=4", "sync")
-"""To calibrate on, the first that there is: at S = 2 engines are seen with few requests and with many.  Above they
-seldom have few, and below seldom many."""
+"""Arrangements to calibrate on, in order of preference.  At S = 2 engines run with few requests and with many; a larger
+S seldom has few, and a smaller one seldom has many."""
 MOST_ERROR = 0.05
-"""Of an answer's time.  A run that the model describes worse had something else in it, as the first one after a start
-that still compiles kernels: then the one of all that it describes best."""
+"""Largest residual of the preferred run, as a share of an answer's time.  A larger one means that something else took
+time, such as compiling kernels in the first run after a start.  The run with the smallest residual is taken then."""
 COLD = 1
-"""Steps at the start of a run, in which a trainer that never trained before compiles its kernels."""
+"""Steps at the start of a run, in which a new trainer compiles its kernels."""
 
 
 type _Fit = tuple[ArrangementRun, Recorded, Pace]
@@ -38,14 +38,14 @@ type _Fit = tuple[ArrangementRun, Recorded, Pace]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """Costs, and what they were fitted to."""
+    """Fitted costs, and a description of the fit."""
 
     costs: Costs
     about: str
 
 
 def calibrate_on(file: Path, setup: Setup, runs: Sequence[ArrangementRun]) -> Calibrated:
-    """On one run of those that ``file`` has, with the timeline beside it.  Raises ConfigError or DataError."""
+    """Fit to one of the runs in ``file``, with the timeline in the same folder.  Raises ConfigError or DataError."""
     run, recorded, pace = _chosen(file, setup, _candidates(file, runs))
     trainer, error = _trainer(setup, run.rows[COLD:])
     costs = Costs(engine=pace.costs, trainer=trainer, update=_update(run, recorded), step_overhead_s=_overhead(run))
@@ -57,13 +57,13 @@ def calibrate_on(file: Path, setup: Setup, runs: Sequence[ArrangementRun]) -> Ca
 
 
 def tables(costs: Costs) -> dict[str, dict[str, Value]]:
-    """What a calibration file holds."""
+    """The tables of a calibration file."""
     found = {"engine": asdict(costs.engine), "trainer": asdict(costs.trainer), "update": asdict(costs.update)}
     return {**found, "controller": {"step_overhead_s": costs.step_overhead_s}}
 
 
 def _candidates(file: Path, runs: Sequence[ArrangementRun]) -> list[ArrangementRun]:
-    """The first run of each arrangement that may do, the preferred one first."""
+    """The first long enough run of each arrangement, the preferred one first.  Raises ConfigError if there is none."""
     long_enough = {run.arrangement: run for run in reversed(runs) if len(run.rows) > COLD + 1}
     found = [long_enough[name] for name in PREFERRED if name in long_enough]
     if not found:
@@ -81,7 +81,7 @@ def _chosen(file: Path, setup: Setup, runs: Sequence[ArrangementRun]) -> _Fit:
     fits = [_fitted(file, setup, preferred)]
     if fits[0][2].error > MOST_ERROR:
         for run in others:
-            with suppress(DataError):  # too short
+            with suppress(DataError):  # too short to fit
                 fits.append(_fitted(file, setup, run))
     return min(fits, key=lambda fit: fit[2].error)
 
@@ -102,24 +102,24 @@ def _pace(setup: Setup, run: ArrangementRun, recorded: Recorded) -> Pace:
         num_engines=setup.engine_gpus,
         prompt_tokens=setup.prompt_tokens,
         experts=Experts(num=experts, per_token=shape["num_experts_per_tok"]) if experts else None,
-        until_s=end_s if run.staleness else float("inf"),  # synchronous steps leave nothing unfinished
+        until_s=end_s if run.staleness else float("inf"),  # synchronous steps leave no answer unfinished
     )
 
 
 def _trainer(setup: Setup, rows: Sequence[Mapping[str, float]]) -> tuple[TrainerCosts, float]:
-    """Least squares over the steps; with the mean residual as a share."""
+    """Least squares over the steps; returns the costs and the mean residual as a share."""
     prompts = setup.groups * setup.group_size * setup.prompt_tokens
     tokens = np.array([row["response/tokens_mean"] * setup.groups * setup.group_size + prompts for row in rows])
     seconds = np.array([row["time/train_s"] for row in rows])
     columns = np.stack([np.ones(len(rows)), tokens], axis=1)
     found = not_negative(columns, seconds)
-    rate = 1 / max(float(found[1]), 1e-9) / setup.trainer_gpus  # 1e-9: a nanosecond per token is none
+    rate = 1 / max(float(found[1]), 1e-9) / setup.trainer_gpus  # a nanosecond per token counts as none
     error = float(np.mean(np.abs(columns @ found - seconds)) / np.mean(seconds))
     return TrainerCosts(fixed_s=float(found[0]), tokens_per_s_per_gpu=rate), error
 
 
 def _update(run: ArrangementRun, recorded: Recorded) -> UpdateCosts:
-    """The trainer goes on when its weights are taken, before they are sent; or else when the update is over."""
+    """Costs of the updates.  The trainer resumes after a snapshot that ends before its update, else after that."""
     both = list(zip(recorded.steps, recorded.updates, strict=True))
     freed = [
         any(step.stop_s <= start and stop <= update.start_s for start, stop in recorded.taken) for step, update in both
@@ -132,11 +132,11 @@ def _update(run: ArrangementRun, recorded: Recorded) -> UpdateCosts:
 
 
 def _overhead(run: ArrangementRun) -> float:
-    """Of a step, besides waiting, training and the weights."""
+    """Seconds of a step spent neither waiting, training, nor on the weights."""
     parts = ("time/trainer_waited_s", "time/train_s")
     return max(0.0, median(row["time/step_s"] - sum(row[name] for name in parts) - _held_s(row) for row in run.rows))
 
 
 def _held_s(row: Mapping[str, float]) -> float:
-    """How long the trainer stood still for its weights; before it could go on meanwhile, for all of the update."""
+    """Seconds that the trainer waited for its weights; in results without that number, the whole update."""
     return row.get("time/update_wait_s", row["time/update_s"])

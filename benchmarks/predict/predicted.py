@@ -1,7 +1,7 @@
-"""Simulates what ``sync_vs_async.py`` measured, arrangement by arrangement.
+"""Simulations of the arrangements that ``benchmarks.sync_vs_async`` measured.
 
-The same answers (drawn from the seed, by row and place), the same warm-up, the same number of steps from the same
-start.
+A simulation has the same answers (drawn from the seed, by row and place), the same warm-up, and the same number of
+steps from the same start.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from benchmarks.sync_vs_async.workload import ForcedWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """One arrangement, all its repeats together; trained tokens per second."""
+    """Measured and simulated rate of one arrangement over all its repeats, in trained tokens per second."""
 
     arrangement: str
     num_steps: int
@@ -31,33 +31,33 @@ class Predicted:
 
     @property
     def error(self) -> float:
-        """As a share of what was measured."""
+        """The error, as a share of the measured rate."""
         return self.simulated / self.measured - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shifted:
-    """``Lengths`` of a run whose prompts begin at ``first``."""
+    """``AnswerLengths`` of a run whose prompts start at row ``first``."""
 
     forced: ForcedWorkload
     first: int
 
     @property
     def cut(self) -> int:
-        """See ``Lengths.cut``."""
+        """See ``AnswerLengths.cut``."""
         return self.forced.longest
 
     def tokens(self, row: int, index: int) -> int:
-        """See ``Lengths.tokens``."""
+        """See ``AnswerLengths.tokens``."""
         return self.forced.length(self.first + row, index)
 
     def with_seed(self, seed: int) -> "_Shifted":
-        """See ``Lengths.with_seed``: these are drawn already."""
+        """See ``AnswerLengths.with_seed``; returns itself, since the seed is part of the run."""
         return self
 
 
 def predicted(setup: Setup, runs: Sequence[ArrangementRun], costs: Costs) -> list[Predicted]:
-    """Every arrangement that can be simulated, in order of its first run.  Raises ConfigError."""
+    """Predictions of all arrangements that can be simulated, in order of their first runs.  Raises ConfigError."""
     by_name: dict[str, list[ArrangementRun]] = {}
     for run in runs:
         if run.steps and _is_modelled(run.arrangement):
@@ -66,18 +66,18 @@ def predicted(setup: Setup, runs: Sequence[ArrangementRun], costs: Costs) -> lis
 
 
 def ratio(one: Predicted, base: Predicted) -> Predicted:
-    """The same of the ratios to ``base``."""
+    """The ratios of both rates to those of ``base``."""
     return replace(one, measured=one.measured / base.measured, simulated=one.simulated / base.simulated)
 
 
 def results_of(file: Path) -> tuple[Setup, tuple[ArrangementRun, ...]]:
-    """What one call measured.  Raises ConfigError."""
+    """Setup and runs of a ``results.json``.  Raises ConfigError."""
     results, _ = read([file])
     return results.setup, results.runs
 
 
 def _is_modelled(name: str) -> bool:
-    """Trainer and engines in turns on the same GPUs, for one, are not."""
+    """Whether the arrangement can be simulated.  Trainer and engines on the same GPUs, for one, cannot."""
     return name in ("sync", "one-step") or name.startswith("S=")
 
 
@@ -94,7 +94,7 @@ def _predicted(name: str, setup: Setup, runs: Sequence[ArrangementRun], costs: C
 
 
 def setting_of(setup: Setup, run: ArrangementRun, costs: Costs) -> Setting:
-    """The run as the harness made it, up to the last step that was measured.  Raises ConfigError."""
+    """The setting of the run, up to its last measured step.  Raises ConfigError."""
     kind = arrangement(run.arrangement)
     lengths = _Shifted(forced=_forced(setup, run.seed), first=first_row(kind, setup.groups))
     try:

@@ -1,4 +1,4 @@
-"""What was predicted, as a table, and whether that is close enough."""
+"""The predictions as a table, and the verdict on their errors."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from benchmarks.predict.predicted import Predicted, ratio
 BASE = "sync"
 """The synchronous arrangement that can be simulated."""
 MOST_OFF = 0.1
-"""Of a ratio, as a share of what was measured: the agreed limit."""
+"""Largest error of a ratio, as a share of the measured one."""
 _COLUMNS = (
     "arrangement",
     "steps",
@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def prediction(seen: Sequence[Predicted], title: str) -> Table:
-    """One row for each arrangement."""
+    """A table with one row for each arrangement."""
     table = Table(title=title, title_justify="left")
     for place, name in enumerate(_COLUMNS):
         table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
@@ -35,7 +35,7 @@ def prediction(seen: Sequence[Predicted], title: str) -> Table:
 
 
 def ratio_verdicts(seen: Sequence[Predicted]) -> list[Verdict]:
-    """Of each ratio to ``sync``."""
+    """The verdict on the predicted ratio of each arrangement to ``sync``."""
     base = _base(seen)
     ratios = [ratio(each, base) for each in seen if base is not None and each is not base]
     return [

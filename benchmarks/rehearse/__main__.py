@@ -1,14 +1,13 @@
-"""A launch script of configs/, on this machine's GPUs, with random weights: does it run, how fast, in how much memory?
+"""A rehearsal of a launch script of configs/ on this machine's GPUs, with random weights: speed and memory.
 
     uv run python -m benchmarks.rehearse configs/qwen3-4b.sh --config tests/launch/models/qwen3-4b/config.json
     uv run python -m benchmarks.rehearse configs/qwen3-30b-a3b.sh --config config.json --longest 4096 -- --lr 1e-5
     uv run python -m benchmarks.rehearse configs/glm-z1-9b.sh --config small/config.json --device cpu --longest 16
 
-Writes random weights of the shape of --config, a tokenizer of made-up words and prompts of such words; starts the
-script as it is, but for: answers of --longest tokens, since no token ends one; rewards by chance; no evaluation but
-that of four prompts; no checkpoint; and what stands behind ``--``.  After --steps it looks at the GPUs' memory and ends
-the run (SIGTERM).  Prints a table beside the script's own dry run.  Exit codes: 0, 1 it did not run, 2 the options are
-wrong.
+Writes random weights of the shape of --config, a tokenizer of made-up words, and prompts of such words.  Starts the
+script with changes: answers have --longest tokens, since no token ends one; rewards are random; evaluation has four
+prompts; nothing is saved; flags after ``--`` are added.  After --steps it reads the GPUs' memory and ends the run
+(SIGTERM).  Prints a table with the script's dry run.  Exit codes: 0, 1 the run failed, 2 the options are wrong.
 """
 
 import argparse
@@ -25,6 +24,7 @@ from typing import Any
 
 from benchmarks.common.background_run import BackgroundRun, command_line, leave_in_order, show, write_prompts
 from benchmarks.common.circumstances import ROOT, circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.sync_vs_async.workload import write_shape
 
@@ -43,11 +43,11 @@ COLUMNS = {
     "train/logprob_diff": ("log-probs apart", ".1e"),
     "train/peak_memory_gb": ("trainer's peak, GB", ".1f"),
 }
-"""Of metrics.jsonl: what the table calls a metric, and how it shows it."""
+"""Columns of the table: a metric of metrics.jsonl, the column's title, and the format of its numbers."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """BackgroundRun it all."""
+    """Rehearse what ``argv`` asks for; returns the exit code."""
     asked = _parse(argv)
     need(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -63,13 +63,13 @@ def main(argv: Sequence[str]) -> int:
         run.wait(f"{asked.steps} steps", lambda: len(run.rows()) >= asked.steps)
         rows, used, code = run.rows(), _gpu_memory(), run.end()
     about = {"until the first step was over, s": round(first_s), "exit code after SIGTERM": code}
-    about |= circumstances("rehearse.py", argv, asked.commit)
+    about |= circumstances("rehearse", argv, asked.commit)
     show(asked.out, [*report(rows, dry_run, used), "", *(f"- {name}: {value}" for name, value in about.items())])
     return 0 if code == 128 + signal.SIGTERM else 1
 
 
 def _environment(out: Path, checkpoint: Path) -> dict[str, str]:
-    """What a script asks for, with data that is written to ``out``."""
+    """The environment variables that a script reads, and the data they name, which is written to ``out``."""
     train, held_out = out / "prompts.jsonl", out / "eval.jsonl"
     write_prompts(train, as_chat=True)
     held_out.write_bytes(b"".join(train.read_bytes().splitlines(keepends=True)[:NUM_EVAL_PROMPTS]))
@@ -84,7 +84,7 @@ def _environment(out: Path, checkpoint: Path) -> dict[str, str]:
 
 
 def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) -> list[str]:
-    """Lines of Markdown.  A cell is empty where a step has no such number."""
+    """Lines of Markdown.  A cell is empty if a step has no such number."""
     names = [name for name, _ in COLUMNS.values()]
     lines = ["| " + " | ".join(names) + " |", "|--:" * len(names) + "|"]
     for row in rows:
@@ -95,7 +95,7 @@ def report(rows: Sequence[dict[str, Any]], dry_run: str, used: Sequence[str]) ->
 
 
 def _changes(asked: argparse.Namespace) -> list[str]:
-    """Of the script's own flags."""
+    """Flags that replace some of the script's."""
     flags: dict[str, object] = {
         "rollout-max-response-len": asked.longest,
         "custom-rm-path": "benchmarks.common.random_reward.reward",
@@ -107,7 +107,7 @@ def _changes(asked: argparse.Namespace) -> list[str]:
 
 
 def _dry_run(command: Sequence[str | Path], environment: dict[str, str]) -> str:
-    """What it says; the program ends if that is no."""
+    """The output of the script's dry run.  Raises SystemExit if it fails."""
     found = subprocess.run(
         ["timeout", str(DRY_RUN_S), *command, "--dry-run"],
         cwd=ROOT,
@@ -117,12 +117,12 @@ def _dry_run(command: Sequence[str | Path], environment: dict[str, str]) -> str:
         check=False,
     )
     if found.returncode != 0:
-        raise SystemExit(f"error: the dry run says no:\n{found.stdout}{found.stderr}")
+        raise SystemExit(f"error: the dry run failed:\n{found.stdout}{found.stderr}")
     return found.stdout
 
 
 def _gpu_memory() -> list[str]:
-    """Used of each GPU that this machine has, by whatever uses it."""
+    """The memory in use on each GPU of this machine, by any process."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, timeout=30.0, check=True).stdout.splitlines()
@@ -131,33 +131,33 @@ def _gpu_memory() -> list[str]:
 
 
 def _write_checkpoint(folder: Path, asked: argparse.Namespace) -> None:
-    """Unless it is there.  In a process of its own: this one must hold no GPU."""
+    """Write the checkpoint unless it exists, in a new process: this one must hold no GPU.  Raises SystemExit."""
     if (folder / "config.json").is_file():
         wanted, there = (json.loads(file.read_text()) for file in (asked.config, folder / "config.json"))
-        is_whole = (folder / "tokenizer_config.json").is_file()  # written last
+        is_whole = (folder / "tokenizer_config.json").is_file()  # the file that is written last
         if not is_whole or there | {"eos_token_id": None} != wanted | {"eos_token_id": None}:
-            raise SystemExit(f"error: {folder} has something else than a whole model of {asked.config}; remove it")
+            raise SystemExit(f"error: {folder} does not hold a whole model of {asked.config}; remove it")
         return
     writer = multiprocessing.get_context("spawn").Process(target=write_shape, args=(folder, asked.config, asked.device))
     writer.start()
     writer.join(asked.deadline_s)
     if writer.exitcode != 0:
         writer.kill()
-        raise SystemExit(f"error: --config {asked.config} --device {asked.device}: no checkpoint")
+        raise SystemExit(f"error: --config {asked.config} --device {asked.device}: writing random weights failed")
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("script", type=Path)
-    parser.add_argument("--config", type=Path, required=True, help="config.json of the model, in Hugging Face format")
-    parser.add_argument("--checkpoint", type=Path, help="a folder to write the model to, or that has it")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--longest", type=int, default=2048, help="tokens of every answer, since no token ends one")
-    parser.add_argument("--use-router", action="store_true")
-    parser.add_argument("--deadline-s", type=float, default=1800.0)
-    parser.add_argument("--commit", help="where there is no git")
-    parser.add_argument("--out", type=Path, default=Path("runs/rehearsal"))
+    parser = parser_of("rehearse", __doc__)
+    parser.add_argument("script", type=Path, help="launch script, such as configs/qwen3-4b.sh")
+    add_option(parser, "--config", Path, "config.json of the model, in Hugging Face format", required=True)
+    add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
+    add_option(parser, "--device", str, "device of trainer and engines", "cuda", choices=("cuda", "cpu"))
+    add_option(parser, "--steps", int, "training steps to run", 3)
+    add_option(parser, "--longest", int, "tokens of every answer, since no token ends one", 2048)
+    parser.add_argument("--use-router", action="store_true", help="requests sent through SGLang's router")
+    add_option(parser, "--deadline-s", float, "seconds for the whole rehearsal", 1800.0)
+    add_option(parser, "--commit", str, "commit to record where there is no git")
+    add_option(parser, "--out", Path, "folder for all files", Path("runs/rehearsal"))
     at = argv.index("--") if "--" in argv else len(argv)
     asked = parser.parse_args(argv[:at])
     for path in (asked.script, asked.config):

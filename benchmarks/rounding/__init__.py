@@ -1,1 +1,1 @@
-"""Log-prob differences that rounding explains."""
+"""Rounding of log-probs in bfloat16 and fp8."""

@@ -1,13 +1,14 @@
-"""How far apart log-probs are that differ in rounding alone: what engine and trainer can agree to, in bfloat16 or fp8.
+"""The difference of log-probs through rounding alone: how closely engine and trainer can agree in bfloat16 or fp8.
 
-    uv run python -m benchmarks.rounding --model 1.7b
-    uv run python -m benchmarks.rounding --model 0.6b --layers 14
-    uv run python -m benchmarks.rounding --model 1.7b --fp8
+    uv run python -m benchmarks.rounding --model 1.7b               bfloat16
+    uv run python -m benchmarks.rounding --model 0.6b --layers 14   bfloat16, half of the layers
+    uv run python -m benchmarks.rounding --model 1.7b --fp8         fp8
 
-Random weights, as the other benchmarks have them, in transformers on a CPU: float32, and bfloat16 with two kernels of
-attention that compute the same.  With --fp8 float32 alone: with weights as they are; with those of the layers' matrices
-rounded to E4M3 in blocks of 128 x 128, as a trainer reads them; and with what the matrices get rounded as well, 128
-numbers of a token at a time, as an engine computes.  Prints mean absolute differences, in nats.
+The model has random weights, as in the other benchmarks, and runs in transformers on a CPU.  Without --fp8 it runs in
+float32, and in bfloat16 with two attention kernels that compute the same.  With --fp8 it runs in float32 three times:
+with exact weights; with the weights of the layers' matrices rounded to E4M3 in blocks of 128 x 128, as a trainer reads
+them; and with the inputs of these matrices rounded too, in blocks of 128 numbers of a token, as an engine computes.
+Prints mean absolute differences, in nats.
 """
 
 import argparse
@@ -26,15 +27,16 @@ from torch import Tensor, nn
 from asyncrl.engines.megatron.checkpoint.hf_files import scaled
 from asyncrl.engines.megatron.weights.fp8 import quantised
 from benchmarks.common.circumstances import circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.shapes import SHAPES, write_random
 
 VOCAB = 8192
-"""In place of Qwen3's 151,936 words: the output layer is one product of thirty, and would be most of the memory."""
+"""Vocabulary size in place of Qwen3's 151,936: the output layer, one product of thirty, would take most memory."""
 DENSE = tuple(name for name, shape in SHAPES.items() if "num_experts" not in shape)
 
 
 def main(argv: Sequence[str]) -> int:
-    """One model; the exit code."""
+    """Measure one model and return the exit code."""
     asked = _parser().parse_args(argv)
     changes = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
     if asked.layers is not None:
@@ -46,17 +48,17 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     for (one, mine_T), (other, theirs_T) in itertools.combinations(found.items(), 2):
         console.print(f"{one} and {other}: {(mine_T - theirs_T).abs().mean():.4f}", highlight=False)
-    for name, value in circumstances("rounding.py", argv).items():
+    for name, value in circumstances("rounding", argv).items():
         console.print(f"{name}: {value}", highlight=False)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=DENSE, default="0.6b")
-    parser.add_argument("--layers", type=int, help="default: as many as the model has")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--fp8", action="store_true", help="of the layers' matrices, and of what they get")
+    parser = parser_of("rounding", __doc__)
+    add_option(parser, "--model", str, "shape of the model, which gets random weights", "0.6b", choices=DENSE)
+    add_option(parser, "--layers", int, "number of layers (default: the model's)")
+    add_option(parser, "--tokens", int, "number of tokens", 256)
+    parser.add_argument("--fp8", action="store_true", help="weights and inputs of the layers' matrices in E4M3")
     return parser
 
 
@@ -81,7 +83,7 @@ def _in_fp8(checkpoint: Path, tokens_T: Tensor) -> dict[str, Tensor]:
 
 
 def _rounded(numbers: Tensor, block: tuple[int, int]) -> Tensor:
-    """What they are in fp8, each block with a scale of its own."""
+    """``numbers`` rounded to fp8, each block with a separate scale."""
     rounded, scales = quantised(numbers, block, torch.float32)
     return scaled(rounded.float(), scales.float(), block)
 
@@ -95,7 +97,7 @@ def _model(checkpoint: Path, dtype: torch.dtype, attention: str = "sdpa") -> Any
 
 
 def _logprobs(model: Any, tokens_T: Tensor) -> Tensor:
-    """Of each token but the first, given those before it, in float32."""
+    """Log-probs of each token but the first, given those before it, in float32."""
     with torch.no_grad():
         logits_TV: Tensor = model(tokens_T[None]).logits[0, :-1].float()
     return logits_TV.log_softmax(-1).gather(1, tokens_T[1:, None])[:, 0]

@@ -1,29 +1,25 @@
-"""Which schedule makes the most of the same GPUs?  The real scheduler, modelled engines, a virtual clock.
+"""The best schedule for the same GPUs: the real scheduler with modelled engines on a virtual clock.
 
-    uv run python -m benchmarks.simulate                          compare the policies, each at its own best split
-    uv run python -m benchmarks.simulate --check                  and fail unless the targets hold
-    uv run python -m benchmarks.simulate --calibrate RUN_DIR --prompt-tokens 7      fit the model to a short real run
-    uv run python -m benchmarks.simulate --replay RUN_DIR --calibration FILE  and see whether it predicts another one
-    uv run python -m benchmarks.simulate --predict results.json --check  does it predict what sync_vs_async.py measured?
-    uv run python -m benchmarks.simulate --scale                  how fast it simulates 1,000 engines, all of them full
-    uv run python -m benchmarks.simulate --scale --check          and fail unless that is faster than real time
+    uv run python -m benchmarks.simulate                            compare the policies, each at its best split
+    uv run python -m benchmarks.simulate --check                    exit code 1 unless the targets hold
+    uv run python -m benchmarks.simulate --calibrate RUN_DIR --prompt-tokens 7          fit the model to a short run
+    uv run python -m benchmarks.simulate --replay RUN_DIR --calibration FILE            predict another run with it
+    uv run python -m benchmarks.simulate --predict results.json --check                 predict benchmarks.sync_vs_async
+    uv run python -m benchmarks.simulate --scale                    simulation speed with 1,000 full engines
+    uv run python -m benchmarks.simulate --scale --check            exit code 1 unless faster than real time
 
-``docs/simulator.md`` says what is modelled.  Exit codes: 0, 1 a target does not hold, 2 the options are wrong.
+``docs/simulator.md`` describes the model.  Exit codes: 0, 1 a target does not hold, 2 the options are wrong.
 """
 
 import argparse
-import logging
-import multiprocessing
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.errors import ConfigError
 from asyncrl.sim.calibration.calibrate import calibrate
 from asyncrl.sim.calibration.replay import replay
@@ -40,16 +36,17 @@ from asyncrl.sim.search.targets import scale_verdicts, verdicts
 from benchmarks.predict.costs import calibrate_on, tables
 from benchmarks.predict.predicted import predicted, results_of
 from benchmarks.predict.report import prediction, ratio_verdicts
+from benchmarks.simulate.workers import pool_of
 from benchmarks.sync_vs_async.report import title
 
 _HALF = 0.5
 """Share of the groups rejected in the runs that show the waste."""
 _WIDTH = 180
-"""Of what goes to a file: the widest table fits."""
+"""Columns of output that does not go to a terminal: the widest table fits."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """One command; the exit code."""
+    """Run one command and return the exit code."""
     options, console = parser().parse_args(argv), Console()
     if not console.is_terminal:
         console.width = _WIDTH
@@ -69,10 +66,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def compare(options: argparse.Namespace, console: Console) -> int:
-    """Search, then say what was found."""
+    """Search, and show the results."""
     base, ideal = setting_from(options)
     wanted = policies(options.staleness, options.mask_staleness, options.intervals)
-    with _pool(options.processes) as pool, _progress(console) as progress:
+    with pool_of(options.processes) as pool, _progress(console) as progress:
         found = _search(wanted, base, options, pool, progress)
         rejecting = replace(base, workload=replace(base.workload, rejected=_HALF))
         ours = {name: policy for name, policy in wanted.items() if name in ("wait S=2", "wait S=4")}
@@ -98,7 +95,7 @@ def fit_model(options: argparse.Namespace, console: Console) -> int:
 
 
 def predict(options: argparse.Namespace, console: Console) -> int:
-    """Simulate a real run and compare."""
+    """Simulate a real run and show both."""
     if options.calibration is None:
         raise ConfigError("--replay needs the --calibration that a run like it was fitted to")
     seen = replay(options.replay, costs_from(options), options.prompt_tokens)
@@ -115,7 +112,7 @@ def predict(options: argparse.Namespace, console: Console) -> int:
 
 
 def predict_ratios(options: argparse.Namespace, console: Console) -> int:
-    """Simulate all arrangements of a benchmark and compare."""
+    """Simulate all arrangements of a benchmark and show both."""
     setup, runs = results_of(options.predict)
     if options.calibration is not None:
         costs, about = costs_from(options), f"By {options.calibration}."
@@ -134,7 +131,7 @@ def predict_ratios(options: argparse.Namespace, console: Console) -> int:
 
 
 def show_scale(options: argparse.Namespace, console: Console) -> int:
-    """Simulate a thousand full engines and say how long that took."""
+    """Simulate a thousand full engines and show the speed."""
     if options.scale < 1:
         raise ConfigError(f"--scale: at least 1 step, got {options.scale}")
     seen = measure(full_fleet(ENGINES, options.scale))
@@ -191,18 +188,6 @@ def _title(base: Setting, ideal: float) -> str:
         f"{base.gpus} GPUs, {base.groups_per_step} x {base.group_size} samples per step, "
         f"answers up to {base.workload.lengths.cut:,} tokens; ideal {ideal:,.0f} tokens/s"
     )
-
-
-def _pool(processes: int | None) -> Executor:
-    return ProcessPoolExecutor(
-        processes or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"), initializer=_begin
-    )
-
-
-def _begin() -> None:
-    """Of a process.  Engines fail by design here: nobody needs a line for each."""
-    logging.disable(logging.WARNING)
-    freeze_startup_objects()
 
 
 def _progress(console: Console) -> Progress:

@@ -1,29 +1,31 @@
-"""What asynchronous training buys: the same GPUs, model, prompts and lengths, arranged in several ways.
+"""The gain of asynchronous training: several arrangements on the same GPUs, with the same model, prompts and lengths.
 
     uv run python -m benchmarks.sync_vs_async --trainer-gpus 1 --engine-gpus 1 --model 1.7b                 two GPUs
     uv run python -m benchmarks.sync_vs_async --trainer-gpus 1 --engine-gpus 3 --arrangements sync S=2 S=4 S=8
-    uv run python -m benchmarks.sync_vs_async --show a/results.json b/results.json --out both  one table of several
+    uv run python -m benchmarks.sync_vs_async --trainer-gpus 2 --engine-gpus 0 --arrangements sync-colocate
+    uv run python -m benchmarks.sync_vs_async --show a/results.json b/results.json --out both               joint table
     uv run python -m benchmarks.sync_vs_async --device cpu --model tiny --groups 4 --group-size 2 --longest 128 \\
-        --concurrency 16 --prompt-tokens 16 --max-tokens-per-gpu 512                                  on any machine
+        --concurrency 16 --prompt-tokens 16 --max-tokens-per-gpu 512                                        any machine
 
     sync       collect a batch, train on it, publish, and only then generate again (S = 0)
     sync-colocate
-               the same on all GPUs, which train and generate in turns (--colocate)
+               the same on all GPUs, on which training and generation alternate (--colocate)
     one-step   batch t+1 is generated while batch t is trained; both must be done before an update (slime's train_async)
-    S=N        ours: no trained token is more than N steps old; published at once, samples in flight go on
+    S=N        asyncrl: no trained token is more than N steps old; published at once, samples in flight continue
 
-Engines (SGLang), trainer (Megatron under Ray) and weight updates are real and started once, for sync-colocate once
-more; then each arrangement runs the product's own loop over them, with a scheduler of its own.  A model of random
-weights writes answers of log-normal length, the 95th percentile at 8 times the median, drawn from the seed by prompt
-and place in the group and forced; all arrangements measure the same prompts.  Rewards are random, nothing is filtered.
+Engines (SGLang), trainer (Megatron under Ray) and weight updates are real.  They are started once, and a second time
+for sync-colocate.  Each arrangement then runs the product's loop over them, with a separate scheduler.  A model of
+random weights generates answers of forced length: log-normal, with the 95th percentile at 8 times the median, drawn
+from the seed by prompt and place in the group.  All arrangements measure the same prompts.  Rewards are random and
+nothing is filtered.
 
     ideal          = GPUs / (trainer GPUs / R + engine GPUs / G)        all useful GPU-seconds divided by GPUs
     split's ideal  = min(R, G)                                          at this split, if no side ever idled
     R              = trained tokens per second in train() of the best arrangement
     G              = tokens per second of the engines with every slot taken all the time, measured first and alone
-                     (--full-s); or the best S >= 2's while engines have work, if that is more
+                     (--full-s); or the best rate of any S >= 2 while engines have work, if that is higher
 
-On a CPU engines and trainer take cores from each other, and the ideal means little.  Exit codes: 0, 1 not everything
+On a CPU, engines and trainer take cores from each other, and the ideal means little.  Exit codes: 0, 1 not everything
 was measured, 2 the options are wrong.  Results are written after each run; the table comes last.
 """
 
@@ -72,15 +74,15 @@ from benchmarks.sync_vs_async.run import Stage
 from benchmarks.sync_vs_async.workload import ForcedWorkload, write_checkpoint
 
 WIDTH = 200
-"""Of what goes to a file: the table fits."""
+"""Columns of output that does not go to a terminal: the table fits."""
 LEAVING_S = 45.0
-"""For servers and Ray to end after the deadline; they take 10 s.  Then they are ended for them."""
+"""Seconds for servers and Ray to end after the deadline; they take 10 s.  Then they are killed."""
 WRITING_S = 300.0
-"""For a checkpoint of random weights: 12 GB take a minute."""
+"""Seconds to write a checkpoint of random weights: 12 GB take a minute."""
 
 ONE_STEP = Length(steps=0, seconds=0.0)
 SHORTER = 32
-"""Of the longest answer: 8,192 tokens take half a minute, 256 a second."""
+"""Divisor of the longest answer in the warm-up run: 8,192 tokens take half a minute, 256 a second."""
 
 logger = logging.getLogger("asyncrl.benchmarks.sync_vs_async")
 
@@ -99,35 +101,35 @@ class Session:
 
     @property
     def results(self) -> Results:
-        """So far."""
+        """The results so far."""
         return Results(setup=self.setup, runs=tuple(self.runs), full_rates=tuple(self.full_rates))
 
     @property
     def left_s(self) -> float:
-        """Until the deadline."""
+        """Seconds until the deadline."""
         deadline_s: float = self.asked.deadline_s
         return max(0.0, self.started_s + deadline_s - time.monotonic())
 
     def say(self, text: str) -> None:
-        """One line, with the time since the start."""
+        """Print one line with the time since the start."""
         self.console.print(
             f"{time.monotonic() - self.started_s:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True
         )
 
     def keep(self, run: ArrangementRun) -> None:
-        """Another run is over: everything so far is written."""
+        """Add a finished run and write all results so far."""
         self.runs.append(run)
         write(self.asked.out, self.results, self.about)
 
     def show(self) -> None:
-        """Everything so far, as a table and as files."""
+        """Print all results so far as a table, and write them."""
         write(self.asked.out, self.results, self.about)
         self.console.print(table(self.results))
         self.console.print(f"written to {self.asked.out}/: results.json, table.md, picture.svg", highlight=False)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and show what ``argv`` asks for; the exit code."""
+    """Measure and show what ``argv`` asks for; returns the exit code."""
     asked, console = parse(argv, __doc__ or ""), Console()
     if not console.is_terminal:
         console.width = WIDTH
@@ -139,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
         session = Session(
             asked=asked,
             setup=setup(asked),
-            about=circumstances("sync_vs_async.py", argv, asked.commit),
+            about=circumstances("sync_vs_async", argv, asked.commit),
             console=console,
             started_s=time.monotonic(),
         )
@@ -158,7 +160,7 @@ def _show(asked: argparse.Namespace, console: Console) -> int:
 
 
 def _measured(session: Session, signals: Signals) -> int:
-    """Whatever happens: the table of what there is."""
+    """Measure everything, and show the results so far whatever happens; returns the exit code."""
     asked, failed = session.asked, False
     last = threading.Timer(asked.deadline_s + LEAVING_S, _give_up, [session])
     last.daemon = True
@@ -167,7 +169,7 @@ def _measured(session: Session, signals: Signals) -> int:
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = _checkpoint(session, Path(folder))
             signals.remember()
-            num_processes = 2 * session.setup.gpus  # sync-colocate's
+            num_processes = 2 * session.setup.gpus  # sync-colocate runs two per GPU
             session.say("starting Ray")
             with (
                 ray_session(num_processes + 1, hold_signals=signals.hold) as ray,
@@ -176,7 +178,7 @@ def _measured(session: Session, signals: Signals) -> int:
                 runner.run(_conducted(ray, session, checkpoint, signals))
     except ConfigError:
         raise
-    except (Exception, asyncio.CancelledError) as error:  # what was measured is shown all the same
+    except (Exception, asyncio.CancelledError) as error:  # finished measurements are shown all the same
         failed = True
         logger.debug("the benchmark ended", exc_info=error)
         session.say(f"ended by {type(error).__name__}: {error}; {asked.out}/run.log has more")
@@ -199,15 +201,15 @@ async def _conducted(ray: ModuleType, session: Session, checkpoint: Path, signal
                     if chosen:
                         await _all_runs(ray, session, checkpoint, timeline, chosen)
         except TimeoutError:
-            if not deadline.expired():  # an engine's
+            if not deadline.expired():  # a timeout of an engine
                 raise
-            session.say(f"the deadline of {session.asked.deadline_s:g} s is over")
+            session.say(f"the deadline of {session.asked.deadline_s:g} s has passed; --deadline-s sets it")
 
 
 async def _all_runs(
     ray: ModuleType, session: Session, checkpoint: Path, timeline: TimelineFile, chosen: Sequence[Arrangement]
 ) -> None:
-    """Of arrangements that need the same deployment."""
+    """Measure arrangements that need the same deployment."""
     asked, colocates = session.asked, chosen[0].colocates
     logs = (asked.out / ("logs-colocate" if colocates else "logs")).resolve()
     launch = deployment(asked, checkpoint, logs, session.left_s, colocates=colocates)
@@ -222,7 +224,7 @@ async def _all_runs(
                     beside.create_task(running.watch(), name="servers"),
                     beside.create_task(watch_loop(stage.loop_lag), name="loop-lag"),
                 ]
-                session.say("one step of short answers, which nobody counts: kernels are compiled, caches filled")
+                session.say("one step of short answers, not counted: kernels are compiled, caches filled")
                 await stage.run(
                     arrangement("sync-colocate" if colocates else "sync"), ONE_STEP, _short(session), lambda run: None
                 )
@@ -238,19 +240,19 @@ async def _all_runs(
 
 
 async def _full_rate(session: Session, stage: Stage) -> None:
-    """A figure to compare with; the runs do without."""
+    """Measure the rate of full engines.  The runs do not need it, so an error only leaves it out."""
     session.say("engines alone, every slot taken")
     try:
         found = await stage.full_rate(_workload(session, 0), session.asked.full_s)
     except (EngineError, TimeoutError, ValueError) as error:
-        session.say(f"engines alone: not measured: {type(error).__name__}: {error}")
+        session.say(f"engines alone: not measured, {type(error).__name__}: {error}")
     else:
         session.full_rates.append(found)
         session.say(f"engines alone: {found:,.0f} tokens/s")
 
 
 def _short(session: Session) -> ForcedWorkload:
-    """As the first repeat, with answers that are soon over."""
+    """The workload of the first repeat, with short answers."""
     longest = max(1, session.setup.longest // SHORTER)
     return replace(_workload(session, 0), median=min(session.setup.median, longest), longest=longest)
 
@@ -267,10 +269,10 @@ def _workload(session: Session, repeat: int) -> ForcedWorkload:
 
 
 def _checkpoint(session: Session, folder: Path) -> Path:
-    """The model's folder, written by a process of its own: this one must hold no GPU.  Raises ConfigError."""
+    """The model's folder, written by a new process if needed: this one must hold no GPU.  Raises ConfigError."""
     asked = session.asked
     checkpoint: Path = (asked.checkpoint or folder / "model").resolve()
-    if not (checkpoint / "tokenizer_config.json").exists():  # written last
+    if not (checkpoint / "tokenizer_config.json").exists():  # the file that is written last
         session.say(f"writing random weights: {asked.model}")
         writer = multiprocessing.get_context("spawn").Process(
             target=write_checkpoint, args=(checkpoint, asked.model, asked.device)
@@ -279,21 +281,21 @@ def _checkpoint(session: Session, folder: Path) -> Path:
         writer.join(min(WRITING_S, session.left_s))
         if writer.exitcode != 0:
             writer.kill()
-            raise ConfigError(f"--model {asked.model} --device {asked.device}: no checkpoint; exit {writer.exitcode}")
+            raise ConfigError(f"--model {asked.model} --device {asked.device}: no checkpoint, exit {writer.exitcode}")
     check_layout(read_shape(checkpoint), parallel_of(asked), asked.device)
     return checkpoint
 
 
 def _fresh(out: Path) -> Path:
-    """A folder whose timeline is of this call alone."""
+    """``out`` without the timeline of an earlier call."""
     (out / "timeline.json").unlink(missing_ok=True)
     return out
 
 
 def _give_up(session: Session) -> None:
-    """In a thread, when the end itself hangs: show what there is, leave nothing behind, and leave."""
+    """Show the results so far, kill all processes and exit.  Runs in a thread, in case the end hangs."""
     with suppress(Exception):
-        session.say(f"it has not ended {LEAVING_S:g} s after the deadline: everything is killed")
+        session.say(f"not ended {LEAVING_S:g} s after the deadline: all processes are killed")
         session.show()
     with suppress(Exception):
         end(psutil.Process().children(recursive=True))

@@ -1,4 +1,4 @@
-"""The arrangements that are compared, and what is seen of one while it runs."""
+"""The compared arrangements, and the record of a run of one."""
 
 from dataclasses import dataclass, field
 
@@ -9,58 +9,56 @@ from benchmarks.sync_vs_async.figures import ArrangementRun, StepFigures
 from benchmarks.sync_vs_async.watch import WatchedEngine, WatchedTrainer, WatchedUpdater
 
 MAX_STALENESS = 64
-"""Steps; see ``first_row``."""
+"""Largest S in steps; see ``first_row``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """When work moves."""
+    """A schedule of generation, training and updates."""
 
     name: str
     staleness: int
     colocates: bool = False
-    """All GPUs train and all GPUs generate, in turns: a deployment of its own."""
+    """Whether all GPUs both train and generate, alternately; this needs another deployment."""
     collects_before_push: bool = False
-    """Publish only once the next batch is complete, as slime's train_async does."""
+    """Whether to publish only once the next batch is complete, as slime's train_async does."""
 
     @property
     def round_steps(self) -> int:
         """Steps until prompts that were admitted together have all been trained on.
 
-        Long answers of one round end in its last step, so that rates go up and down with rounds; within whole ones
-        they are those of a long run (simulated: 0.94 to 1.12 after one round and over one, 0.97 to 1.05 over two).
+        Long answers of a round end in its last step, so rates rise and fall with the rounds.  Over whole rounds they
+        equal those of a long run (simulated: 0.94 to 1.12 after one round and over one, 0.97 to 1.05 over two).
         """
         return self.staleness + 1
 
 
 def arrangement(name: str) -> Arrangement:
-    """By its name: sync, sync-colocate, one-step or S=N.  Raises ValueError."""
+    """The arrangement called ``name``: sync, sync-colocate, one-step or S=N.  Raises ValueError."""
     if name in ("sync", "sync-colocate"):
         return Arrangement(name=name, staleness=0, colocates=name == "sync-colocate")
     if name == "one-step":
         return Arrangement(name=name, staleness=1, collects_before_push=True)
     letter, _, number = name.partition("=")
     if letter != "S" or not number.isdecimal() or not 1 <= int(number) <= MAX_STALENESS:
-        raise ValueError(
-            f"no arrangement {name!r}; there are sync, sync-colocate, one-step and S=1 to S={MAX_STALENESS}"
-        )
+        raise ValueError(f"unknown arrangement {name!r}; use sync, sync-colocate, one-step or S=1 to S={MAX_STALENESS}")
     return Arrangement(name=f"S={int(number)}", staleness=int(number))
 
 
 def first_row(arrangement: Arrangement, groups: int) -> int:
-    """Where its prompts begin, so that all arrangements measure the same ones, however long their warm-ups."""
+    """The first prompt's row, such that all arrangements measure the same prompts, however long their warm-ups."""
     return groups * (MAX_STALENESS - arrangement.staleness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """How long a run is, after one round that warms up; the round in which either is reached is the last."""
+    """The length of a run after one warm-up round.  The round in which either limit is reached is the last."""
 
     steps: int
     seconds: float
 
     def is_over(self, seen: "Seen") -> bool:
-        """After a step.  ``seen`` may have steps of the warm-up only."""
+        """Whether the run is over, after a step.  ``seen`` may have only steps of the warm-up."""
         num_steps = len(seen.steps)
         if len(seen.rows) < seen.round_steps or num_steps % seen.round_steps:
             return False
@@ -69,12 +67,12 @@ class Length:
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What ``report`` has seen of one run."""
+    """The record of one run, built by ``report``."""
 
     round_steps: int
-    """The first so many are not measured; see ``Arrangement``."""
+    """Number of warm-up steps, which are not measured; see ``Arrangement``."""
     start_s: float
-    """Of what is measured: the end of the last warm-up step, or of nothing if there is none."""
+    """Start of the measurement: the end of the last warm-up step, or the start of the run before that."""
     rows: list[dict[str, float | int]] = field(default_factory=list)
     steps: list[StepFigures] = field(default_factory=list)
     before: TokenCounts = field(default_factory=TokenCounts)
@@ -84,7 +82,7 @@ class Seen:
     aborted: int = 0
 
     def add(self, facts: StepFacts, now_s: float, aborted: int) -> None:
-        """One more step has ended."""
+        """Record a finished step."""
         self.rows.append(row(facts, self.after))
         self.after = facts.scheduler.tokens
         if len(self.rows) <= self.round_steps:
@@ -102,7 +100,7 @@ def run_of(
     seen: Seen,
     watched: tuple[WatchedEngine, WatchedTrainer, WatchedUpdater],
 ) -> ArrangementRun:
-    """What was measured; ``seed`` is that of the workload."""
+    """The measured run; ``seed`` is the workload's."""
     engine, trainer, updater = watched
     window = seen.start_s, seen.stop_s
     requests = engine.busy.within(*window)
@@ -139,7 +137,7 @@ def _step(facts: StepFacts) -> StepFigures:
 
 
 def line(arrangement: Arrangement, seen: Seen, facts: StepFacts) -> str:
-    """One step in words."""
+    """A log line about one step."""
     number = len(seen.rows)
     kind = "warm-up" if number <= seen.round_steps else "measured"
     tokens = sum(group.num_tokens for group in facts.batch.groups)

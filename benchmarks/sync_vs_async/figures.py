@@ -1,4 +1,4 @@
-"""What was measured, and what follows from it: arithmetic alone, on values that go to JSON and back."""
+"""Measurements, and the figures derived from them: pure arithmetic on values that are stored as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,39 +12,39 @@ _T95: tuple[float, ...] = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-"""Student's t, two-sided 95 %, for 1 to 30 degrees of freedom; any table of statistics has it."""
+"""Student's t, two-sided 95 %, for 1 to 30 degrees of freedom, from any table of statistics."""
 ENOUGH_REPEATS = 3
-"""From so many on the spread over repeats says more than the spread over steps: with two, t is 12.7."""
+"""Least number of repeats for which the spread over repeats is used instead of that over steps: with two, t is 12.7."""
 FULL_FROM = 2
-"""Staleness from which on engines need not wait for the trainer, so that their rate is their own."""
+"""Least staleness at which engines need not wait for the trainer, so that their rate is not limited by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What must be the same for two runs to be compared."""
+    """The settings that two runs must share to be compared."""
 
     model: str
     device: str
     trainer_gpus: int
     engine_gpus: int
-    """One engine each."""
+    """Number of engines, one GPU each."""
     slots: int
     """Samples in flight per engine."""
     groups: int
-    """Per step."""
+    """Groups per step."""
     group_size: int
     median: int
     longest: int
     prompt_tokens: int
     max_tokens_per_gpu: int
     parallel: Mapping[str, Any]
-    """How the trainer is split, where it is not the default."""
+    """Flags of the trainer's layout that differ from the default."""
     updates_beside_training: bool | None = None
-    """As asked for; None: where there is room."""
+    """The flag as given; None: updates overlap training where memory allows."""
 
     @property
     def gpus(self) -> int:
-        """In all."""
+        """Number of GPUs."""
         return self.trainer_gpus + self.engine_gpus
 
 
@@ -55,10 +55,10 @@ class StepFigures:
     step_s: float
     train_s: float
     trained: int
-    """Tokens."""
+    """Trained tokens."""
     lag_max: int
     lag_tokens: int
-    """Lag times trained tokens, added up."""
+    """Sum of lag times trained tokens."""
     pause_s: float
     update_s: float
     logprob_diff: float | None
@@ -66,12 +66,12 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrangementRun:
-    """One arrangement, from the end of its warm-up to the end of its last step.  Tokens are counted from its start."""
+    """One arrangement, from the end of its warm-up to the end of its last step.  Token counts start with the run."""
 
     arrangement: str
     staleness: int
     seed: int
-    """Of its prompts and lengths; another one for each repeat."""
+    """Seed of its prompts and lengths; each repeat has another one."""
     is_complete: bool
     """Whether it was measured for as long as asked."""
     steps: tuple[StepFigures, ...]
@@ -79,21 +79,21 @@ class ArrangementRun:
     after: TokenCounts
     seconds: float
     trainer_busy_s: float
-    """Union of the times in which a step was trained."""
+    """Seconds in which a step was trained."""
     engines_busy_s: float
-    """Union of the times in which any request was in flight and no update held it."""
+    """Seconds in which any request was in flight and no update held it."""
     request_s: float
-    """Of all requests together."""
+    """Seconds of all requests, summed."""
     aborted: int
-    """Requests given up or interrupted."""
+    """Requests cancelled or interrupted."""
     num_engines: int | None = None
-    """Where it is not the setup's: trainer and engines in turns on all GPUs."""
+    """Number of engines if it differs from the setup's: training and generation alternate on all GPUs."""
     rows: tuple[Mapping[str, float], ...] = ()
-    """Every number of every step, the warm-up's included, by the names of docs/metrics.md."""
+    """Every number of every step, warm-up included, by the names of docs/metrics.md."""
 
     @staticmethod
     def of(found: Mapping[str, Any]) -> "ArrangementRun":
-        """From JSON."""
+        """The run in parsed JSON."""
         parts = {"before": TokenCounts(**found["before"]), "after": TokenCounts(**found["after"])}
         steps = tuple(StepFigures(**step) for step in found["steps"])
         return ArrangementRun(**{**found, **parts, "steps": steps, "rows": tuple(found["rows"])})
@@ -111,36 +111,36 @@ class ArrangementRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A mean, and half of its 95 % confidence interval; infinite when there is only one value."""
+    """A mean, and half of its 95 % confidence interval, which is infinite for a single value."""
 
     mean: float
     half: float
 
     @property
     def share(self) -> float:
-        """Half of the interval over the mean."""
+        """Half of the interval, divided by the mean."""
         return self.half / self.mean if self.mean else inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ideal:
-    """What the same GPUs could do if none ever idled.  Tokens per second."""
+    """Rates of the same GPUs if none ever idled, in tokens per second."""
 
     trainer_gpus: int
     engine_gpus: int
-    """What the two rates are of: the split's GPUs, or all of them where nothing but sync-colocate was measured."""
+    """GPUs of the two rates: the split's, or all of them if only sync-colocate was measured."""
     trainer_rate: float
-    """Of all trainer GPUs together, while they train: the best arrangement's trained tokens / seconds in train()."""
+    """Rate of all trainer GPUs while they train: the best arrangement's trained tokens / seconds in train()."""
     engine_rate: float
-    """Of all engines together, while they are full: measured alone, or the best arrangement's while they have work."""
+    """Rate of all engines while they are full: measured alone, or the best arrangement's while they have work."""
     split: float
-    """At this split of the GPUs the slower side decides."""
+    """Rate at this split of the GPUs: the slower side's."""
     pooled: float
     """All useful GPU-seconds divided by GPUs: as if each GPU could do both, or the split were the best one."""
 
 
 def ideal(runs: Sequence[ArrangementRun], full_rate: float | None, setup: Setup) -> Ideal:
-    """From the runs, and the rate of full engines if that was measured.  Raises ValueError when nothing was trained."""
+    """The ideal of the runs, and of ``full_rate`` if it was measured.  Raises ValueError when nothing was trained."""
     split = [run for run in runs if not is_colocated(run, setup) and run.steps]
     gpus = (setup.trainer_gpus, setup.engine_gpus) if split else (setup.gpus, setup.gpus)
     runs = split or list(runs)
@@ -149,7 +149,7 @@ def ideal(runs: Sequence[ArrangementRun], full_rate: float | None, setup: Setup)
     seen = max((run.generated / run.engines_busy_s for run in full if run.engines_busy_s > 0), default=0.0)
     engines = max(full_rate or 0.0, seen)
     if not (trainer and engines):
-        raise ValueError("no run has both trained and generated")
+        raise ValueError("no run has both trained and generated tokens")
     return Ideal(
         trainer_gpus=gpus[0],
         engine_gpus=gpus[1],
@@ -161,7 +161,7 @@ def ideal(runs: Sequence[ArrangementRun], full_rate: float | None, setup: Setup)
 
 
 def is_colocated(run: ArrangementRun, setup: Setup) -> bool:
-    """Whether its GPUs both trained and generated."""
+    """Whether the run's GPUs both trained and generated."""
     return run.num_engines not in (None, setup.engine_gpus)
 
 
@@ -172,11 +172,11 @@ class Results:
     setup: Setup
     runs: tuple[ArrangementRun, ...]
     full_rates: tuple[float, ...] = ()
-    """Tokens per second of all engines with every slot taken, each time that it was measured."""
+    """Tokens per second of all engines with every slot taken, once for each time it was measured."""
 
     @property
     def by_arrangement(self) -> dict[str, list[ArrangementRun]]:
-        """Those with at least one step, in order of their first appearance."""
+        """Runs with at least one step, by arrangement in order of first appearance."""
         found: dict[str, list[ArrangementRun]] = {}
         for run in self.runs:
             if run.steps:
@@ -185,22 +185,22 @@ class Results:
 
     @property
     def figures(self) -> dict[str, "Figures"]:
-        """Of each arrangement, by its name."""
+        """Figures of each arrangement, by name."""
         return {name: figures(runs, self.setup) for name, runs in self.by_arrangement.items()}
 
     @property
     def ideal(self) -> Ideal:
-        """Raises ValueError when nothing was trained."""
+        """The ideal rates.  Raises ValueError when nothing was trained."""
         return ideal(self.runs, fmean(self.full_rates) if self.full_rates else None, self.setup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One arrangement, over all of its runs.  Shares go from 0 to 1, pauses are in seconds."""
+    """The figures of one arrangement over all of its runs.  Shares range from 0 to 1, pauses are in seconds."""
 
     arrangement: str
     is_colocated: bool
-    """All GPUs did both: there is no split."""
+    """Whether all GPUs did both, so that there is no split."""
     num_runs: int
     num_steps: int
     is_complete: bool
@@ -209,20 +209,20 @@ class Figures:
     step_s: Spread
     trainer_idle: float
     engines_idle: float
-    """Of the time: no request at all, or all of them held by an update."""
+    """Share of the time without any request, or with all of them held by an update."""
     slots_filled: float
     lag_mean: float
     lag_max: int
     pause_median_s: float
     pause_max_s: float
     tokens: TokenCounts
-    """Within the measured time; ``held`` is what is held at its end less what was held at its beginning."""
+    """Tokens in the measured time; ``held`` is the number at its end minus that at its start."""
     aborted: int
     logprob_diff: float | None
 
 
 def figures(runs: Sequence[ArrangementRun], setup: Setup) -> Figures:
-    """Of the runs of one arrangement, each with at least one step."""
+    """The figures of the runs of one arrangement, each with at least one step."""
     steps = [step for run in runs for step in run.steps]
     wall_s, num_engines = fsum(run.seconds for run in runs), runs[0].num_engines or setup.engine_gpus
     trained = sum(step.trained for step in steps)
@@ -250,14 +250,14 @@ def figures(runs: Sequence[ArrangementRun], setup: Setup) -> Figures:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of independent values."""
+    """The mean of independent values and its interval."""
     if len(values) < 2:
         return Spread(mean=values[0], half=inf)
     return Spread(mean=fmean(values), half=t95(len(values) - 1) * stdev(values) / sqrt(len(values)))
 
 
 def ratio_spread(above: Sequence[float], below: Sequence[float]) -> Spread:
-    """Of sum over sum, pair by pair: tokens per second, where long steps have more tokens (Cochran, 1977, 6.4)."""
+    """The ratio of the sums, for pairs of tokens and seconds: long steps have more tokens (Cochran, 1977, 6.4)."""
     ratio, size = fsum(above) / fsum(below), len(above)
     if size < 2:
         return Spread(mean=ratio, half=inf)
@@ -266,8 +266,8 @@ def ratio_spread(above: Sequence[float], below: Sequence[float]) -> Spread:
 
 
 def t95(degrees: int) -> float:
-    """Student's t, two-sided 95 %."""
-    return _T95[degrees - 1] if degrees <= len(_T95) else 1.96 + 2.4 / degrees  # right to 0.003 from 30 on
+    """Student's t for ``degrees`` degrees of freedom, two-sided 95 %."""
+    return _T95[degrees - 1] if degrees <= len(_T95) else 1.96 + 2.4 / degrees  # within 0.003 from 30 on
 
 
 def _rate(runs: Sequence[ArrangementRun], steps: Sequence[StepFigures]) -> Spread:

@@ -1,4 +1,4 @@
-"""Results as files."""
+"""Files of results: written, and joined."""
 
 import lzma
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from benchmarks.sync_vs_async.report import markdown, picture
 
 
 def write(out: Path, results: Results, about: Mapping[str, Any]) -> None:
-    """``results.json``, ``table.md`` and ``picture.svg`` in ``out``."""
+    """Write ``results.json``, ``table.md`` and ``picture.svg`` to ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     found = {"about": about, **asdict(results), "ideal": asdict(results.ideal) if results.by_arrangement else None}
     (out / "results.json").write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
@@ -23,12 +23,12 @@ def write(out: Path, results: Results, about: Mapping[str, Any]) -> None:
 
 
 def read(files: Sequence[Path]) -> tuple[Results, dict[str, Any]]:
-    """All runs of several ``results.json``.  Raises ConfigError unless they have one setup and one kind of machine."""
+    """Join the runs of several ``results.json``.  Raises ConfigError unless setup and hardware are the same."""
     found = [_read(file) for file in files]
     first = found[0]
     for file, each in zip(files, found, strict=True):
         if Setup(**each["setup"]) != Setup(**first["setup"]) or each["about"]["hardware"] != first["about"]["hardware"]:
-            raise ConfigError(f"{file}: another setup or machine than {files[0]}")
+            raise ConfigError(f"{file}: setup or hardware differs from {files[0]}; join only results of the same")
     about = dict(first["about"]) | {
         name: "; ".join(dict.fromkeys(str(each["about"][name]) for each in found))
         for name in ("date", "command", "commit")

@@ -1,8 +1,8 @@
-"""How fast the engines are when every slot is taken all the time: no trainer, no updates, nobody waits for anybody.
+"""The rate of engines with every slot taken all the time: no trainer, no updates, no waiting.
 
-The slots begin as they would be found in the middle of a long run: each with an answer drawn by its length (long ones
-are met more often), at a random place in it, whose beginning stands in the prompt.  An answer that ends is followed by
-the next of the workload.  So caches are as full as they will be, from the first second on.
+The slots start as they would be found in the middle of a long run.  Each has an answer drawn by its length (long ones
+are more frequent there), at a random place in it; the part before is in the prompt.  When an answer ends, the next one
+of the workload follows.  So KV caches are as full as in a long run, from the first second on.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from benchmarks.sync_vs_async.workload import ForcedWorkload
 DRAWN = 4096
 """Answers among which the first ones are drawn; the mean of the lengths is then right to some per cent."""
 FIRST_S = 120.0
-"""For the first token of every slot: half a million prompt tokens take an H200 some seconds."""
+"""Seconds until the first token of every slot: half a million prompt tokens take an H200 some seconds."""
 
 Track = list[tuple[float, int]]
-"""When how many tokens of one answer had arrived."""
+"""Times, and the number of tokens of one answer that had arrived by each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One answer to be written."""
+    """One answer to generate."""
 
     prompt: tuple[int, ...]
     num_tokens: int
-    """Still to be written."""
+    """Tokens to generate."""
 
 
 async def full_rate(
@@ -73,10 +73,10 @@ async def full_rate(
 
 
 def rate(tracks: Sequence[Track], slots: int, start_s: float, stop_s: float) -> float:
-    """Tokens per second of ``slots`` answers at once, as fast as the answers of ``tracks`` were between the two times.
+    """Tokens per second of ``slots`` simultaneous answers at the speed of ``tracks`` between the two times.
 
-    Tokens count as evenly spread between two chunks.  What came behind the last chunk of an answer is not known, and
-    counts neither as tokens nor as time.
+    Tokens between two chunks count as evenly spread.  The time after the last chunk of an answer is unknown; it adds
+    neither tokens nor seconds.  Raises ValueError if no answer has a chunk between the two times.
     """
     tokens = lives_s = 0.0
     for track in tracks:
@@ -85,12 +85,12 @@ def rate(tracks: Sequence[Track], slots: int, start_s: float, stop_s: float) -> 
             tokens += progress(track, end) - progress(track, begin)
             lives_s += end - begin
     if not lives_s:
-        raise ValueError("no answer has a chunk between the two")
+        raise ValueError(f"no answer has a chunk between {start_s:g} and {stop_s:g} s")
     return slots * tokens / lives_s
 
 
 def progress(track: Track, at_s: float) -> float:
-    """Tokens written until ``at_s``, which is not before the first entry."""
+    """Tokens generated until ``at_s``, which must not precede the first entry."""
     for (before_s, before), (after_s, after) in pairwise(track):
         if before_s < after_s and at_s <= after_s:
             return before + (after - before) * (at_s - before_s) / (after_s - before_s)
@@ -98,7 +98,7 @@ def progress(track: Track, at_s: float) -> float:
 
 
 def stationary(workload: ForcedWorkload, group_size: int) -> Iterator[Task]:
-    """Answers as they are met in the middle of a long run, without end."""
+    """Answers as in the middle of a long run, endlessly."""
     draw = random.Random(f"{workload.seed}:full")
     lengths = [workload.length(place // group_size, place % group_size) for place in range(DRAWN)]
     for row in count():
@@ -109,7 +109,7 @@ def stationary(workload: ForcedWorkload, group_size: int) -> Iterator[Task]:
 
 
 def fresh(workload: ForcedWorkload, group_size: int) -> Iterator[Task]:
-    """Answers from their beginning, without end."""
+    """Answers from their start, endlessly."""
     for place in count():
         row, index = divmod(place, group_size)
         yield Task(prompt=workload.prompt(row).token_ids, num_tokens=workload.length(row, index))

@@ -1,9 +1,10 @@
-"""The options of ``sync_vs_async.py``, and what they say in the product's own words."""
+"""The options of ``benchmarks.sync_vs_async``, and the product's configuration that follows from them."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from asyncrl.capacity.trainer import RankWorkload, trainer_memory, trainer_problems, with_copy
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
@@ -13,6 +14,7 @@ from asyncrl.engines.cluster.deployment import Deployment
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import shape_of
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.parallel_options import add_parallel, parallel_of
 from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.arrangements import Arrangement, arrangement
@@ -28,19 +30,19 @@ ON_GPUS: Mapping[str, str | bool] = {
     "disable-prefill-cuda-graph": True,
     "cuda-graph-max-bs-decode": "256",
 }
-"""Server flags that need none of SGLang's optional kernels."""
+"""Server flags for GPUs on which SGLang has none of its optional kernels."""
 COLLECTIVE_S = 300.0
-"""For one collective operation of the trainer: a rank waits for the others' share of a batch, seconds."""
+"""Seconds for one collective operation of the trainer, in which a rank waits for the others' share of a batch."""
 CONTROL_S = 120.0
-"""As in the product: for one pause, bucket or continue."""
+"""Seconds for one pause, bucket or resume; the product's default."""
 REQUEST_S = 300.0
-"""As in the product: silence of a request."""
+"""Seconds of silence of a request; the product's default."""
 START_S = 600.0
-"""As in the product: until every process is ready."""
+"""Seconds until every process is ready; the product's default."""
 
 
 def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
-    """What was asked for.  Leaves the program when it cannot be."""
+    """Parse ``argv``.  Exits with code 2 and one line if an option is wrong."""
     parser = _parser(description)
     asked = parser.parse_args(argv)
     asked.median = asked.median or max(1, asked.longest // CUT_RATIO)
@@ -61,20 +63,20 @@ def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
 
 
 def _arrangements(asked: argparse.Namespace) -> list[Arrangement]:
-    """Those asked for; else all of them that the trainer's layout allows on all GPUs.  Raises ValueError."""
+    """The given arrangements, else all that the trainer's layout allows on all GPUs.  Raises ValueError."""
     default = ARRANGEMENTS if asked.engine_gpus else ("sync-colocate",)
     chosen = [arrangement(name) for name in asked.arrangements or default]
     if not (asked.engine_gpus or all(each.colocates for each in chosen)):
-        raise ValueError("--engine-gpus 0 is for sync-colocate alone, where the trainer's GPUs generate")
+        raise ValueError("--engine-gpus 0 allows only sync-colocate, where the trainer's GPUs generate too")
     gpus = asked.trainer_gpus + asked.engine_gpus
     lines = parallel_problems(parallel_of(asked), gpus)
     if lines and asked.arrangements and any(each.colocates for each in chosen):
-        raise ValueError(f"sync-colocate, all {gpus} GPUs train: {lines[0]}")
+        raise ValueError(f"sync-colocate trains on all {gpus} GPUs: {lines[0]}")
     return [each for each in chosen if not (lines and each.colocates)]
 
 
 def _too_small(asked: argparse.Namespace) -> list[str]:
-    """One line for each deployment whose trainer does not fit on its GPUs; engines take what they are given."""
+    """One line for each deployment whose trainer does not fit on its GPUs; engines use the memory they are given."""
     if asked.show or asked.device == "cpu":
         return []
     shape, parallel, limit = shape_of(SHAPES[asked.model]), parallel_of(asked), asked.gpu_memory_gb * 1e9
@@ -99,7 +101,7 @@ def _row_tokens(asked: argparse.Namespace) -> int:
 
 
 def setup(asked: argparse.Namespace) -> Setup:
-    """What makes runs comparable."""
+    """The settings that runs must share to be compared."""
     default = ParallelConfig()
     given = {field.name: getattr(parallel_of(asked), field.name) for field in fields(ParallelConfig)}
     return Setup(
@@ -122,7 +124,7 @@ def setup(asked: argparse.Namespace) -> Setup:
 def deployment(
     asked: argparse.Namespace, checkpoint: Path, logs: Path, left_s: float, *, colocates: bool
 ) -> Deployment:
-    """What to start, on all GPUs twice or on each for one thing; the start may take ``left_s`` at most."""
+    """The deployment to start, on all GPUs for both uses or on each for one; it may take ``left_s`` to start."""
     gpus = asked.trainer_gpus + asked.engine_gpus
     return Deployment(
         cluster=ClusterConfig(
@@ -151,7 +153,7 @@ def deployment(
             dtype="bfloat16" if asked.device == "cuda" else "float32",
             temperature=TEMPERATURE,
             num_steps_per_rollout=1,
-            use_rollout_logprobs=True,  # for sync as well: it spares it a pass
+            use_rollout_logprobs=True,  # for sync as well, which saves it a forward pass
             timeout_s=COLLECTIVE_S,
             row_tokens=_row_tokens(asked),
         ),
@@ -161,56 +163,69 @@ def deployment(
 
 
 def server_flags(asked: argparse.Namespace) -> dict[str, str | bool]:
-    """Of SGLang: ours for GPUs, and those given, which win."""
+    """Server flags of SGLang: ours for GPUs, and the given ones, which take precedence."""
     given = dict(_flag(text) for text in asked.sglang)
     return {**(ON_GPUS if asked.device == "cuda" else {}), **given}
 
 
 def _flag(text: str) -> tuple[str, str | bool]:
-    """``name=value``; a bare name is a bare flag, ``name=false`` leaves ours out."""
+    """Name and value of ``name=value``.  A bare name is a flag without value; ``name=false`` leaves ours out."""
     name, equals, value = text.removeprefix("--").partition("=")
     return name, (False if value == "false" else value) if equals else True
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_argument_group("what")
-    known = f"sync, sync-colocate, one-step, S=N; default: {' '.join(ARRANGEMENTS)}"
-    what.add_argument("--arrangements", nargs="+", help=known)
-    what.add_argument("--model", choices=list(SHAPES), default="1.7b", help="a shape; its weights are random")
-    what.add_argument("--groups", type=int, default=32, help="prompts per step")
-    what.add_argument("--group-size", type=int, default=8, help="samples per prompt")
-    what.add_argument("--longest", type=int, default=8192, help="answer, in tokens")
-    what.add_argument("--median", type=int, help=f"of the answers; default: --longest / {CUT_RATIO}")
-    what.add_argument("--prompt-tokens", type=int, default=128)
-    what.add_argument("--seed", type=int, default=1234, help="of the first repeat; the next has the next one")
-    where = parser.add_argument_group("where")
-    where.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    where.add_argument("--trainer-gpus", type=int, default=1, help="ranks; on a CPU, processes")
-    where.add_argument(
-        "--engine-gpus",
-        type=int,
-        default=1,
-        help="engines of one GPU each; on a CPU, processes; 0: sync-colocate alone",
-    )
-    where.add_argument("--concurrency", type=int, default=256, help="samples in flight per engine")
-    where.add_argument("--max-tokens-per-gpu", type=int, default=16_384, help="of a microbatch of the trainer")
-    where.add_argument("--update-weights-beside-training", action=argparse.BooleanOptionalAction, help="as in a run")
-    where.add_argument("--gpu-memory-gb", type=float, default=ClusterConfig().gpu_memory_gb, help="of 10^9 bytes")
-    where.add_argument("--sglang", action="append", default=[], metavar="NAME[=VALUE]", help="server flag; NAME=false")
-    _add_how_long(parser)
-    add_parallel(parser.add_argument_group("how the trainer is split (docs/parallelism.md)"))
+    parser = parser_of("sync_vs_async", description)
+    _add_workload(parser.add_argument_group("workload"))
+    _add_deployment(parser.add_argument_group("deployment"))
+    _add_length(parser.add_argument_group("length and results"))
+    add_parallel(parser.add_argument_group("layout of the trainer (docs/parallelism.md)"))
     return parser
 
 
-def _add_how_long(parser: argparse.ArgumentParser) -> None:
-    how_long = parser.add_argument_group("how long, and what is left of it")
-    how_long.add_argument("--steps", type=int, default=8, help="measured per run, rounded up to whole rounds of S + 1")
-    how_long.add_argument("--seconds", type=float, default=float("inf"), help="after which no other round begins")
-    how_long.add_argument("--full-s", type=float, default=15.0, help="of full engines alone, first; 0: not at all")
-    how_long.add_argument("--repeats", type=int, default=1, help="of all arrangements")
-    how_long.add_argument("--deadline-s", type=float, default=3600.0, help="then it shows what it has")
-    how_long.add_argument("--out", type=Path, default=Path("runs/sync_vs_async"), help="folder for all files")
-    how_long.add_argument("--checkpoint", type=Path, help="folder to keep the model in, or one kept before")
-    how_long.add_argument("--commit", help="what to write down where there is no git")
-    how_long.add_argument("--show", type=Path, nargs="+", help="start nothing; join results.json of earlier calls")
+def _add_workload(group: Any) -> None:
+    known = f"sync, sync-colocate, one-step or S=N (default: {' '.join(ARRANGEMENTS)})"
+    add_option(group, "--arrangements", str, known, nargs="+")
+    add_option(group, "--model", str, "shape of the model, which gets random weights", "1.7b", choices=list(SHAPES))
+    add_option(group, "--groups", int, "prompts per step", 32)
+    add_option(group, "--group-size", int, "samples per prompt", 8)
+    add_option(group, "--longest", int, "longest answer, in tokens", 8192)
+    add_option(group, "--median", int, f"median answer length, in tokens (default: --longest / {CUT_RATIO})")
+    add_option(group, "--prompt-tokens", int, "tokens of each prompt", 128)
+    add_option(group, "--seed", int, "seed of the first repeat; each further one adds 1", 1234)
+
+
+def _add_deployment(group: Any) -> None:
+    add_option(group, "--device", str, "device of trainer and engines", "cuda", choices=["cuda", "cpu"])
+    add_option(group, "--trainer-gpus", int, "trainer ranks, one GPU each; on a CPU, processes", 1)
+    add_option(
+        group, "--engine-gpus", int, "engines, one GPU each; on a CPU, processes; 0: only sync-colocate is possible", 1
+    )
+    add_option(group, "--concurrency", int, "samples in flight per engine", 256)
+    add_option(group, "--max-tokens-per-gpu", int, "tokens per microbatch of the trainer", 16_384)
+    group.add_argument(
+        "--update-weights-beside-training",
+        action=argparse.BooleanOptionalAction,
+        help="the flag of a run (default: where memory allows)",
+    )
+    memory_gb = ClusterConfig().gpu_memory_gb
+    add_option(group, "--gpu-memory-gb", float, "memory of a GPU, in GB of 10^9 bytes", memory_gb)
+    group.add_argument(
+        "--sglang",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="server flag of SGLang; NAME=false leaves out one of ours",
+    )
+
+
+def _add_length(group: Any) -> None:
+    add_option(group, "--steps", int, "measured steps per run, rounded up to whole rounds of S + 1", 8)
+    add_option(group, "--seconds", float, "measured seconds after which no other round starts", float("inf"))
+    add_option(group, "--full-s", float, "seconds to measure full engines alone, first; 0: not at all", 15.0)
+    add_option(group, "--repeats", int, "runs of each arrangement", 1)
+    add_option(group, "--deadline-s", float, "seconds after which it stops and shows its results", 3600.0)
+    add_option(group, "--out", Path, "folder for all files", Path("runs/sync_vs_async"))
+    add_option(group, "--checkpoint", Path, "folder to keep the model in, or one that has it")
+    add_option(group, "--commit", str, "commit to record where there is no git")
+    add_option(group, "--show", Path, "results.json files of earlier calls to join, without a run", nargs="+")

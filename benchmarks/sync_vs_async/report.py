@@ -1,4 +1,4 @@
-"""The figures as a table, as markdown and as a picture."""
+"""The figures as a table, as Markdown and as a picture."""
 
 from collections.abc import Iterator, Mapping
 from math import isinf
@@ -18,7 +18,7 @@ from benchmarks.sync_vs_async.figures import (
 )
 
 BASES, COLLECTING = ("sync", "sync-colocate"), "one-step"
-"""The arrangements that the others are compared with: the best of the former, and the latter."""
+"""The arrangements that the others are compared with: the better one of the former, and the latter."""
 COLUMNS = (
     "arrangement",
     "steps",
@@ -43,7 +43,7 @@ COLUMNS = (
     "log-prob diff",
 )
 STEADY = 0.1
-"""Of the trained tokens: if the tokens held changed by more, what was trained is not what can be kept up."""
+"""Largest change of the tokens held, as a share of the trained ones; beyond it, the rate cannot be sustained."""
 _COLOURS = dict.fromkeys(BASES, "#4e79a7") | {COLLECTING: "#f28e2b"}
 _OURS = "#59a14f"
 _TRAINER, _ENGINES, _SLOTS = "#e15759", "#edc948", "#bab0ac"
@@ -57,7 +57,7 @@ def rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def table(results: Results) -> Table:
-    """For a terminal."""
+    """The table for a terminal."""
     shown = Table(
         title=title(results.setup),
         title_justify="left",
@@ -75,7 +75,7 @@ def table(results: Results) -> Table:
 
 
 def markdown(results: Results, about: Mapping[str, object]) -> str:
-    """The same for a file, with where it comes from."""
+    """The table as Markdown, with ``about``: the circumstances of the measurement."""
     lines = [f"# {title(results.setup)}", "", *(f"- {name}: {value}" for name, value in about.items()), ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
     lines += ["| " + " | ".join(cells) + " |" for cells in rows(results)]
@@ -83,9 +83,9 @@ def markdown(results: Results, about: Mapping[str, object]) -> str:
 
 
 def title(setup: Setup) -> str:
-    """What was run on what."""
+    """The setup in one line."""
     split = ", ".join(f"{name} {value}" for name, value in setup.parallel.items())
-    updates = {None: "", True: ", updates beside training", False: ", updates between steps"}
+    updates = {None: "", True: ", updates during training", False: ", updates between steps"}
     return (
         f"{setup.model} on {setup.device}: {setup.trainer_gpus} for training{f' ({split})' if split else ''}, "
         f"{setup.engine_gpus} for engines of {setup.slots} slots; {setup.groups} x {setup.group_size} samples per "
@@ -95,7 +95,7 @@ def title(setup: Setup) -> str:
 
 
 def footnote(results: Results) -> str:
-    """What the columns mean, and the formula of the ideal."""
+    """The meaning of the columns, and the formula of the ideal."""
     if not results.by_arrangement:
         return "No measured step."
     setup, best = results.setup, results.ideal
@@ -106,20 +106,20 @@ def footnote(results: Results) -> str:
         f"over its seconds in train(), {best.engine_rate:,.0f} {_full(results)}. ± is half of the 95 % confidence "
         f"interval, over repeats if there are {ENOUGH_REPEATS}, else over steps. Idle: share of the time outside the "
         "union of train() calls, and of requests in flight less pauses. Slots filled: requests in flight over slots. "
-        f"Held: more at the end than at the beginning; beyond {STEADY:.0%} of the trained (!) the rate is none that "
-        "could be kept up: measure for longer. A * marks what ended before its time. Times sync: over the better one "
-        f"of {' and '.join(BASES)}, where all {setup.gpus} train and all {setup.gpus} generate, in turns; R and G are "
-        "none of its, unless there is nothing else."
+        f"Held: tokens held at the end minus at the start; beyond {STEADY:.0%} of the trained ones (!) the rate cannot "
+        "be sustained: measure for longer. A * marks a run that ended early. Times sync: over the better one of "
+        f"{' and '.join(BASES)}; in the latter all {setup.gpus} GPUs train and generate alternately. It does not count "
+        "for the two rates of the ideal unless nothing else was measured."
     )
 
 
 def best_sync(found: Mapping[str, Figures]) -> Figures | None:
-    """The fastest synchronous arrangement that was measured."""
+    """The fastest synchronous arrangement that was measured; None if there is none."""
     return max((found[name] for name in BASES if name in found), key=lambda each: each.rate.mean, default=None)
 
 
 def picture(results: Results) -> str:
-    """SVG text."""
+    """The picture as SVG text."""
     found = results.figures
     height = _TOP + _ROW * len(found) + 40
     parts = [
@@ -134,9 +134,9 @@ def picture(results: Results) -> str:
 
 
 def _full(results: Results) -> str:
-    """Where the engines' rate comes from."""
+    """The source of the engines' rate."""
     if results.full_rates and max(results.full_rates) >= results.ideal.engine_rate:
-        return "what the engines write with every slot taken and nothing else going on"
+        return "what the engines generate with every slot taken and without training"
     which = f"the best S >= {FULL_FROM}'s" if any(r.staleness >= FULL_FROM for r in results.runs) else "the best's"
     return f"{which} generated tokens over the seconds in which engines had requests and were not paused"
 

@@ -1,8 +1,8 @@
-"""One start of real engines and a real trainer, and one run of the product's own loop for each arrangement.
+"""One start of real engines and a real trainer, and one run of the product's loop for each arrangement.
 
 deployed ──▶ publish ──▶ (fresh scheduler, sampler, slots ──▶ warm-up steps ──▶ measured steps ──▶ cancelled) per run
 
-Versions go on from run to run, so that no cached prefix and no late chunk of one is taken for another's.
+Versions count on from run to run, so that no cached prefix or late chunk of one run is mistaken for another's.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ from benchmarks.sync_vs_async.watch import WatchedEngine, WatchedTrainer, Watche
 from benchmarks.sync_vs_async.workload import ForcedLengths, ForcedWorkload, Prompts, keep_all
 
 TEMPERATURE = 1.0
-"""As in training; the engines then score some answers for the comparison of log-probs, as in the product."""
+"""The temperature of training; at 1 the engines also score some answers to compare log-probs, as in the product."""
 NEVER = 1_000_000_000
-"""As a number of steps: a run is ended by ``Enough``, so that admission never sees its end coming."""
+"""More steps than any run has: ``Enough`` ends it, so that admission does not drop towards its end."""
 RETRIES = 2
-"""Of a sample; none is expected, and each is counted."""
+"""Retries of a sample; none is expected, and each is counted."""
 WATCHDOG_S = 300.0
-"""Without a token.  A chunk of 512 tokens takes 100 s at the slowest that is worth measuring."""
+"""Seconds without a token.  A chunk of 512 tokens takes 100 s at the slowest rate worth measuring."""
 EMPTY_S = 60.0
-"""For the engines to be empty after a run: its requests have been aborted."""
+"""Seconds for the engines to be empty after a run, whose requests have been aborted."""
 LOOK_EVERY_S = 0.1
 _PLAN = RunPlan(
     num_steps=NEVER,
@@ -52,11 +52,11 @@ _PLAN = RunPlan(
 
 
 class Enough(Exception):
-    """Raised by ``report`` when a run was measured for long enough: what is in flight is aborted."""
+    """Raised by ``report`` when a run was measured for long enough; requests in flight are then aborted."""
 
 
 class Stage:
-    """Engines, trainer and prompts that are there once, for one run after the other."""
+    """Engines, trainer and prompts that are started once and used by one run after the other."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Stage:
     async def run(
         self, arrangement: Arrangement, length: Length, workload: ForcedWorkload, keep: Callable[[ArrangementRun], None]
     ) -> None:
-        """Measure one arrangement.  ``keep`` gets what there is, also when this is cancelled or raises."""
+        """Measure one arrangement.  ``keep`` gets the measured steps, also if this is cancelled or raises."""
         serving = ServingWeights(await self._fresh_weights())
         engine = WatchedEngine(ForcedLengths(self._running.engine, workload))
         trainer = WatchedTrainer(self._running.trainer)
@@ -172,14 +172,14 @@ class Stage:
         )
 
     async def _fresh_weights(self) -> Weights:
-        """The trainer's, published under a version that was never there before, as those of step 0."""
+        """Publish the trainer's weights under a new version, as those of step 0."""
         weights = Weights(version=self._version, step=0)
         self._version += 1
         await self._running.serve(weights)
         return weights
 
     async def _until_empty(self) -> None:
-        """The next run must not share the engines with what is left of this one."""
+        """Wait until the engines are empty, at most ``EMPTY_S``: the next run must not share them with this one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(EMPTY_S):
                 while True:

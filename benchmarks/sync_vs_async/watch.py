@@ -1,4 +1,4 @@
-"""Who is busy when: intervals on the event loop's clock, taken where trainer, engines and updates are called."""
+"""Busy times of trainer, engines and updates: intervals on the event loop's clock, measured around the calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,7 +13,7 @@ from asyncrl.types import Batch, Chunk, FinishReason, Request, TrainReport, Upda
 
 
 class Intervals:
-    """When something went on, once or many times at once."""
+    """Times of an activity, which may overlap itself."""
 
     def __init__(self) -> None:
         self._closed: list[Interval] = []
@@ -22,7 +22,7 @@ class Intervals:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """It goes on for as long as the body runs."""
+        """Record the time of the ``with`` block."""
         number = next(self._numbers)
         self._open[number] = loop_time()
         try:
@@ -31,22 +31,22 @@ class Intervals:
             self._closed.append((self._open.pop(number), loop_time()))
 
     def add(self, start_s: float, stop_s: float) -> None:
-        """It went on then."""
+        """Record one interval."""
         self._closed.append((start_s, stop_s))
 
     def within(self, start_s: float, stop_s: float) -> list[Interval]:
-        """What falls between ``start_s`` and ``stop_s``, what still goes on included."""
+        """The parts between ``start_s`` and ``stop_s``, of open intervals too."""
         going_on = [(began, stop_s) for began in self._open.values()]
         return clipped([*self._closed, *going_on], start_s, stop_s)
 
 
 class WatchedEngine:
-    """``RolloutEngine`` over another; ``busy`` has one interval for each request."""
+    """A ``RolloutEngine`` over another; ``busy`` has one interval for each request."""
 
     def __init__(self, engine: RolloutEngine) -> None:
         self.busy = Intervals()
         self.aborted = 0
-        """Requests whose caller gave them up, so far."""
+        """Requests whose caller cancelled them, so far."""
         self._engine = engine
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
@@ -68,7 +68,7 @@ class WatchedEngine:
 
 
 class WatchedTrainer:
-    """``Trainer`` over another; ``busy`` has one interval for each step.  Saves nothing."""
+    """A ``Trainer`` over another; ``busy`` has one interval for each step.  Saves nothing."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.busy = Intervals()
@@ -80,19 +80,19 @@ class WatchedTrainer:
             return await self._trainer.train(batch)
 
     async def save(self, path: Path) -> None:
-        """See ``Trainer.save``; random weights are not worth it."""
+        """See ``Trainer.save``; saves nothing, since the weights are random."""
 
 
 class WatchedUpdater:
-    """``WeightUpdater`` over another; ``pauses`` has one interval for each update.
+    """A ``WeightUpdater`` over another; ``pauses`` has one interval for each update.
 
-    ``before`` is awaited first: whatever an arrangement does before the snapshot.  It is no part of the update.
+    ``before`` is awaited before each snapshot; an arrangement may wait in it.  It is not part of the update.
     """
 
     def __init__(self, updater: WeightUpdater, before: Callable[[], Awaitable[object]] | None = None) -> None:
         self.pauses = Intervals()
         self.snapshots = Intervals()
-        """When the trainer waited for its weights to be copied."""
+        """Times in which the trainer waited for the snapshot of its weights."""
         self._updater = updater
         self._before = before
 
@@ -106,7 +106,7 @@ class WatchedUpdater:
         return goes_on
 
     async def resnapshot(self) -> bool:
-        """See ``WeightUpdater.resnapshot``: the trainer does not wait."""
+        """See ``WeightUpdater.resnapshot``; the trainer does not wait."""
         return await self._updater.resnapshot()
 
     async def wait_for_rejoined(self) -> None:

@@ -1,4 +1,4 @@
-"""What ``sync_vs_async.py`` asks for: a model that never ends an answer by itself, prompts, lengths and rewards.
+"""The workload of ``benchmarks.sync_vs_async``: a model that never ends an answer, prompts, lengths and rewards.
 
 Everything is drawn from the seed and the place of a sample, so that all arrangements get the same.
 """
@@ -19,23 +19,23 @@ from asyncrl.types import Chunk, FinishReason, Prompt, Request, Sample
 from benchmarks.common.shapes import write_random
 
 P95_RATIO = 8.0
-"""95th percentile of the lengths over their median."""
+"""95th percentile of the lengths, divided by their median."""
 CUT_RATIO = 16
-"""The longest length over the median."""
+"""Longest length, divided by the median."""
 _LETTERS = 6
-"""Of a made-up word at most; with the blank in front English has 4 to 5 characters per token."""
+"""Most letters of a made-up word; with the blank in front, English has 4 to 5 characters per token."""
 _REWARD = 1
-"""Keeps the draws of rewards apart from those of lengths, which have only a row and an index."""
+"""A key that separates the draws of rewards from those of lengths, which use only a row and an index."""
 
 
 def write_checkpoint(folder: Path, name: str, device: str) -> None:
-    """Random weights of the shape ``name``, a tokenizer of as many words, and no token that ends an answer."""
+    """Write random weights of the shape ``name``, a tokenizer for its vocabulary, and no token that ends an answer."""
     write_random(folder, name, device=device)
     _write_endless(folder, json.loads((folder / "config.json").read_text()))
 
 
 def write_shape(folder: Path, config: Path, device: str) -> None:
-    """The same for the shape of any config.json, by transformers, which gives GLM its own last tokens back."""
+    """Write the same for any config.json, with transformers, which restores GLM's end tokens; these are removed."""
     import torch
     import transformers
 
@@ -48,7 +48,7 @@ def write_shape(folder: Path, config: Path, device: str) -> None:
 
 
 def _write_endless(folder: Path, config: dict[str, Any]) -> None:
-    """Beside the weights: a shape without a last token, and a tokenizer, whose description is written last."""
+    """Write a config without a last token, and a tokenizer, whose ``tokenizer_config.json`` is written last."""
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
     made_up_words(config["vocab_size"]).save(str(folder / "tokenizer.json"))
     about = {
@@ -61,7 +61,7 @@ def _write_endless(folder: Path, config: dict[str, Any]) -> None:
 
 
 def made_up_words(size: int) -> tokenizers.Tokenizer:
-    """A byte-level vocabulary of ``size`` tokens, as Qwen's is one: all bytes, and words of random letters."""
+    """A byte-level vocabulary of ``size`` tokens, as Qwen has one: all bytes, and words of random letters."""
     draw = random.Random(size)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {byte: place for place, byte in enumerate(alphabet)}
@@ -81,12 +81,12 @@ class ForcedWorkload:
     prompt_tokens: int
     median: int
     longest: int
-    """No answer is longer, in tokens."""
+    """Longest answer, in tokens."""
     seed: int
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 2:
-            raise ValueError(f"prompt_tokens must be at least 2, which name the row, got {self.prompt_tokens}")
+            raise ValueError(f"prompt_tokens must be at least 2, which encode the row, got {self.prompt_tokens}")
 
     def length(self, row: int, index: int) -> int:
         """Tokens of answer ``index`` to the prompt of ``row``."""
@@ -94,7 +94,7 @@ class ForcedWorkload:
         return Drawn(shape=shape, cut=self.longest, seed=self.seed).tokens(row, index)
 
     def prompt(self, row: int) -> Prompt:
-        """The first two tokens are the row, as a number to the base of the vocabulary: the engine sees no more."""
+        """The prompt of a row.  Its first two tokens are the row in base ``vocabulary``: engines see only tokens."""
         draw = random.Random(f"{self.seed}:{row}")
         rest = draw.choices(range(self.vocabulary), k=self.prompt_tokens - 2)
         return Prompt(
@@ -102,19 +102,19 @@ class ForcedWorkload:
         )
 
     def tokens_left(self, request: Request) -> int:
-        """What is still to be written of an answer, in tokens."""
+        """Tokens that an answer still has to generate."""
         first, second, *_ = request.token_ids
         index = int(request.request_id.rpartition(".")[2].partition("-")[0])
         written = len(request.token_ids) - self.prompt_tokens
         return self.length(first * self.vocabulary + second, index) - written
 
     async def reward(self, prompt: Prompt, sample: Sample) -> float:
-        """Between 0 and 1: no group is all the same, whatever was written."""
+        """A random reward between 0 and 1: no group has equal rewards, whatever its answers are."""
         return uniform(self.seed, prompt.row, sample.index, _REWARD)
 
 
 class Prompts:
-    """``PromptSource``: rows from ``first`` on."""
+    """A ``PromptSource`` of rows from ``first`` on."""
 
     def __init__(self, workload: ForcedWorkload, first: int) -> None:
         self._workload = workload
@@ -127,7 +127,7 @@ class Prompts:
 
 
 class ForcedLengths:
-    """``RolloutEngine`` over another, whose answers have the lengths of the workload."""
+    """A ``RolloutEngine`` over another, whose answers have the lengths of the workload."""
 
     def __init__(self, engine: RolloutEngine, workload: ForcedWorkload) -> None:
         self._engine = engine
@@ -136,7 +136,7 @@ class ForcedLengths:
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
         left = self._workload.tokens_left(request)
-        if left <= 0:  # only its last word was lost
+        if left <= 0:  # all tokens are there, only the end of the response was lost
             return FinishReason.LENGTH
         return await self._engine.generate(
             replace(request, sampling=replace(request.sampling, max_new_tokens=left)), on_chunk
@@ -152,5 +152,5 @@ class ForcedLengths:
 
 
 def keep_all(group: object) -> str | None:
-    """A ``KeepFn``: no group is dropped."""
+    """Keep every group; see ``KeepFn``."""
     return None

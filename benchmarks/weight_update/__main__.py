@@ -1,28 +1,26 @@
-"""How long a weight update takes: with a real trainer, real engines and answers in flight, against one raw broadcast.
+"""The duration of weight updates, with a real trainer, real engines and answers in flight, against one raw broadcast.
 
-    uv run python -m benchmarks.weight_update --model 1.7b --trainer-gpus 1 --engine-gpus 1                 two GPUs
-    uv run python -m benchmarks.weight_update --model moe-6b --trainer-gpus 1 --engine-gpus 3 --check       four GPUs
-    uv run python -m benchmarks.weight_update --device cpu --model tiny --in-flight 4  on any machine
-    uv run python -m benchmarks.weight_update --show a/update.json b/update.json  one table of both
+    uv run python -m benchmarks.weight_update --model 1.7b --trainer-gpus 1 --engine-gpus 1             two GPUs
+    uv run python -m benchmarks.weight_update --model moe-6b --trainer-gpus 1 --engine-gpus 3 --check   four GPUs
+    uv run python -m benchmarks.weight_update --device cpu --model tiny --in-flight 4                   any machine
+    uv run python -m benchmarks.weight_update --show a/update.json b/update.json                        a joint table
 
-    raw       one ``torch.distributed`` broadcast of as many bytes, in one piece, from one process to as many others as
-              there are engine ranks, on the same devices: the best of some, measured first
-    wait      training stands still: its weights are copied (or sent, where there is no room for a copy)
-    pause     generation stands still: from the first engine that does until the last one has gone on
-    total     the same from the first engine asked to pause: it finishes its forward pass first, perhaps a prefill
+    raw       one ``torch.distributed`` broadcast of the same number of bytes, in one piece, from one process to as many
+              as there are engine ranks, on the same devices: the best of some, measured first
+    wait      time without training: the weights are copied (or sent, if there is no memory for a copy)
+    pause     time without generation: from the first engine that stops until the last one resumes
+    total     pause, and before it the time until the first engine stops: it finishes a forward pass, perhaps a prefill
     overhead  pause - 2 x raw; ``--check`` wants at most 10 ms
 
-The first update, which goes by name and teaches the engines, and the second, which makes their lists of copies, are
-shown apart.  Exit codes: 0, 1 ``--check`` does not hold, 2 the options are wrong.
+The first two updates are shown separately: the first one sends the names of the weights, and the second one makes the
+engines' lists of copies.  Exit codes: 0, 1 ``--check`` does not hold, 2 the options are wrong.
 """
 
 import argparse
 import asyncio
 import multiprocessing
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -40,38 +38,37 @@ from asyncrl.app.signals import Signals
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
 from asyncrl.config.parallel import parallel_problems
 from asyncrl.config.ranges import refuse
-from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import AsyncRLError, ConfigError, plainly
 from asyncrl.types import UpdateReport, Weights
 from benchmarks.common.circumstances import circumstances
+from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.common.parallel_options import add_parallel, parallel_of
 from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.full import full_rate
 from benchmarks.sync_vs_async.options import ON_GPUS
 from benchmarks.sync_vs_async.workload import ForcedWorkload, write_checkpoint
+from benchmarks.weight_update.raw_broadcast import raw_s_of
 
 ALLOWED_OVERHEAD_S = 0.010
-"""Of a pause, beyond twice the raw broadcast: what the project has set itself."""
-RAW_TIMES = 6
-"""Broadcasts; the first of which sets up the connections."""
+"""Most seconds of a pause beyond twice the raw broadcast: the project's target."""
 BETWEEN_S = 0.5
-"""Two updates: the engines are at work again, as they are in a run."""
+"""Seconds between two updates, in which the engines generate again, as in a run."""
 TIMEOUT_S = 120.0
 START_S = 600.0
 LONG_S = 3600.0
-"""For as long as the updates take, answers are written."""
+"""Seconds of traffic: longer than the updates take."""
 
 Rows = list[tuple[float, UpdateReport]]
-"""For each update how long training waited, in seconds, and what it took besides."""
+"""For each update, the seconds that training waited, and the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateFigures:
-    """One call's figures; times in seconds."""
+    """The figures of one call; times in seconds."""
 
     model: str
     num_bytes: int
@@ -82,23 +79,23 @@ class UpdateFigures:
     waits_s: tuple[float, ...]
     pauses_s: tuple[float, ...]
     totals_s: tuple[float, ...]
-    """By update, the first ones too."""
+    """Seconds of each update, the first two included."""
     goes_beside: bool
     about: dict[str, Any]
 
     @property
     def pause_s(self) -> float:
-        """Median, from the third on."""
+        """Median pause, without the first two updates."""
         return median(self.pauses_s[2:])
 
     @property
     def overhead_s(self) -> float:
-        """Of the median pause beyond twice the raw broadcast."""
+        """Median pause minus twice the raw broadcast."""
         return self.pause_s - 2 * self.raw_s
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and show what ``argv`` asks for; the exit code."""
+    """Measure and show what ``argv`` asks for; returns the exit code."""
     asked, console = _parser().parse_args(argv), Console()
     if not console.is_terminal:
         console.width = 200
@@ -117,35 +114,41 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(SHAPES), default="1.7b", help="a shape; its weights are random")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--trainer-gpus", type=int, default=1, help="ranks; on a CPU, processes")
-    parser.add_argument("--engine-gpus", type=int, default=1, help="engines of one GPU each; on a CPU, processes")
-    parser.add_argument("--in-flight", type=int, default=128, help="answers per engine, all the time")
-    parser.add_argument("--updates", type=int, default=12, help="the first two of which are shown apart")
-    parser.add_argument("--bucket-mib", type=int, default=512)
-    parser.add_argument("--beside", action=argparse.BooleanOptionalAction, help="--update-weights-beside-training")
-    parser.add_argument("--verify", action="store_true", help="--check-weight-updates, which takes its time")
-    parser.add_argument("--check", action="store_true", help="fail unless the pause is as short as it shall be")
-    parser.add_argument("--checkpoint", type=Path, help="folder to keep the model in, or one kept before")
-    parser.add_argument("--commit", help="what to write down where there is no git")
-    parser.add_argument("--out", type=Path, default=Path("runs/weight_update"), help="folder for update.json and logs")
-    parser.add_argument("--show", type=Path, nargs="+", help="start nothing; one table of earlier calls")
-    add_parallel(parser.add_argument_group("how the trainer is split (docs/parallelism.md)"))
+    parser = parser_of("weight_update", __doc__)
+    add_option(parser, "--model", str, "shape of the model, which gets random weights", "1.7b", choices=list(SHAPES))
+    add_option(parser, "--device", str, "device of trainer and engines", "cuda", choices=["cuda", "cpu"])
+    add_option(parser, "--trainer-gpus", int, "trainer ranks, one GPU each; on a CPU, processes", 1)
+    add_option(parser, "--engine-gpus", int, "engines, one GPU each; on a CPU, processes", 1)
+    add_option(parser, "--in-flight", int, "answers in flight per engine", 128)
+    add_option(parser, "--updates", int, "number of updates; the first two are shown separately", 12)
+    add_option(parser, "--bucket-mib", int, "size of a bucket of weights, in MiB", 512)
+    parser.add_argument(
+        "--beside",
+        action=argparse.BooleanOptionalAction,
+        help="--update-weights-beside-training of a run (default: where memory allows)",
+    )
+    parser.add_argument("--verify", action="store_true", help="--check-weight-updates of a run, which takes time")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit code 1 if the overhead exceeds {1000 * ALLOWED_OVERHEAD_S:g} ms"
+    )
+    add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
+    add_option(parser, "--commit", str, "commit to record where there is no git")
+    add_option(parser, "--out", Path, "folder for update.json and logs", Path("runs/weight_update"))
+    add_option(parser, "--show", Path, "update.json files of earlier calls to show in one table", nargs="+")
+    add_parallel(parser.add_argument_group("layout of the trainer (docs/parallelism.md)"))
     return parser
 
 
 def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) -> UpdateFigures:
     asked.out.mkdir(parents=True, exist_ok=True)
-    about = circumstances("weight_update.py", argv, asked.commit)
+    about = circumstances("weight_update", argv, asked.commit)
     with Signals.caught() as signals, tempfile.TemporaryDirectory() as folder:
         checkpoint = (asked.checkpoint or Path(folder) / "model").resolve()
-        if not (checkpoint / "tokenizer_config.json").exists():  # written last
+        if not (checkpoint / "tokenizer_config.json").exists():  # the file that is written last
             console.print(f"writing random weights: {asked.model}", highlight=False)
             _in_a_process(write_checkpoint, checkpoint, asked.model, asked.device)
         num_bytes = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
-        raw_s = _raw_s(asked, num_bytes)
+        raw_s = raw_s_of(asked, num_bytes)
         console.print(f"raw broadcast of {num_bytes / 1e9:.2f} GB: {1000 * raw_s:.1f} ms", highlight=False)
         signals.remember()
         with (
@@ -176,7 +179,7 @@ def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) 
 async def _updates(
     ray: ModuleType, asked: argparse.Namespace, checkpoint: Path, signals: Signals, console: Console
 ) -> tuple[Rows, int, bool]:
-    """What each update took, the bytes of one, and whether training goes on beside."""
+    """Wait and report of each update, bytes of one update, and whether training continues during updates."""
     with signals.cancelling():
         async with deployed(
             ray, _deployment(asked, checkpoint), lambda text: console.print(text, highlight=False)
@@ -207,7 +210,7 @@ async def _pushes(up: Running, times: int) -> tuple[Rows, int, bool]:
 
 
 async def _traffic(up: Running, asked: argparse.Namespace) -> None:
-    """Answers that nobody reads, as many as shall be in flight, until cancelled."""
+    """Keep ``--in-flight`` answers per engine in flight and drop them, until cancelled."""
     longest = 8192 if asked.device == "cuda" else 256
     workload = ForcedWorkload(
         vocabulary=SHAPES[asked.model]["vocab_size"], prompt_tokens=16, median=longest // 16, longest=longest, seed=1
@@ -242,7 +245,7 @@ def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
             parallel=parallel_of(asked),
             device=asked.device,
             dtype="bfloat16" if asked.device == "cuda" else "float32",
-            row_tokens=1,  # it trains nothing: no activations are in the way of a copy
+            row_tokens=1,  # nothing is trained, so no activations take the memory for a copy
             temperature=1.0,
             num_steps_per_rollout=1,
             use_rollout_logprobs=True,
@@ -253,66 +256,15 @@ def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
     )
 
 
-# ---- the broadcast that it is held against
-
-
-def _raw_s(asked: argparse.Namespace, num_bytes: int) -> float:
-    """The best of some broadcasts from the first device to those of the engines, in processes of their own."""
-    (port,) = NetworkPlace().free_ports(1)
-    spawn = multiprocessing.get_context("spawn")
-    answers: Any = spawn.SimpleQueue()
-    world = 1 + asked.engine_gpus
-    ranks = [
-        spawn.Process(target=_raw_rank, args=(rank, world, port, num_bytes, asked.device, answers))
-        for rank in range(world)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(TIMEOUT_S)
-    if any(rank.exitcode != 0 for rank in ranks):  # None: it has not ended in time
-        for rank in ranks:
-            rank.kill()
-        raise SystemExit(f"the raw broadcast failed: exit codes {[rank.exitcode for rank in ranks]}")
-    best: float = answers.get()
-    return best
-
-
-def _raw_rank(rank: int, world: int, port: int, num_bytes: int, device: str, answers: Any) -> None:
-    os.environ["NCCL_CUMEM_ENABLE"] = "0"  # as in the product
-    import torch
-    import torch.distributed as dist
-
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
-    )
-    flat = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    times = []
-    for _ in range(RAW_TIMES):
-        dist.barrier()
-        start = time.perf_counter()
-        dist.broadcast(flat, src=0)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    slowest = torch.tensor(times[1:], dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    if rank == 0:
-        answers.put(slowest.min().item())
-    dist.destroy_process_group()
-
-
 def _in_a_process(function: Any, *args: Any) -> None:
-    """This process must hold no GPU.  Raises ConfigError."""
+    """Run ``function`` in a new process, for this one must hold no GPU.  Raises ConfigError."""
     process = multiprocessing.get_context("spawn").Process(target=function, args=args)
     process.start()
     process.join(START_S)
     if process.exitcode != 0:
         with suppress(OSError):
             process.kill()
-        raise ConfigError(f"no checkpoint was written: exit {process.exitcode}")
+        raise ConfigError(f"writing the checkpoint failed: exit code {process.exitcode}")
 
 
 # ---- the table

@@ -15,6 +15,6 @@ REHEARSED = ["configs/qwen3-4b.sh", "--config", "tests/launch/models/qwen3-4b/co
 )
 def test_without_a_gpu_it_ends_in_one_line(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(f"benchmarks.{name}").main(words)
+        importlib.import_module(f"benchmarks.{name}.__main__").main(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: no GPU here: give --device cpu and a small model\n"

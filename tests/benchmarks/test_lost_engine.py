@@ -1,4 +1,4 @@
-"""What a run that lost an engine is judged by; the run itself takes GPUs, or minutes."""
+"""The verdict on a run that lost an engine; the run itself takes GPUs, or minutes."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ pause(None, "in_place")
 print("received", 2, flush=True)
 """,
 }
-"""As a server of SGLang does, after it has loaded its plug-ins; it waits between the two."""
+"""A program like a server of SGLang that has loaded its plug-ins; it waits between the two calls."""
 URLS = {"http://a": "9", "http://b": "9"}
 
 

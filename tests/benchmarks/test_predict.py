@@ -1,4 +1,4 @@
-"""What ``sync_vs_async.py`` left behind is enough to predict its own ratios."""
+"""The results of ``benchmarks.sync_vs_async`` are enough to predict their ratios."""
 
 import asyncio
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ SPARSE = replace(
     engine=replace(DENSE.engine, by_running=((1, 0.002), (2, 0.0025), (4, 0.003), (8, 0.0032), (64, 0.0034))),
     update=UpdateCosts(pause_s=1.2, holds_trainer=True),
 )
-"""Of four experts, of which a token takes two: most are in use from a few requests on."""
+"""Costs of four experts, of which a token uses two: most are in use from a few requests on."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Later:
 
 
 def leave_results(folder: Path, setup: Setup, costs: Costs, steps: Mapping[str, int]) -> Path:
-    """What the benchmark would leave behind if the machine were as modelled."""
+    """The results that the benchmark would write on a machine that is as modelled."""
     folder.mkdir(exist_ok=True)
     file, runs, at_s, version = TimelineFile(folder, 0.0), list[ArrangementRun](), 0.0, 1
     for name, measured in steps.items():

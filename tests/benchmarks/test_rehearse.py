@@ -1,4 +1,4 @@
-"""What is said of a rehearsed script; the rehearsal itself takes GPUs, or minutes."""
+"""The report on a rehearsed script; the rehearsal itself takes GPUs, or minutes."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def test_a_folder_with_another_model_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").touch()
     given = ["configs/qwen3-4b.sh", "--config", str(MODELS / "qwen3-4b" / "config.json")]
-    with pytest.raises(SystemExit, match="something else than a whole model"):
+    with pytest.raises(SystemExit, match="does not hold a whole model"):
         main([*given, "--device", "cpu", "--checkpoint", str(tmp_path), "--out", str(tmp_path / "out")])
 
 

@@ -1,1 +1,1 @@
-"""Fits the simulated system to a real run, and replays one."""
+"""Calibration of the simulated system on a real run, and replay of one."""

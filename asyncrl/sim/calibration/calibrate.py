@@ -1,11 +1,11 @@
-"""Fits the model to a short real run: ordinary least squares over its samples and steps.
+"""The calibration of the model on a short real run: ordinary least squares over its samples and steps.
 
-A sample of L tokens that had b others around it and n requests starting meanwhile took about
+A sample of L tokens with b other requests around it, and n requests that start meanwhile, takes about
 
     latency + (fixed · L + per_request · L · b + prompt / prefill_rate · n) · (1 + (e - 1) · share of it in training)
 
-seconds, pauses left out, and a step (fixed + tokens / rate) · (1 + (t - 1) · share of it with samples in flight).  The
-slowdowns e and t, where engine and trainer share processors, are scanned; everything else is linear given them.
+seconds, pauses excluded.  A step takes (fixed + tokens / rate) · (1 + (t - 1) · share of it with samples in flight).
+The slowdowns e and t apply where engine and trainer share processors; they are scanned.  All else is linear given them.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from asyncrl.sim.calibration.squares import Floats, not_negative
 from asyncrl.sim.calibration.tables import as_toml
 
 SKIPPED_STEPS = 3
-"""At the start, where kernels are compiled and caches are cold."""
+"""Steps ignored at the start, where kernels are compiled and caches are cold."""
 _SLOWDOWNS = np.arange(1.0, 3.01, 0.05)
-"""Scanned.  Two processes on one core would slow each other down by 2."""
+"""The slowdowns to scan.  Two processes on one core would slow each other down by 2."""
 _VARIED = 0.05
-"""Standard deviation of a share below which a slowdown cannot be told from a slower machine: it is then left out."""
+"""Standard deviation of a share below which a slowdown looks the same as a slower machine and is left out."""
 _ROUNDS = 6
-"""Of averaging and fitting; the coefficients then change by less than 1 %."""
+"""Rounds of averaging and fitting; the coefficients then change by less than 1 %."""
 _PLENTY = 10**9
-"""Of what the fit leaves unlimited."""
+"""The value of limits that the fit leaves unlimited."""
 _TINY = 1e-9
-"""Seconds per token that cannot be told from none."""
+"""Seconds per token below which a rate counts as unlimited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Calibration:
     fixed_s: float
     per_request_s: float
     prefill_s: float
-    """Of one prompt token."""
+    """Seconds per prompt token."""
     engine_slowdown: float
     train_fixed_s: float
     train_token_s: float
@@ -53,10 +53,10 @@ class Calibration:
     sample_error: float
     """Mean absolute residual of a sample's time, as a share of the mean time."""
     step_error: float
-    """Likewise of a training step's."""
+    """Mean absolute residual of a training step's time, as a share of the mean time."""
 
     def tables(self) -> dict[str, dict[str, float]]:
-        """What a calibration file holds."""
+        """The tables of a calibration file."""
         return {
             "engine": {
                 "latency_s": self.latency_s,
@@ -74,7 +74,7 @@ class Calibration:
         }
 
     def toml(self) -> str:
-        """For ``--calibration``."""
+        """The text of a calibration file, for ``--calibration``."""
         return as_toml(
             f"Mean absolute residual: {self.sample_error:.1%} of a sample's time, "
             f"{self.step_error:.1%} of a training step's.",
@@ -83,15 +83,15 @@ class Calibration:
 
 
 def calibrate(run_dir: Path, prompt_tokens: int) -> Calibration:
-    """Fit to the run in ``run_dir``, whose prompts have so many tokens on average.  Raises DataError."""
+    """Fit to the run in ``run_dir``, whose prompts have ``prompt_tokens`` tokens on average.  Raises DataError."""
     run = read_run(run_dir)
     if len(run.steps) < SKIPPED_STEPS + 4:
-        raise DataError(f"{run_dir}: {len(run.steps)} steps; {SKIPPED_STEPS + 4} are needed to calibrate")
+        raise DataError(f"{run_dir}: {len(run.steps)} steps, at least {SKIPPED_STEPS + 4} are needed to calibrate")
     return fit(run, prompt_tokens)
 
 
 def fit(run: MeasuredRun, prompt_tokens: int) -> Calibration:
-    """Fit to a run that was read."""
+    """Fit to a run that has been read."""
     engine, engine_slowdown, sample_error = _fit_engine(run, prompt_tokens)
     trainer, trainer_slowdown, step_error = _fit_trainer(run, prompt_tokens)
     rows = run.rows[SKIPPED_STEPS:]
@@ -115,9 +115,9 @@ def fit(run: MeasuredRun, prompt_tokens: int) -> Calibration:
 def _fit_engine(run: MeasuredRun, prompt_tokens: int) -> tuple[Floats, float, float]:
     """(latency, fixed, per request, per prompt token), slowdown, error.
 
-    What surrounds a sample is averaged over its tokens, not over its time, and tokens come faster where fewer share the
-    engine: how much faster is what is looked for.  So the averages start from equal speed and are made anew a few
-    times.
+    A sample's surroundings are averaged over its tokens, not over its time.  Tokens come faster where fewer requests
+    share the engine, and that rate is what the fit looks for.  So the averages start from equal speed and are computed
+    again in each round.
     """
     settled = run.steps[SKIPPED_STEPS - 1].stop_s
     samples = [sample for sample in run.samples if sample.start_s >= settled]
@@ -139,15 +139,15 @@ def _fit_engine(run: MeasuredRun, prompt_tokens: int) -> tuple[Floats, float, fl
 
 @dataclass(frozen=True, slots=True)
 class _Company:
-    """How fast tokens came at each moment of a run, by an earlier estimate, and among how many requests."""
+    """Decoding speed and number of requests at each moment of a run, by an earlier estimate."""
 
     edges: Floats
     areas: Floats
-    """Integrals up to each edge of: speed, then speed times training, requests, and both."""
+    """Integrals up to each edge of speed, speed · training, speed · requests, and speed · training · requests."""
 
     @staticmethod
     def of(run: MeasuredRun, found: Floats, slowdown: float) -> "_Company":
-        """``found`` as ``_fit_engine`` returns it."""
+        """The company in ``run``; ``found`` as returned by ``_fit_engine``."""
         spans = [(min(each.start_s + found[0], each.stop_s), each.stop_s) for each in run.samples]
         training = [(step.start_s, step.stop_s) for step in run.steps]
         edges = np.unique(np.array([*spans, *training, *run.updates]).ravel())
@@ -166,7 +166,7 @@ class _Company:
 
 
 def _open(edges: Floats, spans: Sequence[tuple[float, float]]) -> Floats:
-    """How many of ``spans`` are open from each edge on."""
+    """The number of ``spans`` that are open after each edge."""
     starts, stops = np.sort(np.array([start for start, _ in spans])), np.sort(np.array([stop for _, stop in spans]))
     count: Floats = (np.searchsorted(starts, edges, "right") - np.searchsorted(stops, edges, "right")).astype(float)
     return count
@@ -201,7 +201,7 @@ def _scan(alone: Floats, work: Floats, shared: Floats, seconds: Floats) -> tuple
 
 
 def _overlap(starts: Floats, stops: Floats, spans: Sequence[tuple[float, float]]) -> Floats:
-    """Seconds of ``spans`` (which may overlap each other, and then count each) between each start and stop."""
+    """Seconds of ``spans`` between each start and stop; where spans overlap each other, each one counts."""
     edges = sorted([(start, 1.0) for start, _ in spans] + [(stop, -1.0) for _, stop in spans])
     if not edges:
         return np.zeros(len(starts))
@@ -213,7 +213,7 @@ def _overlap(starts: Floats, stops: Floats, spans: Sequence[tuple[float, float]]
 
 
 def _overhead(row: dict[str, float]) -> float:
-    """Of a step, besides waiting and training: taking the weights, for one."""
+    """Seconds of a step spent neither waiting nor training, for example in the snapshot."""
     return max(0.0, row["time/step_s"] - row["time/trainer_waited_s"] - row["time/train_s"])
 
 

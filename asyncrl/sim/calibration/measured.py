@@ -1,4 +1,4 @@
-"""What a real run left behind, as far as a model of it needs: its settings, samples, steps and updates."""
+"""The record of a real run, as far as a model needs it: settings, samples, steps and updates."""
 
 import lzma
 import re
@@ -16,11 +16,11 @@ from asyncrl.metrics.sinks import METRICS_FILE
 from asyncrl.metrics.timeline import TIMELINE_FILE
 
 _SAMPLE = re.compile(r"g(\d+)(?:~\d+)?\.(\d+)")
-"""Of training; held-out samples have other names."""
+"""The name of a training sample's span; held-out samples have other names."""
 _STEP = re.compile(r"step (\d+)")
 _UPDATE = re.compile(r"update to version (\d+)")
 _SAME_S = 0.01
-"""Between two clocks that read one step; the event loop's has milliseconds."""
+"""Most seconds between two clocks that read the same step; the event loop's resolution is milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +28,18 @@ class MeasuredSample:
     """One answer, in seconds of the timeline."""
 
     group: int | None
-    """None for held-out prompts."""
+    """The group's number; None for held-out prompts."""
     index: int
     start_s: float
     stop_s: float
     tokens: int
     version: int
-    """Of the weights that it was started under."""
+    """Version of the weights under which it was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """One span of the trainer."""
+    """One training step."""
 
     step: int
     start_s: float
@@ -58,18 +58,18 @@ class MeasuredUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A timeline that was read, of one run or of several in turns; each list in order of its ends."""
+    """A timeline that was read, of one run or of several in sequence; each list is ordered by end time."""
 
     samples: tuple[MeasuredSample, ...]
     steps: tuple[MeasuredStep, ...]
     updates: tuple[MeasuredUpdate, ...]
     taken: tuple[tuple[float, float], ...]
-    """When the trainer waited for its weights to be copied, from and to."""
+    """Seconds from and to, while the trainer waited for the snapshot of its weights."""
 
     def run(self, first_version: int, train_s: Sequence[float]) -> "Recorded":
         """The run whose steps took ``train_s`` to train, the first of which made ``first_version``.
 
-        Versions go on from run to run, but another deployment begins anew.  Raises DataError.
+        Versions count on from run to run, but a new deployment starts again.  Raises DataError if there is no such run.
         """
         size, versions = len(train_s), list(range(first_version, first_version + len(train_s)))
         for place in range(len(self.updates) - size + 1):
@@ -80,12 +80,12 @@ class Recorded:
             if made == versions and len(took) == size and np.allclose(took, train_s, rtol=0.0, atol=_SAME_S):
                 start_s = self.updates[place - 1].stop_s if place else 0.0
                 return self._between(start_s, updates, steps)
-        raise DataError(f"there is no run of {size} steps from version {first_version} on in the timeline")
+        raise DataError(f"the timeline has no run of {size} steps that starts with version {first_version}")
 
     def _between(
         self, start_s: float, updates: tuple[MeasuredUpdate, ...], steps: tuple[MeasuredStep, ...]
     ) -> "Recorded":
-        """Samples begin under the version before the first one."""
+        """The part between ``start_s`` and the last update.  Samples start under the version before the first one."""
         oldest = updates[0].version - 1
         samples = tuple(
             each
@@ -102,20 +102,20 @@ class MeasuredRun:
     samples: tuple[MeasuredSample, ...]
     steps: tuple[MeasuredStep, ...]
     updates: tuple[tuple[float, float], ...]
-    """From, to, in seconds."""
+    """Seconds from and to."""
     rows: tuple[dict[str, Any], ...]
-    """Of ``metrics.jsonl``."""
+    """Rows of ``metrics.jsonl``."""
     config: dict[str, Any]
-    """Flags, as resolved."""
+    """Flags of the resolved configuration."""
 
     @property
     def lengths(self) -> dict[tuple[int, int], int]:
-        """Tokens by group and index."""
+        """Tokens of each answer, by group and index."""
         return {(sample.group, sample.index): sample.tokens for sample in self.samples if sample.group is not None}
 
 
 def read_run(run_dir: Path) -> MeasuredRun:
-    """Read a run directory.  Raises DataError, naming the file that is missing or not what it should be."""
+    """Read a run directory.  Raises DataError, which names the file that is missing or invalid."""
     recorded = read_timeline(run_dir / TIMELINE_FILE)
     return MeasuredRun(
         samples=recorded.samples,
@@ -127,7 +127,7 @@ def read_run(run_dir: Path) -> MeasuredRun:
 
 
 def read_timeline(path: Path) -> Recorded:
-    """Read a timeline, also one that was compressed (.xz).  Raises DataError."""
+    """Read a timeline, compressed (.xz) or not.  Raises DataError."""
     spans = [event for event in _timeline(path) if event["ph"] == "X"]
     return Recorded(
         samples=tuple(_sample(event) for event in spans if "finish" in event["args"]),
@@ -160,7 +160,7 @@ def _lines(path: Path) -> list[str]:
 def _config(run_dir: Path) -> dict[str, Any]:
     files = sorted(run_dir.glob("*.toml"))
     if len(files) != 1:
-        raise DataError(f"{run_dir}: {len(files)} TOML files, one is needed: the resolved configuration")
+        raise DataError(f"{run_dir}: {len(files)} TOML files, needs exactly one: the resolved configuration")
     return tomllib.loads(files[0].read_text())
 
 

@@ -1,4 +1,4 @@
-"""How fast engines decode, from when their answers began and ended: least squares over the answers of one run.
+"""Decoding speed of the engines, from start and end of their answers: least squares over the answers of one run.
 
 An answer of L tokens took about
 
@@ -6,10 +6,10 @@ An answer of L tokens took about
                              + per_longest_token · l)
     + prefill_fixed · (prefills meanwhile) + prompt / prefill_rate · (requests prefilled meanwhile)
 
-seconds, pauses left out: b requests with c tokens of context on its engine, l of them the longest one's, and
-``touched(b)`` experts of each layer in use.  Where tokens fall in time, and so what surrounds them, follows from what
-is looked for: it starts from an equal pace and is made anew a few times.  Which engine an answer was on follows from
-the rule by which engines are chosen: the one with the fewest requests, the first of equals.
+seconds, pauses excluded: b requests with c tokens of context on its engine, l of them the longest request's, and
+``touched(b)`` experts of each layer in use.  The times of an answer's tokens, and so their surroundings, depend on the
+coefficients: the fit starts from an equal pace and is repeated a few times.  The timeline does not record which engine
+had an answer.  That follows from the rule that chooses one: the engine with the fewest requests, the first of equals.
 """
 
 from collections.abc import Sequence
@@ -26,19 +26,19 @@ from asyncrl.sim.model.costs import EngineCosts
 from asyncrl.sim.model.least_loaded import LeastLoaded
 
 _ROUNDS = 10
-"""Of averaging and fitting; the coefficients then change by less than 1 %."""
+"""Rounds of averaging and fitting; the coefficients then change by less than 1 %."""
 _START_S = 0.005
-"""A decode step in the first round; any number will do."""
+"""Seconds of a decode step in the first round; any number will do."""
 _FINE_S = 0.25
-"""Contexts grow by some 60 tokens meanwhile: within it they count as constant."""
+"""Longest slice of time in seconds.  Contexts grow by some 60 tokens meanwhile and count as constant within it."""
 _TOGETHER_S = 0.015
-"""Requests that come this close behind each other are prefilled together: one prefill takes about as long."""
+"""Requests that start within this many seconds of each other share a prefill: one prefill takes about as long."""
 _SHORT_S = 0.2
-"""Residuals are weighed by one over the square root of the time, but no shorter answer counts for more."""
+"""Residuals are weighted by 1 / sqrt(seconds); shorter answers than this have its weight."""
 _ENOUGH = 50
-"""Answers.  There are at most seven coefficients, and answers of one group resemble each other."""
+"""Least number of answers.  There are at most seven coefficients, and answers of one group resemble each other."""
 _AT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
-"""Requests at which the table of a mixture of experts has a row: all experts are touched beyond."""
+"""Numbers of requests at which the table of a mixture of experts has a row; more requests touch all experts."""
 _UNLIMITED = 10**9
 
 type Span = tuple[float, float]
@@ -46,20 +46,20 @@ type Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Of each layer of a mixture of experts."""
+    """The experts of each layer of a mixture of experts."""
 
     num: int
     per_token: int
 
     def touched(self, running: Floats) -> Floats:
-        """How many are in use when so many requests choose theirs independently of each other."""
+        """The expected number of experts in use when ``running`` requests choose theirs independently of each other."""
         used: Floats = self.num * (1 - (1 - self.per_token / self.num) ** running)
         return used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What was found."""
+    """The fitted costs and their error."""
 
     costs: EngineCosts
     num_answers: int
@@ -76,16 +76,18 @@ def fit_pace(
     experts: Experts | None,
     until_s: float,
 ) -> Pace:
-    """Fit to the finished ``samples`` of one run, which held the engines still during ``pauses``.
+    """Fit to the finished ``samples`` of one run, whose engines stood still during ``pauses``.
 
-    ``until_s`` is when the run was ended: what had begun by then and had not ended is not among ``samples``, and so
-    answers that had such company are left out.  Raises DataError when too few are left.
+    ``until_s`` is the time when the run was ended.  Answers unfinished by then are not among ``samples``, so answers
+    that ran together with them are left out.  Raises DataError when too few are left.
     """
     longest_s = max((each.stop_s - each.start_s for each in samples), default=0.0)
     engines = [_Engine(mine, pauses, prompt_tokens) for mine in _by_engine(samples, num_engines)]
     known = [engine.stops <= until_s - longest_s for engine in engines]
     if sum(int(each.sum()) for each in known) < _ENOUGH:
-        raise DataError(f"fewer than {_ENOUGH} answers ended {longest_s:.0f} s before the run did: it was too short")
+        raise DataError(
+            f"fewer than {_ENOUGH} answers ended {longest_s:.0f} s before the end of the run: measure a longer run"
+        )
     seconds = np.concatenate([engine.seconds[use] for engine, use in zip(engines, known, strict=True)])
     weights = 1 / np.sqrt(np.maximum(seconds, _SHORT_S))
     found, columns = np.array([_START_S]), np.empty((0, 0))
@@ -115,7 +117,7 @@ def _costs(found: Floats, experts: Experts | None) -> EngineCosts:
 
 
 def _by_engine(samples: Sequence[MeasuredSample], num_engines: int) -> list[list[MeasuredSample]]:
-    """Those of each engine, as the rule puts them there; of equal times ends come first, then starts in order."""
+    """The samples of each engine by the rule that chooses engines.  At equal times, ends precede starts."""
     starts = [(each.start_s, 1, each.group or 0, each.index, place) for place, each in enumerate(samples)]
     stops = [(each.stop_s, 0, each.group or 0, each.index, place) for place, each in enumerate(samples)]
     loads, engine_of = LeastLoaded(num_engines), dict[int, int]()
@@ -133,7 +135,7 @@ def _by_engine(samples: Sequence[MeasuredSample], num_engines: int) -> list[list
 
 
 class _Engine:
-    """One engine's answers, and its time in slices in which nobody comes, goes, or is paused."""
+    """The answers of one engine, and its time in slices in which no request starts or ends and no pause does."""
 
     def __init__(self, samples: Sequence[MeasuredSample], pauses: Sequence[Span], prompt_tokens: int) -> None:
         self.starts, self.stops = (
@@ -152,8 +154,10 @@ class _Engine:
         self.seconds = self._during(self._active_s)
 
     def columns(self, found: Floats, experts: Experts | None) -> Floats:
-        """One row for each answer, one column for each coefficient, in the order of ``_costs``; ``found`` is an
-        earlier estimate, or the seconds of a step alone."""
+        """One row for each answer, one column for each coefficient, in the order of ``_costs``.
+
+        ``found`` is an earlier estimate, or only the seconds of a step.
+        """
         pace = np.full(len(self._middles), found[0])
         if len(found) > 1:
             before = self._surroundings(self._progress, self._stretch, experts)
@@ -168,7 +172,7 @@ class _Engine:
     def _surroundings(self, progress: Floats, stretch: Floats, experts: Experts | None) -> Floats:
         """For each slice: 1, requests, context, longest context, experts.
 
-        An answer has written ``stretch`` times the ``progress`` since its start: exactly its tokens at its end.
+        An answer has ``stretch`` times the ``progress`` since its start in tokens: exactly its own number at its end.
         """
         begun = np.interp(self.starts, self._edges, progress)
         now = np.interp(self._middles, self._edges, progress)
@@ -188,13 +192,13 @@ class _Engine:
         )
 
     def _during(self, amounts: Floats) -> Floats:
-        """Of an amount for each slice, what falls into each answer's time."""
+        """The part of ``amounts``, one for each slice, that falls into each answer's time."""
         area = np.concatenate([[0.0], np.cumsum(amounts)])
         inside: Floats = np.interp(self.stops, self._edges, area) - np.interp(self.starts, self._edges, area)
         return inside
 
     def _prefills(self) -> Floats:
-        """In each answer's time, its own included: prefills, and prompt tokens in them."""
+        """Prefills during each answer, its own included, and the prompt tokens in them."""
         begun = np.sort(self.starts)
         heads = begun[np.concatenate([[True], np.diff(begun) > _TOGETHER_S])]
         prefills = np.searchsorted(heads, self.stops) - np.searchsorted(heads, self.starts - _TOGETHER_S)
@@ -202,7 +206,7 @@ class _Engine:
         return np.stack([prefills, requests * float(self._prompt)], axis=1)
 
     def _find_oldest(self) -> npt.NDArray[np.intp]:
-        """For each slice, the running answer that began first: its context is the longest."""
+        """For each slice, the running answer that started first: its context is the longest."""
         order, oldest, place = np.argsort(self.starts, kind="stable"), np.zeros(len(self._middles), dtype=int), 0
         for number, middle in enumerate(self._middles):
             while place < len(order) - 1 and self.stops[order[place]] < middle:
@@ -212,19 +216,19 @@ class _Engine:
 
 
 def _refined(edges: Floats) -> Floats:
-    """With more in between, so that no slice is longer than ``_FINE_S``."""
+    """``edges`` with others in between, so that no slice is longer than ``_FINE_S``."""
     parts = [np.linspace(a, b, max(1, int(np.ceil((b - a) / _FINE_S))), endpoint=False) for a, b in pairwise(edges)]
     return np.concatenate([*parts, edges[-1:]])
 
 
 def _count(at: Floats, starts: Floats, stops: Floats, weights: Floats | None = None) -> Floats:
-    """How many are under way at each moment, or the sum of their weights."""
+    """The number of spans open at each moment, or the sum of their weights."""
     weights = np.ones(len(starts)) if weights is None else weights
     return _sum_until(at, starts, weights) - _sum_until(at, stops, weights)
 
 
 def _sum_until(at: Floats, times: Floats, weights: Floats) -> Floats:
-    """Of the weights of what has happened by each moment."""
+    """The sum of the weights of all ``times`` up to each moment."""
     order = np.argsort(times)
     total: Floats = np.concatenate([[0.0], np.cumsum(weights[order])])
     return total[np.searchsorted(times[order], at, "right")]

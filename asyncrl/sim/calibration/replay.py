@@ -1,4 +1,4 @@
-"""A real run, simulated with its own settings and the very lengths of its answers."""
+"""A real run, simulated with its own settings and the exact lengths of its answers."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,24 +16,24 @@ from asyncrl.sim.model.world import Schedule, Setting, simulate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Simulated against measured, over the steps that both have and no evaluation disturbed."""
+    """Simulated and measured step times, over the steps that both have and no evaluation disturbed."""
 
     setting: Setting
     num_steps: int
     measured_s: float
-    """Mean step time."""
+    """Mean seconds per step."""
     simulated_s: float
     measured_median_s: float
     simulated_median_s: float
 
     @property
     def error(self) -> float:
-        """Of the mean, as a share of what was measured; above 0: the model is too slow."""
+        """Error of the mean, as a share of the measured mean; above 0 the model is too slow."""
         return self.simulated_s / self.measured_s - 1
 
 
 def replay(run_dir: Path, costs: Costs, prompt_tokens: int) -> Comparison:
-    """Simulate the run in ``run_dir``.  Raises DataError."""
+    """Simulate the run in ``run_dir`` and compare.  Raises DataError."""
     run = read_run(run_dir)
     setting = setting_of(run, costs, prompt_tokens)
     simulated = simulate(setting).step_times_s
@@ -52,16 +52,16 @@ def replay(run_dir: Path, costs: Costs, prompt_tokens: int) -> Comparison:
 
 
 def setting_of(run: MeasuredRun, costs: Costs, prompt_tokens: int) -> Setting:
-    """What the run's configuration says.  Raises DataError."""
+    """The setting in the run's configuration.  Raises DataError if the run was colocated."""
     config: dict[str, Any] = run.config
     if config.get("colocate"):
-        raise DataError("the run was colocated: turns on the same GPUs are not modelled")
+        raise DataError("the run was colocated: the simulator does not model trainer and engines on the same GPUs")
     known = run.lengths
     rest = Drawn(shape=Observed(sorted_tokens=tuple(sorted(known.values()))), cut=config["rollout-max-response-len"])
     interval = config["update-weights-interval"]
     staleness = config.get("max-staleness", interval)
     ranks, engine = config["actor-num-nodes"] * config["actor-num-gpus-per-node"], config["rollout-num-gpus-per-engine"]
-    rollout_gpus = config.get("rollout-num-gpus", 1)  # as in the product
+    rollout_gpus = config.get("rollout-num-gpus", 1)  # the default of a run
     return Setting(
         schedule=Schedule(
             staleness=staleness,
@@ -85,7 +85,7 @@ def setting_of(run: MeasuredRun, costs: Costs, prompt_tokens: int) -> Setting:
 
 
 def _disturbed(run: MeasuredRun) -> set[int]:
-    """Steps in which held-out prompts were on the engines; a step lasts from the end of the one before."""
+    """Steps in which held-out prompts were on the engines; a step lasts from the end of the previous one."""
     held_out = [(sample.start_s, sample.stop_s) for sample in run.samples if sample.group is None]
     ends = {step.step: step.stop_s for step in run.steps}
     return {

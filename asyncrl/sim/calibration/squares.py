@@ -7,7 +7,7 @@ type Floats = npt.NDArray[np.float64]
 
 
 def not_negative(columns: Floats, values: Floats) -> Floats:
-    """Least squares with coefficients of at least 0: the most negative one is left out until none is."""
+    """Least squares with coefficients of at least 0: leaves out the most negative one until none is negative."""
     kept = list(range(columns.shape[1]))
     while True:
         solution = np.linalg.lstsq(columns[:, kept], values)[0]

@@ -1,4 +1,4 @@
-"""A calibration as text."""
+"""Calibrations as TOML text."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ type Value = float | bool | tuple[tuple[float, float], ...]
 
 
 def as_toml(about: str, tables: Mapping[str, Mapping[str, Value]]) -> str:
-    """For ``--calibration``: one table for each area, ``about`` as a comment above them."""
+    """The text for ``--calibration``: one table for each area, ``about`` as a comment above them."""
     return f"# {about}\n" + "".join(
         f"\n[{area}]\n" + "".join(f"{name} = {_value(value)}\n" for name, value in fields.items())
         for area, fields in tables.items()

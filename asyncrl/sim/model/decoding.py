@@ -1,12 +1,12 @@
 """One modelled engine, as arithmetic on a clock that its caller moves: no asyncio, no timer.
 
-All running requests get one token per decode step (processor sharing), and a step takes
-``t(b) + per_context_token · c + per_longest_token · l`` seconds for b requests with c tokens of context, l of them the
-longest request's.  Between two events b is constant, c grows by b per step and l by one, so that n steps take
-``first · n + more · n² / 2`` seconds, which is solved for n.  Prefill goes before decoding and holds it up.  When the
-KV cache is full, the youngest requests go back to the queue and are prefilled again later.
+All running requests get one token per decode step (processor sharing).  A step takes
+``t(b) + per_context_token · c + per_longest_token · l`` seconds, for b requests with c tokens of context in total and l
+in the longest of them.  Between two events b is constant, c grows by b per step and l by one, so that n steps take
+``first · n + more · n² / 2`` seconds, which is solved for n.  Prefill precedes decoding and delays it.  When the KV
+cache is full, the youngest requests return to the queue and are prefilled again later.
 
-Lengths are in units of ``grain`` tokens, which stand and fall together.
+Lengths are in units of ``grain`` tokens, which are generated together.
 """
 
 import heapq
@@ -20,8 +20,8 @@ from asyncrl.sim.model.costs import EngineCosts
 _NEARLY = 1e-6
 """Units: a request this close to its end has ended.  Far above the rounding of 1e7 units of progress (2e-9)."""
 _ROOM = 0.05
-"""Share of the KV cache that is free again after a retraction, and kept free when a request is admitted: SGLang frees
-room for some ten steps of decoding at once."""
+"""Share of the KV cache that a retraction leaves free, and that stays free when a request is admitted: SGLang frees
+space for some ten decode steps at once."""
 
 
 class Job:
@@ -30,19 +30,19 @@ class Job:
     __slots__ = ("_last_progress", "context", "left", "running", "target", "written")
 
     def __init__(self, context: int, left: int) -> None:
-        """``context`` units to prefill, ``left`` to generate."""
+        """A job of ``context`` units to prefill and ``left`` units to generate."""
         self.context = context
         self.left = left
         self.written = 0.0
-        """Of ``left``, so far."""
+        """Units of ``left`` that are generated so far."""
         self.running = False
         self.target = 0.0
-        """The engine's progress at which it ends; while running."""
+        """The engine's progress at which this request ends.  Valid while running."""
         self._last_progress = 0.0
 
     @property
     def lead(self) -> float:
-        """Its context less the engine's progress, while running."""
+        """The request's context minus the engine's progress, while running."""
         return self.context + self.left - self.target
 
     def start(self, progress: float) -> None:
@@ -50,7 +50,7 @@ class Job:
         self.running, self._last_progress, self.target = True, progress, progress + self.left - self.written
 
     def follow(self, progress: float) -> None:
-        """The engine is at ``progress`` now."""
+        """Update ``written`` to the engine's ``progress``."""
         if self.running:
             self.written = min(self.left, self.written + progress - self._last_progress)
             self._last_progress = progress
@@ -63,12 +63,12 @@ class Job:
 
 @dataclass(slots=True)
 class DecodedWork:
-    """What an engine has done so far."""
+    """Totals of an engine since its start."""
 
     busy_s: float = 0.0
-    """With at least one request running, pauses left out."""
+    """Seconds with at least one request running, pauses excluded."""
     request_s: float = 0.0
-    """Running requests, summed over time."""
+    """Request-seconds: running requests, summed over time."""
     prefilled: float = 0.0
     """Units of first prefills."""
     recomputed: float = 0.0
@@ -95,18 +95,18 @@ class Decoder:
         self._waiting: deque[Job] = deque()
         self._ends: list[tuple[float, int, Job]] = []
         self._lead = 0.0
-        """The longest context is so much ahead of the progress; kept up only where it costs something."""
+        """The longest context minus the progress.  Maintained only if ``per_longest_token_s`` is not 0."""
         self._prefilled_s = -1.0
-        """When requests were last admitted."""
+        """Time of the last admission."""
         self._order = itertools.count()
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """Running and waiting."""
+        """Requests running and waiting."""
         return (*self._running, *self._waiting)
 
     def add(self, job: Job, *, fresh: bool) -> None:
-        """Queue a request; ``fresh`` ones have not been prefilled anywhere before."""
+        """Queue a request; ``fresh`` means that no engine has prefilled it before."""
         if fresh:
             self.work.prefilled += job.context
         else:
@@ -114,14 +114,14 @@ class Decoder:
         self._waiting.append(job)
 
     def remove(self, job: Job) -> None:
-        """Take a request off, wherever it is."""
+        """Remove a request, running or waiting."""
         if job in self._running:
             self._leave(job)
         elif job in self._waiting:
             self._waiting.remove(job)
 
     def advance(self, now: float) -> list[Job]:
-        """Move to ``now``, no further than the next event; the requests that ended, which have left."""
+        """Move to ``now``, which must not lie past the next event.  Returns the requests that ended; they have left."""
         elapsed, self._now = now - self._now, now
         if self._running and not self._paused:
             self.work.busy_s += elapsed
@@ -144,32 +144,32 @@ class Decoder:
         return self.slowdown * (self._stall_s + first * steps + more * steps * steps / 2)
 
     def pause(self) -> None:
-        """Hold everything; ``advance`` comes first."""
+        """Stop decoding and prefill.  Call ``advance`` first."""
         self._paused = True
 
     def go_on(self, *, recompute: bool) -> None:
-        """After a pause; ``recompute``: the KV cache of all running requests is made anew."""
+        """Resume after a pause; ``recompute`` prefills the KV cache of all running requests again."""
         self._paused = False
         if recompute:
             self._prefill(self._context)
             self.work.recomputed += self._context
 
     def follow(self) -> None:
-        """Bring every job's ``written`` up to date; ``advance`` comes first."""
+        """Update ``written`` of every running job.  Call ``advance`` first."""
         for job in self._running:
             job.follow(self._progress)
 
     # ---- decoding
 
     def _slope(self) -> tuple[float, float]:
-        """Seconds per unit of progress now, and how much more each further unit takes."""
+        """Seconds per unit of progress now, and the seconds that each further unit adds."""
         batch, grain, costs = len(self._running), self._grain, self._costs
         longest = grain * (self._lead + self._progress) if costs.per_longest_token_s else 0.0
         first = grain * costs.step_s(batch, grain * self._context, longest)
         return first, grain * grain * (costs.per_context_token_s * batch + costs.per_longest_token_s)
 
     def _join(self, lead: float) -> None:
-        """A request's lead, its context less the engine's progress, is the same until it leaves."""
+        """Update the longest lead.  A request's lead stays constant while it runs."""
         self._lead = lead if len(self._running) == 1 else max(self._lead, lead)
 
     def _lose(self, lead: float) -> None:
@@ -189,7 +189,7 @@ class Decoder:
     def _prefill(self, units: float) -> None:
         self._stall_s += units * self._grain / self._costs.prefill_tokens_per_s
 
-    # ---- who comes and goes
+    # ---- admission and leaving
 
     def _admit(self) -> None:
         allowed = self._capacity * (1 - _ROOM)
@@ -205,7 +205,7 @@ class Decoder:
             job.start(self._progress)
             heapq.heappush(self._ends, (job.target, next(self._order), job))
             self._join(context - self._progress)
-            if self._now != self._prefilled_s:  # those of one moment are prefilled together
+            if self._now != self._prefilled_s:  # requests admitted at one moment share a prefill
                 self._prefilled_s = self._now
                 self._stall_s += self._costs.prefill_fixed_s
 

@@ -1,7 +1,8 @@
-"""The modelled rollout engines: one ``RolloutEngine`` in front, any number of decoders behind, on the loop's clock.
+"""The modelled rollout engines: one ``RolloutEngine`` in front of any number of decoders, on the loop's clock.
 
-A request goes to the engine with the fewest.  Tokens are delivered where it matters: at the end, when the weights
-change, when the request is interrupted, cancelled or lost.  Each engine has one timer, for its next event.
+A request is sent to the engine with the fewest requests.  Tokens are delivered when it matters: when the answer ends,
+when the weights change, and when the request is interrupted, cancelled or lost.  Each engine has one timer, for its
+next event.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from asyncrl.types import Chunk, FinishReason, Request, Weights
 
 
 class _Call(Job):
-    """A job and the ``generate`` that waits for it."""
+    """A job and the ``generate`` call that waits for it."""
 
     __slots__ = ("delivered", "done", "on_chunk")
 
@@ -39,13 +40,13 @@ class _Engine:
         self._dirty = False
 
     def look_again(self) -> None:
-        """Something changed: settle what ended, then set the timer anew, once for all changes of this moment."""
+        """Finish the calls that ended and set the timer again, once for all changes of this moment."""
         if not self._dirty:
             self._dirty = True
             asyncio.get_running_loop().call_soon(self._replan)
 
     def finish_due(self) -> None:
-        """Come up to the present and tell the calls that ended."""
+        """Advance the decoder to the present and finish the calls that ended."""
         for job in self.decoder.advance(asyncio.get_running_loop().time()):
             call = _as_call(job)
             self._deliver(call)
@@ -53,7 +54,7 @@ class _Engine:
                 call.done.set_result(FinishReason.STOP)
 
     def calls(self) -> list[_Call]:
-        """All that is here, up to date."""
+        """All calls on this engine, with ``written`` up to date."""
         self.finish_due()
         self.decoder.follow()
         return [_as_call(job) for job in self.decoder.jobs]
@@ -73,7 +74,7 @@ def _as_call(job: Job) -> _Call:
 
 
 class Fleet:
-    """``RolloutEngine`` over modelled engines."""
+    """A ``RolloutEngine`` over modelled engines."""
 
     def __init__(self, costs: Costs, workload: Workload, num_engines: int, weights: Weights) -> None:
         self.lost = 0
@@ -92,7 +93,7 @@ class Fleet:
         self._any_up = asyncio.Event()
         self._on_busy: Callable[[], None] = lambda: None
 
-    # ---- as an engine
+    # ---- RolloutEngine
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
@@ -134,10 +135,10 @@ class Fleet:
         """See ``RolloutEngine.score``; takes no time."""
         return (0.0,) * (len(token_ids) - start)
 
-    # ---- weights, company, failures
+    # ---- weights, load, failures
 
     def pause(self) -> None:
-        """Hold everything, and deliver what the weights up to now have written."""
+        """Stop all engines and deliver the tokens that the present weights generated."""
         for engine in self._engines:
             for call in engine.calls():
                 self._deliver(call)
@@ -145,7 +146,7 @@ class Fleet:
             engine.look_again()
 
     def go_on(self, weights: Weights, *, recompute: bool) -> None:
-        """Go on under ``weights``; ``recompute``: with a KV cache made anew."""
+        """Resume under ``weights``; ``recompute`` prefills the KV cache again."""
         self._weights = weights
         for engine in self._engines:
             engine.finish_due()
@@ -154,7 +155,7 @@ class Fleet:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any request is here."""
+        """Whether any request is in flight."""
         return self._calls > 0
 
     def notify(self, on_busy: Callable[[], None]) -> None:
@@ -162,21 +163,21 @@ class Fleet:
         self._on_busy = on_busy
 
     def slow_down(self, factor: float) -> None:
-        """Need ``factor`` seconds for one second of work from now on."""
+        """Make every engine need ``factor`` seconds for one second of work from now on."""
         for engine in self._engines:
             engine.finish_due()
             engine.decoder.slowdown = factor
             engine.look_again()
 
     def start_failing(self, seed: int) -> None:
-        """From now on engines are lost at random, if they ever are."""
+        """Lose engines at random from now on, if ``failures.mean_s`` is set."""
         if self._costs.failures.mean_s is not None:
             rng = random.Random(seed)
             for engine in self._engines:
                 self._lose_later(engine, rng, 1 / self._costs.failures.mean_s)
 
     def work(self) -> DecodedWork:
-        """Of all engines together, up to now."""
+        """Totals of all engines up to now."""
         total = DecodedWork()
         for engine in self._engines:
             engine.finish_due()
@@ -207,7 +208,7 @@ class Fleet:
             await call.done
         except asyncio.CancelledError:
             engine.finish_due()
-            engine.decoder.remove(call)  # which brings it up to date
+            engine.decoder.remove(call)  # updates call.written
             self._deliver(call)
             engine.look_again()
             raise

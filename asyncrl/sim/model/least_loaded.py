@@ -1,10 +1,10 @@
-"""Which engine has the fewest requests, among a thousand, without looking at all of them."""
+"""The engine with the fewest requests among a thousand, found without looking at all of them."""
 
 import heapq
 
 
 class LeastLoaded:
-    """Counts requests by engine number."""
+    """Request counts by engine number."""
 
     def __init__(self, size: int) -> None:
         self.counts = [0] * size
@@ -12,7 +12,7 @@ class LeastLoaded:
         self._heap = [(0, number) for number in range(size)]
 
     def pick(self) -> int | None:
-        """The engine with the fewest requests, which then has one more; None when every engine is down."""
+        """Count one more request on the engine with the fewest and return its number; None if every engine is down."""
         while self._heap:
             count, number = self._heap[0]
             if self._up[number] and count == self.counts[number]:
@@ -23,16 +23,16 @@ class LeastLoaded:
         return None
 
     def release(self, number: int) -> None:
-        """One request less."""
+        """Count one request less."""
         self.counts[number] -= 1
         if self._up[number]:
             heapq.heappush(self._heap, (self.counts[number], number))
 
     def take_down(self, number: int) -> None:
-        """Give it no more requests."""
+        """Send the engine no more requests."""
         self._up[number] = False
 
     def bring_up(self, number: int) -> None:
-        """Give it requests again."""
+        """Send the engine requests again."""
         self._up[number] = True
         heapq.heappush(self._heap, (self.counts[number], number))

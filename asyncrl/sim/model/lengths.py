@@ -1,5 +1,5 @@
-"""How long answers are.  Each is drawn from its prompt's row and its place in the group, so that every policy, split
-and run with the same seed sees the same lengths, also when an answer is started over."""
+"""Lengths of answers.  Each is drawn from its prompt's row and its place in the group, so that every policy, split and
+run with the same seed sees the same lengths, also when an answer is started over."""
 
 import hashlib
 import math
@@ -11,14 +11,14 @@ from typing import Protocol
 _NORMAL = NormalDist()
 _P95 = _NORMAL.inv_cdf(0.95)
 _POINTS = 4096
-"""Quantiles that stand for a distribution: the mean of the default log-normal is then right to 0.1 %."""
+"""Number of quantiles that stand for a distribution: the mean of the default log-normal is then right to 0.1 %."""
 
 
 class Distribution(Protocol):
-    """AnswerLengths by quantile."""
+    """Answer lengths by quantile."""
 
     def at(self, share: float) -> float:
-        """The length in tokens that ``share`` (0 to 1, exclusive) of the answers do not exceed."""
+        """The length in tokens that a ``share`` (0 to 1, exclusive) of the answers do not exceed."""
 
 
 class AnswerLengths(Protocol):
@@ -26,13 +26,13 @@ class AnswerLengths(Protocol):
 
     @property
     def cut(self) -> int:
-        """No answer is longer, in tokens."""
+        """The longest possible answer, in tokens."""
 
     def tokens(self, row: int, index: int) -> int:
-        """Of answer ``index`` to the prompt of ``row``: 1 to ``cut``."""
+        """Length of answer ``index`` to the prompt of ``row``, in tokens: 1 to ``cut``."""
 
     def with_seed(self, seed: int) -> "AnswerLengths":
-        """Others of the same kind."""
+        """The same kind of lengths, drawn from another seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class Pareto:
 
     median: float
     exponent: float
-    """The share of answers longer than x falls as x to the power of minus this; at most 1 has no mean but for the
-    cut."""
+    """The share of answers longer than x falls as x to the power of minus this.  At 1 or less the mean is finite only
+    because of the cut."""
 
     def at(self, share: float) -> float:
         """See ``Distribution.at``."""
@@ -79,7 +79,7 @@ class Drawn:
 
     shape: Distribution
     cut: int
-    """Longer answers are cut here, in tokens."""
+    """Longest answer in tokens; longer draws are cut to it."""
     seed: int = 0
 
     def tokens(self, row: int, index: int) -> int:
@@ -91,7 +91,7 @@ class Drawn:
         return replace(self, seed=seed)
 
     def moments(self) -> "Moments":
-        """Of the distribution, cut included."""
+        """Moments of the distribution, cut included."""
         lengths = [self._whole(self.shape.at((place + 0.5) / _POINTS)) for place in range(_POINTS)]
         return Moments.of(lengths)
 
@@ -101,10 +101,10 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """The very lengths of a real run, answer by answer; ``rest`` is for answers that it did not get to."""
+    """The exact lengths of a real run, answer by answer; ``rest`` draws lengths for answers that it did not reach."""
 
     known: Mapping[tuple[int, int], int] = field(repr=False)
-    """By row and place in the group, in tokens."""
+    """Tokens, by row and place in the group."""
     rest: Drawn
 
     @property
@@ -117,13 +117,13 @@ class Replayed:
         return self.known.get((row, index)) or self.rest.tokens(row, index)
 
     def with_seed(self, seed: int) -> "Replayed":
-        """See ``AnswerLengths.with_seed``: what is known stays."""
+        """See ``AnswerLengths.with_seed``; known lengths do not change."""
         return replace(self, rest=self.rest.with_seed(seed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """What the ideal needs to know about lengths, in tokens."""
+    """Moments of answer lengths that the ideal rate needs, in tokens."""
 
     mean: float
     mean_running: float
@@ -132,12 +132,12 @@ class Moments:
 
     @staticmethod
     def of(lengths: list[int]) -> "Moments":
-        """Of given lengths."""
+        """Moments of the given lengths."""
         total, squares = sum(lengths), sum(length * length for length in lengths)
         return Moments(mean=total / len(lengths), mean_running=squares / total / 2, longest=max(lengths))
 
 
 def uniform(seed: int, *place: int) -> float:
-    """A number between 0 and 1, both exclusive: the same for the same arguments, unrelated for others."""
+    """A number between 0 and 1, both exclusive: the same for the same arguments, independent for others."""
     digest = hashlib.blake2b(repr((seed, place)).encode(), digest_size=7).digest()
     return (int.from_bytes(digest) + 0.5) / 2**56

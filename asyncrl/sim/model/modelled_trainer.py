@@ -11,7 +11,7 @@ from asyncrl.types import Batch, TrainReport, UpdateReport, Weights
 
 
 class ModelledTrainer:
-    """``Trainer`` that takes its time.  Where it shares processors with the engines, each slows the other down."""
+    """A ``Trainer`` that only waits.  Where it shares processors with the engines, each slows the other down."""
 
     def __init__(self, costs: Costs, gpus: int, grain: int, fleet: Fleet) -> None:
         self.busy_s = 0.0
@@ -48,7 +48,7 @@ class ModelledTrainer:
             await asyncio.sleep(left_s)
             return
         self._fleet.slow_down(sharing.engine)
-        while left_s > 1e-9:  # a nanosecond: less is rounding
+        while left_s > 1e-9:  # a nanosecond: the remainder is rounding
             self._turned.clear()
             start, factor = loop_time(), sharing.trainer if self._fleet.is_busy else 1.0
             try:
@@ -61,10 +61,10 @@ class ModelledTrainer:
 
 
 class ModelledUpdater:
-    """``WeightUpdater`` that holds generation for a while.
+    """A ``WeightUpdater`` that pauses generation for ``UpdateCosts.pause_s`` seconds.
 
-    ``recompute``: the KV cache is made anew, as with ``--weight-update-mode retract``.  ``before`` is awaited first:
-    whatever a policy does before the snapshot.
+    ``recompute`` prefills the KV cache again, as with ``--weight-update-mode retract``.  ``before`` is awaited before
+    each snapshot; a policy may wait in it.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class ModelledUpdater:
         return not self._costs.holds_trainer
 
     async def resnapshot(self) -> bool:
-        """See ``WeightUpdater.resnapshot``: no engine is lost in an update."""
+        """See ``WeightUpdater.resnapshot``; modelled updates never lose an engine."""
         return False
 
     async def wait_for_rejoined(self) -> None:
-        """See ``WeightUpdater.wait_for_rejoined``: modelled engines come back with the present weights."""
+        """See ``WeightUpdater.wait_for_rejoined``; never returns, for a restarted engine has the present weights."""
         await asyncio.Event().wait()
 
     async def publish(self, weights: Weights) -> UpdateReport:

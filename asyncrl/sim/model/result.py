@@ -1,4 +1,4 @@
-"""What a simulated run gave: rates over its measured steps, warm-up and end left out."""
+"""Results of a simulated run: rates over its measured steps, without warm-up and end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,19 +11,19 @@ from asyncrl.sim.model.decoding import DecodedWork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Where a run stood at the end of a step; counts since its start, in units."""
+    """State of a run at the end of a step; counts since its start, in units."""
 
     at_s: float = 0.0
     tokens: TokenCounts = field(default_factory=TokenCounts)
     work: DecodedWork = field(default_factory=DecodedWork)
     trainer_busy_s: float = 0.0
     lag_tokens: int = 0
-    """Lag times trained tokens, of this step."""
+    """Sum of lag times trained tokens over this step's batch."""
     lag_max: int = 0
 
     @staticmethod
     def at(now: float, facts: StepFacts, work: DecodedWork, trainer_busy_s: float) -> "Mark":
-        """The end of a step."""
+        """The mark of a step that ended at ``now``."""
         lags = list(trained_lags(facts.batch))
         return Mark(
             at_s=now,
@@ -37,48 +37,48 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """Rates and shares.  Tokens are real ones, shares go from 0 to 1."""
+    """Rates and shares.  Tokens are real tokens, shares range from 0 to 1."""
 
     trained_per_s: float
-    """Tokens that reached a loss, per second."""
+    """Tokens per second that reached a loss."""
     step_s: float
-    """Mean time of a step."""
+    """Mean seconds per step."""
     step_times_s: tuple[float, ...]
-    """Of each step."""
+    """Seconds of each step."""
     trainer_idle: float
     """Share of the time in which the trainer did not train."""
     engines_idle: float
     """Share of the engines' time without any request, pauses included."""
     slots_filled: float
-    """Requests decoded at once, over the most that slots and engines allow."""
+    """Requests decoded at once, divided by the most that slots and engines allow."""
     lag_mean: float
-    """Over trained tokens, in steps."""
+    """Mean lag of trained tokens, in steps."""
     lag_max: int
     masked: float
     """Share of the tokens in batches that were left out of the loss."""
     filtered: float
-    """Share of the generated tokens in groups that the filter rejected: asked for, not waste."""
+    """Share of the generated tokens in groups that the filter rejected: intended, so not counted as waste."""
     stale: float
-    """Share of the generated tokens thrown away as too old."""
+    """Share of the generated tokens dropped as too old."""
     failed: float
     """Share of the generated tokens lost with groups that failed."""
     recomputed: float
-    """Tokens prefilled again, over generated tokens."""
+    """Tokens prefilled again, divided by generated tokens."""
     retractions_per_step: float
 
     @property
     def in_batches_per_s(self) -> float:
-        """Tokens in trained batches per second, those left out of the loss included."""
+        """Tokens per second in trained batches, including tokens left out of the loss."""
         return self.trained_per_s / (1 - self.masked)
 
     @property
     def waste(self) -> float:
-        """Share of the generated tokens that nobody asked for: stale and failed.  Masked ones were trained around."""
+        """Share of the generated tokens wasted: stale and failed.  Masked tokens, in trained groups, do not count."""
         return self.stale + self.failed
 
 
 def outcome(marks: Sequence[Mark], *, grain: int, num_engines: int, batch: int) -> SimulationResult:
-    """Between the first mark and the last.  ``batch``: requests that an engine may decode at once."""
+    """Rates between the first mark and the last.  ``batch``: requests that an engine may decode at once."""
     first, last = marks[0], marks[-1]
     seconds = last.at_s - first.at_s
     trained, masked = last.tokens.trained - first.tokens.trained, last.tokens.masked - first.tokens.masked
@@ -103,7 +103,7 @@ def outcome(marks: Sequence[Mark], *, grain: int, num_engines: int, batch: int) 
 
 
 def mean(outcomes: Sequence[SimulationResult]) -> SimulationResult:
-    """Field by field, over runs that differ in their seed; the largest lag is the largest of all."""
+    """The mean of each field over runs that differ in their seed; ``lag_max`` is the maximum."""
     shares = {
         name: sum(getattr(each, name) for each in outcomes) / len(outcomes)
         for name in SimulationResult.__slots__

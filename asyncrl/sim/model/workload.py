@@ -11,16 +11,16 @@ _REJECTED = "rejected at random"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked and how long the answers are.
+    """The prompts and the lengths of their answers.
 
-    One simulated token (a *unit*) stands for ``grain`` real ones, which makes samples cheap to carry about.
+    One simulated token (a *unit*) stands for ``grain`` real tokens, which makes samples cheap to handle.
     """
 
     lengths: AnswerLengths
     prompt_tokens: int
     grain: int
     rejected: float = 0.0
-    """Share of the prompts whose groups the filter drops."""
+    """Share of the prompts whose groups the filter rejects."""
     seed: int = 0
     prompt_units: int = field(init=False)
     """Length of a prompt, in units."""
@@ -30,19 +30,19 @@ class Workload:
 
     @property
     def cut_units(self) -> int:
-        """No answer is longer, in units."""
+        """The longest possible answer, in units."""
         return self.units_of(self.lengths.cut)
 
     def with_seed(self, seed: int) -> "Workload":
-        """Other lengths of the same distribution, other prompts rejected."""
+        """The same distribution with other lengths and other prompts rejected."""
         return replace(self, seed=seed, lengths=self.lengths.with_seed(seed))
 
     def units_of(self, tokens: int) -> int:
-        """At least 1."""
+        """``tokens`` in units, at least 1."""
         return max(1, round(tokens / self.grain))
 
     def units_left(self, request: Request) -> int:
-        """What is still to be written of an answer, in units."""
+        """Units that an answer still has to generate."""
         row, index = request.token_ids[0], int(request.request_id.rpartition(".")[2].partition("-")[0])
         written = len(request.token_ids) - self.prompt_units
         return self.units_of(self.lengths.tokens(row, index)) - written
@@ -67,7 +67,7 @@ class NumberedPrompts:
 
 
 class NoText:
-    """A tokenizer for which everything is empty."""
+    """A tokenizer that returns nothing."""
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
@@ -79,19 +79,19 @@ class NoText:
 
 
 async def no_reward(prompt: Prompt, sample: Sample) -> float:
-    """Every answer is worth the same."""
+    """A reward function that rates every answer 0."""
     return 0.0
 
 
 class Chunks:
-    """Chunks of any length, made once each: a million samples share them."""
+    """Chunks of any length, each made once: a million samples share them."""
 
     def __init__(self) -> None:
         self._tokens: dict[int, tuple[int, ...]] = {}
         self._logprobs: dict[int, Floats] = {}
 
     def of(self, units: int, version: int) -> Chunk:
-        """``units`` tokens by ``version``."""
+        """A chunk of ``units`` tokens generated under ``version``."""
         if units not in self._tokens:
             self._tokens[units], self._logprobs[units] = (0,) * units, array("f", bytes(4 * units))
         return Chunk(token_ids=self._tokens[units], logprobs=self._logprobs[units], version=version)

@@ -1,4 +1,4 @@
-"""The real pipeline, put together around modelled engines, on the virtual clock."""
+"""The real pipeline around modelled engines, on the virtual clock."""
 
 import asyncio
 import contextlib
@@ -26,27 +26,27 @@ from asyncrl.sim.model.workload import NoText, NumberedPrompts, Workload, no_rew
 from asyncrl.types import SamplingParams, Weights
 
 _NEVER = 10**9
-"""As a budget or a deadline in seconds: the model neither stalls nor gives up."""
+"""A budget, or a deadline in seconds, that is never reached: the model neither stalls nor gives up."""
 _RETRIES = 20
-"""Attempts after the first: modelled engines come back."""
+"""Attempts after the first; a modelled engine comes back after ``Failures.restart_s``."""
 _NOT_PROBED = 0.5
-"""A temperature other than 1: engines are not asked to score answers, which the model does not answer."""
+"""A temperature other than 1, at which the pipeline does not ask engines to score answers."""
 
 
 class Enough(Exception):
-    """Raised by ``report`` to end a simulation there: what the steps until then gave is its outcome."""
+    """Raised by ``report`` to end a simulation.  The result then covers the steps until there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When work moves: what the flags of a run say, and two ways that are not ours, to compare with."""
+    """The schedule of generation, training and updates: flags of a run, and two schedules of others for comparison."""
 
     staleness: int
     interval: int
     stale: Literal["wait", "mask", "drop"] = "wait"
     update_mode: Literal["in_place", "retract", "abort"] = "in_place"
     collects_before_push: bool = False
-    """Publish only once the next batch is there: how slime's train_async keeps updates out of generation."""
+    """Publish only once the next batch is complete: slime's train_async keeps updates out of generation in this way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,9 @@ class Setting:
     groups_per_step: int
     group_size: int
     steps: int
-    """Measured."""
+    """Steps measured."""
     warm_up: int
-    """Steps before that."""
+    """Steps before the measured ones."""
     over_sampling: int | None = None
     buffer_size: int | None = None
 
@@ -73,30 +73,32 @@ class Setting:
         if not 0 < self.rollout_gpus < self.gpus:
             raise ValueError(f"rollout_gpus must be 1 to {self.gpus - 1}, got {self.rollout_gpus}")
         if self.rollout_gpus % self.gpus_per_engine:
-            raise ValueError(f"{self.rollout_gpus} rollout GPUs are no whole number of engines")
+            raise ValueError(
+                f"rollout_gpus must be a multiple of gpus_per_engine={self.gpus_per_engine}, got {self.rollout_gpus}"
+            )
         needed = self.workload.prompt_tokens + self.workload.lengths.cut
         if needed > self.costs.engine.kv_tokens:
             raise ValueError(
-                f"one answer may need {needed} tokens of KV cache, there are {self.costs.engine.kv_tokens}"
+                f"an answer may need {needed} tokens of KV cache, an engine has {self.costs.engine.kv_tokens}"
             )
 
     @property
     def num_engines(self) -> int:
-        """Rollout engines."""
+        """Number of rollout engines."""
         return self.rollout_gpus // self.gpus_per_engine
 
     @property
     def num_steps(self) -> int:
-        """Warm-up, measured, and as many as it takes until the end of the run no longer holds back admission."""
+        """Warm-up and measured steps, plus ``staleness + 1``: near the end of a run admission is held back."""
         return self.warm_up + self.steps + self.schedule.staleness + 1
 
 
 def simulate(
     setting: Setting, timeline: Timeline | None = None, report: Callable[[StepFacts], None] | None = None
 ) -> SimulationResult:
-    """Run the setting to its end.  Deterministic: the same setting gives the same outcome.
+    """Run the setting to its end.  Deterministic: the same setting gives the same result.
 
-    ``timeline`` and ``report`` get what they would get from a real run, on the virtual clock and in units for tokens.
+    ``timeline`` and ``report`` receive the same calls as in a real run, on the virtual clock and with units for tokens.
     ``report`` may raise Enough.
     """
     marks, _ = run_virtually(_run(setting, timeline or NoTimeline(), report or _unreported))
@@ -109,7 +111,7 @@ def simulate(
 
 
 async def _run(setting: Setting, timeline: Timeline, report: Callable[[StepFacts], None]) -> list[Mark]:
-    """A mark at the start, and one after each step."""
+    """Run the pipeline; returns a mark at the start and one after each step."""
     serving = ServingWeights(Weights(version=0, step=0))
     fleet = Fleet(setting.costs, setting.workload, setting.num_engines, serving.now)
     trainer = ModelledTrainer(setting.costs, setting.gpus - setting.rollout_gpus, setting.workload.grain, fleet)
@@ -186,7 +188,7 @@ def _scheduler(
 
 
 def _before_push(setting: Setting, scheduler: Scheduler) -> Callable[[], Awaitable[object]] | None:
-    """What a policy waits for before it publishes.  The last step has no next batch."""
+    """The wait of ``collects_before_push`` before a snapshot.  The last step has no next batch and does not wait."""
     pushes_left = setting.num_steps // setting.schedule.interval
 
     async def next_batch_is_there() -> None:

@@ -1,1 +1,1 @@
-"""The simulator's questions: compares policies, splits and settings, and advises."""
+"""The search: compares policies, splits and settings on the simulator, and advises."""

@@ -1,17 +1,17 @@
-"""What to turn, in words."""
+"""Advice in words: which setting to change."""
 
 from collections.abc import Mapping, Sequence
 
 from asyncrl.sim.search.search import SearchResult, describe
 
 _WORTH = 0.03
-"""Gains below this share are within what short runs can tell, and not worth a change."""
+"""Gains below this share are within the error of short runs and not worth a change."""
 _IDLE = 0.1
-"""A side that waits less than this is busy; the live display draws the same line."""
+"""A side that waits for less than this share is busy; the live display uses the same limit."""
 
 
 def advice(found: Mapping[str, SearchResult]) -> list[str]:
-    """One line for each of our policies, then the setting to take."""
+    """One line for each of our policies, then the recommended setting."""
     ours = {name: each for name, each in found.items() if each.policy.is_ours}
     lines = [f"{name}: {_about(each)}" for name, each in ours.items()]
     waiting = [each for each in ours.values() if each.setting.schedule.stale == "wait"]
@@ -19,7 +19,7 @@ def advice(found: Mapping[str, SearchResult]) -> list[str]:
 
 
 def _about(each: SearchResult) -> str:
-    """What holds the policy back at the setting that was asked about, which is the first one tried."""
+    """The bottleneck at the setting that was asked about, which is the first one tried."""
     asked, there = each.tried[0]
     best = next(tried for tried in each.tried if describe(tried[0]) == describe(each.setting))
     moved = best[0].rollout_gpus - asked.rollout_gpus
@@ -49,7 +49,7 @@ def _state(each: SearchResult) -> str:
 
 
 def _recommended(waiting: Sequence[SearchResult]) -> list[str]:
-    """The smallest staleness that is nearly as fast as the fastest: fresher data for the same speed."""
+    """Flags with the smallest staleness that is nearly as fast as the fastest: fresher data at the same speed."""
     fastest = max(each.outcome.trained_per_s for each in waiting)
     by_staleness = sorted(waiting, key=lambda each: each.setting.schedule.staleness)
     enough = next(each for each in by_staleness if each.outcome.trained_per_s >= (1 - _WORTH) * fastest)

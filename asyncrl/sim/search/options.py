@@ -1,9 +1,9 @@
-"""The command line of ``benchmarks/simulate.py``: what is simulated, and on what."""
+"""The command line of ``benchmarks.simulate``: the setting to simulate and its costs."""
 
 import argparse
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,35 +31,34 @@ AREAS: dict[str, type] = {
     "sharing": Sharing,
     "failures": Failures,
 }
-"""A calibration has a table for each; a flag is ``--AREA-FIELD``."""
+"""Tables of a calibration file by name, and their types.  A flag of the command line is ``--AREA-FIELD``."""
 _TABLE = tuple[tuple[float, float], ...]
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options."""
+    """The parser of all options."""
     options = argparse.ArgumentParser(
-        prog="simulate.py",
+        prog="python -m benchmarks.simulate",
         description="Compare schedules on modelled GPUs: the real scheduler on a virtual clock.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     _run_options(options.add_argument_group("the run"))
     _length_options(options.add_argument_group("answers"))
-    _search_options(options.add_argument_group("what is compared"))
+    _search_options(options.add_argument_group("the comparison"))
     _other_modes(options.add_argument_group("calibration, and the simulator itself"))
     costs = options.add_argument_group(
-        "costs", "seconds, tokens and factors; default: an H200 estimate, trainer balanced"
+        "costs", "seconds, tokens and factors; default: estimates for an H200, and a balanced trainer"
     )
     for area, kind in AREAS.items():
         for field in _numbers(kind):
             kind_of = int if field.type is int else float
             costs.add_argument(
-                f"--{area}-{_flag(field.name)}", type=kind_of, metavar="X", default=None, help="as needed"
+                f"--{area}-{_flag(field.name)}", type=kind_of, metavar="X", help=f"{area}.{field.name} of a calibration"
             )
     return options
 
 
 def _count(least: int, text: str) -> int:
-    """A number of things, of which a simulation needs so many at ``least``."""
+    """Parse a whole number of at least ``least``.  Raises ArgumentTypeError."""
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
     return int(text)
@@ -68,65 +67,75 @@ def _count(least: int, text: str) -> int:
 _AT_LEAST_ONE = partial(_count, 1)
 
 
+def _add(group: Any, name: str, kind: Callable[[str], Any], text: str, default: Any = None, **more: Any) -> None:
+    """Add an option; its help is ``text`` with the default, if there is one."""
+    shown = f"{text} (default: {default})" if default is not None else text
+    group.add_argument(name, type=kind, default=default, help=shown, **more)
+
+
 def _run_options(group: Any) -> None:
-    group.add_argument("--gpus", type=partial(_count, 2), default=16, help="for trainer and rollout together")
-    group.add_argument("--rollout-gpus", type=_AT_LEAST_ONE, default=None, help="the split to start from; half")
-    group.add_argument("--gpus-per-engine", type=_AT_LEAST_ONE, default=1, help="of each rollout engine")
-    group.add_argument("--rollout-batch-size", type=_AT_LEAST_ONE, default=32, help="groups per step")
-    group.add_argument("--n-samples-per-prompt", type=_AT_LEAST_ONE, default=8, help="samples per group")
-    group.add_argument("--over-sampling-batch-size", type=_AT_LEAST_ONE, default=None, help="as the flag of a run")
-    group.add_argument("--async-buffer-size", type=_AT_LEAST_ONE, default=None, help="as the flag of a run")
+    _add(group, "--gpus", partial(_count, 2), "GPUs of trainer and rollout together", 16)
+    _add(group, "--rollout-gpus", _AT_LEAST_ONE, "rollout GPUs to start from (default: half of --gpus)")
+    _add(group, "--gpus-per-engine", _AT_LEAST_ONE, "GPUs of each rollout engine", 1)
+    _add(group, "--rollout-batch-size", _AT_LEAST_ONE, "groups per step", 32)
+    _add(group, "--n-samples-per-prompt", _AT_LEAST_ONE, "samples per group", 8)
+    _add(
+        group,
+        "--over-sampling-batch-size",
+        _AT_LEAST_ONE,
+        "most groups in flight per --rollout-batch-size groups needed, as in a run",
+    )
+    _add(group, "--async-buffer-size", _AT_LEAST_ONE, "most groups that wait for training, as in a run")
 
 
 def _length_options(group: Any) -> None:
-    group.add_argument("--lengths", default="lognormal", help="lognormal, pareto, or the directory of a real run")
-    group.add_argument("--median", type=float, default=1024, help="tokens")
-    group.add_argument("--p95-ratio", type=float, default=8, help="95th percentile over the median, of lognormal")
-    group.add_argument("--pareto-exponent", type=float, default=1.2, help="of the tail, of pareto")
-    group.add_argument("--cut-ratio", type=float, default=16, help="longest answer over the median")
-    group.add_argument("--prompt-tokens", type=_AT_LEAST_ONE, default=256, help="of each prompt")
-    group.add_argument("--reject", type=float, default=0.0, help="share of the groups that the filter drops")
-    group.add_argument(
-        "--grain", type=_AT_LEAST_ONE, default=None, help="real tokens per simulated one; a hundredth of the mean"
-    )
+    _add(group, "--lengths", str, "answer lengths: lognormal, pareto, or the directory of a run", "lognormal")
+    _add(group, "--median", float, "median answer length, in tokens", 1024)
+    _add(group, "--p95-ratio", float, "95th percentile over the median, for lognormal", 8)
+    _add(group, "--pareto-exponent", float, "exponent of the tail, for pareto", 1.2)
+    _add(group, "--cut-ratio", float, "longest answer over the median", 16)
+    _add(group, "--prompt-tokens", _AT_LEAST_ONE, "tokens of each prompt", 256)
+    _add(group, "--reject", float, "share of the groups that the filter drops, 0 to 1", 0.0)
+    _add(group, "--grain", _AT_LEAST_ONE, "real tokens per simulated one (default: a hundredth of the mean)")
 
 
 def _search_options(group: Any) -> None:
-    group.add_argument("--staleness", type=partial(_count, 0), nargs="*", default=[1, 2, 4, 8], help="S, policy wait")
-    group.add_argument("--mask-staleness", type=partial(_count, 0), nargs="*", default=[2], help="S, policy mask")
-    group.add_argument("--intervals", type=_AT_LEAST_ONE, nargs="+", default=[1, 2], help="k")
-    group.add_argument("--slots", type=_AT_LEAST_ONE, nargs="+", default=[8, 12, 16, 20], help="N, samples per engine")
-    group.add_argument("--steps", type=_AT_LEAST_ONE, default=40, help="measured, of the final runs")
-    group.add_argument("--short-steps", type=_AT_LEAST_ONE, default=12, help="measured, of the runs that search")
-    group.add_argument("--seeds", type=_AT_LEAST_ONE, default=3, help="final runs of each policy")
-    group.add_argument("--processes", type=_AT_LEAST_ONE, default=None, help="as many as cores")
-    group.add_argument("--picture", type=Path, default=Path("simulate.svg"), help="where to draw it")
-    group.add_argument("--check", action="store_true", help="fail unless the targets hold")
+    _add(group, "--staleness", partial(_count, 0), "values of S for policy wait", [1, 2, 4, 8], nargs="*")
+    _add(group, "--mask-staleness", partial(_count, 0), "values of S for policy mask", [2], nargs="*")
+    _add(group, "--intervals", _AT_LEAST_ONE, "values of k, the steps per weight update", [1, 2], nargs="+")
+    _add(group, "--slots", _AT_LEAST_ONE, "values of N, the samples per engine", [8, 12, 16, 20], nargs="+")
+    _add(group, "--steps", _AT_LEAST_ONE, "measured steps of each final run", 40)
+    _add(group, "--short-steps", _AT_LEAST_ONE, "measured steps of each run of the search", 12)
+    _add(group, "--seeds", _AT_LEAST_ONE, "final runs of each policy", 3)
+    _add(group, "--processes", _AT_LEAST_ONE, "worker processes (default: the number of cores)")
+    _add(group, "--picture", Path, "SVG file to write", Path("simulate.svg"))
+    group.add_argument("--check", action="store_true", help="exit code 1 unless the targets hold")
 
 
 def _other_modes(group: Any) -> None:
-    group.add_argument("--calibrate", type=Path, metavar="RUN_DIR", help="fit the costs to a real run")
+    _add(group, "--calibrate", Path, "run to fit the costs to", metavar="RUN_DIR")
     group.add_argument(
         "--scale",
         type=int,
         metavar="STEPS",
         nargs="?",
         const=STEPS,
-        help=f"{ENGINES:,} engines with {SLOTS} slots, all full, for so many steps ({STEPS}): how fast is that?",
+        help=f"simulation speed with {ENGINES:,} full engines of {SLOTS} slots over STEPS steps, {STEPS} unless given",
     )
-    group.add_argument("--replay", type=Path, metavar="RUN_DIR", help="simulate a real run; needs --calibration")
-    group.add_argument(
+    _add(group, "--replay", Path, "run to simulate; needs --calibration", metavar="RUN_DIR")
+    _add(
+        group,
         "--predict",
-        type=Path,
+        Path,
+        "results of benchmarks.sync_vs_async to predict, calibrated on their S=2 or by --calibration",
         metavar="RESULTS_JSON",
-        help="simulate what sync_vs_async.py measured, calibrated on its S=2, or by --calibration",
     )
-    group.add_argument("--calibration", type=Path, metavar="FILE", help="take the costs from here")
-    group.add_argument("--out", type=Path, metavar="FILE", default=Path("calibration.toml"), help="of what is fitted")
+    _add(group, "--calibration", Path, "calibration file to take the costs from", metavar="FILE")
+    _add(group, "--out", Path, "calibration file to write", Path("calibration.toml"), metavar="FILE")
 
 
 def setting_from(options: argparse.Namespace) -> tuple[Setting, float]:
-    """The setting to start from, and the ideal rate in tokens per second.  Raises ConfigError or DataError."""
+    """The setting to start from, and its ideal rate in tokens per second.  Raises ConfigError or DataError."""
     half = options.gpus // 2 // options.gpus_per_engine * options.gpus_per_engine
     rollout_gpus = options.rollout_gpus or half
     drawn = Drawn(shape=_shape(options), cut=round(options.cut_ratio * options.median))
@@ -157,7 +166,7 @@ def setting_from(options: argparse.Namespace) -> tuple[Setting, float]:
             groups_per_step=options.rollout_batch_size,
             group_size=options.n_samples_per_prompt,
             steps=options.steps,
-            warm_up=6,  # the first batches come from engines that all began at once
+            warm_up=6,  # the first batches come from engines that all started at once
             over_sampling=options.over_sampling_batch_size,
             buffer_size=options.async_buffer_size,
         )
@@ -167,34 +176,36 @@ def setting_from(options: argparse.Namespace) -> tuple[Setting, float]:
 
 
 def _filled(costs: Costs, setting: Setting) -> Costs:
-    """A full batch is no larger than what an engine is sent, whatever it could hold."""
+    """``costs`` with ``max_running`` limited to the slots, for an engine receives no more requests."""
     max_running = min(costs.engine.max_running, setting.slots_per_engine)
     return dataclasses.replace(costs, engine=dataclasses.replace(costs.engine, max_running=max_running))
 
 
 def costs_from(options: argparse.Namespace) -> Costs:
-    """From ``--calibration`` if there is one, else the defaults; flags win.  Raises ConfigError."""
+    """Costs from ``--calibration`` if given, else the defaults; flags take precedence.  Raises ConfigError."""
     tables = read_calibration(options.calibration) if options.calibration else {}
     for area, kind in AREAS.items():
         flags = {field.name: getattr(options, f"{area}_{field.name}") for field in _numbers(kind)}
         given = {name: value for name, value in flags.items() if value is not None}
         if {"fixed_s", "per_request_s"} & given.keys() and tables.get(area, {}).get("by_running"):
-            raise ConfigError(f"{options.calibration} has engine.by_running, in which both of a step's constants are")
+            raise ConfigError(
+                f"--engine-fixed-s, --engine-per-request-s: {options.calibration} has engine.by_running instead of both"
+            )
         tables[area] = {**tables.get(area, {}), **given}
     return costs_of(tables)
 
 
 def costs_of(tables: Mapping[str, Mapping[str, Any]]) -> Costs:
-    """From the tables of a calibration.  Raises ConfigError."""
+    """Costs from the tables of a calibration.  Raises ConfigError."""
     try:
         areas = {area: kind(**tables.get(area, {})) for area, kind in AREAS.items()}
         return Costs(**areas, **tables.get("controller", {}))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"a calibration has something that is not known: {error}") from error
+        raise ConfigError(f"a calibration has an unknown field or an invalid value: {error}") from error
 
 
 def read_calibration(path: Path) -> dict[str, Any]:
-    """Tables by area.  Raises ConfigError."""
+    """The tables of a calibration file by area.  Raises ConfigError."""
     try:
         return tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -213,7 +224,7 @@ def _shape(options: argparse.Namespace) -> Distribution:
 
 
 def _numbers(kind: type) -> list[dataclasses.Field[Any]]:
-    """What a flag can say; the rest only a calibration file can."""
+    """Fields that a flag can set; the others only a calibration file can."""
     return [field for field in dataclasses.fields(kind) if field.type not in (bool, _TABLE)]
 
 

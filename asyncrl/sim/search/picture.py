@@ -1,4 +1,4 @@
-"""The comparison as one SVG picture: what each policy makes of the same GPUs, and over which split."""
+"""The comparison as an SVG picture: throughput of each policy on the same GPUs, and throughput over the split."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,12 +6,12 @@ from asyncrl.sim.search.search import SearchResult
 from asyncrl.sim.search.svg import rect, text
 
 _COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f")
-"""Tableau 10 without its grey: told apart also by most colour-blind readers."""
+"""Tableau 10 without its grey; most colour-blind readers can tell these colours apart too."""
 _WIDTH, _ROW, _TOP, _LEFT, _BAR, _PLOT = 1160, 34, 64, 120, 420, 430
 
 
 def picture(found: Mapping[str, SearchResult], ideal: float, title: str) -> str:
-    """SVG text."""
+    """The picture as SVG text."""
     height = max(_TOP + _ROW * len(found) + 70, 420)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="sans-serif"'

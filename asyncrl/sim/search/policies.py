@@ -1,4 +1,4 @@
-"""The policies that are compared, by name."""
+"""The compared policies by name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from asyncrl.sim.model.world import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingPolicy:
-    """A way to schedule; one of its ``schedules`` is best."""
+    """A way to schedule work.  The search picks the best of its ``schedules``."""
 
     name: str
     schedules: tuple[Schedule, ...]
 
     @property
     def is_ours(self) -> bool:
-        """Whether a run of asyncrl can be set so."""
+        """Whether asyncrl's flags can select this policy."""
         return self.name not in ("one-step", "abort-restart")
 
 
@@ -27,8 +27,10 @@ ABORT_RESTART = "abort-restart"
 def policies(
     stalenesses: Sequence[int], masked: Sequence[int], intervals: Sequence[int]
 ) -> Mapping[str, SchedulingPolicy]:
-    """Those of others, then ours: ``wait`` at each of ``stalenesses``, ``mask`` at each of ``masked``; each may publish
-    after any of ``intervals`` steps that its staleness allows."""
+    """Policies of others, then ours: ``wait`` at each of ``stalenesses`` and ``mask`` at each of ``masked``.
+
+    Each may publish after any of ``intervals`` steps that its staleness allows.
+    """
     others = (
         SchedulingPolicy(name=SYNC, schedules=(Schedule(staleness=0, interval=1),)),
         SchedulingPolicy(name=ONE_STEP, schedules=(Schedule(staleness=1, interval=1, collects_before_push=True),)),

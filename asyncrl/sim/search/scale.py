@@ -1,9 +1,9 @@
-"""A thousand engines, all full: does that simulate faster than real time?
+"""Simulation speed with a thousand full engines, compared with real time.
 
-The engines are those of ``sim/model/costs.py`` with room for 100 answers; lengths and prompts are those of the default
-comparison, engines and trainer are balanced.  A step trains as many samples as are in flight.  Answers take up to 11
-minutes, and nine steps under a staleness of 8 are longer than that, so that the bound holds nobody back and every slot
-is taken from the first moment on.
+The engines have the costs of ``sim/model/costs.py`` and KV cache for 100 answers.  Lengths and prompts are the default
+comparison's; engines and trainer are balanced.  A step trains as many samples as are in flight.  Answers take up to 11
+minutes and nine steps take longer, so that a staleness of 8 never holds back admission and every slot is taken from
+the start.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from asyncrl.sim.model.world import Enough, Schedule, Setting, simulate
 
 ENGINES = 1000
 SLOTS = 100
-"""Per engine."""
+"""Slots per engine."""
 STEPS = 4
-"""Of a minute and a half each: together longer than the longest answer takes."""
+"""Steps of a minute and a half each: together longer than the longest answer takes."""
 _GROUP = 8
 _STALENESS = 8
 _PROMPT_TOKENS = 256
 _LENGTHS = Drawn(shape=LogNormal(median=1024, p95_ratio=8), cut=16 * 1024)
 _KV_TOKENS = 1_000_000
-"""Room for 100 answers of 3,400 tokens, the mean of running ones, so that nothing is retracted."""
+"""KV cache for 100 answers of 3,400 tokens, the mean context of running ones, so that nothing is retracted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
-    """What a large simulation took."""
+    """The measured cost of a large simulation."""
 
     num_engines: int
     num_slots: int
@@ -42,26 +42,26 @@ class Scaled:
     in_flight: tuple[int, ...]
     """Samples in flight at the end of each step."""
     decoding: float
-    """Requests that the engines decoded at once, mean over the whole time; pauses for updates count as none."""
+    """Requests decoded at once by all engines, mean over the whole time; pauses for updates count as none."""
     samples: int
-    """Trained."""
+    """Samples trained."""
     simulated_s: float
     wall_s: float
     cpu_s: float
 
     @property
     def ratio(self) -> float:
-        """Simulated seconds per second on the wall."""
+        """Simulated seconds per second of wall time."""
         return self.simulated_s / self.wall_s
 
     @property
     def cpu_ratio(self) -> float:
-        """Simulated seconds per second of CPU time: what the wall would show if nothing else used the machine."""
+        """Simulated seconds per second of CPU time: the ratio on a machine that does nothing else."""
         return self.simulated_s / self.cpu_s
 
 
 def full_fleet(num_engines: int, steps: int) -> Setting:
-    """``num_engines`` engines that stay full for ``steps`` steps, and a trainer that keeps up."""
+    """A setting with ``num_engines`` engines that stay full for ``steps`` steps, and a trainer that keeps up."""
     engine = EngineCosts(max_running=SLOTS, kv_tokens=_KV_TOKENS)
     moments = _LENGTHS.moments()
     rate = balanced_trainer(
@@ -84,7 +84,7 @@ def full_fleet(num_engines: int, steps: int) -> Setting:
 
 
 def measure(setting: Setting) -> Scaled:
-    """Simulate its steps, from the start, and measure what that takes in this process."""
+    """Simulate the setting from its start and measure the time that it takes in this process."""
     in_flight, seconds = list[int](), (0.0, 0.0, 0.0)
     start = _clocks()
 
@@ -118,7 +118,7 @@ def _clocks() -> tuple[float, float]:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Samples that end make no cycles: after 60,000 of them the collector found nothing to collect."""
+    """Switch the garbage collector off: samples leave no cycles, and after 60,000 it had nothing to collect."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

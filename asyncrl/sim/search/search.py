@@ -1,8 +1,8 @@
-"""Each policy at its own best: which split of the GPUs, how many slots, which update interval.
+"""A search for each policy's best setting: split of the GPUs, number of slots, update interval.
 
-A short run for each candidate, neighbours of the best one next, until none is better; then long runs, with other
-seeds, of the best few.  Best is who puts most tokens into batches; only under ``mask`` are some of them left out of the
-loss.  Runs are independent and go to as many processes as there are cores.
+Each candidate gets a short run, then the neighbours of the best one, until none is better.  The best few then get long
+runs with other seeds.  The best setting puts the most tokens per second into batches; only ``mask`` leaves some of
+them out of the loss.  Runs are independent and are spread over as many processes as there are cores.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _FINALISTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Places in a ``Grid``: what a search turns."""
+    """Indices into a ``Grid`` and into a policy's schedules."""
 
     split: int
     slots: int
@@ -28,13 +28,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What may be chosen, in order."""
+    """The values to choose from, in order."""
 
     rollout_gpus: tuple[int, ...]
     slots_per_engine: tuple[int, ...]
 
     def neighbours(self, choice: Choice, schedules: int) -> Iterable[Choice]:
-        """One step in one direction."""
+        """Choices one step away from ``choice`` in one direction, among ``schedules`` schedules."""
         for split, slots, schedule in ((-1, 0, 0), (1, 0, 0), (0, -1, 0), (0, 1, 0), (0, 0, -1), (0, 0, 1)):
             near = Choice(choice.split + split, choice.slots + slots, choice.schedule + schedule)
             sizes = (len(self.rollout_gpus), len(self.slots_per_engine), schedules)
@@ -44,7 +44,7 @@ class Grid:
                 yield near
 
     def apply(self, choice: Choice, policy: SchedulingPolicy, to: Setting) -> Setting:
-        """``to`` with the choice made."""
+        """``to`` with the values of the choice."""
         return replace(
             to,
             schedule=policy.schedules[choice.schedule],
@@ -55,37 +55,37 @@ class Grid:
 
 @dataclass(slots=True, kw_only=True)
 class _Climb:
-    """One policy on its way up."""
+    """The hill climbing of one policy."""
 
     policy: SchedulingPolicy
     best: Choice
     seen: dict[Choice, SimulationResult] = field(default_factory=dict)
 
     def next(self, grid: Grid) -> list[Choice]:
-        """What to look at before the best can be believed."""
+        """Choices still to run before the best one is known to be a local maximum."""
         around = (self.best, *grid.neighbours(self.best, len(self.policy.schedules)))
         return [choice for choice in around if choice not in self.seen]
 
     def note(self, choice: Choice, result: SimulationResult) -> None:
-        """A run is done."""
+        """Record the result of a run."""
         self.seen[choice] = result
         self.best = self.finalists()[0]
 
     def finalists(self) -> list[Choice]:
-        """The best so far, best first."""
+        """The best choices so far, best first."""
         return sorted(self.seen, key=lambda seen: -self.seen[seen].in_batches_per_s)[:_FINALISTS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The best of a policy."""
+    """The best setting of a policy."""
 
     policy: SchedulingPolicy
     setting: Setting
     outcome: SimulationResult
     """Mean over the seeds."""
     trained_per_s: tuple[float, ...]
-    """Of each seed."""
+    """Tokens per second that reached a loss, for each seed."""
     tried: tuple[tuple[Setting, SimulationResult], ...]
     """All short runs."""
 
@@ -106,9 +106,9 @@ def search(
     pool: Executor,
     tick: Callable[[str, int], None],
 ) -> Mapping[str, SearchResult]:
-    """The best of each policy.  ``base`` gives everything else, and the length of the final runs.
+    """Find the best setting of each policy.  ``base`` gives all other values and the length of the final runs.
 
-    ``tick`` hears what was run and how many runs are known to remain.
+    ``tick`` is called after each run with its name and the number of runs known to remain.
     """
     climbs = [_Climb(policy=policy, best=replace(start, schedule=0)) for policy in policies]
     short = replace(base, steps=short_steps)
@@ -131,7 +131,7 @@ def search(
 
 
 def describe(setting: Setting) -> str:
-    """What was chosen, in a few words."""
+    """The chosen values of a setting, as short text."""
     training = setting.gpus - setting.rollout_gpus
     return f"{setting.rollout_gpus}+{training} GPUs, N={setting.slots_per_engine}, k={setting.schedule.interval}"
 
@@ -152,7 +152,7 @@ def _found(
 
 
 def _settled(setting: Setting) -> Setting:
-    """Warm-up until the oldest group in flight started in the steady state: the bound's worth of steps, twice."""
+    """``setting`` with a longer warm-up of 2 · staleness steps: the oldest group then started in the steady state."""
     return replace(setting, warm_up=setting.warm_up + 2 * setting.schedule.staleness)
 
 

@@ -33,7 +33,7 @@ _COLUMNS = (
 
 
 def comparison(found: Mapping[str, SearchResult], ideal: float, title: str) -> Table:
-    """One row for each policy at its best."""
+    """A table with one row for each policy at its best setting."""
     table = Table(title=title, title_justify="left")
     for place, name in enumerate(_COLUMNS):
         table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
@@ -69,7 +69,7 @@ def _ratio(each: SearchResult, to: SearchResult | None) -> str:
 
 
 def checks(verdicts: Sequence[Verdict]) -> Table:
-    """One row for each target."""
+    """A table with one row for each target."""
     table = Table(title="targets", title_justify="left")
     for name in ("", "target", "measured", "required"):
         table.add_column(name)

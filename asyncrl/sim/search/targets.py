@@ -1,4 +1,4 @@
-"""What the defaults must show, checked by ``benchmarks/simulate.py --check``."""
+"""Targets that the defaults must meet, checked by ``benchmarks.simulate --check``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,31 +11,31 @@ from asyncrl.sim.search.search import SearchResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One target, or a figure to read beside one."""
+    """One target, or a figure shown for comparison with one."""
 
     text: str
     value: float
     limit: float | None = None
-    """None: it is only shown."""
+    """The required value; None: the figure is only shown."""
     at_most: bool = False
 
     @property
     def holds(self) -> bool:
-        """Whether the target is met, if it is one."""
+        """Whether the target is met; True for a figure that is only shown."""
         if self.limit is None:
             return True
         return self.value <= self.limit if self.at_most else self.value >= self.limit
 
 
 _TAKEN = 0.99
-"""Of 100 slots; one may be on its way from a sample to the next."""
+"""Share of the slots that must be taken: one of 100 may be between two samples."""
 _DECODING = 0.95
-"""Of 100 slots; generation pauses for 1.3 of some 90 s at each update."""
+"""Share of the slots that must be decoding: generation pauses for 1.3 of some 90 s at each update."""
 _REAL_TIME = 1.0
 
 
 def scale_verdicts(scaled: Scaled) -> tuple[Verdict, ...]:
-    """What ``--scale`` must show: that the engines were full, and that it did not take as long as the real thing."""
+    """Targets of ``--scale``: the engines were full, and the simulation was faster than real time."""
     return (
         Verdict(
             text="share of the slots taken, least of the ends of steps",
@@ -50,7 +50,7 @@ def scale_verdicts(scaled: Scaled) -> tuple[Verdict, ...]:
 def verdicts(
     found: Mapping[str, SearchResult], filtered: Mapping[str, SearchResult], ideal: float
 ) -> tuple[Verdict, ...]:
-    """Every target whose policies were run.  ``filtered``: the same with a filter that rejects half of the groups."""
+    """All targets whose policies were run.  ``filtered``: the same with a filter that rejects half of the groups."""
     rates = {name: each.outcome.trained_per_s for name, each in found.items()}
     ratios = [("wait S=2", SYNC, 2.5), ("wait S=2", ONE_STEP, 2.0), ("wait S=4", SYNC, 3.5)]
     speed = [
@@ -70,7 +70,7 @@ def verdicts(
 
 
 def _masking(name: str, result: SimulationResult, ideal: float) -> list[Verdict]:
-    """The target is about all tokens of trained groups; what the mask costs is shown beside it."""
+    """The target counts all tokens of trained groups; the cost of the mask is shown with it."""
     all_tokens, unmasked = result.in_batches_per_s / ideal, result.trained_per_s / ideal
     return [
         Verdict(text=f"{name}, share of the ideal, all tokens of trained groups", value=all_tokens, limit=0.9),
