@@ -223,7 +223,8 @@ class DirectUpdates:
     def _load(self, updater: Any, group: Any, part: "_Part") -> None:
         if not part.bucket.targets:
             # Invariant: the host waits for this bucket first, with a deadline: a loader may read a value.  The next
-            # broadcast may be in flight, because a loader waits for this stream only.
+            # broadcast may be in flight, because a loader waits for this stream only.  Loaders must launch on this
+            # thread (in 0.5.16 they use others for CPU tensors only), or the buffer could be filled again too early.
             finish(part.flat, group)
             updater.get_model().load_weights(part.bucket.tensors(part.flat))
         else:
