@@ -1,1 +1,1 @@
-"""Who makes tokens, who makes weights, where they run."""
+"""Engines that generate tokens, the trainer that makes weights, and the cluster that they run on."""

@@ -1,4 +1,4 @@
-"""Work that blocks, in a thread that nobody has to wait for."""
+"""Blocking work in a thread that the process does not wait for at its end."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -6,14 +6,17 @@ from threading import Thread
 
 
 def in_daemon_thread(work: Callable[[], None], name: str) -> Future[None]:
-    """Begin ``work``; a process that ends does not wait for it, as it would for ``asyncio.to_thread``."""
+    """Start ``work`` in a daemon thread; the future completes with it, and cannot be cancelled.
+
+    A process that ends does not wait for the thread, as it would with ``asyncio.to_thread``.
+    """
     future: Future[None] = Future()
-    future.set_running_or_notify_cancel()  # from now on nobody can cancel it
+    future.set_running_or_notify_cancel()  # from now on the future cannot be cancelled
 
     def run() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 (handed to who waits)
+        except BaseException as error:  # noqa: BLE001 (raised where the future is awaited)
             future.set_exception(error)
         else:
             future.set_result(None)

@@ -1,6 +1,6 @@
-"""Engines, trainer and weight updates that compute nothing: they keep the same promises, on any clock, in no time.
+"""Fakes of engines, trainer and weight updates: the same contracts, on any event-loop clock, without computing.
 
-For tests of scheduling, never for a run.  A contract test holds the fake and the real engine to the same promises.
+For tests of scheduling, never for a run.  A contract test holds the fake and the real engine to the same contract.
 """
 
 import asyncio
@@ -16,15 +16,16 @@ from asyncrl.errors import EngineError, GpuSharingFailed, UpdateInterrupted
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
 
 VOCABULARY = 64
+"""Vocabulary size of all fakes."""
 
 
 def eight_tokens(request: Request) -> int:
-    """The default length of an answer."""
+    """Return the default length of an answer, in tokens."""
     return 8
 
 
 class FakeEngine:
-    """Writes ``lengths(request)`` pseudo-random tokens, ``chunk`` at a time, at a steady rate.
+    """Generates ``lengths(request)`` pseudo-random tokens, ``chunk`` at a time, at a steady rate.
 
     ``failures`` maps a request id to the error raised after its first chunk.
     """
@@ -85,7 +86,7 @@ class FakeEngine:
         self._going_on.clear()
 
     def go_on(self, weights: Weights) -> None:
-        """Let requests go on, under ``weights``."""
+        """Resume requests, under ``weights``."""
         self._weights = weights
         self._going_on.set()
 
@@ -98,7 +99,7 @@ class FakeEngine:
                 was_interrupted, size = await self._time(size)
                 await self._going_on.wait()
             except asyncio.CancelledError:
-                self._deliver(request, written, 1, weights, on_chunk)  # what was on its way arrives
+                self._deliver(request, written, 1, weights, on_chunk)  # a token that was already on its way
                 raise
             self._deliver(request, written, size, weights, on_chunk)
             if request.request_id in self._failures:
@@ -110,7 +111,7 @@ class FakeEngine:
     def _deliver(
         self, request: Request, written: list[int], size: int, weights: Weights, on_chunk: Callable[[Chunk], None]
     ) -> None:
-        """The next ``size`` tokens, as one chunk."""
+        """Pass the next ``size`` tokens to ``on_chunk`` as one chunk."""
         if size == 0:
             return
         place, last = len(request.token_ids) + len(written), written[-1] if written else request.token_ids[-1]
@@ -121,7 +122,7 @@ class FakeEngine:
         on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=weights.version))
 
     async def _time(self, size: int) -> tuple[bool, int]:
-        """Take the time of ``size`` tokens: whether an interruption came, and how many there are by then."""
+        """Sleep for the time of ``size`` tokens; return whether an interruption came, and the tokens by then."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -133,17 +134,17 @@ class FakeEngine:
 
 
 class FakeUpdater:
-    """Puts new versions into fake engines, with a pause."""
+    """A ``WeightUpdater`` that gives new versions to fake engines, with a pause of ``seconds``."""
 
     def __init__(self, *engines: FakeEngine, seconds: float = 0.1, goes_beside: bool = True) -> None:
         self.published: list[Weights] = []
         self.before_snapshot: Callable[[], None] = lambda: None
         self.rejoined = asyncio.Event()
-        """Set it for an engine that was started again and waits for weights."""
+        """Set by a test to announce a restarted engine that waits for weights."""
         self.interruptions = 0
-        """The next calls of ``publish`` that fail as if an engine was lost."""
+        """The number of next ``publish`` calls that fail as if an engine was lost."""
         self.keeps_copies = True
-        """Whether there is a snapshot still after such a failure."""
+        """Whether the snapshot survives such a failure."""
         self._engines = engines
         self._seconds = seconds
         self._goes_beside = goes_beside
@@ -183,7 +184,10 @@ class FakeUpdater:
 
 
 class FakeGpuSharing:
-    """Takes ``seconds`` for each change, and remembers them; refuses what would fail with real memory."""
+    """A ``GpuSharing`` that takes ``seconds`` for each change of the holder, and records the holders.
+
+    Raises for changes that would fail with real memory.
+    """
 
     def __init__(self, *engines: FakeEngine, seconds: float = 0.1) -> None:
         self.taken: list[str] = []
@@ -208,7 +212,7 @@ class FakeGpuSharing:
     async def acquire_for_generation(self) -> None:
         """See ``GpuSharing.acquire_for_generation``."""
         if self.holder == "trainer":
-            raise AssertionError("engines would serve what was in memory: they get weights first")
+            raise AssertionError("engines must receive weights before they generate")
         await self._pass_to("engines")
 
     async def _pass_to(self, holder: str) -> None:
@@ -219,7 +223,7 @@ class FakeGpuSharing:
 
 
 class FakeTrainer:
-    """Takes ``seconds`` for a step and remembers the batches."""
+    """A ``Trainer`` that takes ``seconds`` for a step and records the batches."""
 
     def __init__(self, seconds: float = 1.0) -> None:
         self.batches: list[Batch] = []
@@ -250,7 +254,7 @@ class FakeTrainer:
 
 
 class FakeCheckpoints:
-    """Takes ``seconds`` to write a checkpoint, beside the caller; keeps those that were written, by step."""
+    """A ``Checkpointer`` that takes ``seconds`` to write in the background, and keeps the written ones by step."""
 
     def __init__(self, seconds: float = 1.0) -> None:
         self.written: dict[int, dict[str, Any]] = {}
@@ -270,14 +274,14 @@ class FakeCheckpoints:
             self.written[step], self._writing = run, None
 
     def found(self, now: float) -> dict[str, Any] | None:
-        """The newest one that is complete at ``now``."""
+        """Return the newest checkpoint that is complete at ``now``."""
         if self._writing is not None and self._writing[0] <= now:
             self.written[self._writing[1]] = self._writing[2]
         return self.written[max(self.written)] if self.written else None
 
 
 class FakePrompts:
-    """Numbered prompts; remembers what was taken."""
+    """A ``PromptSource`` of numbered prompts; counts how many were taken."""
 
     def __init__(self, rows: int = 1_000_000, taken: int = 0) -> None:
         self.taken = taken
@@ -289,12 +293,12 @@ class FakePrompts:
         return self.at(*divmod(self.taken - 1, self._rows))
 
     def at(self, epoch: int, row: int) -> Prompt:
-        """One of them."""
+        """Return the prompt of one row in one epoch."""
         return Prompt(row=row, epoch=epoch, text=str(row), token_ids=(1 + row % (VOCABULARY - 1), 2, 3), label=str(row))
 
 
 class FakeTokenizer:
-    """One number per token."""
+    """A ``Tokenizer`` whose text has one number per token."""
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
@@ -314,5 +318,8 @@ def _logprobs(token_ids: tuple[int, ...], start: int, step: int) -> tuple[float,
 
 
 def _logprob(before: int, token: int, step: int) -> float:
-    """Under the weights that ``step`` training steps made: engine and trainer agree on it, other weights do not."""
-    return -(1 + (before * 13 + token * 7 + step) % 97) / 128  # which 4 bytes hold exactly
+    """Return the log-prob of ``token`` after ``before``, under the weights of training step ``step``.
+
+    Engine and trainer agree on it; other weights give another one.
+    """
+    return -(1 + (before * 13 + token * 7 + step) % 97) / 128  # exact in a float32

@@ -1,4 +1,4 @@
-"""Asking trainer and engines at once: one deadline for all, and one error that names who it was."""
+"""Concurrent requests to trainer and engines, with one deadline and one error that names the member that failed."""
 
 import asyncio
 from collections.abc import Coroutine, Mapping
@@ -14,7 +14,7 @@ async def ask_one[T](
     timeout_s: float,
     kind: type[AsyncRLError] = WeightUpdateFailed,
 ) -> T:
-    """Ask a single one as ``gather`` does; return the answer."""
+    """Run ``work`` of the single member ``who`` as ``gather`` does; return its answer."""
     answers: list[T] = []
 
     async def answer() -> None:
@@ -30,7 +30,11 @@ async def gather(
     timeout_s: float,
     kind: type[AsyncRLError] = WeightUpdateFailed,
 ) -> None:
-    """Run all of ``work`` within the deadline, or raise one ``kind`` that names who did not do it."""
+    """Run all of ``work``, by member, within ``timeout_s`` seconds.
+
+    Raises one ``kind`` that names ``doing`` and the member that failed first, or the members that did not answer in
+    time.  The others are cancelled.
+    """
     waiting = set(work)
     failed: dict[str, AsyncRLError] = {}
 

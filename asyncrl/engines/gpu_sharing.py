@@ -1,15 +1,17 @@
-"""Trainer and engines that have the same GPUs, one after the other.
+"""Time-sharing of the same GPUs between trainer and engines.
 
-             engines                                trainer
+    holder   engines                                trainer
     trainer  nothing on the GPUs ◀── release        weights, gradients, optimizer ◀── from host memory
-    update   weights             ◀── resume         weights; the rest goes to host memory
-    engines  weights and caches  ◀── resume         nothing: the weights go to host memory, too
+    update   weights             ◀── resume         weights; the rest moves to host memory
+    engines  weights and caches  ◀── resume         nothing: the weights move to host memory, too
 
-What stays on a GPU in either turn: both processes' CUDA contexts, NCCL's buffers, and what is neither weights,
-gradients nor optimizer (``engines/megatron/train/offload``); on the engines' side what SGLang leaves out of its memory
-saver.
+Some memory stays on a GPU whoever holds it:
 
-Knows neither HTTP nor torch: engines and trainer are Protocols.
+- Both processes' CUDA contexts and NCCL's buffers.
+- The trainer's memory other than weights, gradients and optimizer (``engines/megatron/train/offload``).
+- The engines' memory that SGLang does not allocate in its memory saver.
+
+Uses neither HTTP nor torch: engines and trainer are Protocols.
 """
 
 import logging
@@ -24,46 +26,47 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS: Sequence[str] = ("weights",)
 CACHES: Sequence[str] = ("kv_cache", "cuda_graph")
-"""What SGLang calls the parts of its memory."""
+"""SGLang's tags for the parts of its memory."""
 
 GpuHolder = Literal["trainer", "update", "engines"]
+"""The current holder of the GPUs; ``update`` while trainer and engines both have their weights there."""
 
 
 class MemoryLender(Protocol):
-    """One engine's side.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
+    """One engine's side of the sharing.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
 
     url: str
 
     async def empty(self) -> None:
-        """Return once there is no request, and no cache of one."""
+        """Return once the engine has no requests and has flushed their KV cache."""
 
     async def release(self, parts: Sequence[str]) -> None:
-        """Give memory back, with what is in it.  Kills the engine if it has a request."""
+        """Release GPU memory and its contents.  Kills the engine if it has a request."""
 
     async def resume(self, parts: Sequence[str]) -> None:
-        """Take memory that was given back; there is nothing of use in it."""
+        """Allocate released GPU memory again; its contents are undefined."""
 
 
 class MemoryOwner(Protocol):
-    """The trainer's side.  Raises TrainerFailed."""
+    """The trainer's side of the sharing.  Every method raises TrainerFailed."""
 
     async def fetch(self) -> None:
-        """Everything into the GPUs' memory."""
+        """Move all of the trainer's memory to the GPUs."""
 
     async def put_away_optimizer(self) -> None:
-        """Optimizer into host memory, gradients nowhere."""
+        """Move the optimizer to host memory and free the gradients."""
 
     async def put_away_weights(self) -> None:
-        """The weights into host memory."""
+        """Move the weights to host memory."""
 
 
 class SharedGpus:
-    """``GpuSharing`` of a trainer and all engines.  One call at a time."""
+    """``GpuSharing`` of a trainer and all engines.  At most one call at a time."""
 
     def __init__(
         self, engines: Sequence[MemoryLender], trainer: MemoryOwner, *, holder: GpuHolder, timeout_s: float
     ) -> None:
-        """``holder`` is whose it is now; ``timeout_s`` is for each thing that engines and trainer are asked for."""
+        """Start with the GPUs at ``holder``; ``timeout_s`` is the deadline of each request to engines and trainer."""
         self.holder: GpuHolder = holder
         self._engines = tuple(engines)
         self._trainer = trainer
@@ -74,7 +77,7 @@ class SharedGpus:
         if self.holder == "trainer":
             return
         if self.holder == "update":
-            raise AssertionError("engines get new weights after each step, before the next one")
+            raise AssertionError("engines must receive the new weights before the next training step")
         start = loop_time()
         await give_back(self._engines, self._timeout_s)
         await self._ask("fetching the trainer's memory", self._trainer.fetch())
@@ -96,7 +99,7 @@ class SharedGpus:
         if self.holder == "engines":
             return
         if self.holder == "trainer":
-            raise AssertionError("engines would serve what was in memory: they get weights first")
+            raise AssertionError("engines must receive weights before they generate")
         start = loop_time()
         await self._ask("putting the weights away", self._trainer.put_away_weights())
         await self._all("resuming caches", lambda engine: engine.resume(CACHES))
@@ -114,7 +117,7 @@ class SharedGpus:
 
 
 async def give_back(engines: Sequence[MemoryLender], timeout_s: float) -> None:
-    """Have engines without requests give back all that they can.  Raises GpuSharingFailed."""
+    """Have engines without requests release all the memory that they can.  Raises GpuSharingFailed."""
     await _all(engines, "emptying engines", lambda engine: engine.empty(), timeout_s)
     await _all(engines, "releasing memory", lambda engine: engine.release((*WEIGHTS, *CACHES)), timeout_s)
 

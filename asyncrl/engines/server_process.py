@@ -1,4 +1,4 @@
-"""Server processes that we start: they log to a file, die with their parent, and leave nothing behind."""
+"""Server processes that log to a file, die with their parent, and leave no child process behind."""
 
 import ctypes
 import os
@@ -15,29 +15,33 @@ from asyncrl.errors import ServerFailed
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LIBC = ctypes.CDLL(None)  # opened here: between fork and exec, loading a library may deadlock
 _KILL_S = 5.0
-"""For the kernel to collect killed processes; more than this means one is stuck in a driver."""
+"""Seconds for the kernel to remove killed processes.  A process that takes longer is stuck in a driver."""
 _TAIL_BYTES = 65_536
+"""Bytes at the end of the log that are searched for the cause of a failure."""
 _ENDS_ITSELF = ("sigquit received", "received sigquit", "triggering sigquit")
-"""SGLang's log has one of them when a child of it has failed: it then sends SIGKILL to all of its processes."""
+"""Texts of SGLang's log, one of which appears when a child has failed.
+
+SGLang then sends SIGKILL to all of its processes.
+"""
 _REASONS = (
-    re.compile(r"^\S*(Error:?|Exception:|what\(\):)(\s|$)|crashed with exit code -9"),  # -9: nobody else knows of that
+    re.compile(r"^\S*(Error:?|Exception:|what\(\):)(\s|$)|crashed with exit code -9"),  # -9: logged nowhere else
     re.compile(r"crashed with exit code"),
     re.compile(r"(^|\s)[\w.]*error:", re.IGNORECASE),
 )
-"""What says why, the best first: an exception or a child that was killed, another that ended, a mention."""
+"""Patterns of lines that name a cause, best first: an exception or a killed child, a child that ended, "error:"."""
 _MOST_SHOWN = 300
-"""Characters of a line of the log."""
+"""Characters of a log line that an error message quotes at most."""
 
 
 class ServerProcess:
-    """A running server, in a session of its own, with all the processes it starts.
+    """A running server, in a new session, with all the processes that it starts.
 
-    The kernel kills the server when the *thread* that made this object ends, so make it in a thread that lives as long
-    as the server should.  Safe to use from one thread at a time.
+    The kernel kills the server when the *thread* that created this object ends, so create it in a thread that lives as
+    long as the server should.  Use it from one thread at a time.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
-        """Start it.  ``environment`` is added to ours.  Raises ServerFailed."""
+        """Start the server.  ``environment`` is added to this process's.  Raises ServerFailed."""
         self.name = name
         self.log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +70,10 @@ class ServerProcess:
         return self._process.poll() is None
 
     def raise_if_dead(self) -> None:
-        """Raises ServerFailed with the line of the log that says why; of a SIGKILL from elsewhere it does not know."""
+        """Raise ServerFailed, with the cause from the log, if the server has ended.
+
+        The error has no cause for a SIGKILL from elsewhere, which leaves nothing in the log.
+        """
         code = self._process.poll()
         if code is not None:
             how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
@@ -76,9 +83,9 @@ class ServerProcess:
             raise ServerFailed(f"{self.name} {how}{why} (log: {self.log_path})")
 
     def stop(self) -> None:
-        """Kill the server and everything it started; return when they are gone.  Safe to call twice.
+        """Kill the server and all processes it started; return when they are gone.  Safe to call twice.
 
-        SIGKILL at once: SGLang's graceful shutdown takes many seconds and there is nothing on the server to lose.
+        Sends SIGKILL at once: SGLang's graceful shutdown takes many seconds, and the server has nothing to save.
         """
         family = self._family()
         for process in family:
@@ -90,18 +97,18 @@ class ServerProcess:
         self._process.poll()
 
     def tail(self, num_lines: int = 20) -> str:
-        """The last lines that it wrote."""
+        """Return the last lines of the server's log."""
         return "\n".join(self._text().splitlines()[-num_lines:])
 
     def cause(self) -> str:
-        """The line of the log's end that most likely says what went wrong."""
+        """Return the line near the end of the log that most likely names the cause."""
         lines = [line.strip() for line in self.tail(200).splitlines() if line.strip()]
         told = ([line for line in lines if reason.search(line)] for reason in _REASONS)
         line = next(filter(None, told), lines or ["nothing in the log"])[-1]
         return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
 
     def _text(self) -> str:
-        """The end of what it wrote; what is before is of a server that was started earlier."""
+        """Return the end of this server's log; the file may begin with the log of an earlier start."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self._log_began, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -110,7 +117,10 @@ class ServerProcess:
             return ""
 
     def _family(self) -> list[psutil.Process]:
-        """The session's processes.  By session, not by parent: a child whose parent died is not lost."""
+        """Return the session's processes.
+
+        They are found by session and not by parent, so that a child whose parent died is included.
+        """
         family = []
         for process in psutil.process_iter():
             try:
@@ -122,6 +132,6 @@ class ServerProcess:
 
 
 def _die_with_parent() -> None:
-    # Invariant: between fork and exec only this call.  Another thread of the parent may have held any lock, of memory
-    # or of an import, and the copy of that lock is never released here.
+    # Invariant: this call is the only one between fork and exec.  Another thread of the parent may have held any lock
+    # (malloc's, the import lock), and the child's copy of that lock is never released.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

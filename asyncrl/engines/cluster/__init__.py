@@ -1,1 +1,1 @@
-"""Where engines, router and trainer ranks run: Ray actors, one per process."""
+"""Ray actors for engines, router and trainer ranks, one per process, and their supervision."""

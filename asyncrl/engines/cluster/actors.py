@@ -1,6 +1,6 @@
-"""What runs inside Ray's worker processes.  Plain classes; ``placement.py`` makes actors of them.
+"""Classes that run inside Ray's worker processes; ``placement.py`` makes actors of them.
 
-An actor runs its methods on one thread, in order of calling; ``BESIDE`` is another thread of a trainer rank.
+An actor runs its methods on one thread, in the order of the calls.  A trainer rank has a second thread, ``BESIDE``.
 """
 
 import gc
@@ -17,26 +17,33 @@ from asyncrl.engines.server_process import ServerProcess
 from asyncrl.internals import naming_imports
 
 BESIDE = "beside"
-"""Ray's concurrency group for what cannot wait until a rank has trained.  Where an actor has such a group, its other
-methods have a thread of their own, too, always the same, instead of the main thread."""
+"""Ray's concurrency group for calls that cannot wait until a training step has ended.
+
+In an actor with such a group, all other methods also leave the main thread: they run on one dedicated thread, always
+the same.
+"""
 PORTS = range(20_000, 32_000)
-"""Between the range that Ray gives to its workers (to 19,999) and the one that the kernel gives to outgoing connections
-(from 32,768 on): a port chosen now is listened on only when its server has loaded, and must still be free then."""
+"""Ports for servers.
+
+They lie between Ray's range for its workers (to 19,999) and the kernel's for outgoing connections (from 32,768).  A
+server listens on its port only once it has loaded, and the port must still be free then.
+"""
 
 
 class NetworkPlace:
-    """Where an actor can be reached."""
+    """The network address and free ports of an actor's node."""
 
     def address(self) -> str:
-        """Of the node, as the other nodes see it."""
+        """Return the node's IP address, as other nodes see it."""
         import ray
 
         return str(ray.util.get_node_ip_address())
 
     def free_ports(self, count: int, share: int = 0, num_shares: int = 1) -> tuple[int, ...]:
-        """TCP ports that nobody listens on now; all different.
+        """Return ``count`` different TCP ports that no process listens on now.
 
-        Actors of a run may share a node and ask at the same time: those with other ``share`` never get the same ports.
+        Actors of a run may share a node and ask at the same time.  Actors with different ``share`` never get the same
+        port.
         """
         ours = PORTS[share::num_shares]
         candidates = random.sample(ours, len(ours))
@@ -44,7 +51,7 @@ class NetworkPlace:
 
 
 class ServerActor(NetworkPlace):
-    """Starts one server process and watches over it; the server dies with the actor."""
+    """Starts one server process and reports whether it is alive; the server dies with the actor."""
 
     def __init__(self) -> None:
         self._server: ServerProcess | None = None
@@ -54,43 +61,44 @@ class ServerActor(NetworkPlace):
         self._server = ServerProcess(name, arguments, environment, log_path)
 
     def check(self) -> None:
-        """Raises ServerFailed, with the cause from the log, when the server has ended."""
+        """Raise ServerFailed, with the cause from the log, if the server has ended."""
         if self._server is not None:
             self._server.raise_if_dead()
 
     def stop(self) -> None:
-        """End the server and everything that it started."""
+        """End the server and all processes that it started."""
         if self._server is not None:
             self._server.stop()
 
 
 class RankActor(NetworkPlace):
-    """One trainer rank: ``start`` makes a ``MegatronRank``, ``call`` has it do what ``RayTrainer`` asks for."""
+    """One trainer rank: ``start`` creates a ``MegatronRank``, ``call`` calls its methods for ``RayTrainer``."""
 
     def gpus(self) -> tuple[str, ...]:
-        """Those that Ray gave to this actor, as ``CUDA_VISIBLE_DEVICES`` calls them."""
+        """Return the GPUs that Ray gave to this actor, as in ``CUDA_VISIBLE_DEVICES``."""
         import ray
 
         return tuple(map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"]))
 
     def start(self, settings: TrainerSettings, rank: int, world_size: int, address: str, port: int) -> str:
-        """Load the model and join the other ranks; say whose layers it has."""
-        # SGLang sets this to 0 in its own processes; unless both sides agree, the first broadcast fails.
+        """Load the model and join the other ranks; return which implementation of layers it uses."""
+        # SGLang sets this to 0 in its processes; unless both sides agree, the first broadcast fails.
         os.environ["NCCL_CUMEM_ENABLE"] = "0"
-        # Set and reset for each update group; one that is new then may move the others under native threads.
+        # Invariant: the variable exists before any native thread.  Each update group sets and resets it; adding it then
+        # could move the environment while native threads read it.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "0")
-        if settings.device == "cpu":  # Ray hides no GPU from an actor that asked for none
+        if settings.device == "cpu":  # Ray hides no GPU from an actor that requested none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         with naming_imports():
             from asyncrl.engines.megatron.rank import MegatronRank
 
         self._rank = MegatronRank(settings, rank, world_size, address, port)
         gc.collect()
-        gc.freeze()  # a full collection takes 0.3 s, perhaps within a weight update; a step leaves nothing to collect
+        gc.freeze()  # a full collection takes 0.3 s, possibly during a weight update, and a step leaves it no garbage
         return self._rank.layers
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the rank, on the thread of the group that the caller names, or else on the other one."""
+        """Call a method of the rank, on the thread of the caller's concurrency group, by default the main group's."""
         return getattr(self._rank, method)(*args)
 
 

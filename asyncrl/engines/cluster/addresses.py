@@ -1,4 +1,4 @@
-"""Where the servers and the trainer of a run listen: on one node, at the loopback interface alone."""
+"""The addresses on which the servers and the trainer of a run listen; on a single node only the loopback interface."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from asyncrl.errors import ServerFailed
 
 
 class Addresses:
-    """Asks actors for addresses.  Each engine has its own share of the ports, then the router, then the trainer: actors
-    of one node that ask at the same time never get the same.
+    """Asks actors for their addresses.  Every method raises ServerFailed.
 
-    Every method raises ServerFailed.
+    Each engine, the router and the trainer have separate shares of the ports.  Actors of one node that ask at the same
+    time therefore never get the same port.
     """
 
     def __init__(self, num_engines: int, *, is_single_node: bool, timeout_s: float) -> None:
@@ -20,17 +20,17 @@ class Addresses:
         self._timeout_s = timeout_s
 
     async def engine(self, actor: Any, number: int) -> tuple[str, int, int]:
-        """Host, port, and the port where its ranks meet."""
+        """Return an engine's host, its port, and the port of its ranks' rendezvous."""
         host, (port, nccl_port) = await self._of(actor, 2, number)
         return host, port, nccl_port
 
     async def router(self, actor: Any) -> tuple[str, int, int]:
-        """Host, port, and the port of its metrics."""
+        """Return the router's host, its port, and the port of its metrics."""
         host, (port, prometheus_port) = await self._of(actor, 2, self._num_engines)
         return host, port, prometheus_port
 
     async def rank(self, actor: Any) -> tuple[str, int]:
-        """Host of a trainer rank, which may train, and a port."""
+        """Return the host of a trainer rank and a free port there; possible while the rank trains."""
         host, (port,) = await self._of(actor, 1, self._num_engines + 1, concurrency_group=BESIDE)
         return host, port
 

@@ -1,4 +1,4 @@
-"""Waiting for actors: each call has a deadline, and whatever goes wrong has a name."""
+"""Awaiting calls of actors: each has a deadline, and every failure becomes one of our errors."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -12,9 +12,9 @@ INTERNALS = (Internal(name="ray.exceptions.RayTaskError", attributes=("cause",),
 
 
 async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLError] = TrainerFailed) -> Any:
-    """The answer of an actor.  Our own errors pass as they are; everything else becomes a ``kind``.
+    """Return the answer of an actor.  Our own errors propagate unchanged; every other failure becomes a ``kind``.
 
-    ``what`` says who was asked for what.
+    ``what`` names the actor and the call in error messages.
     """
     import ray
 
@@ -32,7 +32,7 @@ async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLErr
 
 
 async def together(calls: Sequence[Awaitable[Any]]) -> list[Any]:
-    """All answers, or the first error, without waiting for those that would never answer."""
+    """Return all answers, or raise the first error without waiting for calls that would never answer."""
     with plainly():
         async with asyncio.TaskGroup() as asking:
             tasks = [asking.create_task(_await(call)) for call in calls]

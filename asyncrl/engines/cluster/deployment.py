@@ -1,9 +1,9 @@
-"""Places and starts everything that a run needs: engines, router, trainer ranks, and the group that weights go through.
+"""Placement and start of everything that a run needs: engines, router, trainer ranks, and the weight-update group.
 
 placement ──▶ engines (SGLang) ──▶ router ─┐
          └──▶ trainer ranks (Megatron) ────┴──▶ weight-update group
 
-Where they share GPUs, ranks load when the engines have loaded, measured the memory that there is, and given it back.
+On shared GPUs the ranks load last: after the engines have loaded, measured the free memory, and released theirs.
 """
 
 import asyncio
@@ -47,32 +47,32 @@ from asyncrl.types import Weights
 logger = logging.getLogger(__name__)
 
 LOOK_S = 3.0
-"""For a server whose connections are closed to be seen dead."""
+"""Seconds for a server whose connections are closed to be found dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What to start."""
+    """The settings of a deployment."""
 
     cluster: ClusterConfig
-    """How many of everything; its ``device`` is settled in ``trainer``."""
+    """The numbers of engines, ranks and GPUs.  The device is the one of ``trainer``, where "auto" is resolved."""
     failures: FailureConfig
     trainer: TrainerSettings
-    """Engines serve its model, on the same kind of device and in the same dtype."""
+    """The trainer's settings.  Engines serve its model, on the same kind of device and in the same dtype."""
     server_flags: Mapping[str, str | bool] = field(default_factory=dict)
     router_flags: Mapping[str, str | bool] = field(default_factory=dict)
     logs: Path
     """Folder for the servers' output."""
     origin: Origin | None = None
-    """The trainer's first weights, when not those of the model's folder."""
+    """The checkpoint of the trainer's first weights; None for the weights in the model's folder."""
     pause_mode: PauseMode = "in_place"
-    """What an update does to requests in flight."""
+    """The effect of a weight update on requests in flight."""
     disk: Path | None = None
-    """Folder that is not there yet, through which weights go to the engines; None: they are broadcast."""
+    """Folder, not existing yet, through which weights reach the engines; None to broadcast them."""
 
     @property
     def ranks_per_engine(self) -> int:
-        """The tensor parallel size of an engine, which on a CPU is one process."""
+        """The tensor-parallel size of an engine; 1 on a CPU."""
         return self.cluster.rollout_num_gpus_per_engine if self.trainer.device == "cuda" else 1
 
     @property
@@ -84,7 +84,7 @@ class Deployment:
 
     @property
     def layout(self) -> Layout:
-        """Who is to be placed."""
+        """The processes to place, and their GPUs."""
         return Layout(
             device=self.trainer.device,
             num_ranks=self.cluster.num_trainer_ranks,
@@ -97,7 +97,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """What was started and is ready."""
+    """A deployment that is ready."""
 
     engine: SGLangEngine
     trainer: RayTrainer
@@ -106,14 +106,14 @@ class Running:
     servers: tuple[Server, ...]
     supervisor: EngineSupervisor
     give_up: Callable[[], None]
-    """End the ranks, for another deployment in the same session; a run leaves that to Ray's end."""
+    """Ends the ranks, for another deployment in the same session; a run leaves this to Ray's shutdown."""
     gpu_sharing: GpuSharing | None = None
-    """On shared GPUs; the trainer's turn comes first."""
+    """The time-sharing of the GPUs, which the trainer holds first; None if trainer and engines have separate GPUs."""
     plugins: Mapping[str, EnginePlugins | None] = field(default_factory=dict)
-    """Ours in each engine, by the engine's name; None where one did not say."""
+    """Our plug-ins in each engine, by the engine's name; None if the engine did not answer."""
 
     async def serve(self, weights: Weights) -> None:
-        """Have all engines, which have no requests, serve the trainer's present weights as ``weights``.
+        """Have all engines, which have no requests, serve the trainer's current weights as ``weights``.
 
         Raises WeightUpdateFailed or GpuSharingFailed.
         """
@@ -125,36 +125,42 @@ class Running:
             await self.gpu_sharing.acquire_for_generation()
 
     async def _update(self, weights: Weights) -> None:
-        """From the beginning, when an engine is lost meanwhile."""
+        """Update the weights; start over if an engine is lost meanwhile."""
         while True:
             try:
                 await self.updater.snapshot()
                 await self.updater.publish(weights)
             except UpdateInterrupted as error:
-                logger.warning("the weight update begins anew: %s", error)
+                logger.warning("the weight update starts over: %s", error)
             else:
                 return
 
     async def look_for_the_dead(self) -> None:
-        """Raises ServerFailed if a server has ended, or is about to."""
+        """Raise ServerFailed if a server has ended, or ends within ``LOOK_S`` seconds."""
         await _look_for_the_dead(self.servers)
 
     async def watch(self) -> None:
-        """Start engines again that end.  Raises ServerFailed when too many did, or the router; runs until cancelled."""
+        """Restart engines that end; run until cancelled.
+
+        Raises ServerFailed if the router ends, or an engine after the last permitted restart.
+        """
         engines = [engine.server for engine in self.supervisor.engines]
         others = [server.watch() for server in self.servers if server not in engines]
         await together([*others, self.supervisor.keep()])
 
 
 def pick_device(ray: ModuleType, wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """The device to run on: GPUs where the cluster has some, unless told otherwise."""
+    """Return the device to run on; ``auto`` chooses GPUs if the cluster has any."""
     if wanted == "auto":
         return "cuda" if ray.cluster_resources().get("GPU", 0) else "cpu"
     return wanted
 
 
 async def _look_for_the_dead(servers: Sequence[Server]) -> None:
-    """A process that is killed closes its connections some time before it can be seen dead.  Raises ServerFailed."""
+    """Watch the servers for ``LOOK_S`` seconds.  Raises ServerFailed if one has ended.
+
+    A killed process closes its connections some time before it can be found dead.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LOOK_S):
             await together([server.watch() for server in servers])
@@ -164,8 +170,8 @@ async def _look_for_the_dead(servers: Sequence[Server]) -> None:
 async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str], None]) -> AsyncIterator[Running]:
     """Start everything and wait until it is ready; stop the servers afterwards, however the body ends.
 
-    ``phase`` is told what is being waited for.  Raises ConfigError, ServerFailed, TrainerFailed, GpuSharingFailed or
-    WeightUpdateFailed.
+    ``phase`` is called with a description of each phase.  Raises ConfigError, ServerFailed, TrainerFailed,
+    GpuSharingFailed or WeightUpdateFailed.
     """
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(HttpClient())
@@ -177,7 +183,7 @@ async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str
 
 
 class _Builder:
-    """Starts one deployment in the room reserved for it; remembers what it started."""
+    """Starts one deployment on its reserved resources, and keeps track of what it started."""
 
     def __init__(
         self, placement: Placement, deployment: Deployment, http: HttpClient, phase: Callable[[str], None]
@@ -198,7 +204,7 @@ class _Builder:
         self._at_the_end = contextlib.AsyncExitStack()
 
     async def build(self) -> Running:
-        """Start it all; engines and ranks load at the same time."""
+        """Start engines, router and ranks, and connect them."""
         cluster, failures = self._cluster, self._failures
         self._phase(f"loading the model: {cluster.num_engines} SGLang, {cluster.num_trainer_ranks} Megatron")
         try:
@@ -229,7 +235,10 @@ class _Builder:
         )
 
     async def _loaded(self) -> tuple[tuple[StartedEngine, ...], str | None, tuple[Any, ...]]:
-        """Engines, the router's URL, and ranks: all at the same time, or on shared GPUs one after the other."""
+        """Load engines and ranks; return the engines, the router's URL and the ranks.
+
+        They load at the same time, except on shared GPUs, where the ranks load after the engines.
+        """
         ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(self._cluster.num_trainer_ranks))
         if not self._cluster.colocate:
             (engines, router_url), _ = await together([self._engines([]), self._load(ranks)])
@@ -245,19 +254,20 @@ class _Builder:
         return engines, router_url, ranks
 
     async def stop(self) -> None:
-        """End every server, and remove what was for them."""
+        """End every server, and remove the folder of weights, if there is one."""
         async with self._at_the_end:
             await together([server.stop() for server in self._servers])
 
     # ---- engines and router
 
     async def _engines(self, gpus: Sequence[Sequence[str]]) -> tuple[tuple[StartedEngine, ...], str | None]:
-        """The engines, and the URL of the router if there is one; all of them ready.
+        """Start the engines and, if configured, the router; return the engines and the router's URL once ready.
 
-        ``gpus`` are those of each rank, where engines share them.
+        ``gpus`` are the GPUs of each rank if engines share them, otherwise empty.
         """
         cluster = self._cluster
-        # Now, for its process takes seconds to start; the router itself would ask in vain for engines that load.
+        # Only the router's actor starts now, because its process takes seconds.  The router itself starts later: it
+        # would probe engines that are still loading.
         router = self._server("router", self._placement.anywhere(ServerActor)) if cluster.use_router else None
         engines = await together([self._engine(number, gpus) for number in range(cluster.num_engines)])
         said = {name: each for name, each in self._plugins.items() if each is not None}
@@ -297,7 +307,10 @@ class _Builder:
         return StartedEngine(url=url, server=server, start=start, probe=probe)
 
     async def _first_start(self, start: Callable[[], Awaitable[None]]) -> None:
-        """Raises ServerFailed, which says so where an engine that gives its memory back lacks its plug-in for that."""
+        """Start an engine for the first time.
+
+        Raises ServerFailed, with a hint if the engine must release memory and lacks the plug-in for it.
+        """
         try:
             await start()
         except ServerFailed as error:
@@ -308,7 +321,7 @@ class _Builder:
     async def _plugins_of(self, server: Server, control: EngineControl) -> EnginePlugins | None:
         try:
             return await control.plugins()
-        except EngineError as error:  # who watches the server says why, if it has ended
+        except EngineError as error:  # if the server has ended, the supervisor reports the cause
             logger.warning("%s did not say which plug-ins of asyncrl it has: %s", server.name, error)
             return None
 
@@ -332,7 +345,7 @@ class _Builder:
         await answered(call, f"starting {server.name}", self._cluster.start_timeout_s, ServerFailed)
 
     async def _ready(self, server: Server, waiting: Awaitable[None]) -> None:
-        """Wait until the server is ready.  Raises ServerFailed when it has ended, or is not in time."""
+        """Wait until the server is ready.  Raises ServerFailed if it ends, or is not ready in time."""
         try:
             with plainly():
                 async with asyncio.TaskGroup() as tasks:
@@ -359,7 +372,7 @@ class _Builder:
         return RayTrainer(ranks, train_timeout_s=failures.train_timeout_s, control_timeout_s=failures.control_timeout_s)
 
     async def _every(self, ranks: Sequence[Any], what: str, ask: Callable[[Any, int], Any]) -> list[Any]:
-        """The answers of all ranks, asked at once."""
+        """Ask all ranks at once and return their answers."""
         timeout_s = self._cluster.start_timeout_s
         calls = [
             answered(ask(actor, rank), f"trainer rank {rank}, {what}", timeout_s) for rank, actor in enumerate(ranks)

@@ -1,10 +1,10 @@
-"""Which process gets which GPUs of the cluster: room for all of them is reserved before the first one starts.
+"""Placement of processes on the cluster's GPUs, all reserved before the first process starts.
 
     apart     tensor-parallel ranks │ tensor-parallel ranks │ ... │ engine on its GPUs │ engine on its GPUs │ ...
     shared    engine and its ranks │ engine and its ranks │ ...
 
-Ray has a bundle on one machine, and gives a GPU to one actor alone.  Shared ones belong to the ranks; their engine is
-told which they are.
+Ray places a bundle on one machine, and gives a GPU to one actor only.  Shared GPUs belong to the ranks; their engine
+gets the GPUs' ids.
 """
 
 import logging
@@ -26,36 +26,39 @@ INTERNALS = (Internal(name="ray._private.state.GlobalState", attributes=("bundle
 logger = logging.getLogger(__name__)
 
 TOGETHER_S = 20.0
-"""For machines that have room for whole tensor-parallel groups; Ray answers in a second where it is free."""
+"""Seconds to wait for machines with room for whole tensor-parallel groups.  Ray answers within 1 s if there is room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Who is to be placed."""
+    """The processes to place, and their GPUs."""
 
     device: Literal["cpu", "cuda"]
-    """On a CPU everything is placed in the same way, without GPUs."""
+    """The kind of device.  On a CPU everything is placed in the same way, without GPUs."""
     num_ranks: int
     num_engines: int
     gpus_per_engine: int
     is_shared: bool
-    """Engine i has the GPUs of as many ranks as it needs, in order."""
+    """Whether engine i uses the GPUs of the next ``gpus_per_engine`` ranks, in order."""
     tensor_parallel: int = 1
-    """So many ranks in a row share every layer: the network between two machines would be in each of them."""
+    """The number of consecutive ranks that share every layer.
+
+    On two machines, each layer would send data over the network between them.
+    """
 
     @property
     def ranks_together(self) -> int:
-        """Those of one bundle."""
+        """The number of ranks in one bundle."""
         return lcm(self.tensor_parallel, self.gpus_per_engine if self.is_shared else 1)
 
     @property
     def num_rank_bundles(self) -> int:
-        """Of the bundles, those with ranks; they come first."""
+        """The number of bundles with ranks, which come first."""
         return self.num_ranks // self.ranks_together
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """What Ray is asked for."""
+        """The resources of each bundle, as requested from Ray."""
         together = self.ranks_together
         beside = together // self.gpus_per_engine if self.is_shared else 0
         ranks = [self._bundle(together, together + beside)] * self.num_rank_bundles
@@ -66,7 +69,7 @@ class Layout:
 
 
 class Placement:
-    """Reserved room.  Actors take theirs when they are made."""
+    """Reserved resources.  Each actor takes its share when it is created."""
 
     def __init__(self, ray: ModuleType, layout: Layout, group: Any) -> None:
         self._ray = ray
@@ -77,12 +80,12 @@ class Placement:
         self.is_single_node = sum(node["Alive"] for node in ray.nodes()) == 1
 
     def rank(self, kind: type, rank: int) -> Any:
-        """An actor of ``kind`` for a trainer rank, with its GPU."""
+        """Create an actor of ``kind`` for a trainer rank, with its GPU."""
         bundle = self._rank_bundles[rank // self._layout.ranks_together]
         return self._actor(self._ray.remote(concurrency_groups={BESIDE: 1})(kind), bundle, gpus=1)
 
     def engine(self, kind: type, number: int) -> Any:
-        """An actor for an engine, with its GPUs, or beside the ranks that have them."""
+        """Create an actor for an engine, with its GPUs or, if shared, in the bundle of the ranks that have them."""
         layout = self._layout
         if layout.is_shared:
             bundle = self._rank_bundles[number * layout.gpus_per_engine // layout.ranks_together]
@@ -90,11 +93,11 @@ class Placement:
         return self._actor(self._ray.remote(kind), layout.num_rank_bundles + number, gpus=layout.gpus_per_engine)
 
     def anywhere(self, kind: type) -> Any:
-        """An actor that needs nothing."""
+        """Create an actor that needs no reserved resources."""
         return self._ray.remote(kind).options(num_cpus=0).remote()
 
     def give_up(self) -> None:
-        """End trainer ranks and engines, and free their room; the router is outside of it."""
+        """End trainer ranks and engines, and free their resources.  The router has no reserved resources."""
         self._ray.util.remove_placement_group(self._group)
 
     def _actor(self, remote: Any, bundle: int, gpus: int) -> Any:
@@ -110,10 +113,12 @@ class Placement:
 
 
 async def reserve(ray: ModuleType, layout: Layout, timeout_s: float, together_s: float = TOGETHER_S) -> Placement:
-    """Wait for room.  Raises ConfigError if the cluster is too small, ServerFailed if it is taken.
+    """Reserve resources for ``layout``.
 
-    Tensor-parallel ranks are placed one by one where machines with room for all of a group are not found in
-    ``together_s``: they work as well, and slower.
+    Raises ConfigError if the cluster is too small, or ServerFailed if its resources are not free within ``timeout_s``.
+
+    If no machines with room for whole tensor-parallel groups are found within ``together_s``, ranks are placed one by
+    one.  They work as well, but slower.
     """
     needed, total = _sum(layout.bundles), ray.cluster_resources()
     if any(total.get(kind, 0) < count for kind, count in needed.items()):
@@ -127,7 +132,7 @@ async def reserve(ray: ModuleType, layout: Layout, timeout_s: float, together_s:
         except ServerFailed:
             logger.warning(
                 "no machines were found with room for %d trainer ranks each (tensor-model-parallel-size %d): "
-                "ranks that share layers may be on several",
+                "ranks that share layers may be on several machines, which is slower",
                 layout.ranks_together,
                 layout.tensor_parallel,
             )
@@ -139,7 +144,7 @@ async def reserve(ray: ModuleType, layout: Layout, timeout_s: float, together_s:
 
 
 async def _group(ray: ModuleType, layout: Layout, timeout_s: float) -> Any:
-    """Ray's group of reserved bundles.  Raises ServerFailed."""
+    """Return Ray's placement group of reserved bundles.  Raises ServerFailed."""
     group = ray.util.placement_group(layout.bundles, strategy="PACK")
     try:
         await answered(group.ready(), "placement", timeout_s, ServerFailed)
@@ -150,7 +155,7 @@ async def _group(ray: ModuleType, layout: Layout, timeout_s: float) -> Any:
 
 
 def _check_engines(layout: Layout, nodes: list[dict[str, Any]]) -> None:
-    """Raises ConfigError where an engine is too large for any machine."""
+    """Raise ConfigError if an engine needs more GPUs than any machine has."""
     largest = max(node["Resources"].get("GPU", 0) for node in nodes if node["Alive"])
     if layout.device == "cuda" and layout.gpus_per_engine > largest:
         raise ConfigError(
@@ -160,7 +165,7 @@ def _check_engines(layout: Layout, nodes: list[dict[str, Any]]) -> None:
 
 
 def _by_machine(machines: list[str]) -> tuple[int, ...]:
-    """Bundles, given the machine of each, so that neighbours share one; that with most of them first."""
+    """Return the bundles' indices, grouped by machine; the machine with the most bundles comes first."""
     found: dict[str, list[int]] = {}
     for bundle, machine in enumerate(machines):
         found.setdefault(machine, []).append(bundle)

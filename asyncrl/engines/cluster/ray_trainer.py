@@ -1,8 +1,8 @@
-"""The trainer as the controller sees it: all ranks as one, by Ray.
+"""The controller's view of the trainer: all ranks as one object, called through Ray.
 
     RayTrainer.save ──▶ a recorded call of MegatronRank.save ──Ray──▶ RankActor.call ──▶ MegatronRank.save
 
-A method is here for what differs from the rank's: which ranks are asked, with which deadline, whose answer counts.
+Each method here chooses which ranks are called, the deadline, and whose answer counts.
 """
 
 import asyncio
@@ -22,13 +22,14 @@ if TYPE_CHECKING:  # the driver imports no torch
     from asyncrl.engines.megatron.rank import MegatronRank
 
 type Ask[T] = Callable[["MegatronRank"], T]
-"""Calls one method of a rank.  mypy checks its name and arguments, and tells its result."""
+"""A function that calls one method of a rank.  mypy checks the name and arguments, and infers the result."""
 
 
 class RayTrainer:
-    """``Trainer``, and the trainer's side of every way to send weights, over actors of ``RankActor``, rank 0 first.
+    """``Trainer``, and the trainer's side of every kind of weight update, over ``RankActor`` actors, rank 0 first.
 
-    One call at a time, but for ``join_engines``, ``resend`` and ``abandon``, of which there is one at a time, too.
+    At most one call at a time.  ``join_engines``, ``resend`` and ``abandon`` may run during another call, but only one
+    of them at a time.
     """
 
     def __init__(self, ranks: Sequence[Any], *, train_timeout_s: float, control_timeout_s: float) -> None:
@@ -36,7 +37,7 @@ class RayTrainer:
         self._train_timeout_s = train_timeout_s
         self._control_timeout_s = control_timeout_s
         self.has_begun_checkpoint = False
-        """Whether there may be one that is being written."""
+        """Whether a checkpoint may be being written."""
 
     async def load(self, origin: Origin, *, timeout_s: float) -> None:
         """Load a checkpoint, before the first step."""
@@ -47,12 +48,13 @@ class RayTrainer:
         import ray
 
         # Invariant: a batch is frozen.  A thread cannot be cancelled: after the timeout it may still read the batch.
-        # Copied into Ray's store once for all ranks, off the loop: a batch of long answers is many megabytes.
+        # It copies the batch into Ray's store once for all ranks.  In a thread, because a batch of long answers has
+        # many megabytes, and the event loop would stand still.
         try:
             async with asyncio.timeout(self._control_timeout_s):
                 shared = await asyncio.to_thread(ray.put, batch)
         except TimeoutError as error:
-            raise TrainerFailed(f"Ray took no batch within {self._control_timeout_s:g} s") from error
+            raise TrainerFailed(f"Ray did not store the batch within {self._control_timeout_s:g} s") from error
         reports = await self._all(lambda rank: rank.train(shared), self._train_timeout_s)
         return reports[0]
 
@@ -61,12 +63,12 @@ class RayTrainer:
         await self._all(lambda rank: rank.save(path), self._train_timeout_s)
 
     async def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> None:
-        """Return once every rank has its copy."""
+        """Return once every rank has copied its state; writing continues in the background."""
         self.has_begun_checkpoint = True
         await self._all(lambda rank: rank.begin_checkpoint(folder, dict(run), with_optimizer), self._train_timeout_s)
 
     async def finish_checkpoint(self, timeout_s: float | None = None) -> None:
-        """Return once no rank writes any more."""
+        """Return once no rank is writing."""
         await self._all(lambda rank: rank.finish_checkpoint(), timeout_s or self._train_timeout_s)
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
@@ -121,7 +123,7 @@ class RayTrainer:
         await self._all(lambda rank: rank.write_weights(folder), timeout_s)
 
     async def _beside[T](self, ask: Ask[T]) -> T:
-        """Ask rank 0 on the second thread of its actor, whatever the first one is doing."""
+        """Ask rank 0 on the second thread of its actor, also while the first one is busy."""
         return await self._first(ask, concurrency_group=BESIDE)
 
     async def _first[T](self, ask: Ask[T], **options: str) -> T:
@@ -131,7 +133,7 @@ class RayTrainer:
         return cast(T, await answered(answer, f"trainer rank 0, {call.method}", self._control_timeout_s))
 
     async def _all[T](self, ask: Ask[T], timeout_s: float) -> list[T]:
-        """Ask all ranks at once; the answers, rank 0's first."""
+        """Ask all ranks at once; return the answers, rank 0's first."""
         call = _recorded(ask)
         answers = [
             answered(call.sent_to(rank), f"trainer rank {number}, {call.method}", timeout_s)
@@ -142,18 +144,18 @@ class RayTrainer:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of a rank's method."""
+    """A recorded call of a rank's method."""
 
     method: str
     args: tuple[Any, ...]
 
     def sent_to(self, rank: Any, **options: str) -> Any:
-        """Ray's reference to the answer.  Ray and ``ps`` show the method's own name."""
+        """Send the call and return Ray's reference to the answer.  Ray and ``ps`` show the method's name."""
         return rank.call.options(name=f"RankActor.{self.method}", **options).remote(self.method, *self.args)
 
 
 class _Recorder:
-    """A stand-in for a rank: calling one of its methods returns the call."""
+    """A stand-in for a rank whose methods return the call instead of running it."""
 
     def __getattr__(self, method: str) -> Callable[..., _Call]:
         return lambda *args: _Call(method, args)
@@ -165,10 +167,10 @@ def _recorded(ask: Ask[Any]) -> _Call:
 
 
 class RayCheckpointer:
-    """``Checkpointer`` in one folder, of a trainer's state."""
+    """A ``Checkpointer`` that writes a trainer's state to folders below one root."""
 
     def __init__(self, trainer: RayTrainer, root: Path, *, with_optimizer: bool, about: Mapping[str, Any]) -> None:
-        """``about`` is kept with every checkpoint, besides what the run says."""
+        """Set the folder ``root``; ``about`` is stored with every checkpoint, in addition to the run's state."""
         self._trainer = trainer
         self._root = root
         self._with_optimizer = with_optimizer

@@ -1,6 +1,6 @@
-"""A Ray session for one run: joined when a cluster is there, started on this machine otherwise, and taken down whole.
+"""A Ray session for one run: joined if there is a cluster, otherwise started on this machine, and shut down completely.
 
-``ray.init`` must run on the main thread (calls from elsewhere hang after it when it did not), so the session is an
+``ray.init`` must run on the main thread; otherwise later calls from other threads hang.  The session is therefore an
 ordinary context around the event loop, not inside it.
 """
 
@@ -41,26 +41,27 @@ INTERNALS = (
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 3.0
-"""For processes that were asked to end, before they are killed."""
+"""Seconds between SIGTERM and SIGKILL."""
 HOLD_EVERY_S = 0.002
+"""Seconds between two restorations of the program's signal handlers while Ray shuts down."""
 SHUTDOWN_S = 10.0
-"""For Ray to end its processes, which takes it 2 s; what is left then is ended by us."""
+"""Seconds for Ray to end its processes, which takes it 2 s; processes left after that are ended here."""
 STARTED_BY_HAND = Path("/tmp/ray/ray_current_cluster")
-"""Where ``ray start`` leaves the address of its cluster."""
+"""The file to which ``ray start`` writes the address of its cluster."""
 
 
 @contextmanager
 def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[ModuleType]:
-    """Give the connected ``ray`` module; end every process of the session afterwards.
+    """Yield the connected ``ray`` module; end every process of the session afterwards.
 
-    ``num_cpus`` is what a cluster started here offers at least (Ray counts logical CPUs; ranks and servers ask for one
-    each).  ``hold_signals`` puts the program's signal handlers back in place, which Ray takes away.
+    ``num_cpus`` is the minimum that a cluster started here offers.  Ray counts logical CPUs, and each rank and server
+    requests one.  ``hold_signals`` restores the program's signal handlers, which Ray replaces.
 
     Raises ServerFailed or InternalsChanged.
     """
     # Under ``uv run`` Ray would rebuild the environment for each worker.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    # Ray runs its workers at 15: beside any other program on the machine, trainer and engines would get what it leaves.
+    # Ray's default is 15: any other program on the machine would get CPU time before trainer and engines.
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
@@ -69,7 +70,7 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
     try:
         with _no_handlers(ray):
             _connect(ray, num_cpus)
-        hold_signals()  # its core came with handlers of its own, which end the program
+        hold_signals()  # Ray's core has installed handlers that end the program
         yield ray
     finally:
         try:
@@ -83,9 +84,13 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
 
 @contextmanager
 def _no_handlers(ray: ModuleType) -> Iterator[None]:
-    """``ray.init`` would have SIGTERM raise wherever it happens to be: half a cluster, and locks that stay taken."""
+    """Keep ``ray.init`` from setting a SIGTERM handler.
+
+    Its handler raises wherever the program is, which could leave half a cluster and locks that stay taken.
+    """
     utils = ray._private.utils  # noqa: SLF001 (there is no public way)
-    # Invariant: ``ray.init`` looks the function up here at each call.  A name bound earlier would escape.
+    # Invariant: ``ray.init`` looks the function up in this module at each call.  If it bound the name earlier, the
+    # replacement would have no effect.  Main thread only: the module is patched for the whole process.
     theirs, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
     try:
         yield
@@ -94,7 +99,7 @@ def _no_handlers(ray: ModuleType) -> Iterator[None]:
 
 
 def _connect(ray: ModuleType, num_cpus: int) -> None:
-    """Join the cluster of ``RAY_ADDRESS`` or of ``ray start`` on this machine, else start one of our own."""
+    """Join the cluster of ``RAY_ADDRESS`` or of ``ray start`` on this machine, or start a new one."""
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):
         raise ServerFailed(f"RAY_ADDRESS {address}: the driver must run on a node of the cluster (use ray job submit)")
@@ -110,43 +115,43 @@ def _connect(ray: ModuleType, num_cpus: int) -> None:
 
 
 def _shut_down(ray: ModuleType, hold_signals: Callable[[], None]) -> None:
-    """In a thread, so that this one can put its handlers back.
+    """Shut Ray down in a thread, while this one keeps restoring the program's signal handlers.
 
-    Ray's core, when it ends, sets SIGTERM to its default behind Python's back, seconds before the rest has ended.
-    About a millisecond without a handler remains; who is ended in it leaves the rest to Ray's reaper, and the exit
-    code is the same to a shell.
+    When Ray's core ends, it resets SIGTERM to its default in C, seconds before the rest has ended.  About a millisecond
+    without a handler remains.  A program that is ended within it leaves the rest to Ray's reaper, and a shell sees the
+    same exit code.
     """
     ended: Future[None] = Future()
 
     def shut_down() -> None:
         try:
             ray.shutdown()
-        except BaseException as error:  # noqa: BLE001 (handed to the thread that waits)
+        except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
             ended.set_exception(error)
         else:
             ended.set_result(None)
 
-    # Python sets handlers in the main thread only, so the shutdown has the other one.
+    # Invariant: this is the main thread, the only one in which Python sets signal handlers.  Ray gets the other one.
     Thread(target=shut_down, name="ray-shutdown", daemon=True).start()
     deadline = time.monotonic() + SHUTDOWN_S
     while not wait([ended], timeout=HOLD_EVERY_S).done and time.monotonic() < deadline:
         hold_signals()
     hold_signals()
     if not ended.done():
-        logger.warning("Ray did not end within %g s; its processes are ended for it", SHUTDOWN_S)
-        atexit.unregister(ray.shutdown)  # it would wait for the one that does not end
+        logger.warning("Ray did not shut down within %g s; its remaining processes are ended now", SHUTDOWN_S)
+        atexit.unregister(ray.shutdown)  # it would wait for the shutdown that does not end
         return
     ended.result()
 
 
 def end(processes: list[psutil.Process]) -> None:
-    """Ask processes to end, then kill what is left."""
+    """Send SIGTERM to processes, and SIGKILL after ``STOP_GRACE_S`` seconds to those still running."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
     _, stubborn = psutil.wait_procs(processes, timeout=STOP_GRACE_S)
     for process in stubborn:
-        logger.warning("process %d does not end by itself and is killed", process.pid)
+        logger.warning("process %d did not end after SIGTERM and is killed", process.pid)
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(stubborn, timeout=STOP_GRACE_S)

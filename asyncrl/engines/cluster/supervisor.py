@@ -1,9 +1,10 @@
-"""Starts engines again that end, and says who is there.
+"""Restarts engines that end, and keeps the membership and the request pool up to date.
 
-    ends, or is condemned ─▶ gets no more requests ─▶ started again ─▶ takes part in an update ─▶ gets requests
-                                                                                            ─▶ through the router
+    ends or is unresponsive ─▶ gets no more requests ─▶ restarted ─▶ takes part in an update ─▶ gets requests directly
+                                                                                             ─▶ through the router
 
-Samples that were on it go on elsewhere, or when it is back, behind the tokens that had arrived.
+Samples that were on the engine keep the tokens that had arrived.  They resume on another engine, or on this one once it
+is back.
 """
 
 import asyncio
@@ -22,43 +23,46 @@ from asyncrl.errors import EngineError, EngineTimeout, ServerFailed, plainly
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 10.0
-"""Until another attempt, and as much longer each time: what was in the way may be gone then."""
+"""Seconds by which the wait before each further start attempt grows; the obstacle may be gone by then."""
 ASK_EVERY_S = 10.0
-"""Whether an engine that lives does anything."""
+"""Seconds between two liveness probes of a running engine."""
 
 
 class Pool(Protocol):
-    """Who gets requests."""
+    """The engines that get requests."""
 
     def leave(self, url: str) -> None:
-        """Not this one any more."""
+        """Send no more requests to this engine."""
 
     def join(self, url: str) -> None:
-        """This one again."""
+        """Send requests to this engine again."""
 
     async def route(self, url: str) -> None:
-        """Return once requests may come to it through the router again."""
+        """Return once the router may send requests to this engine again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedEngine:
-    """An engine, and how to start it."""
+    """An engine, with functions to start and probe it."""
 
     url: str
     server: Server
     start: Callable[[], Awaitable[None]]
-    """Returns when it is ready.  Raises ServerFailed."""
+    """Starts the engine and returns once it is ready.  Raises ServerFailed."""
     probe: Callable[[], Awaitable[None]]
-    """Returns once what has the GPU answers.  Raises EngineTimeout when requests would have, too, and EngineError."""
+    """Returns once the process that uses the GPU answers.
+
+    Raises EngineTimeout after the deadline of a request, or another EngineError.
+    """
 
 
 class EngineSupervisor:
-    """Of all engines of a run."""
+    """Restarts the engines of a run when they end or stop answering."""
 
     def __init__(
         self, engines: Sequence[StartedEngine], membership: EngineMembership[Any], pool: Pool, *, max_restarts: int
     ) -> None:
-        """``max_restarts`` of all engines together; the next one that ends, or does not start, ends the run."""
+        """Allow ``max_restarts`` restarts of all engines together; the next end or failed start ends the run."""
         self.engines = tuple(engines)
         self._membership = membership
         self._pool = pool
@@ -66,7 +70,7 @@ class EngineSupervisor:
         self._restarts = 0
 
     async def keep(self) -> None:
-        """Until cancelled.  Raises ServerFailed when there are no more restarts."""
+        """Run until cancelled.  Raises ServerFailed when no restarts are left."""
         await together([self._keep(engine) for engine in self.engines])
 
     async def _keep(self, engine: StartedEngine) -> None:
@@ -83,7 +87,7 @@ class EngineSupervisor:
             watch = partial(self._watch_and_route, engine)
 
     async def _watch(self, engine: StartedEngine) -> None:
-        """Raises ServerFailed when it ends, or is to end."""
+        """Run until cancelled.  Raises ServerFailed when the engine ends or is unresponsive."""
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(engine.server.watch(), name=f"watch-{engine.server.name}")
@@ -92,14 +96,17 @@ class EngineSupervisor:
                 raise ServerFailed(f"{engine.server.name} {why}")
 
     async def _watch_and_route(self, engine: StartedEngine) -> None:
-        """Raises ServerFailed when it ends, or is to end."""
+        """Watch the engine, and have the router send requests to it once it can.  Raises ServerFailed as ``_watch``."""
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._pool.route(engine.url), name=f"route-{engine.server.name}")
                 await self._watch(engine)
 
     async def _bring_back(self, engine: StartedEngine) -> None:
-        """Return when it has the present weights; it may not start, or end once more, before."""
+        """Restart the engine until it has the current weights.
+
+        Each failed start, and each end before it has them, counts as a restart.
+        """
         for attempt in itertools.count():
             self._membership.mark_lost(engine.url)
             await engine.server.stop()
@@ -124,16 +131,16 @@ class EngineSupervisor:
         if self._restarts == self._max_restarts:
             raise error
         self._restarts += 1
-        logger.warning("%s; started again, %d of %d times", error, self._restarts, self._max_restarts)
+        logger.warning("%s; restarting it (restart %d of at most %d)", error, self._restarts, self._max_restarts)
 
 
 async def _ask(engine: StartedEngine) -> None:
-    """Raises ServerFailed when it lives and does not answer."""
+    """Probe the engine until cancelled.  Raises ServerFailed if it lives and does not answer."""
     while True:
         await asyncio.sleep(ASK_EVERY_S)
         try:
             await engine.probe()
         except EngineTimeout as error:
             raise ServerFailed(f"{engine.server.name} lives and does not answer: {error}") from error
-        except EngineError:  # it has died, which the watch sees; or is another SGLang, which has no such command
+        except EngineError:  # it has died, which ``watch`` notices, or it is an SGLang without this command
             continue

@@ -1,1 +1,1 @@
-"""SGLang: launched unpatched, spoken to over HTTP."""
+"""Launch stock SGLang and control it over HTTP."""

@@ -1,7 +1,7 @@
-"""Which of our plug-ins an engine has, what a run loses without them, and how that is mended.
+"""Detect which of our SGLang plug-ins an engine has, and warn about what a run loses without them.
 
-SGLang finds them by the entry points of the environment that starts it, group ``sglang.srt.plugins``.  Without them a
-run works, which is why somebody has to say so.
+SGLang finds plug-ins by the entry points of the environment that starts it, group ``sglang.srt.plugins``.  A run works
+without them, so only this warning reveals that they are missing.
 """
 
 import os
@@ -18,8 +18,8 @@ _LOSSES: dict[Plugin, str] = {
     "direct": "weight updates take two to three times as long, --check-weight-updates compares nothing, and an engine "
     "that dies in an update may end the others",
     "memory_saver": "where megatron-core is installed, SGLang cannot give back the memory of CUDA graphs (--colocate)",
-    "stamps": "which weights made a token is known to the chunk only, --weight-update-mode retract may reuse prefixes "
-    "that older weights cached, and answers cost the driver more CPU time",
+    "stamps": "weight versions are known per chunk instead of per token, --weight-update-mode retract may reuse "
+    "prefixes that older weights cached, and answers cost the driver more CPU time",
 }
 _MEND = (
     "install asyncrl in the environment that starts SGLang, or put a folder with its dist-info (entry_points.txt) on "
@@ -30,19 +30,23 @@ _GROUP, _PREFIX = "sglang.srt.plugins", "asyncrl_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlugins:
-    """What one engine says of our plug-ins; those that it does not have are in neither."""
+    """The state of our plug-ins in one engine.  A missing plug-in is in neither field."""
 
     active: tuple[str, ...] = ()
+    """Names of the plug-ins that are active in all schedulers of the engine."""
     refusals: Mapping[str, str]
-    """Why a plug-in that is installed did not become active, by its name."""
+    """Reasons why installed plug-ins are not active, by plug-in name."""
 
     def written(self) -> dict[str, str]:
-        """By plug-in, for a file that people read."""
+        """The state of each plug-in, by name, in a form for a human-readable file."""
         return dict.fromkeys(self.active, "active") | dict(self.refusals)
 
 
 def read_plugins(answer: Any) -> EnginePlugins:
-    """What ``/server_info`` says, by all schedulers of an engine; none where there is no such entry."""
+    """Read the plug-ins from an answer of ``/server_info``, which lists all schedulers of an engine.
+
+    Returns no plug-ins if the answer has no such entry.
+    """
     states = answer.get("internal_states") if isinstance(answer, dict) else None
     notes = [state.get(PLUGINS) or {} for state in states or () if isinstance(state, dict)]
     refusals = {name: str(why) for each in notes for name, why in each.items() if why is not None}
@@ -51,7 +55,7 @@ def read_plugins(answer: Any) -> EnginePlugins:
 
 
 def missing_warning(engines: Mapping[str, EnginePlugins], needed: Sequence[Plugin]) -> str | None:
-    """One warning for all engines, by name, that lack a plug-in which this run uses; None when none does."""
+    """Return one warning that names all engines without a plug-in in ``needed``; None if every engine has them all."""
     lines = []
     is_absent = False
     for plugin in needed:
@@ -68,7 +72,7 @@ def missing_warning(engines: Mapping[str, EnginePlugins], needed: Sequence[Plugi
 
 
 def start_hint(plugin: Plugin) -> str | None:
-    """What to say of an engine that needs ``plugin`` and did not start, unless this environment has the plug-in."""
+    """Return a hint for an engine that needs ``plugin`` and did not start; None if this environment has the plug-in."""
     name, selected = f"{_PREFIX}{plugin}", os.environ.get("SGLANG_PLUGINS", "")
     is_selected = not selected or name in map(str.strip, selected.split(","))
     if is_selected and name in entry_points(group=_GROUP).names:

@@ -1,37 +1,46 @@
-"""What the client and the plug-in inside SGLang call things; see ``stamps`` and ``direct``."""
+"""Names shared by the client and the plug-ins inside SGLang; see ``plugin/token_versions`` and ``plugin/direct``."""
 
 STAMPS = "token_versions"
-"""Key in ``meta_info``: for each token of a chunk the weight version whose forward pass made it."""
+"""Key in ``meta_info``: for each token of a chunk, the weight version of the forward pass that generated it."""
 
 PACKED = "asyncrl/"
-"""How the id of a request begins whose answer the plug-in packs (``packed``)."""
+"""Prefix of a request id whose answer the plug-in packs (``packed``)."""
 
 DIRECT, DIRECT_CHECKED = "asyncrl_direct", "asyncrl_direct_checked"
-"""``load_format`` of an update of all buckets at once, each named by its first tensor (``direct``)."""
+"""``load_format`` of an update of all buckets at once, each named by its first tensor (``plugin/direct``)."""
 
 KEPT = "asyncrl: kept"
-"""How the plug-in answers that it can take the same buckets in such an update from now on."""
+"""The plug-in's answer to an update: it can receive the same buckets in one ``DIRECT`` update from now on."""
 
 NOT_REPLAYED = "asyncrl: buckets that are never replayed again: "
-"""Before a JSON list of names in such an answer: a replay was not all that SGLang's loaders do (``replay_check``)."""
+"""Text before a JSON list of bucket names in such an answer.
+
+The replay of these buckets does not do all that SGLang's loaders do (``plugin/replay_check``).
+"""
 
 STOOD_STILL = "asyncrl: seconds without a forward pass: "
-"""Before the number with which the plug-in answers an update: since the engine had really paused (``stamps``)."""
+"""Text before a number of seconds in the plug-in's answer to an update.
+
+The seconds count from the end of the engine's last forward pass (``plugin/token_versions``).
+"""
 
 PLUGINS = "asyncrl_plugins"
-"""Key in what a scheduler says of itself in ``/server_info``: by plug-in, null or why it is not active."""
+"""Key in a scheduler's state in ``/server_info``: for each plug-in, null or the reason why it is not active."""
 
 SAVES_GRAPHS = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
-"""SGLang's environment variable: the memory of CUDA graphs can be given back, too."""
+"""SGLang's environment variable that makes the memory of CUDA graphs releasable."""
 
 _PREFIX = "weights-"
 
 
 def cache_key(version: int | str) -> str:
-    """The ``extra_key`` of a request dispatched under ``version``: it shares cached prefixes only with its like."""
+    """Return the ``extra_key`` of a request dispatched under ``version``.
+
+    Only requests with the same key share cached prefixes.
+    """
     return f"{_PREFIX}{version}"
 
 
 def is_cache_key(extra_key: object) -> bool:
-    """Whether a request's ``extra_key`` is one of ours, which the plug-in may renew."""
+    """Whether a request's ``extra_key`` is ours, so that the plug-in may replace it."""
     return isinstance(extra_key, str) and extra_key.startswith(_PREFIX)

@@ -1,4 +1,4 @@
-"""Command lines and environments of SGLang servers and of the router, from typed values.  Starts nothing."""
+"""Command lines and environments of SGLang servers and of the router, built from typed values.  Starts no process."""
 
 import sys
 from collections.abc import Mapping
@@ -9,16 +9,17 @@ from typing import Literal
 from asyncrl.engines.sglang.labels import SAVES_GRAPHS
 
 Flags = Mapping[str, str | bool]
-"""Flags by name without the leading dashes; True is a bare flag, False leaves our default out."""
+"""Flags by name, without the leading dashes.  True is a flag without a value; False removes our default."""
 
 STREAM_INTERVAL = 512
-"""Tokens per streamed chunk; the first token and the end of an answer do not wait for a chunk to fill.
+"""Tokens per streamed chunk.  The first token and the end of an answer do not wait for a chunk to fill.
 
-A chunk costs nearly the same whatever it holds, so a 1,000-token answer comes in 3 pieces instead of 64: with 512 it
-takes the controller 0.8 of the CPU time that it takes with 256, and with 1,000 no less than with 512.  Spans do not
-depend on it, they are stamped per token (``stamps``).  What grows with it: the tokens lost with a server, the steps in
-which progress is seen, and the silence between chunks, 102 s where a request gets only 5 tokens a second, which must
-stay below ``--request-timeout-s`` (300 s).
+A chunk costs nearly the same whatever its length, so a 1,000-token answer comes in 3 pieces instead of 64.  The
+controller needs 0.8 of the CPU time at 512 that it needs at 256, and no less at 1,000 than at 512.  Spans do not depend
+on the interval, because tokens are stamped one by one (``plugin/token_versions``).
+
+A longer interval loses more tokens with a server and shows progress in larger steps.  The silence between chunks also
+grows: it is 102 s where a request gets only 5 tokens a second, and must stay below ``--request-timeout-s`` (300 s).
 """
 
 _ROUTER_PROGRAM = """
@@ -27,7 +28,11 @@ sys.modules["sglang"] = None
 from sglang_router.launch_router import main
 sys.exit(main())
 """
-"""The router is a Rust program, but its launcher imports all of sglang for tracing, if it can: 2 s against 20 s."""
+"""The router's launcher without its optional import of sglang.
+
+The router is a Rust program, but its launcher imports all of sglang for tracing if it can.  A start takes 2 s without
+the import and 20 s with it.
+"""
 
 CPU_FLAGS: dict[str, str | bool] = {
     "attention-backend": "torch_native",
@@ -36,33 +41,42 @@ CPU_FLAGS: dict[str, str | bool] = {
     "disable-overlap-schedule": True,
     "cuda-graph-backend-decode": "disabled",
     "max-total-tokens": "65536",
-    "sleep-on-idle": True,  # an idle scheduler spins otherwise, on a core that the trainer needs
+    "sleep-on-idle": True,  # otherwise an idle scheduler spins on a core that the trainer needs
 }
-"""What a server needs where there is no GPU; the platform plug-in does the rest."""
+"""Flags of a server without a GPU; the platform plug-in (``plugin/cpu_platform``) does the rest."""
 
 SERVER_ENVIRONMENT = {"SGLANG_TIMEOUT_KEEP_ALIVE": "600"}
-"""Seconds.  With SGLang's 5 a request of the router's may meet a connection that is just being closed, and is lost: the
-router keeps unused ones for 90 to 100 s."""
+"""Environment of every server: its HTTP keep-alive, in seconds.
+
+The router keeps unused connections for 90 to 100 s.  With SGLang's default of 5 s the router may send a request on a
+connection that the server is closing; that request is lost.
+"""
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""One thread: with two spinning on two cores, 16 requests once took 22 s instead of 0.5 s."""
+"""Environment of a server without a GPU: one thread.
+
+With two spinning threads on two cores, 16 requests once took 22 s instead of 0.5 s.
+"""
 
 
 SHARED_FLAGS: dict[str, str | bool] = {"enable-memory-saver": True}
-"""What a server needs that gives its GPUs' memory back in turns."""
+"""Extra flags of a server that time-shares its GPUs with the trainer and releases their memory."""
 
 SHARED_ENVIRONMENT = {
     SAVES_GRAPHS: "true",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "false",
 }
-"""Graphs are given back, too; a look at the health generates no token, which a server without weights cannot; and
-caches that are gone are no leak.  slime sets the same."""
+"""Extra environment of a server that time-shares its GPUs with the trainer.
+
+The memory of CUDA graphs is released, too.  A health check generates no token, because a server without weights cannot.
+The idle check does not report released caches as a leak.  slime sets the same variables.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A process to start; ``environment`` is added to the parent's."""
+    """The command line of a process; ``environment`` is added to the parent's."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
@@ -70,40 +84,46 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLaunch:
-    """One SGLang server.  Unless it shares them, its GPUs are those that the caller's process sees."""
+    """The settings of one SGLang server.  Its GPUs are the ones visible to the caller's process, unless shared."""
 
     model_path: Path
     port: int
     nccl_port: int
-    """Where its ranks meet.  SGLang would choose one in the kernel's range for outgoing connections, seconds before it
-    listens there: once, on a busy machine, something else had it by then."""
+    """The port of the rendezvous of the server's ranks.
+
+    SGLang's own choice lies in the kernel's range for outgoing connections, and is made seconds before SGLang listens
+    on it.  On a busy machine another process once took that port in between.
+    """
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     seed: int
-    """Of draws whose request names no seed."""
+    """The random seed of requests that bring none."""
     tensor_parallel: int = 1
     host: str = "127.0.0.1"
     flags: Flags = field(default_factory=dict)
-    """The user's; they win over ours."""
+    """The user's flags; they override ours."""
     shared_gpus: tuple[str, ...] | None = None
-    """Those that it has in turns with a trainer, as ``CUDA_VISIBLE_DEVICES`` calls them; on a CPU empty."""
+    """GPUs that the server time-shares with a trainer, as in ``CUDA_VISIBLE_DEVICES``; empty on a CPU.
+
+    None if the server has its GPUs to itself.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLaunch:
-    """The router in front of the servers."""
+    """The settings of the router in front of the servers."""
 
     worker_urls: tuple[str, ...]
     port: int
     prometheus_port: int
-    """The router always opens one; two routers on a machine need two."""
+    """The port of the router's metrics.  The router always opens one, so two routers on a machine need two ports."""
     host: str = "127.0.0.1"
     flags: Flags = field(default_factory=dict)
-    """The user's; they win over ours."""
+    """The user's flags; they override ours."""
 
 
 def server_command(launch: ServerLaunch) -> Command:
-    """How to start this server."""
+    """Build the command that starts this server."""
     defaults: dict[str, str | bool] = {
         "model-path": str(launch.model_path),
         "host": launch.host,
@@ -127,17 +147,17 @@ def server_command(launch: ServerLaunch) -> Command:
 
 
 def router_command(launch: RouterLaunch) -> Command:
-    """How to start this router."""
+    """Build the command that starts this router."""
     defaults: dict[str, str | bool] = {
         "host": launch.host,
         "port": str(launch.port),
         "prometheus-port": str(launch.prometheus_port),
         "policy": "cache_aware",
-        "disable-retries": True,  # we retry, with the tokens kept
-        "disable-circuit-breaker": True,  # our own failure budget decides
-        "health-success-threshold": "1",  # an engine that is back has generated: we wait for that
-        "request-timeout-secs": "86400",  # deadlines are the client's
-        "max-concurrent-requests": "-1",  # admission is the scheduler's
+        "disable-retries": True,  # the client retries, and keeps the tokens
+        "disable-circuit-breaker": True,  # the run's own failure budget decides
+        "health-success-threshold": "1",  # one is enough: we route to a restarted engine only after it has generated
+        "request-timeout-secs": "86400",  # the client sets deadlines
+        "max-concurrent-requests": "-1",  # the scheduler controls admission
         "log-level": "warn",
     }
     workers = ("--worker-urls", *launch.worker_urls)

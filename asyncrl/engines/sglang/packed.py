@@ -1,8 +1,10 @@
-"""A streamed event without its decimal numbers: what the plug-in inside SGLang writes and the client reads.
+"""The packed form of a streamed event: binary columns instead of decimal numbers.
 
-SGLang writes ``[logprob, token, null]`` for each token, and the token again, and our stamp: 45 bytes, most of them the
-17 digits of a float32 that was widened.  Packed they are 11, bit for bit the same, and both processes take a fraction
-of the time.  Only requests whose id begins with ``PACKED`` are answered so; everybody else gets what SGLang documents.
+SGLang writes ``[logprob, token, null]`` for each token, then the token again, then our stamp.  Those 45 bytes are
+mostly the 17 digits of a float32 that was widened to float64.  Packed they are 11 bytes, bit for bit the same.  Writing
+(the plug-in inside SGLang) and reading (the client) take a fraction of the time.
+
+Only requests whose id begins with ``PACKED`` get packed answers; all others get the format that SGLang documents.
 """
 
 from array import array
@@ -17,26 +19,29 @@ from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.types import Floats
 
 COLUMNS = "packed"
-"""In an event, in the place of ``output_ids``, ``output_token_logprobs`` and the stamps."""
+"""Key of the columns in an event.  They replace ``output_ids``, ``output_token_logprobs`` and the stamps."""
 _KEPT = ("id", "finish_reason", "weight_version", "completion_tokens")
-"""What the client reads of ``meta_info``, which has fourteen entries and more, the same in each event."""
+"""Entries of ``meta_info`` that the client reads.
+
+SGLang sends at least fourteen entries, the same in each event.
+"""
 _INTEGER: Final = "i"
 _FLOAT: Final = "f"
-"""Typecodes of 4 bytes each, in the byte order of both machines: little-endian wherever CUDA runs."""
+"""Typecodes of 4 bytes each, in native byte order.  Both machines are little-endian, as are all that run CUDA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entries:
-    """``output_token_logprobs`` of one event, by column."""
+    """The columns of ``output_token_logprobs`` in one event."""
 
     token_ids: Sequence[int]
     logprobs: Floats
     versions: Sequence[tuple[str, int]] | None
-    """Runs of equal stamps; None when the server has no plug-in."""
+    """Runs of equal stamps, as (version, number of tokens); None if the server has no plug-in."""
 
 
 def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What to write for ``event``; None when it must stay as it is.
+    """Return the packed form of ``event``, or None if it must be written unchanged.
 
     Tokens and log-probs are packed only if they belong together.  Raises KeyError, TypeError, ValueError or
     OverflowError for an event that SGLang 0.5.16 would not write.
@@ -51,16 +56,16 @@ def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
     columns: dict[str, Any] = {"token_ids": _written(_INTEGER, token_ids), "logprobs": _written(_FLOAT, logprobs)}
     columns["versions"] = runs_of(meta[STAMPS]) if STAMPS in meta else None
     return {
-        COLUMNS: columns,  # in front, where ``payload`` looks for it
+        COLUMNS: columns,  # first: ``client/payload`` recognizes a packed event by its first key
         "text": event["text"],
         "meta_info": {name: meta[name] for name in _KEPT if name in meta},
     }
 
 
 def unpack(columns: Mapping[str, Any]) -> Entries:
-    """What was packed.  Raises KeyError, TypeError or ValueError for what ``pack`` never writes."""
+    """Decode the columns of an event.  Raises KeyError, TypeError or ValueError for what ``pack`` never writes."""
     return Entries(
-        # By way of a list: a tuple made of an array takes half as long again, and so does struct.
+        # Via a list: building the tuple from an array takes 1.5 times as long, and so does struct.
         token_ids=tuple(memoryview(_bytes_of(columns["token_ids"])).cast(_INTEGER).tolist()),
         logprobs=array(_FLOAT, _bytes_of(columns["logprobs"])),
         versions=columns["versions"],
@@ -68,8 +73,8 @@ def unpack(columns: Mapping[str, Any]) -> Entries:
 
 
 def runs_of(stamps: Sequence[str | None]) -> list[tuple[str, int]] | None:
-    """Equal neighbours as one, with how many they are; None when a token has no stamp."""
-    if stamps and (first := stamps[0]) is not None and first == stamps[-1]:  # versions only grow
+    """Run-length encode ``stamps`` as (stamp, count); None if a token has no stamp."""
+    if stamps and (first := stamps[0]) is not None and first == stamps[-1]:  # versions never decrease
         return [(first, len(stamps))]
     runs = [(stamp, len(list(same))) for stamp, same in groupby(stamps) if stamp is not None]
     return runs if sum(length for _, length in runs) == len(stamps) else None

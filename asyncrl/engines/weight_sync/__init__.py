@@ -1,1 +1,1 @@
-"""Weight updates: from the trainer's ranks to every engine, by broadcast, by CUDA IPC or by files."""
+"""Weight updates from the trainer's ranks to every engine: by broadcast, by CUDA IPC or through files."""

@@ -1,16 +1,16 @@
-"""Carries the trainer's weights to every engine, over a collective group of the trainer's rank 0 and all engine ranks.
+"""Weight updates by broadcast, over a collective group of the trainer's rank 0 and all engine ranks.
 
                  trainer                                        engines
     snapshot     snapshot: copies its weights and begins to
-                 send the copy, while it may train on
+                 send the copy; training may continue
     resnapshot   resend: begins to send that copy once more
-    publish      send: sends its weights, if no copy is on      pause all ──▶ receive ──▶ all resume
-                 its way, while it waits
+    publish      send: sends its weights, unless a copy is      pause all ──▶ receive ──▶ all resume
+                 being sent; training waits
 
-The first update sends bucket by bucket, by name; engines that say so receive all later ones in one request
-(``engines/sglang/plugin/direct``).
+The first update sends bucket by bucket, with tensor names.  Engines that support it receive all buckets of later
+updates in one request (``engines/sglang/plugin/direct``).
 
-Knows neither HTTP nor torch: engines and trainer are Protocols.
+Uses neither HTTP nor torch: engines and trainer are Protocols.
 """
 
 import logging
@@ -30,38 +30,38 @@ logger = logging.getLogger(__name__)
 
 
 class WeightSender(Protocol):
-    """The trainer's side.  Raises TrainerFailed."""
+    """The trainer's side of a broadcast.  Every method raises TrainerFailed."""
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        """What will be sent, in order; the same for every update."""
+        """Return the buckets in the order in which they are sent; the same for every update."""
 
     async def join_engines(
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
-        """Join the group as rank 0, also while training, and serve its rendezvous at ``master_port``."""
+        """Join the group as rank 0 and serve its rendezvous at ``master_port``; possible while training."""
 
     async def snapshot(self, *, is_checked: bool) -> bool:
-        """Copy the present weights and begin to broadcast the copy to the group, all buckets in order.
+        """Copy the current weights and begin to broadcast the copy to the group, all buckets in order.
 
-        False, and nothing done, when ``send`` is to do it instead.
+        Returns False, without a copy, if ``send`` must send the weights instead.
         """
 
     async def resend(self, *, is_checked: bool) -> bool:
-        """Begin to broadcast the last snapshot once more, also while training.
+        """Begin to broadcast the last snapshot once more; possible while training.
 
-        False, and nothing done, if the snapshot is gone.
+        Returns False, without a broadcast, if the snapshot is gone.
         """
 
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
-        """Broadcast the present weights to the group, all buckets in order.  Training has to wait for it.
+        """Broadcast the current weights to the group, all buckets in order.  Training must wait until this returns.
 
-        ``is_checked``: a checksum behind each bucket, for engines that ask for it.
+        ``is_checked`` adds a checksum after each bucket, for engines that expect it.
         """
 
     async def abandon(self, group_name: str) -> None:
-        """Give that group up at once, also while training: nobody in it waits for its members any more.
+        """Give up that group at once, so that no member waits for another any longer; possible while training.
 
-        Nothing, if the trainer is in another group by now.
+        No-op if the trainer is already in another group.
         """
 
 
@@ -70,15 +70,15 @@ class Received:
     """An engine's answer once it has loaded a bucket."""
 
     is_kept: bool
-    """It can receive this bucket with others in ``receive_all`` from now on."""
+    """Whether the engine can receive this bucket with others in ``receive_all`` from now on."""
     still_s: float | None = None
-    """Seconds since it stood still, if it knows; of the last bucket."""
+    """Seconds since the end of the engine's last forward pass, sent with the last bucket; None if unknown."""
     not_replayed: tuple[str, ...] = ()
-    """First tensors of buckets whose copies were found to be incomplete, and which are loaded by name from now on."""
+    """First tensors of the buckets whose recorded copies were found incomplete; they are loaded by name from now on."""
 
 
 class WeightReceiver(Pausable, Protocol):
-    """One engine's side.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
+    """One engine's side of a broadcast.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
 
     num_ranks: int
 
@@ -93,13 +93,16 @@ class WeightReceiver(Pausable, Protocol):
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
     ) -> Received:
-        """Receive and load all buckets; ``is_checked``: and compare what came, and the weights, with the trainer's."""
+        """Receive and load all buckets; ``label`` becomes the weight version.
+
+        ``is_checked`` compares the received bytes and the loaded weights with the trainer's.
+        """
 
 
 class BroadcastUpdater:
-    """``WeightUpdater`` by broadcast.  ``connect`` comes first, once; one ``publish`` at a time.
+    """``WeightUpdater`` by broadcast.  Call ``connect`` once, first; at most one ``publish`` at a time.
 
-    The group is formed anew when the engines of the membership have changed: a group whose member died is of no use.
+    The group is formed anew whenever the membership has changed, because a group with a dead member is of no use.
     """
 
     def __init__(
@@ -116,10 +119,11 @@ class BroadcastUpdater:
         is_checked: bool = False,
         lost_s: float = LOST_S,
     ) -> None:
-        """``timeout_s`` is for the connection, and for each bucket of an update.  ``find_port`` finds one that is free.
+        """Set the deadlines: ``timeout_s`` for forming the group and for each bucket of an update.
 
-        ``is_checked``: each update is compared with what the trainer sent, once engines receive all buckets at once.
-        ``lost_s`` is how long a failure waits for the engine that died of it.
+        ``find_port`` returns a free port on the trainer's host.  ``is_checked`` compares each update with what the
+        trainer sent, once engines receive all buckets at once.  ``lost_s`` is how many seconds a failed update waits
+        for its cause, an engine, to be found dead.
         """
         self._sender = sender
         self._master_address = master_address
@@ -127,25 +131,25 @@ class BroadcastUpdater:
         self._backend = backend
         self._timeout_s = timeout_s
         self._round = PausedRound[WeightReceiver](membership, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
-        """Its engines are in the group, with the trainer."""
+        """The round whose engines form the group with the trainer."""
         self._prefix = self.group_name = group_name
         self._is_checked = is_checked
         self._buckets: tuple[WeightBucket, ...] = ()
         self.is_direct = False
-        """Whether all engines receive all buckets at once, as the next update will have them do."""
+        """Whether all engines receive all buckets in one request in the next update."""
         self._is_sending = False
-        """Whether the trainer is sending a snapshot already."""
+        """Whether the trainer is already sending a snapshot."""
         self._has_snapshot = False
-        """Whether it can resend the last one."""
+        """Whether the trainer may be able to resend the last snapshot."""
         self._warned = set[tuple[str, str]]()
-        """Engines and buckets that a warning named."""
+        """Pairs of engine URL and bucket that have been warned about."""
 
     async def connect(self) -> None:
-        """Form the group of all engines that are there.  Raises WeightUpdateFailed."""
+        """Form the group of the trainer and all engines that are present.  Raises WeightUpdateFailed."""
         self._round.choose()
         self.group_name = f"{self._prefix}-{self._round.since}"
         self._is_sending = self.is_direct = False
-        if not self._round.engines:  # those that come back get an update of their own
+        if not self._round.engines:  # restarted engines get another update
             return
         master_port = await self._find_port()
         world_size = 1 + sum(engine.num_ranks for engine in self._round.engines)
@@ -172,12 +176,12 @@ class BroadcastUpdater:
         await gather("forming the weight-update group", joining, self._timeout_s)
         if not self._buckets:
             asking = self._sender.weight_buckets()
-            self._buckets = await ask_one("asking what will be sent", "trainer", asking, self._timeout_s)
+            self._buckets = await ask_one("listing the buckets", "trainer", asking, self._timeout_s)
 
     async def snapshot(self) -> bool:
         """See ``WeightUpdater.snapshot``."""
         if not self._buckets:
-            raise WeightUpdateFailed("snapshot came before connect, or the trainer has nothing to send")
+            raise WeightUpdateFailed("snapshot was called before connect, or the trainer has no weights to send")
         self._has_snapshot = False
         await self._reconnect()
         if not self._round.engines:
@@ -195,13 +199,13 @@ class BroadcastUpdater:
         if not self._round.engines:
             return True
         resending = self._sender.resend(is_checked=self._checks)
-        self._is_sending = await ask_one("sending the copied weights again", "trainer", resending, self._timeout_s)
+        self._is_sending = await ask_one("resending the snapshot", "trainer", resending, self._timeout_s)
         return self._is_sending
 
     async def publish(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.publish``."""
         if not self._buckets:
-            raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to send")
+            raise WeightUpdateFailed("publish was called before connect, or the trainer has no weights to send")
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
         receive = partial(self._receive, str(weights.version))
         try:
@@ -215,22 +219,28 @@ class BroadcastUpdater:
         await self._round.wait_for_rejoined()
 
     async def _reconnect(self) -> None:
-        """Form the group anew, if engines have come or gone."""
+        """Form the group anew if the membership has changed."""
         if self._round.is_outdated:
             async with self._round.blaming_the_lost():
                 await self.connect()
 
     async def _abandon(self) -> bool:
-        """Before anybody waits for the trainer, which itself may wait for the engine that has died."""
+        """Give up the group, and return whether that worked.
+
+        Called before anything waits for the trainer, which may itself be waiting for the engine that died.
+        """
         try:
             await self._sender.abandon(self.group_name)
-        except AsyncRLError as error:  # the trainer will be asked again
-            logger.warning("%s was not given up: %s", self.group_name, error)
+        except AsyncRLError as error:  # the trainer is asked again later
+            logger.warning("the trainer did not give up the update group %s: %s", self.group_name, error)
             return False
         return True
 
     async def _receive(self, label: str) -> float | None:
-        """All buckets, from the trainer to all engines; when the first of them stood still, if all say so."""
+        """Send all buckets from the trainer to all engines.
+
+        Returns the event loop's time at which the first engine had ended its last forward pass; None unless all know.
+        """
         kept: list[bool] = []
         still = Stillness()
         receive = partial(self._receive_all, still) if self.is_direct else partial(self._receive_each, still, kept)
@@ -251,7 +261,7 @@ class BroadcastUpdater:
         self._warn_of(engine, received)
 
     async def _receive_each(self, still: Stillness, kept: list[bool], engine: WeightReceiver, label: str) -> None:
-        """Bucket by bucket.  The last one brings the label: then all weights are new."""
+        """Receive bucket by bucket.  The last bucket carries the label, because only then all weights are new."""
         *others, last = self._buckets
         for bucket in others:
             kept.append((await engine.receive_bucket(bucket, group_name=self.group_name, label=None)).is_kept)
@@ -260,18 +270,18 @@ class BroadcastUpdater:
         still.note(received.still_s)
 
     def _warn_of(self, engine: WeightReceiver, received: Received) -> None:
-        """Once for each engine and bucket: an engine repeats it in every answer, one of which may be lost."""
+        """Warn once per engine and bucket.  An engine repeats the names in every answer, because one may be lost."""
         for name in received.not_replayed:
             if (engine.url, name) not in self._warned:
                 self._warned.add((engine.url, name))
                 logger.warning(
-                    "%s: SGLang's loader did more for the bucket of %s than the copies that were watched; its weights "
-                    "are right, and it is loaded by SGLang from now on, which takes longer",
+                    "%s: SGLang's loader did more for the bucket of %s than the copies that were recorded; its weights "
+                    "are right, and SGLang's loader loads it from now on, which takes longer",
                     engine.url,
                     name,
                 )
 
     @property
     def _checks(self) -> bool:
-        """Whether the trainer sends checksums: only engines that receive all buckets at once ask for them."""
+        """Whether the trainer sends checksums.  Only engines that receive all buckets at once expect them."""
         return self._is_checked and self.is_direct

@@ -1,14 +1,14 @@
-"""What is sent at once in a weight update."""
+"""The unit of a weight update: tensors that are sent together."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightBucket:
-    """Tensors that travel as one flat buffer of bytes, in this order, under their Hugging Face names."""
+    """The tensors of one flat buffer of bytes, in this order, with their Hugging Face names."""
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
-    """As torch names them, without the module: float32, bfloat16."""
+    """Names of torch's dtypes, without the module: float32, bfloat16."""
     shapes: tuple[tuple[int, ...], ...]
     num_bytes: int

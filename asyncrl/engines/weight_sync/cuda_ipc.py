@@ -1,10 +1,11 @@
-"""Carries the trainer's weights to engines on the same GPUs: each bucket lies there once, and the engine maps it.
+"""Weight updates by CUDA IPC, to engines on the trainer's GPUs: a bucket lies there once, and the engine maps it.
 
     every rank gathers bucket i ──▶ a handle of it, as text ──▶ its engine loads from there ──▶ bucket i + 1
 
-NCCL takes no two ranks on one GPU, so there is no group; the engines' loaders put tensors where they belong each time.
+NCCL does not allow two ranks on one GPU, so there is no group.  In every update the engines' loaders look up the place
+of each tensor.
 
-Knows neither HTTP nor torch: engines and trainer are Protocols.
+Uses neither HTTP nor torch: engines and trainer are Protocols.
 """
 
 import asyncio
@@ -19,43 +20,44 @@ from asyncrl.types import UpdateReport, Weights
 
 
 class TensorSharer(Protocol):
-    """The trainer's side.  Raises TrainerFailed."""
+    """The trainer's side of shared memory.  Every method raises TrainerFailed."""
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        """What will be shared, in order; the same for every update."""
+        """Return the buckets in the order in which they are shared; the same for every update."""
 
     async def share(self, bucket: int) -> Sequence[str]:
-        """Put the present weights of a bucket where engines can map it: one handle of each rank, for its GPU.
+        """Gather the current weights of a bucket and return one handle of each rank, for its GPU.
 
-        What was shared before is gone: nobody may have it mapped any more.
+        Frees the previous bucket, which no engine may have mapped any more.
         """
 
     async def unshare(self) -> None:
-        """Take back what is shared."""
+        """Free the shared bucket, which no engine may have mapped any more."""
 
 
 class TensorReceiver(Protocol):
-    """One engine's side.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
+    """One engine's side of shared memory.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
 
     url: str
     num_ranks: int
 
     async def receive_handles(self, handles: Sequence[str], *, label: str | None) -> None:
-        """Load what the handles, one for each rank of the engine, stand for; ``label`` becomes the weight version.
+        """Load the bucket behind the handles, one handle per rank of the engine; ``label`` becomes the weight version.
 
-        When this returns, nothing of it is mapped any more.
+        When this returns, the bucket is no longer mapped.
         """
 
 
 class TensorUpdater:
-    """``WeightUpdater`` by shared memory, for engines that have no requests.  One ``publish`` at a time."""
+    """``WeightUpdater`` by shared memory, for engines that have no requests.  At most one ``publish`` at a time."""
 
     def __init__(
         self, engines: Sequence[TensorReceiver], sharer: TensorSharer, *, ranks_per_engine: int, timeout_s: float
     ) -> None:
-        """Engines have ``ranks_per_engine`` of the trainer's ranks each, in order, and take the handles of the first.
+        """Assign ``ranks_per_engine`` of the trainer's ranks to each engine, in order.
 
-        ``timeout_s`` is for each bucket, on either side.
+        An engine gets the handles of the first ``num_ranks`` of them.  ``timeout_s`` is the deadline of each bucket,
+        for the trainer and for the engines.
         """
         self._engines = tuple(engines)
         self._sharer = sharer
@@ -64,33 +66,33 @@ class TensorUpdater:
         self._buckets: tuple[WeightBucket, ...] = ()
 
     async def connect(self) -> None:
-        """Ask what there will be.  Raises WeightUpdateFailed."""
+        """Ask the trainer for its buckets.  Raises WeightUpdateFailed."""
         asking = self._sharer.weight_buckets()
-        self._buckets = await ask_one("asking what will be sent", "trainer", asking, self._timeout_s)
+        self._buckets = await ask_one("listing the buckets", "trainer", asking, self._timeout_s)
 
     async def snapshot(self) -> bool:
-        """See ``WeightUpdater.snapshot``: nothing is copied, the trainer waits."""
+        """See ``WeightUpdater.snapshot``.  Copies nothing, so the trainer waits."""
         return False
 
     async def resnapshot(self) -> bool:
-        """See ``WeightUpdater.resnapshot``: there is no copy."""
+        """See ``WeightUpdater.resnapshot``.  There is no copy to send."""
         return False
 
     async def publish(self, weights: Weights) -> UpdateReport:
         """See ``WeightUpdater.publish``.  The engines must have no requests."""
         if not self._buckets:
-            raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to send")
+            raise WeightUpdateFailed("publish was called before connect, or the trainer has no weights to send")
         began, last = loop_time(), len(self._buckets) - 1
         for number in range(len(self._buckets)):
             await self._receive(number, str(weights.version) if number == last else None)
-        await ask_one("taking the last bucket back", "trainer", self._sharer.unshare(), self._timeout_s)
+        await ask_one("freeing the last bucket", "trainer", self._sharer.unshare(), self._timeout_s)
         seconds = loop_time() - began
         return UpdateReport(
             pause_s=seconds, total_s=seconds, num_bytes=sum(bucket.num_bytes for bucket in self._buckets)
         )
 
     async def wait_for_rejoined(self) -> None:
-        """See ``WeightUpdater.wait_for_rejoined``: none come."""
+        """See ``WeightUpdater.wait_for_rejoined``.  Never returns: this updater does not track restarted engines."""
         await asyncio.Event().wait()
 
     async def _receive(self, bucket: int, label: str | None) -> None:

@@ -1,11 +1,11 @@
-"""Carries the trainer's weights to every engine through a disk that all of them share: where no network group reaches.
+"""Weight updates through a disk that trainer and engines share, for deployments that no network group can span.
 
-    snapshot     the trainer writes its weights to FOLDER/taken, and may train on once they are on the disk
-    resnapshot   what was written stays where it is, for the engines that there are now
+    snapshot     the trainer writes its weights to FOLDER/taken; training may continue once they are on the disk
+    resnapshot   the written weights stay, and are for the engines that are present now
     publish      FOLDER/taken becomes FOLDER/version-N ──▶ pause all engines ──▶ each reads it ──▶ all resume
 
-A folder has its name when it is complete: it is written beside and renamed.  The version that all engines have stays
-while the next one is written and read; older ones, and those of an interrupted update, go before that.
+A folder is written under another name and renamed once complete.  The version that all engines serve stays while the
+next one is written and read.  Older versions, and versions of an interrupted update, are removed before that.
 """
 
 import asyncio
@@ -29,31 +29,31 @@ from asyncrl.types import UpdateReport, Weights
 logger = logging.getLogger(__name__)
 
 SETS = 2
-"""Of weights that the disk holds at most: the one that engines have, and the next."""
+"""Sets of weights that the disk holds at most: the one that engines serve, and the next one."""
 
 
 class WeightWriter(Protocol):
-    """The trainer's side.  Raises TrainerFailed or WeightUpdateFailed."""
+    """The trainer's side of an update through files.  Every method raises TrainerFailed or WeightUpdateFailed."""
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
-        """What the weights are, in parts; the same for every update."""
+        """Return all weights as buckets; the same for every update."""
 
     async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
-        """Write the present weights, as engines read them, to ``folder``, which appears when it is complete."""
+        """Write the current weights, in the engines' format, to ``folder``, which appears only once complete."""
 
 
 class WeightReader(Pausable, Protocol):
-    """One engine's side.  Raises EngineTimeout, EngineLost or EngineRejected."""
+    """One engine's side of an update through files.  Raises EngineTimeout, EngineLost or EngineRejected."""
 
     async def receive_folder(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
         """Read the weights in ``folder``; ``label`` becomes the weight version.
 
-        Seconds since the engine stood still, if it knows.
+        Returns the seconds since the engine's last forward pass ended; None if it does not know.
         """
 
 
 class DiskUpdater:
-    """``WeightUpdater`` through a folder.  ``connect`` comes first, once; one ``publish`` at a time."""
+    """``WeightUpdater`` through a folder.  Call ``connect`` once, first; at most one ``publish`` at a time."""
 
     def __init__(
         self,
@@ -66,37 +66,38 @@ class DiskUpdater:
         silence_s: float = math.inf,
         lost_s: float = LOST_S,
     ) -> None:
-        """``folder`` must not be there.  ``timeout_s`` is for each bucket's worth of bytes, written or read.
+        """Set the folder, which must not exist, and the deadlines, in seconds.
 
-        ``silence_s`` is how long requests may hear nothing, which they do while engines read; ``lost_s`` is how long a
-        failure waits for the engine that died of it.
+        ``timeout_s`` applies to each bucket's worth of bytes, written or read.  ``silence_s`` is the longest silence of
+        a request; it limits the reading, because requests get no tokens meanwhile.  ``lost_s`` is how long a failed
+        update waits for its cause, an engine, to be found dead.
         """
         self._writer = writer
         self._folder = folder
         self._is_made = False
         self._written: Path | None = None
-        """The last snapshot."""
+        """The folder of the last snapshot."""
         self._served: Path | None = None
-        """What all engines have."""
+        """The folder of the weights that all engines serve."""
         self._timeout_s = timeout_s
         self._silence_s = silence_s
         self._round = PausedRound[WeightReader](membership, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
         self._buckets: tuple[WeightBucket, ...] = ()
 
     async def connect(self) -> None:
-        """Make the folder, and ask what will be written.  Raises WeightUpdateFailed."""
+        """Create the folder and ask the trainer for its buckets.  Raises WeightUpdateFailed."""
         await self._on_disk(partial(self._folder.mkdir, parents=True))
         self._is_made = True
         asking = self._writer.weight_buckets()
-        self._buckets = await ask_one("asking what will be written", "trainer", asking, self._timeout_s)
+        self._buckets = await ask_one("listing the buckets", "trainer", asking, self._timeout_s)
 
     async def snapshot(self) -> bool:
-        """See ``WeightUpdater.snapshot``: the weights are written."""
+        """See ``WeightUpdater.snapshot``.  Writes the weights."""
         if not self._buckets:
-            raise WeightUpdateFailed("snapshot came before connect, or the trainer has nothing to write")
+            raise WeightUpdateFailed("snapshot was called before connect, or the trainer has no weights to write")
         self._written = None
         self._round.choose()
-        if self._round.engines:  # those that come back get an update of their own
+        if self._round.engines:  # restarted engines get another update
             await self._on_disk(partial(_remove_versions, self._folder, self._served))
             writing = self._writer.write_weights(self._taken, timeout_s=self._long_s)
             await ask_one("writing the weights", "trainer", writing, self._long_s)
@@ -104,18 +105,18 @@ class DiskUpdater:
         return True
 
     async def resnapshot(self) -> bool:
-        """See ``WeightUpdater.resnapshot``: they are on the disk."""
+        """See ``WeightUpdater.resnapshot``.  The written weights are still on the disk."""
         self._round.choose()
         return self._written is not None
 
     async def publish(self, weights: Weights) -> UpdateReport:
-        """See ``WeightUpdater.publish``: they are read."""
+        """See ``WeightUpdater.publish``.  Has the engines read the written weights."""
         if not self._buckets:
-            raise WeightUpdateFailed("publish came before connect, or the trainer has nothing to write")
+            raise WeightUpdateFailed("publish was called before connect, or the trainer has no weights to write")
         if not self._round.engines:
             return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         if self._written is None:
-            raise WeightUpdateFailed("publish came before snapshot")
+            raise WeightUpdateFailed("publish was called before snapshot")
         if self._written == self._taken:
             version = self._folder / f"version-{weights.version}"
             await self._on_disk(partial(_rename, self._taken, version))
@@ -131,15 +132,17 @@ class DiskUpdater:
         await self._round.wait_for_rejoined()
 
     async def close(self) -> None:
-        """Remove the folder, which engines do not read any more, or say that it stays."""
+        """Remove the folder, which engines no longer read; log a warning if it stays."""
         if not self._is_made:
             return
         try:
             async with asyncio.timeout(self._timeout_s):
                 await _in_thread(partial(shutil.rmtree, self._folder))
         except TimeoutError:
-            logger.warning("%s was not removed within %g s: it may stay", self._folder, self._timeout_s)
-        except OSError as error:  # the trainer is writing to it still, or somebody has a file of it open
+            logger.warning(
+                "%s was not removed within %g s; remove it if it is still there", self._folder, self._timeout_s
+            )
+        except OSError as error:  # the trainer is still writing to it, or another process has a file of it open
             logger.warning("%s stays: %s", self._folder, error)
 
     @property
@@ -148,7 +151,7 @@ class DiskUpdater:
 
     @property
     def _long_s(self) -> float:
-        """For all weights."""
+        """The deadline in seconds for all weights."""
         return self._timeout_s * len(self._buckets)
 
     async def _receive(self, version: Path, label: str) -> float | None:
@@ -159,7 +162,7 @@ class DiskUpdater:
         async def read(engine: WeightReader) -> None:
             try:
                 still.note(await engine.receive_folder(version, label=label, timeout_s=deadline_s))
-            except AsyncRLError as error:  # the others come to an end, which they would do unheard, too
+            except AsyncRLError as error:  # the other engines finish reading; cancelling would not stop them
                 failed[engine.url] = error
 
         reading = {engine.url: read(engine) for engine in self._round.engines}
@@ -172,7 +175,7 @@ class DiskUpdater:
         return still.first()
 
     async def _on_disk(self, work: Callable[[], None]) -> None:
-        """Off the event loop: a shared disk may take its time."""
+        """Run ``work`` in a thread, because a shared disk may be slow.  Raises WeightUpdateFailed."""
 
         async def done() -> None:
             try:
@@ -190,7 +193,7 @@ async def _in_thread(work: Callable[[], None]) -> None:
 
 
 def check_disk(folder: Path, num_bytes: int) -> None:
-    """Raise ConfigError unless ``folder``, which need not be there, can take two sets of weights of ``num_bytes``."""
+    """Raise ConfigError unless ``folder``, which need not exist, has room for ``SETS`` sets of ``num_bytes`` bytes."""
     try:
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         with tempfile.TemporaryFile(dir=there):
@@ -211,7 +214,10 @@ def _rename(taken: Path, version: Path) -> None:
 
 
 def _remove_versions(folder: Path, served: Path | None) -> None:
-    """All but ``served``; what another process still has open may stay until the next update."""
+    """Remove all versions except ``served``.
+
+    A file that another process has open may stay until the next update.
+    """
     for version in folder.glob("version-*"):
         if version != served:
             shutil.rmtree(version, ignore_errors=True)

@@ -1,4 +1,7 @@
-"""Tensors as one buffer of bytes, which is how they travel, and its checksum.  For both ends: trainer and engines."""
+"""Tensors as views of one buffer of bytes, in which they are sent, and the buffer's checksum.
+
+Used by the trainer and, inside SGLang, by the plug-ins.
+"""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,13 +10,16 @@ import torch
 from torch import Tensor
 
 _PIECE = 2**22
-"""Words that are multiplied at once: 32 MiB of 64-bit products beside a bucket of any size."""
+"""32-bit words that are multiplied at once.
+
+Their 64-bit products take 32 MiB in addition to a bucket of any size.
+"""
 
 
 def views(flat: Tensor, dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The tensors that lie one behind the other in ``flat``, bytes: parts of it, no copies.
+    """Return views of the tensors that are stored one after another in ``flat``, a tensor of bytes.
 
-    Raises RuntimeError where one does not begin at a multiple of its element's size.
+    Raises RuntimeError if a tensor does not begin at a multiple of its element size.
     """
     found, start = [], 0
     for name, shape in zip(dtypes, shapes, strict=True):
@@ -25,16 +31,20 @@ def views(flat: Tensor, dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) 
 
 
 def checksum(flat: Tensor) -> Tensor:
-    """One int64 on the same device that changes, almost surely, with any byte of ``flat`` and with their order.
+    """Return an int64 scalar on the same device that changes, almost surely, with any byte of ``flat`` or their order.
 
-    The bytes as 32-bit words, each times its odd number in its piece, pieces by Horner's rule, all modulo 2^64.
+    Each 32-bit word is multiplied by the odd number 2i + 1 of its place i in its piece, and the products are summed.
+    Pieces are combined by Horner's rule.  All arithmetic is modulo 2^64.
     """
     whole = flat.numel() // 4 * 4
     return _checksum(flat[:whole].view(torch.int32), flat[whole:], _odd_numbers(whole // 4, flat.device))
 
 
 def checksums(flats: Sequence[Tensor]) -> Tensor:
-    """The checksum of each, at least one, in one tensor on their device.  The host waits for nothing."""
+    """Return the checksum of each of ``flats``, at least one, as one tensor on their device.
+
+    The host does not wait for the device.
+    """
     odd = _odd_numbers(max(flat.numel() // 4 for flat in flats), flats[0].device)
     wholes = [flat.numel() // 4 * 4 for flat in flats]
     return torch.stack(
@@ -46,7 +56,7 @@ def checksums(flats: Sequence[Tensor]) -> Tensor:
 
 
 def _odd_numbers(num_words: int, device: torch.device) -> Tensor:
-    """The first ones, as many as a piece has words; four at least, for the bytes behind the last word."""
+    """Return the first odd numbers, one per word of a piece, and at least four for the bytes after the last word."""
     return torch.arange(1, 2 * max(4, min(num_words, _PIECE)), 2, dtype=torch.int64, device=device)
 
 

@@ -1,7 +1,7 @@
-"""Groups that outlive the death of a member, until the trainer gives them up, and how it tells engines that it has.
+"""Groups that survive the death of a member, and the signal by which the trainer gives them up.
 
-Who waits in a broadcast on a GPU does not see that another member has died.  The trainer serves the group's store, and
-says it there.
+A process that waits in a broadcast on a GPU does not notice that another member has died.  The trainer, which serves
+the group's store, sets a key there to tell all members.
 """
 
 import os
@@ -24,15 +24,16 @@ INTERNALS = (
 
 _KEY = "asyncrl-abandoned"
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
-"""Environment variable that torch reads as it makes a group."""
+"""Environment variable that torch reads when it makes a group."""
 
 
 @contextmanager
 def without_watchdog() -> Iterator[None]:
-    """A group that is made within gets none of torch's watchdog threads.
+    """Make groups inside this context without torch's watchdog threads.
 
-    One of those hears of a member's death where NCCL goes over a network, and ends its own process a minute later;
-    leaving the group takes that minute.  For one thread at a time; groups that others make meanwhile have none either.
+    Where NCCL uses a network, such a thread notices a member's death and ends its own process a minute later; leaving
+    the group takes that minute, too.  Use it from one thread at a time: groups that other threads make meanwhile have
+    no watchdog either.
     """
     # Invariant: one thread at a time makes groups.  The variable belongs to the process, and torch reads it natively.
     before = os.environ.get(_BLOCKING_WAIT, "0")
@@ -40,13 +41,14 @@ def without_watchdog() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ[_BLOCKING_WAIT] = before  # not deleted: native threads may be reading what lies behind it
+        # Set, not deleted: deleting moves the entries behind it, which native threads may be reading.
+        os.environ[_BLOCKING_WAIT] = before
 
 
 def wait_on_stream(work: dist.Work, device: torch.device) -> None:
-    """What this thread has its GPU do from now on comes behind ``work``; on a CPU, return when it is over.
+    """Order all later GPU work of this thread's current stream after ``work``; on a CPU, return once it is done.
 
-    In a group without a watchdog ``work.wait()`` would hold up the thread on a GPU, too.
+    In a group without a watchdog ``work.wait()`` would block the thread on a GPU, too.
     """
     if device.type == "cpu":
         work.wait()
@@ -55,17 +57,20 @@ def wait_on_stream(work: dist.Work, device: torch.device) -> None:
 
 
 def abandon(group: dist.ProcessGroup) -> None:
-    """Nobody shall wait any more, neither the engines nor any thread here: the group is of no use after this."""
-    # The key comes first: engines ask for it, and the abort may fail.  Any thread may call this; the one that waits in
-    # a collective gets a RuntimeError there.
-    with suppress(RuntimeError, KeyError):  # nobody can be told
+    """Give up the group: neither the engines nor any thread of this process waits in it any longer.
+
+    The group is of no use after this.
+    """
+    # Invariant: the key is set first, because engines poll it, and the abort may fail.  Any thread may call this; a
+    # thread that waits in a collective gets a RuntimeError there.
+    with suppress(RuntimeError, KeyError):  # the store is gone, and with it the way to tell the engines
         _store(group).set(_KEY, "")
-    with suppress(RuntimeError):  # of a group whose member died
+    with suppress(RuntimeError):  # aborting a group with a dead member may fail
         group.abort()
 
 
 def is_abandoned(group: dist.ProcessGroup) -> bool:
-    """Also when the trainer is gone, and its store with it."""
+    """Return whether the trainer has given up the group, or is gone and its store with it."""
     try:
         return bool(_store(group).check([_KEY]))
     except (RuntimeError, KeyError):
@@ -73,5 +78,5 @@ def is_abandoned(group: dist.ProcessGroup) -> bool:
 
 
 def _store(group: dist.ProcessGroup) -> Any:
-    """Where its members met; torch has no public way to it."""
+    """Return the group's store, for which torch has no public function."""
     return distributed_c10d._get_process_group_store(group)  # noqa: SLF001

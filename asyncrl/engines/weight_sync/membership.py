@@ -1,9 +1,9 @@
-"""Which engines there are, and which of them have the trainer's weights.
+"""The state of every engine: whether it is present, and whether it has the trainer's weights.
 
-    serving ──died──▶ lost ──started again──▶ waiting ──took part in an update──▶ serving
-       └─ silent ──▶ condemned: who starts engines ends it ──▶ lost
+    serving ──died──▶ lost ──restarted──▶ waiting ──took part in an update──▶ serving
+       └─ no answer ──▶ unresponsive ──ended by the supervisor──▶ lost
 
-Knows neither processes nor HTTP: who starts and asks engines tells it, and waits for it.
+Uses neither processes nor HTTP: the supervisor and the weight updater report changes and wait for them.
 """
 
 import asyncio
@@ -16,29 +16,31 @@ class Member(Protocol):
 
     @property
     def url(self) -> str:
-        """The name that everybody calls it."""
+        """The engine's URL, which identifies it."""
 
 
 class EngineMembership[M: Member]:
-    """All engines of a run; one event loop's."""
+    """All engines of a run, for use in one event loop."""
 
     def __init__(self, members: Iterable[M]) -> None:
-        """All are there, and get their first weights with the first update."""
+        """Start with all ``members`` present; they get their first weights with the first update."""
+        # Invariant: only the event loop's thread uses this object, and no method awaits between a change and ``_move``.
+        # A waiter that checks its condition before the change therefore always sees it.
         self._all: Mapping[str, M] = {member.url: member for member in members}
         self._lost = set[str]()
         self._waiting = set[str]()
         self._unresponsive = dict[str, str]()
         self._moved = asyncio.Event()
         self.num_changes = 0
-        """How often one was lost or came back: a group that was formed before is of no use."""
+        """The number of losses and restarts of engines.  A group formed before the last one is of no use."""
 
     @property
     def present(self) -> tuple[M, ...]:
-        """Those that can take weights, in a fixed order."""
+        """The engines that can receive weights, in a fixed order."""
         return tuple(member for url, member in self._all.items() if url not in self._lost)
 
     def mark_lost(self, url: str) -> None:
-        """It has died; nothing, if it is lost already."""
+        """Mark an engine that has died.  No-op if it is already lost."""
         if url in self._lost:
             return
         self._lost.add(url)
@@ -47,40 +49,40 @@ class EngineMembership[M: Member]:
         self._change()
 
     def mark_restarted(self, url: str) -> None:
-        """It has been started again, with weights that are not the trainer's."""
+        """Mark an engine that was started again, and has other weights than the trainer."""
         self._lost.discard(url)
         self._waiting.add(url)
         self._change()
 
     def mark_unresponsive(self, url: str, why: str) -> None:
-        """It lives and is of no use; nothing, if it is lost by now."""
+        """Mark a running engine unresponsive.  No-op if it is already lost."""
         if url not in self._lost:
             self._unresponsive[url] = why
             self._move()
 
     async def wait_until_unresponsive(self, url: str) -> str:
-        """Return why, once this one is."""
+        """Return the reason once this engine is unresponsive."""
         while url not in self._unresponsive:
             await self._moved.wait()
         return self._unresponsive[url]
 
     def mark_synced(self, members: Iterable[Member]) -> None:
-        """These have the trainer's weights."""
+        """Mark engines that have received the trainer's weights."""
         self._waiting.difference_update(member.url for member in members)
         self._move()
 
     async def wait_for_rejoined(self) -> None:
-        """Return once an engine that was started again waits for weights."""
+        """Return once a restarted engine waits for weights."""
         while not self._waiting:
             await self._moved.wait()
 
     async def wait_until_synced(self, url: str) -> None:
-        """Return once this one, which came back, has the trainer's weights."""
+        """Return once this restarted engine has the trainer's weights."""
         while url in self._waiting:
             await self._moved.wait()
 
     async def wait_for_change(self, since: int) -> None:
-        """Return once ``num_changes`` is not ``since`` any more."""
+        """Return once ``num_changes`` differs from ``since``."""
         while self.num_changes == since:
             await self._moved.wait()
 
@@ -89,6 +91,6 @@ class EngineMembership[M: Member]:
         self._move()
 
     def _move(self) -> None:
-        """Wake everybody who waits now."""
+        """Wake all current waiters; each checks its condition again."""
         self._moved.set()
         self._moved = asyncio.Event()

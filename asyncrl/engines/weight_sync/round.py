@@ -1,8 +1,8 @@
-"""What every way of updating weights has in common: all engines pause, receive the new weights, and resume.
+"""The steps that all kinds of weight updates share: all engines pause, receive the new weights, and resume.
 
-pause all ──▶ receive: the updater's own ──▶ all resume
-  └─ an engine dies anywhere here, or does not answer any more: UpdateInterrupted, once it is found dead, or has been
-     ended for that; any other failure is final
+pause all ──▶ receive, as the updater does it ──▶ all resume
+  └─ an engine dies in any step, or stops answering: UpdateInterrupted, once it is found dead or has been ended
+     any other failure is final
 """
 
 import asyncio
@@ -27,80 +27,85 @@ from asyncrl.types import UpdateReport
 logger = logging.getLogger(__name__)
 
 GiveUp = Callable[[], Awaitable[bool]]
-"""Frees engines that wait for each other; whether that worked."""
+"""Releases engines that wait for each other; returns whether that worked."""
 PauseMode = Literal["in_place", "retract"]
-"""Requests held by an update keep their KV cache, or give it up and compute it anew under the new weights."""
+"""``in_place``: paused requests keep their KV cache.  ``retract``: they drop it and recompute it under new weights."""
 
 LOST_S = 30.0
-"""For an engine to be found dead, or not, after an update has failed.  Others may have failed before it is: SGLang's
-front takes 5 s to see that what has the GPU has ended."""
+"""Seconds for an engine to be found dead after an update has failed.
+
+Other engines may fail first: SGLang's HTTP process takes 5 s to notice that its scheduler has ended.
+"""
 
 PROBE_S = 10.0
-"""For an engine to answer at all, which it does between two forward passes."""
+"""Deadline in seconds of a liveness probe, which an engine answers between two forward passes."""
 
 
 class Pausable(Protocol):
-    """One engine.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
+    """An engine that can pause.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
 
     @property
     def url(self) -> str:
-        """Its name."""
+        """The engine's URL, which identifies it."""
 
     async def pause(self, mode: PauseMode) -> None:
-        """Hold every request where it is; ``mode`` says what becomes of its KV cache.
+        """Hold every request where it is; ``mode`` decides whether its KV cache is kept.
 
         May return while a forward pass still runs; other commands wait for its end.
         """
 
     async def go_on(self) -> None:
-        """Let requests go on."""
+        """Resume the paused requests."""
 
     async def probe(self, timeout_s: float) -> None:
-        """Return once what has the GPU answers."""
+        """Return once the process that uses the GPU answers."""
 
 
 class Stillness:
-    """When the engines of one update stood still, by their own word and the event loop's clock."""
+    """The times at which the engines of one update ended their last forward pass, on the event loop's clock."""
 
     def __init__(self) -> None:
         self._since: list[float | None] = []
 
     def note(self, seconds: float | None) -> None:
-        """An engine has just said for how long it stands still, or (None) does not know."""
+        """Note an engine's answer, which has just arrived: seconds since its last forward pass, or None if unknown."""
         self._since.append(None if seconds is None else asyncio.get_running_loop().time() - seconds)
 
     def first(self) -> float | None:
-        """None unless all of them know."""
+        """Return the earliest time; None unless all engines know theirs."""
         known = [since for since in self._since if since is not None]
         return min(known) if known and len(known) == len(self._since) else None
 
 
 class PausedRound[E: Pausable]:
-    """Updates of the membership's engines, one at a time."""
+    """The weight updates of the membership's engines, one at a time."""
 
     def __init__(
         self, membership: EngineMembership[E], *, timeout_s: float, pause_mode: PauseMode, lost_s: float
     ) -> None:
-        """``timeout_s`` is for all pauses, and for all that go on; ``lost_s`` for the engine that caused a failure to
-        be found dead."""
+        """Set the deadlines, in seconds.
+
+        ``timeout_s`` applies to pausing all engines, and to resuming them.  ``lost_s`` is how long a failed update
+        waits for its cause, an engine, to be found dead.
+        """
         self._membership = membership
         self.engines: tuple[E, ...] = ()
-        """The engines of the next update; ones that rejoin later get another."""
+        """The engines of the next update; engines that rejoin later get another update."""
         self.since = -1
-        """The membership's change at which they were all that it had."""
+        """The membership's ``num_changes`` when ``engines`` were chosen."""
         self._timeout_s = timeout_s
         self._pause_mode: PauseMode = pause_mode
         self._lost_s = lost_s
         self._is_mixed = False
-        """Whether engines may have weights of two versions: they must not go on."""
+        """Whether engines may have weights of two versions; they must not resume then."""
 
     @property
     def is_outdated(self) -> bool:
-        """Whether an engine was lost or has rejoined since ``choose``."""
+        """Whether an engine was lost or restarted since ``choose``."""
         return self._membership.num_changes != self.since
 
     def choose(self) -> None:
-        """Choose all engines that are there now for the next update."""
+        """Choose all present engines for the next update."""
         self.engines, self.since = self._membership.present, self._membership.num_changes
 
     async def wait_for_rejoined(self) -> None:
@@ -113,12 +118,14 @@ class PausedRound[E: Pausable]:
         num_bytes: int,
         give_up: GiveUp | None = None,
     ) -> UpdateReport:
-        """Have the chosen engines ``receive`` ``num_bytes`` of weights; there may be none.
+        """Have the chosen engines, of which there may be none, ``receive`` ``num_bytes`` of weights.
 
-        ``receive`` returns when the first of them stood still, by the event loop's clock, if they say so; else that is
-        when the first of them had answered.  ``give_up`` frees engines that wait for each other after a failure.
-        After a failure to pause the engines go on; after that they stay paused, until an update succeeds, for their
-        weights are neither the old nor the new ones.  Raises WeightUpdateFailed.
+        ``receive`` returns the event loop's time at which the first engine ended its last forward pass, or None.  With
+        None the pause is measured from the first engine's answer to the pause command.  ``give_up`` releases engines
+        that wait for each other after a failure.
+
+        If pausing fails, the engines resume.  After a later failure they stay paused until an update succeeds, because
+        their weights may be a mix of old and new.  Raises WeightUpdateFailed, or UpdateInterrupted if an engine died.
         """
         engines, clock = self.engines, asyncio.get_running_loop().time
         if not engines:
@@ -129,16 +136,17 @@ class PausedRound[E: Pausable]:
             self._is_mixed = True
             stood_still = await receive()
             self._is_mixed = False
-            await gather("going on", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
+            await gather("resuming", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
         self._membership.mark_synced(engines)
         pause_s = clock() - (paused if stood_still is None else stood_still)
         return UpdateReport(pause_s=pause_s, total_s=max(pause_s, clock() - began), num_bytes=num_bytes)
 
     @contextlib.asynccontextmanager
     async def blaming_the_lost(self, give_up: GiveUp | None = None) -> AsyncIterator[None]:
-        """Make a WeightUpdateFailed an UpdateInterrupted if an engine has died since ``choose``.
+        """Turn a WeightUpdateFailed into an UpdateInterrupted if an engine has died since ``choose``.
 
-        That is seen some time after its connection broke.  One that lives and does not answer is condemned, and dies.
+        A death is noticed some time after the connection broke.  An engine that lives and does not answer is marked
+        unresponsive, and the supervisor ends it.
         """
         try:
             yield
@@ -150,7 +158,7 @@ class PausedRound[E: Pausable]:
             raise UpdateInterrupted(str(error)) from error
 
     async def _look_for_the_lost(self, give_up: GiveUp | None, why: str) -> None:
-        """Return once one is lost, all have answered, or it has taken too long."""
+        """Return once an engine is lost, all have answered, or ``lost_s`` has passed."""
         logger.warning(
             "a weight update failed; looking for an engine that died or hangs, for %g s at most: %s", self._lost_s, why
         )
@@ -165,13 +173,14 @@ class PausedRound[E: Pausable]:
                         changed.add_done_callback(lambda _: asking.cancel())
                         asking.add_done_callback(lambda _: changed.cancel())
         except TimeoutError:
-            if not deadline.expired():  # a bug of who was asked
+            if not deadline.expired():  # raised inside, which is a bug
                 raise
 
     async def _ask_all(self, give_up: GiveUp | None, why: str) -> None:
-        """Return once all have answered, or one is lost; condemn the silent ones.
+        """Return once all engines have answered, or one is lost; mark the silent ones unresponsive.
 
-        Where none of several answers, or the one after an update that nobody could give up, that says nothing of them.
+        Silence is no evidence against an engine if none of several answers.  Neither is it for a single engine, unless
+        the update was given up: the engine may only be waiting for the trainer.
         """
         is_free = give_up is not None and await _gave_up(give_up)
         async with asyncio.TaskGroup() as tasks:
@@ -185,7 +194,7 @@ class PausedRound[E: Pausable]:
         await self._membership.wait_for_change(self.since)
 
     async def _pause(self, engines: Sequence[Pausable]) -> float:
-        """When the first engine had answered."""
+        """Pause all engines, and return the event loop's time of the first answer."""
         answered: list[float] = []
 
         async def pause(engine: Pausable) -> None:
@@ -201,18 +210,18 @@ class PausedRound[E: Pausable]:
         return min(answered)
 
     async def _all_go_on(self, engines: Sequence[Pausable]) -> None:
-        """Those that can: the failure to report is an earlier one."""
+        """Resume the engines that can resume.  Ignores errors, because an earlier failure is the one to report."""
 
         async def go_on(engine: Pausable) -> None:
             with contextlib.suppress(AsyncRLError):
                 await engine.go_on()
 
         with contextlib.suppress(WeightUpdateFailed):
-            await gather("going on", {engine.url: go_on(engine) for engine in engines}, PROBE_S)
+            await gather("resuming", {engine.url: go_on(engine) for engine in engines}, PROBE_S)
 
 
 async def _gave_up(give_up: GiveUp) -> bool:
-    """Whether that worked, within ``PROBE_S``."""
+    """Call ``give_up``, and return whether it worked within ``PROBE_S``."""
     try:
         async with asyncio.timeout(PROBE_S):
             return await give_up()
@@ -225,8 +234,8 @@ async def _probed(engine: Pausable) -> Literal["answers", "silent", "gone"]:
         await engine.probe(PROBE_S)
     except EngineTimeout:
         return "silent"
-    except EngineRejected:  # another SGLang, which has no such command
+    except EngineRejected:  # an SGLang without this command, which nevertheless answers
         return "answers"
-    except EngineError:  # it has died, or is about to be found dead
+    except EngineError:  # the engine has died, or is about to be found dead
         return "gone"
     return "answers"

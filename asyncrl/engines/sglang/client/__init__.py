@@ -1,1 +1,1 @@
-"""The driver's HTTP client of SGLang and its router."""
+"""The driver's HTTP client for SGLang servers and the router."""

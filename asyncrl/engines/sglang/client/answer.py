@@ -1,4 +1,4 @@
-"""One answer as it arrives from SGLang: chunks of one version each, and why it ended.  Knows no HTTP."""
+"""One answer as it arrives from SGLang: chunks of one weight version each, and the finish reason.  Uses no HTTP."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +11,11 @@ from asyncrl.errors import EngineLost, EngineRejected
 from asyncrl.types import Chunk, FinishReason, Floats, Request, SamplingParams
 
 Tokens = tuple[tuple[int, ...], Floats]
-"""Token ids, and as many log-probs."""
+"""Token ids, and one log-prob for each of them."""
 
 
 class Answer:
-    """What has arrived of the answer to ``request``."""
+    """The part of the answer to ``request`` that has arrived."""
 
     def __init__(
         self, request: Request, call: CallInFlight, trail: VersionTrail, on_chunk: Callable[[Chunk], None]
@@ -25,14 +25,17 @@ class Answer:
         self._trail = trail
         self._on_chunk = on_chunk
         self._clock = asyncio.get_running_loop().time
-        self._version = request.weights.version  # of a token without a stamp: none can be older
+        self._version = request.weights.version  # assumed for tokens without a stamp: none can be older
         self._num_tokens = 0
         self._text = ""
         self.reason: FinishReason | None = None
-        """Why the answer ended, if it did."""
+        """The finish reason; None until the answer has ended."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Hand on what ``event`` brings.  Raises EngineLost or EngineRejected."""
+        """Pass the tokens of ``event`` to ``on_chunk``, and note the finish reason.
+
+        Raises EngineLost or EngineRejected.
+        """
         _raise_for_error(event)
         meta = event["meta_info"]
         reason = self._reason(meta)
@@ -57,10 +60,10 @@ class Answer:
         return FinishReason(finish["type"])
 
     def _aborted(self, event: Mapping[str, Any]) -> Tokens:
-        """The new tokens of the last event.
+        """Return the new tokens of an event that ends an aborted answer.
 
-        SGLang aborts what runs after one more token, sent as usual.  For what waits it repeats the last token, with the
-        log-probs of all, possibly behind a chunk that was on its way.
+        SGLang aborts a running request after one more token, which it sends as usual.  For a waiting request it repeats
+        the last token with the log-probs of all tokens, possibly after a chunk that was already on its way.
         """
         meta = event["meta_info"]
         new = meta["completion_tokens"] - self._num_tokens
@@ -68,8 +71,8 @@ class Answer:
         return _matched(event["output_ids"][:new], entries.token_ids[:new], entries.logprobs[:new])
 
     def _runs(self, num_tokens: int, versions: Sequence[tuple[str, int]] | None) -> list[tuple[int, int, int]]:
-        """Version, first token and the one behind the last of each run."""
-        if versions is None or sum(length for _, length in versions) < num_tokens:  # no plug-in, or an unlike one
+        """Split ``num_tokens`` into runs of one version, as (version, start, stop)."""
+        if versions is None or sum(length for _, length in versions) < num_tokens:  # no plug-in, or a different one
             versions = [(str(self._version), num_tokens)]
         runs, start = [], 0
         for version, length in versions:
@@ -80,7 +83,10 @@ class Answer:
         return runs
 
     def _own_end(self, tokens: tuple[int, ...]) -> FinishReason:
-        """Why an answer ended that was aborted in the moment of its last token: SGLang tells of the abort alone."""
+        """Return the finish reason of an aborted answer.
+
+        An answer may reach its own end in the forward pass that aborts it; SGLang then reports only the abort.
+        """
         sampling = self._sampling
         if tokens and tokens[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
@@ -91,7 +97,7 @@ class Answer:
 
 
 def _end_of(text: str, sampling: SamplingParams) -> str:
-    """As much of ``text`` as can be the beginning of a stop text."""
+    """Return the end of ``text`` that may be the beginning of a stop text."""
     longest = max(map(len, sampling.stop))
     return text[-longest + 1 :] if longest > 1 else ""
 
@@ -102,16 +108,16 @@ def _tokens_of(event: Mapping[str, Any]) -> Tokens:
 
 
 def _matched(tokens: Sequence[int], scored: Sequence[int], logprobs: Floats) -> Tokens:
-    """That tokens and log-probs belong together is checked, as SGLang slices them separately."""
+    """Check that tokens and log-probs belong together, because SGLang slices them separately.  Raises EngineLost."""
     if scored is not tokens and scored != tokens:
-        raise EngineLost(f"log-probs of tokens {scored} came with tokens {tokens}")
+        raise EngineLost(f"the server sent log-probs of tokens {scored} with tokens {tokens}")
     return tuple(tokens), logprobs
 
 
 def _raise_for_error(event: Mapping[str, Any]) -> None:
-    """Errors that come after the status line."""
+    """Raise EngineRejected or EngineLost for an error that the server sent after the status line."""
     error = event.get("error")
     if error is None:
         return
     refused = isinstance(error, dict) and error.get("code") == 400
-    raise (EngineRejected if refused else EngineLost)(f"the server says: {error}")
+    raise (EngineRejected if refused else EngineLost)(f"the server reported an error: {error}")

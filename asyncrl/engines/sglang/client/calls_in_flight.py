@@ -1,4 +1,4 @@
-"""The requests that are on the servers now, so that they can be interrupted together.  Posts nothing."""
+"""The requests in flight on the servers, kept so that they can be interrupted together.  Sends nothing."""
 
 import asyncio
 from types import TracebackType
@@ -7,12 +7,12 @@ from asyncrl.errors import EngineLost
 
 
 class CallInFlight:
-    """One call of ``generate``.  ``async with``: ``give_up`` may end the block, which then raises EngineLost."""
+    """One call of ``generate``.  ``async with``: the block raises EngineLost when ``give_up`` ends it."""
 
     def __init__(self, rid: str) -> None:
         self.rid = rid
         self.is_interrupted = False
-        """Whether we asked the servers to end it; an abort that nobody asked for is a loss."""
+        """Whether we asked the servers to abort the call; any other abort counts as a lost request."""
         self._deadline: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> None:
@@ -29,39 +29,39 @@ class CallInFlight:
                 raise EngineLost(f"{self.rid} was not aborted in time") from late
 
     def give_up(self) -> None:
-        """End the block with EngineLost, if it has not ended."""
+        """End the block with EngineLost.  No-op if the block has ended."""
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time())
 
 
 class CallsInFlight:
-    """All calls of ``generate`` of one engine client."""
+    """All calls of ``generate`` in one engine client."""
 
     def __init__(self) -> None:
-        # Invariant: only the event loop's thread comes here, and no method waits between changing the calls and
-        # ``_empty``, so the two always agree.
+        # Invariant: only the event loop's thread uses this object, and no method awaits between changing the calls and
+        # ``_empty``.  Otherwise ``until_none`` could return while a call is in flight.
         self._calls_in_flight: dict[str, CallInFlight] = {}
         self._empty = asyncio.Event()
         self._empty.set()
 
     def begin(self, rid: str) -> CallInFlight:
-        """A call; ``end`` must follow."""
+        """Register a call; the caller must ``end`` it."""
         call = self._calls_in_flight[rid] = CallInFlight(rid)
         self._empty.clear()
         return call
 
     def end(self, call: CallInFlight) -> None:
-        """It is over, however it went."""
+        """Remove a call that is over, successful or not."""
         del self._calls_in_flight[call.rid]
         if not self._calls_in_flight:
             self._empty.set()
 
     def now(self) -> tuple[CallInFlight, ...]:
-        """Those in flight."""
+        """Return a copy of the calls in flight."""
         return tuple(self._calls_in_flight.values())
 
     def give_up(self) -> int:
-        """End every call with EngineLost; how many there were."""
+        """End every call with EngineLost; return their number."""
         for call in self._calls_in_flight.values():
             call.give_up()
         return len(self._calls_in_flight)

@@ -1,4 +1,4 @@
-"""Control of one SGLang server: pausing, its weight-update group, and getting ready."""
+"""Control commands for one SGLang server: readiness, pausing, weight updates and memory."""
 
 import asyncio
 import json
@@ -18,63 +18,63 @@ from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
 logger = logging.getLogger(__name__)
 
 _PROBE_S = 5.0
-"""For one look at a server that may not be there yet."""
+"""Deadline in seconds of one readiness probe; the server may not listen yet."""
 _GRACE_S = 1.0
-"""For a server to say by itself that it did not become empty in time."""
+"""Seconds by which the server's own deadline for becoming empty ends before ours, so that it can report the failure."""
 _PERIOD_S = 0.25
-"""Between two looks."""
+"""Seconds between two readiness probes."""
 _BUCKETS = re.compile(re.escape(NOT_REPLAYED) + r"(\[.*?\])")
 _SECONDS = re.compile(re.escape(STOOD_STILL) + r"([\d.]+\d)")
 
 
 class EngineControl:
-    """Commands to the server at ``url``, each with a deadline of ``timeout_s``.
+    """The control commands of the server at ``url``, each with a deadline of ``timeout_s``.
 
-    Every method raises EngineTimeout, EngineLost or EngineRejected, but for ``get_ready``.
+    Every method except ``get_ready`` raises EngineTimeout, EngineLost or EngineRejected.
     """
 
     def __init__(self, http: HttpClient, url: str, *, timeout_s: float, num_ranks: int = 1) -> None:
         self.url = url
         self.num_ranks = num_ranks
-        """Ranks of this server in a weight-update group: its tensor parallel size."""
+        """Ranks of this server in a weight-update group: its tensor-parallel size."""
         self._http = http
         self._timeout_s = timeout_s
 
     async def get_ready(self, timeout_s: float) -> None:
-        """Return once the server generates, and its garbage collectors pass over what it has loaded.
+        """Return once the server generates and its garbage collectors skip the objects that it has loaded.
 
-        Else each full collection stops it for half a second or more, and finds nothing (``asyncrl.app.gc_tuning``).  A
-        server that cannot do that is ready all the same.  Raises EngineTimeout after ``timeout_s``.
+        Otherwise each full collection stops the server for 0.5 s or more and finds nothing (``asyncrl.app.gc_tuning``).
+        A server that cannot freeze these objects still counts as ready.  Raises EngineTimeout after ``timeout_s``.
         """
         await wait_for_server(self._http, self.url, timeout_s)
         try:
             await self._http.tell(f"{self.url}/freeze_gc", self._timeout_s)
-        except EngineError as error:  # who watches the server says why, if it has ended
+        except EngineError as error:  # if the server has ended, the supervisor reports the cause
             logger.warning("%s: its garbage collectors are as they were: %s", self.url, error)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Hold every request where it is.  (SGLang's default would abort them all.)"""
+        """Hold every request where it is.  ``mode`` is explicit because SGLang's default aborts all requests."""
         await self._post("pause_generation", {"mode": mode})
 
     async def go_on(self) -> None:
-        """Let requests go on where they were."""
+        """Resume the requests that ``pause`` held."""
         await self._post("continue_generation", {})
 
     async def probe(self, timeout_s: float) -> None:
-        """Return once its scheduler answers, which it does between two forward passes, also while it is paused.
+        """Return once the scheduler answers, which it does between two forward passes, also while paused.
 
-        (SGLang's front answers most questions by itself, loads too.)
+        The scheduler answers this request itself; SGLang's HTTP process answers most others, including ``/v1/loads``.
         """
         await self._http.look(f"{self.url}/server_info", timeout_s)
 
     async def plugins(self) -> EnginePlugins:
-        """Which of our plug-ins it has; any SGLang answers this, with none of them if they are not installed there."""
+        """Return the state of our plug-ins.  Any SGLang answers this, with no entry if none of them is installed."""
         return read_plugins(await self._http.look(f"{self.url}/server_info", self._timeout_s))
 
     async def join_group(
         self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
     ) -> None:
-        """Join a weight-update group; returns when all its ranks are there."""
+        """Join a weight-update group; return once all its ranks have joined."""
         await self._post(
             "init_weights_update_group",
             {
@@ -90,8 +90,8 @@ class EngineControl:
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         """Receive one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
 
-        It is kept if the plug-in ``direct`` is there.
-        The cache is left alone: flushing fails while requests are held, and in one mode kills the server.
+        The plug-in ``direct``, if active, remembers the bucket for ``receive_all``.
+        The cache is not flushed: flushing fails while requests are held, and in one mode kills the server.
         """
         body = {
             "names": bucket.names,
@@ -109,7 +109,10 @@ class EngineControl:
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
     ) -> Received:
-        """Receive and load all buckets, which ``receive_bucket`` has kept; ``label`` becomes the weight version."""
+        """Receive and load all buckets in one request; ``label`` becomes the weight version.
+
+        The plug-in must have kept each of them in ``receive_bucket``.
+        """
         body = {
             "names": [bucket.names[0] for bucket in buckets],
             "dtypes": [],
@@ -122,29 +125,30 @@ class EngineControl:
         return _received(await self._post("update_weights_from_distributed", body))
 
     async def receive_handles(self, handles: Sequence[str], *, label: str | None) -> None:
-        """Load the tensors that the handles stand for, one for each rank; ``label`` becomes the weight version."""
+        """Load the tensors behind the CUDA IPC handles, one handle per rank; ``label`` becomes the weight version."""
         body = {"serialized_named_tensors": list(handles), "load_format": "flattened_bucket", "flush_cache": False}
         await self._post("update_weights_from_tensor", body if label is None else {**body, "weight_version": label})
 
     async def empty(self) -> None:
-        """Return once the server has no request, and no cache of one."""
+        """Return once the server has no requests and has flushed their KV cache."""
         patience_s = max(self._timeout_s - _GRACE_S, self._timeout_s / 2)
         await self._http.tell(f"{self.url}/flush_cache?timeout={patience_s:g}", self._timeout_s)
 
     async def release(self, parts: Sequence[str]) -> None:
-        """Give memory back.  A server that has a request ends of it (an assertion of SGLang 0.5.16)."""
+        """Release GPU memory.  Crashes the server if it has running requests (assertion in SGLang 0.5.16)."""
         await self._post("release_memory_occupation", {"tags": list(parts)})
 
     async def resume(self, parts: Sequence[str]) -> None:
-        """Take memory again that was given back.  A server that has it ends of it."""
+        """Allocate released GPU memory again.  Crashes the server if the memory is not released."""
         await self._post("resume_memory_occupation", {"tags": list(parts)})
 
     async def receive_folder(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
         """Read all weights from the safetensors in ``folder``; ``label`` becomes the weight version.
 
-        Seconds since the last forward pass had ended, if the server knows; ``pause`` returns before it has.
+        Returns the seconds since the last forward pass ended, or None if the server does not know.  They may begin
+        after ``pause`` has returned.
 
-        ``load_format`` is said because the server may have begun with another one; ``flush_cache`` as in
+        ``load_format`` is explicit because the server may have started with another one; for ``flush_cache`` see
         ``receive_bucket``.
         """
         body = {"model_path": str(folder), "load_format": "auto", "flush_cache": False, "weight_version": label}
@@ -158,14 +162,17 @@ class EngineControl:
 
 
 def _received(answer: Mapping[str, object]) -> Received:
-    """What the plug-in ``direct`` said, if it is there; of several schedulers, what any said."""
+    """Read the answer of the plug-in ``direct``, if it is active.
+
+    Of several schedulers, buckets that any of them no longer replays count.
+    """
     message = str(answer.get("message"))
     names = {name for found in _BUCKETS.findall(message) for name in json.loads(found)}
     return Received(is_kept=KEPT in message, still_s=_still_s(answer), not_replayed=tuple(sorted(names)))
 
 
 def _still_s(answer: Mapping[str, object]) -> float | None:
-    """What the plug-in ``stamps`` said, if it is there; the most of what several schedulers said."""
+    """Read the plug-in ``stamps``'s pause in seconds; the longest of several schedulers, None without the plug-in."""
     return max(map(float, _SECONDS.findall(str(answer.get("message")))), default=None)
 
 
@@ -185,7 +192,7 @@ async def wait_for_router(http: HttpClient, url: str, engine_urls: tuple[str, ..
 
 
 async def _poll(http: HttpClient, url: str, timeout_s: float, is_ready: Callable[[object], bool]) -> None:
-    last = "it was not asked yet"
+    last = "it has not answered yet"
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -196,7 +203,7 @@ async def _poll(http: HttpClient, url: str, timeout_s: float, is_ready: Callable
                 else:
                     if is_ready(answer):
                         return
-                    last = f"it answered {answer}"
+                    last = f"its last answer was {answer}"
                 await asyncio.sleep(_PERIOD_S)
     except TimeoutError as error:
         raise EngineTimeout(f"{url} was not ready after {timeout_s:g} s; {last}") from error

@@ -1,4 +1,4 @@
-"""The rollout engine: a pool of SGLang servers, spoken to through the router or, without one, directly."""
+"""The rollout engine: a pool of SGLang servers, reached through the router or, without one, directly."""
 
 import asyncio
 import itertools
@@ -17,28 +17,35 @@ from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeou
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
 
 _ABORT_S = 5.0
-"""For telling the servers that a request was given up; they answer at once or are gone."""
+"""Deadline in seconds for a server to accept an abort; a live one answers at once."""
 _ABORTS_AT_ONCE = 32
-"""To one server: its one HTTP process answers them one by one, and each costs a connection."""
+"""Aborts in flight to one server.  Its one HTTP process answers them one by one, and each needs a connection."""
 ABORT_AGAIN_S = 0.25
-"""Between two aborts of the same request: some forward passes, after one of which the first abort has worked."""
+"""Seconds between two aborts of the same request.
+
+An abort takes effect after one forward pass, and this time covers several.
+"""
 INTERRUPT_S = 30.0
-"""For all requests to end after an abort: one forward pass, behind at most some prefills of seconds each."""
+"""Seconds for all requests to end after an abort: one forward pass, after at most a few prefills of seconds each."""
 ROUTER_S = 300.0
-"""For the router to see that an engine is back: it looks once a minute.  Then we say so, and wait on."""
+"""Seconds for the router to see a restarted engine, which it probes once a minute.
+
+After each such period a warning is logged, and the wait continues.
+"""
 _AVOID_S = 10.0
-"""How long a server that lost a request is chosen last."""
+"""Seconds for which a server that lost a request is chosen last."""
 
 logger = logging.getLogger(__name__)
 
 
 class SGLangEngine:
-    """``RolloutEngine`` over ``engine_urls``; ``router_url`` None spreads requests over the least busy engines.
+    """``RolloutEngine`` over ``engine_urls``.  With ``router_url`` None it sends each request to the least busy engine.
 
-    So does it while an engine is away, of which the router would learn too late, and until the router knows that it is
-    back: it refuses what only that engine could take.  Without any engine, requests wait.
+    Bypasses the router while an engine is down and until the router lists it as healthy again, because the router
+    notices both too late: it refuses requests that only the restarted engine could take.  Without any engine, requests
+    wait.
 
-    A pause for a weight update is silence like any other: ``request_timeout_s`` must be longer.
+    ``request_timeout_s`` is the longest silence on a connection, and must be longer than a pause for a weight update.
     """
 
     def __init__(
@@ -52,6 +59,9 @@ class SGLangEngine:
     ) -> None:
         if not engine_urls:
             raise ValueError("engine_urls must name at least one engine")
+        # Invariant: only the event loop's thread uses this object and its pools; ``leave``, ``join`` and the busy
+        # counts never await, so no lock is needed.  From another thread a request could be sent to an engine that is
+        # gone, or a busy count could stay too high for good.
         self._http = http
         self._engine_urls = list(engine_urls)
         self._router_url = router_url
@@ -65,18 +75,21 @@ class SGLangEngine:
         self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
 
     def leave(self, url: str) -> None:
-        """This engine is gone: it gets no more requests."""
+        """Send no more requests to this engine, which is down."""
         self._away.add(url)
         self._engine_urls.remove(url)
         self._direct.remove(url)
 
     def join(self, url: str) -> None:
-        """It is back, with the present weights; until ``route`` all get their requests directly."""
+        """Send requests again to this engine, which has the current weights.
+
+        All engines get their requests directly until ``route`` has returned.
+        """
         self._engine_urls.append(url)
         self._direct.add(url)
 
     async def route(self, url: str) -> None:
-        """Return once the router, if there is one, lists this engine as healthy, and may be asked for it again."""
+        """Return once the router, if there is one, lists this engine as healthy; requests may use the router again."""
         while self._router_url is not None:
             try:
                 await wait_for_router(self._http, self._router_url, (url,), ROUTER_S)
@@ -91,10 +104,12 @@ class SGLangEngine:
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
-        # SGLang aborts every request whose id *starts* with the given one, and refuses an id that it knows already.
+        # Invariant: ids are never reused, and none is the prefix of another (hence the dot).  SGLang aborts every
+        # request whose id *starts* with the given one, and refuses an id that it knows already.
         rid = f"{PACKED}{request.request_id}/{self._rid()}."
         body = _generate_body(request, rid)
-        await self._choices.some()  # not in flight: no interruption waits for it
+        # Invariant: no await between ``some`` and the lease's ``take``, or the last engine could leave in between.
+        await self._choices.some()  # the call is not in flight yet: no interruption waits for it
         call = self._calls_in_flight.begin(rid)
         try:
             answer = Answer(request, call, self._trail, on_chunk)
@@ -104,7 +119,10 @@ class SGLangEngine:
             self._calls_in_flight.end(call)
 
     async def interrupt(self) -> None:
-        """See ``RolloutEngine.interrupt``.  Lasts ``interrupt_timeout_s`` at most, and the abort of what is left."""
+        """See ``RolloutEngine.interrupt``.
+
+        Takes at most ``interrupt_timeout_s``, plus the time to abort the requests that are left then.
+        """
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 aborting = [
@@ -115,7 +133,7 @@ class SGLangEngine:
                         await self._calls_in_flight.until_none()
                 except TimeoutError:
                     num_left = self._calls_in_flight.give_up()
-                    logger.warning("%d requests still ran %g s after their abort", num_left, self._interrupt_s)
+                    logger.warning("%d requests did not end within %g s after abort: lost", num_left, self._interrupt_s)
                     await self._calls_in_flight.until_none()
                 for task in aborting:
                     task.cancel()
@@ -131,7 +149,7 @@ class SGLangEngine:
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": start - 1,  # the first entry never has a log-prob
-            "extra_key": rid,  # no cached prefix: older weights may have made it
+            "extra_key": rid,  # unique, so that no cached prefix is reused: older weights may have computed it
         }
         await self._choices.some()
         async with _ServerLease(self._choices, self._abort, rid) as url:
@@ -142,26 +160,29 @@ class SGLangEngine:
         if len(scored) != len(token_ids) - start or any(
             token not in (told, 0) for told, token in zip(token_ids[start:], scored, strict=True)
         ):
-            raise EngineLost(f"{url} scored other tokens than it was given")
+            raise EngineLost(f"{url} returned log-probs of other tokens than it was given")
         return tuple(float(logprob) for logprob, _, _ in entries)
 
     async def _read(self, url: str, body: dict[str, Any], answer: Answer) -> FinishReason:
-        """Have the events taken, until the last one says why."""
+        """Stream the events into ``answer`` and return its finish reason.
+
+        Raises EngineLost, EngineTimeout or EngineRejected if the answer has no end.
+        """
         try:
             await self._http.stream(url, body, self._idle_s, answer.take)
         except (EngineLost, EngineTimeout):
             if answer.reason is None:
                 raise
         if answer.reason is None:
-            raise EngineLost(f"the answer to {body['rid']} broke off")
+            raise EngineLost(f"the answer to {body['rid']} ended without a finish reason")
         return answer.reason
 
     def _rid(self) -> str:
-        """New to servers that others, and earlier runs, use as well."""
+        """Return an id that is unique on the servers, which other clients and earlier runs may also use."""
         return f"{self._prefix}-{next(self._counter)}"
 
     async def _abort(self, rid: str) -> None:
-        """Tell every engine, as the router does not say which one has it; one that is gone needs no telling."""
+        """Abort a request on every engine that is up, because the router does not report which one has it."""
         async with asyncio.TaskGroup() as posts:
             for url in self._engine_urls:
                 posts.create_task(self._abort_on(url, rid), name=f"abort-{rid}")
@@ -170,16 +191,19 @@ class SGLangEngine:
         try:
             await self._http.command(f"{url}/abort_request", {"rid": rid}, _ABORT_S)
         except EngineError as error:
-            logger.info("could not abort %s: %s", rid, error)
+            logger.info("%s was not aborted: %s", rid, error)
 
     async def _keep_aborting(self, url: str) -> None:
-        """Abort every flight on one server, again and again: a request may not be known there yet.  Until cancelled."""
+        """Abort every call in flight on one server, repeatedly, until cancelled.
+
+        A single abort is not enough, because the server may not know a request yet.
+        """
         while True:
             try:
                 with plainly():
                     await self._abort_all(url)
             except EngineError as error:
-                logger.warning("%s takes no aborts: %s", url, error)
+                logger.warning("%s did not accept aborts, which are repeated: %s", url, error)
             await asyncio.sleep(ABORT_AGAIN_S)
 
     async def _abort_all(self, url: str) -> None:
@@ -187,6 +211,8 @@ class SGLangEngine:
 
         async def post(call: CallInFlight) -> None:
             async with turns:
+                # Invariant: set before the POST.  The aborted answer may arrive before the POST's own answer, and
+                # would count as lost.
                 call.is_interrupted = True
                 await self._http.command(f"{url}/abort_request", {"rid": call.rid}, _ABORT_S)
 
@@ -196,7 +222,7 @@ class SGLangEngine:
 
 
 class _LeastBusy:
-    """Chooses the server with the fewest requests of ours, those that just failed last."""
+    """Chooses the server with the fewest requests of ours; servers that lost a request recently come last."""
 
     def __init__(self, urls: tuple[str, ...]) -> None:
         self._busy = dict.fromkeys(urls, 0)
@@ -205,42 +231,43 @@ class _LeastBusy:
         self._is_some.set()
 
     def add(self, url: str) -> None:
-        """One more."""
+        """Add a server, with no requests."""
         self._busy[url], self._avoid_until[url] = 0, float("-inf")
         self._is_some.set()
 
     def remove(self, url: str) -> None:
-        """One less; requests on it end by themselves."""
+        """Remove a server; requests on it end by themselves."""
         del self._busy[url], self._avoid_until[url]
         if not self._busy:
             self._is_some.clear()
 
     async def some(self) -> None:
-        """Return while there is one."""
+        """Wait until there is at least one server."""
         await self._is_some.wait()
 
     def take(self) -> str:
-        """The server to use, counted as busy until ``give_back``."""
+        """Choose a server and count one more request on it until ``give_back``."""
         now = asyncio.get_running_loop().time()
         url = min(self._busy, key=lambda url: (self._avoid_until[url] > now, self._busy[url]))
         self._busy[url] += 1
         return url
 
     def give_back(self, url: str) -> None:
-        """The request is over."""
+        """Count one request less.  No-op for a server that was removed."""
         if url in self._busy:
             self._busy[url] -= 1
 
     def avoid(self, url: str) -> None:
-        """It lost a request."""
+        """Choose this server last for ``_AVOID_S`` seconds, because it lost a request."""
         if url in self._busy:
             self._avoid_until[url] = asyncio.get_running_loop().time() + _AVOID_S
 
 
 class _ServerLease:
-    """``async with``: the server to use; the request is aborted unless the block ends well or the server refuses it.
+    """A server, leased for one request by ``async with``.
 
-    One class, as every sample has its turn: generators as context managers take ten microseconds for the same.
+    The request is aborted unless the block succeeds or the server rejects the request.
+    A class, because every sample enters one: a context manager made from a generator takes 10 microseconds.
     """
 
     __slots__ = ("_abort", "_choices", "_rid", "_url")
@@ -259,8 +286,9 @@ class _ServerLease:
             if isinstance(error, (EngineLost, EngineTimeout)):
                 self._choices.avoid(self._url)
             if error is not None and not isinstance(error, EngineRejected):
-                await asyncio.shield(self._abort(self._rid))  # goes on when the caller is cancelled once more
-        finally:
+                # Shielded: a second cancellation of the caller must not leave the request running on a server.
+                await asyncio.shield(self._abort(self._rid))
+        finally:  # the count drops only after the abort, so the server is not taken for free while it still generates
             self._choices.give_back(self._url)
 
 
@@ -271,7 +299,7 @@ def _generate_body(request: Request, rid: str) -> dict[str, Any]:
         "sampling_params": {**_sampling(request.sampling), "sampling_seed": request.seed},
         "stream": True,
         "return_logprob": True,
-        "extra_key": cache_key(request.weights.version),  # prefixes cached under other weights are not ours
+        "extra_key": cache_key(request.weights.version),  # no prefix cached under other weights is reused
     }
 
 

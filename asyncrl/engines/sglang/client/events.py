@@ -1,14 +1,14 @@
-"""Server-sent events, cut out of a byte stream.  Knows nothing of what they mean."""
+"""Server-sent events, parsed from a byte stream.  Their payloads are not interpreted."""
 
 
 class EventReader:
-    """Collects the payloads of ``data:`` lines, however the stream is cut into pieces and however long a line is."""
+    """Collects the payloads of ``data:`` lines of any length, however the stream is cut into pieces."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The payloads that ``piece`` completes, in order."""
+        """Return the payloads that ``piece`` completes, in order."""
         if not self._rest and piece.find(b"\n") == len(piece) - 2 and piece.endswith(b"\n\n"):
             return _payloads([piece[:-2]])  # one whole event, as servers write them
         first, *others = piece.split(b"\n")

@@ -1,4 +1,4 @@
-"""Requests to SGLang and its router.  The one place where HTTP, sockets and deadlines become our named errors."""
+"""HTTP requests to SGLang and its router.  The one place where HTTP, socket and deadline errors become EngineErrors."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -15,21 +15,25 @@ from asyncrl.engines.sglang.client.streams import Silent, Streams
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 
 _CONNECT_S = 10.0
-"""For a TCP connection; a live server accepts at once, also when it is busy."""
+"""Deadline in seconds of a TCP connection; a live server accepts at once, also when busy."""
 _KEEP_ALIVE_S = 2.0
-"""Below the 5 s after which SGLang's uvicorn hangs up, so that no request meets a connection just being closed."""
+"""Seconds for which an unused connection is kept.
+
+Below the 5 s after which SGLang's uvicorn closes it, so that no request is sent on a closing connection.
+"""
 _SAID = 2000
-"""Bytes of an error page that are worth showing."""
+"""Bytes of an error page that an error message quotes at most."""
 _FAILURES = (aiohttp.ClientError, OSError)
-"""Of a connection; a TimeoutError is an OSError."""
+"""Exceptions of a failed connection; a TimeoutError is an OSError."""
 _TRY_LATER = frozenset({408, 425, 429})
-"""Client errors that say nothing against the request."""
+"""Client-error statuses that do not mean that the request is wrong."""
 
 
 class HttpClient:
-    """Three connection pools without a limit: streamed answers, whole ones, and control, which tokens can not starve.
+    """Three connection pools without a limit: streamed answers, whole answers, and control commands.
 
-    ``async with`` opens and closes it.  Every method raises EngineTimeout, EngineLost or EngineRejected.
+    Control has a pool to itself so that generation cannot starve it.  ``async with`` opens and closes all three.
+    Every method raises EngineTimeout, EngineLost or EngineRejected.
     """
 
     async def __aenter__(self) -> Self:
@@ -48,9 +52,9 @@ class HttpClient:
     async def stream(
         self, url: str, body: dict[str, Any], idle_s: float, on_event: Callable[[dict[str, Any]], None]
     ) -> None:
-        """POST, and hand on each event of the streamed answer; ``idle_s`` is the longest silence.
+        """POST, and pass each event of the streamed answer to ``on_event``; ``idle_s`` is the longest silence.
 
-        What ``on_event`` raises, this raises.  It is called while this waits, and never after.
+        Exceptions of ``on_event`` propagate.  It is never called after this method has ended.
         """
         reader, said = EventReader(), bytearray()
 
@@ -64,7 +68,7 @@ class HttpClient:
 
         try:
             status = await self._streams.post(url, orjson.dumps(body), idle_s, take)
-        except EngineError:  # named already
+        except EngineError:  # already one of our errors
             raise
         except _FAILURES as error:
             raise _named(error, url, idle_s) from error
@@ -80,7 +84,7 @@ class HttpClient:
         return await _exchange(self._control, "POST", url, body, timeout_s)
 
     async def tell(self, url: str, timeout_s: float) -> None:
-        """POST on the control connections, where the answer says nothing but that it is done."""
+        """POST on the control connections and ignore the body of the answer."""
         await _exchange(self._control, "POST", url, None, timeout_s, is_read=False)
 
     async def look(self, url: str, timeout_s: float) -> Any:
@@ -91,7 +95,7 @@ class HttpClient:
 def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),  # looking for cookies at each request is not free
+        cookie_jar=aiohttp.DummyCookieJar(),  # a cookie lookup at each request costs time
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         headers={"Content-Type": "application/json"},
     )
@@ -134,21 +138,21 @@ def _event(payload: bytes, url: str) -> dict[str, Any]:
     try:
         return read_event(payload)
     except (KeyError, TypeError, ValueError) as error:
-        raise EngineLost(f"{url} answered what no SGLang does: {payload[:200]!r}") from error
+        raise EngineLost(f"{url} sent an event that SGLang never sends: {payload[:200]!r}") from error
 
 
 def _parsed(text: bytes, url: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise EngineLost(f"{url} answered what is not JSON: {text[:200]!r}") from error
+        raise EngineLost(f"{url} answered with invalid JSON: {text[:200]!r}") from error
 
 
 @contextmanager
 def _named_errors(url: str, timeout_s: float) -> Iterator[None]:
     try:
         yield
-    except EngineError:  # named already
+    except EngineError:  # already one of our errors
         raise
     except _FAILURES as error:
         raise _named(error, url, timeout_s) from error

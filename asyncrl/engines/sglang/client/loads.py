@@ -1,4 +1,4 @@
-"""How full the servers are, as they say themselves."""
+"""The load of each server, as the server reports it."""
 
 import asyncio
 from typing import Any
@@ -8,18 +8,18 @@ from asyncrl.errors import EngineError
 from asyncrl.types import EngineLoad
 
 _LOOK_S = 2.0
-"""For one look.  A server answers within a forward pass; what it says later is old."""
+"""Deadline in seconds of one request.  A server answers within a forward pass; a later answer is out of date."""
 
 
 class EngineLoads:
-    """``LoadProbe`` over ``engine_urls``."""
+    """A ``LoadProbe`` over ``engine_urls``."""
 
     def __init__(self, http: HttpClient, engine_urls: tuple[str, ...]) -> None:
         self._http = http
         self._engine_urls = engine_urls
 
     async def loads(self) -> tuple[EngineLoad, ...]:
-        """See ``LoadProbe.loads``; in the order of the URLs."""
+        """See ``LoadProbe.loads``.  The loads are in the order of the URLs."""
         async with asyncio.TaskGroup() as looks:
             asked = [looks.create_task(self._look(url), name=f"load-{url}") for url in self._engine_urls]
         return tuple(load for load in (task.result() for task in asked) if load is not None)
@@ -33,7 +33,7 @@ class EngineLoads:
 
 
 def _load(ranks: list[dict[str, Any]]) -> EngineLoad | None:
-    """Of one server; with several data-parallel ranks the fullest one counts, for it retracts first."""
+    """Return the load of one server.  Of several data-parallel ranks the fullest counts, because it retracts first."""
     if not ranks:
         return None
     return EngineLoad(

@@ -1,4 +1,4 @@
-"""One event of a streamed answer, from JSON to columns, whether the server packs it or not."""
+"""Parsing of one event of a streamed answer, packed by the server or not, into columns."""
 
 from array import array
 from typing import Any
@@ -9,22 +9,25 @@ from asyncrl.engines.sglang.labels import STAMPS
 from asyncrl.engines.sglang.packed import COLUMNS, Entries, runs_of, unpack
 
 _BEGIN = b'"output_token_logprobs":[['
-"""What SGLang writes before the first entry.  Inside a string the quotes would be escaped: it is found nowhere else."""
+"""The bytes that SGLang writes before the first entry.
+
+They occur nowhere else, because quotes inside a string are escaped.
+"""
 _PACKED = b'{"%b":' % COLUMNS.encode()
 _BRACKETS = b"[]"
 
 
 def read_event(payload: bytes) -> dict[str, Any]:
-    """The event, with its ``output_token_logprobs`` as ``Entries``.
+    """Parse an event, with its ``output_token_logprobs`` as ``Entries``.
 
-    Raises KeyError, TypeError or ValueError (with orjson.JSONDecodeError) for what no server of ours writes.
+    Raises KeyError, TypeError or ValueError (of which orjson.JSONDecodeError is a subclass) for any other payload.
     """
     begin = -1 if payload.startswith(_PACKED) else payload.find(_BEGIN)
     return _read_entries(payload, begin + len(_BEGIN)) if begin >= 0 else _read_packed(orjson.loads(payload))
 
 
 def _read_packed(event: dict[str, Any]) -> dict[str, Any]:
-    """A packed event, one without entries, or an error."""
+    """Convert a packed event, an event without entries, or an error."""
     columns = event.pop(COLUMNS, None)
     if columns is not None:
         entries = event["meta_info"]["output_token_logprobs"] = unpack(columns)
@@ -35,10 +38,10 @@ def _read_packed(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_entries(payload: bytes, begin: int) -> dict[str, Any]:
-    """An event as SGLang writes it.
+    """Parse an event in SGLang's own format.
 
-    Entries ``[logprob, token, null]`` are read as one flat list: a third less time, and nothing for the garbage
-    collector to look at.
+    Entries ``[logprob, token, null]`` are read as one flat list.  This takes a third less time and leaves no nested
+    lists for the garbage collector to traverse.
     """
     end = payload.index(b"]]", begin)
     event: dict[str, Any] = orjson.loads(payload[: begin - 1] + payload[end + 1 :])

@@ -1,9 +1,9 @@
-"""The HTTP/1.1 responses of one connection, parsed by llhttp.  Opens no connection and never waits."""
+"""A parser (llhttp) for the HTTP/1.1 responses of one connection.  Does no input or output."""
 
 import httptools
 
 _MAX_OVERHEAD = 65536
-"""Bytes in a row that carry no body: a head, lines between chunks, a trailer.  Servers send some hundred."""
+"""Most bytes in a row that carry no body: a head, lines between chunks, a trailer.  Servers send a few hundred."""
 
 
 class BrokenResponse(ConnectionError):
@@ -13,8 +13,8 @@ class BrokenResponse(ConnectionError):
 class ResponseReader:
     """Parses one response after the other from the bytes of a connection.
 
-    One parser serves the whole connection.  It and this object refer to each other, so a pair per response would be
-    garbage that only the cycle collector frees, and a run calls that one rarely.  After BrokenResponse, or when
+    One parser serves the whole connection.  Parser and object refer to each other, so a pair per response would be
+    garbage that only the cycle collector frees, which a run calls rarely.  After BrokenResponse, or when
     ``keeps_alive`` is False, the connection must be closed.
     """
 
@@ -23,13 +23,13 @@ class ResponseReader:
         self.begin()
 
     def begin(self) -> None:
-        """Expect the next response.  The one before must be complete."""
+        """Expect the next response.  The previous one must be complete."""
         self.status = 0
-        """0 until the head has arrived."""
+        """The HTTP status; 0 until the head has arrived."""
         self.is_complete = False
         self.keeps_alive = True
-        """Whether the server takes another request on this connection."""
-        self._has_end = False  # the head tells the length of the body, or it comes in chunks
+        """Whether the server accepts another request on this connection."""
+        self._has_end = False  # whether the head gives the body's length, or the body comes in chunks
         self._overhead = 0
         self._pieces: list[bytes] = []
 
@@ -48,9 +48,9 @@ class ResponseReader:
         return pieces
 
     def end(self) -> None:
-        """Note that the server hung up.  Raises BrokenResponse unless the response ends with its connection."""
+        """Note that the server closed the connection.  Raises BrokenResponse unless this ends the response."""
         if not self.is_complete and (not self.status or self._has_end):
-            raise BrokenResponse("the server hung up in the middle of its answer")
+            raise BrokenResponse("the server closed the connection before the end of its answer")
         self.is_complete, self.keeps_alive = True, False
 
     def on_message_begin(self) -> None:
@@ -59,13 +59,13 @@ class ResponseReader:
             raise BrokenResponse("a second response to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note how the end of the body will be known."""
+        """Note whether the head tells the end of the body."""
         name = name.lower()
         if name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower()):
             self._has_end = True
 
     def on_headers_complete(self) -> None:
-        """Take the status, unless this head is informational (1xx): the response follows it."""
+        """Note the status, unless the head is informational (1xx): the response follows it."""
         status = self._parser.get_status_code()
         if status >= 200:
             self.status, self.keeps_alive = status, self._parser.should_keep_alive()
@@ -75,5 +75,5 @@ class ResponseReader:
         self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
-        """Note the end, unless it is that of an informational head."""
+        """Note the end of the response, unless an informational head ended."""
         self.is_complete = self.status != 0

@@ -1,7 +1,7 @@
-"""Streamed answers over HTTP/1.1, handed on where they are read.
+"""Streamed answers over HTTP/1.1, passed on by the callback that reads them from the socket.
 
-No task wakes between two pieces of an answer: a thousand answers in flight, each with an event now and then, would
-otherwise wake a chain of coroutines, a queue and a timer for every one of them, which is most of what an event costs.
+No task wakes between two pieces of an answer.  With a thousand answers in flight, each event would otherwise wake a
+chain of coroutines, a queue and a timer, which is most of the cost of an event.
 """
 
 import asyncio
@@ -15,31 +15,33 @@ from urllib.parse import SplitResult, urlsplit
 from asyncrl.engines.sglang.client.response import BrokenResponse, ResponseReader
 
 Take = Callable[[int, bytes], None]
-"""Takes the status of a response and the next piece of its body."""
+"""A callback for the status of a response and the next piece of its body."""
 _PORTS = {"http": 80, "https": 443}
 _secure = functools.cache(ssl.create_default_context)
-"""Made once: it reads all certificates of the system."""
+"""Returns the TLS context; created once, because it reads all certificates of the system."""
 
 
 class Silent(TimeoutError):
-    """A server said nothing for too long."""
+    """The server sent nothing for too long."""
 
 
 class Streams:
-    """Connections to any number of servers, kept for the next request.  ``close`` ends them all."""
+    """A pool of connections to any number of servers.  ``close`` closes the unused ones."""
 
     def __init__(self, connect_s: float, keep_alive_s: float) -> None:
-        """``connect_s`` is the longest wait for a connection, ``keep_alive_s`` how long an unused one is kept."""
+        """Set the deadline of a connection (``connect_s``) and the lifetime of an unused one (``keep_alive_s``)."""
+        # Invariant: only the event loop's thread uses the pool and its connections: no lock is needed.  A connection is
+        # either in ``_unused`` or in one ``exchange``; if it were in both, two answers would mix.
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
         self._unused: defaultdict[str, deque[_Connection]] = defaultdict(deque)
         self._servers: dict[str, tuple[SplitResult, bytes]] = {}
 
     async def post(self, url: str, body: bytes, idle_s: float, take: Take) -> int:
-        """POST JSON and return the status once all of the answer has gone through ``take``.
+        """POST JSON and return the status once the whole answer has gone through ``take``.
 
-        ``take`` is called by the event loop; what it raises, this raises.  After this has ended, however it did, it is
-        not called any more.  Raises Silent when nothing came for ``idle_s``, and OSError.
+        The event loop calls ``take``, and its exceptions propagate.  It is never called after this method has ended, be
+        it by return, exception or cancellation.  Raises Silent if nothing came for ``idle_s`` seconds, and OSError.
         """
         server, head = self._servers.get(url) or self._server(url)
         connection = self._kept(server.netloc) or await self._connect(server)
@@ -49,13 +51,13 @@ class Streams:
             self._keep(server.netloc, connection)
 
     def close(self) -> None:
-        """Hang up where nothing is in flight."""
+        """Close the connections that have no request in flight."""
         for unused in self._unused.values():
             while unused:
                 unused.pop().close()
 
     def _server(self, url: str) -> tuple[SplitResult, bytes]:
-        """Where ``url`` is, and the head of every request to it."""
+        """Parse ``url`` once and remember it with the head of every request to it."""
         parts = urlsplit(url)
         head = (
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nAccept: */*\r\n"
@@ -65,7 +67,7 @@ class Streams:
         return self._servers[url]
 
     def _kept(self, netloc: str) -> "_Connection | None":
-        """The one used last: the others may then grow old."""
+        """Take the unused connection that was used last, so that surplus ones expire; None if there is none."""
         unused, oldest = self._unused[netloc], asyncio.get_running_loop().time() - self._keep_alive_s
         while unused:
             connection = unused.pop()
@@ -98,22 +100,25 @@ class Streams:
 
 
 class _Connection(asyncio.Protocol):
-    """One request and its answer after the other."""
+    """One connection; it carries one request and its answer at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._response = ResponseReader()
         self._is_asked = False
+        """Whether ``exchange`` is running; only then do ``_take``, ``_ended`` and ``_idle_s`` belong to a request."""
         self.used_at = 0.0
-        """When something last came, on the loop's clock."""
+        """The loop's time of the last request or received bytes."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it can take another request."""
+        """Whether the connection accepts another request."""
         return not self._transport.is_closing()
 
     async def exchange(self, request: bytes, idle_s: float, take: Take) -> int:
-        """See ``Streams.post``.  The connection is closed unless all of the answer came."""
+        """See ``Streams.post``.  Closes the connection unless the whole answer has arrived."""
+        # Invariant: the loop's callbacks call ``_take`` only while ``_ended`` is pending.  Completing or cancelling the
+        # future is thus what guarantees that ``take`` is never called after this method.
         self._response.begin()
         self._is_asked, self._take, self._idle_s = True, take, idle_s
         self._ended: asyncio.Future[int] = self._loop.create_future()
@@ -124,15 +129,15 @@ class _Connection(asyncio.Protocol):
             return await self._ended
         finally:
             if not (self._response.is_complete and self._response.keeps_alive and self._ended.done()):
-                self.close()
+                self.close()  # the rest of the answer would arrive as the next request's
             if self._ended.done() and not self._ended.cancelled():
-                self._ended.exception()  # seen, also when a cancellation came first
-            self._look.cancel()
+                self._ended.exception()  # marks it retrieved, also if a cancellation came first: asyncio logs nothing
+            self._look.cancel()  # before ``_ended`` is deleted, which the timer reads
             self._is_asked = False
             del self._take, self._ended
 
     def close(self) -> None:
-        """Hang up at once."""
+        """Close the connection at once, without sending buffered bytes."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -143,13 +148,13 @@ class _Connection(asyncio.Protocol):
         """See ``asyncio.Protocol``."""
         self.used_at = self._loop.time()
         response = self._response
-        if not self._is_asked:
+        if not self._is_asked:  # bytes between two answers belong to no request
             self.close()
         elif not self._ended.done():
             try:
                 for piece in response.feed(data):
                     self._take(response.status, piece)
-            except Exception as error:  # noqa: BLE001 -- raised where the answer is waited for
+            except Exception as error:  # noqa: BLE001 -- raised in ``exchange``
                 self._ended.set_exception(error)
                 return
             if response.is_complete:
@@ -167,7 +172,7 @@ class _Connection(asyncio.Protocol):
             self._ended.set_result(self._response.status)
 
     def _look_for_silence(self) -> None:
-        """One timer per answer, not one per piece: it is late by what came since."""
+        """Fail a silent exchange.  One timer serves the whole answer; it is postponed if something has come since."""
         silent_until = self.used_at + self._idle_s
         if silent_until > self._loop.time():
             self._look = self._loop.call_at(silent_until, self._look_for_silence)

@@ -1,1 +1,1 @@
-"""Plug-ins that run inside SGLang's own processes, found by their entry points."""
+"""Plug-ins that run inside SGLang's processes; SGLang finds them by their entry points."""

@@ -1,9 +1,8 @@
-"""Which plug-ins are active, for whoever asks: in SGLang's answer to ``/server_info``.  Runs inside SGLang.
+"""The report of active plug-ins in SGLang's answer to ``/server_info``.  Runs inside SGLang.
 
-    activate of each plug-in ─▶ note ─▶ after_internal_state, in the scheduler ─▶ /server_info ─▶ ``installed``
+    activate of each plug-in ─▶ note ─▶ after_internal_state, in the scheduler ─▶ /server_info ─▶ ``installed_plugins``
 
-An SGLang that has none of them answers without the entry.  The notes belong to one process; SGLang activates plug-ins
-before it starts any thread.
+An SGLang without our plug-ins answers without the entry.
 """
 
 import pkgutil
@@ -13,8 +12,10 @@ from asyncrl.engines.sglang.labels import PLUGINS
 
 _ANSWER = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 
+# Invariant: one process's own.  Plug-ins write it before SGLang starts a thread, and hooks on the scheduler's thread,
+# which also reads it: no lock is needed.
 _notes: dict[str, str | None] = {}
-"""By plug-in: None when it is active, else why it is not."""
+"""None for each active plug-in, otherwise the reason why it is not active."""
 
 
 def note(plugin: str, refusal: str | None = None) -> None:
@@ -23,7 +24,10 @@ def note(plugin: str, refusal: str | None = None) -> None:
 
 
 def note_and_answer(plugin: str, refusal: str | None = None) -> None:
-    """``note`` and have SGLang answer with the notes, unless its inside is too unlike for that."""
+    """Call ``note``, and hook SGLang's answer so that it has the notes.
+
+    Without effect on the answer if this SGLang has no such function to hook.
+    """
     is_first = not _notes
     note(plugin, refusal)
     if not is_first:
@@ -38,7 +42,7 @@ def note_and_answer(plugin: str, refusal: str | None = None) -> None:
 
 
 def after_internal_state(result: Any, *asked: Any, **named: Any) -> None:
-    """Add the notes to what the scheduler says of itself."""
+    """Add the notes to the state that the scheduler reports."""
     state = getattr(result, "internal_state", None)
     if isinstance(state, dict):
         state[PLUGINS] = dict(_notes)

@@ -1,4 +1,4 @@
-"""The KV slot allocator of the CPU platform; see ``cpu``."""
+"""The KV slot allocator of the CPU platform; see ``cpu_platform``."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ INTERNALS = (
 
 
 class TokenAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]  # sglang is untyped
-    """The stock allocator, called the way SGLang calls an out-of-tree one: with a page size, which must be 1."""
+    """The stock allocator with the signature of an out-of-tree one: it takes a page size, which must be 1."""
 
     def __init__(self, size: int, *, page_size: int, **rest: Any) -> None:
         if page_size != 1:

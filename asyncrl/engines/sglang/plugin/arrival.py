@@ -1,4 +1,9 @@
-"""Broadcasts as an engine gets them: each waits with a deadline, and hears when the trainer has given the update up."""
+"""The engine's side of a broadcast: waits with a deadline, and ends when the trainer has given up the update.
+
+Invariant: while a broadcast is in flight, only ``finish`` lets the host wait for GPU work that comes after it.  That
+rules out ``item`` on data behind ``wait``, and ``torch.cuda.synchronize`` or a kernel's first launch anywhere.  If the
+trainer has died the broadcast never ends, and only ``finish`` has a deadline.
+"""
 
 import time
 from collections.abc import Callable
@@ -6,43 +11,60 @@ from threading import Event, Thread
 from typing import Any
 
 ARRIVAL_S = 60.0
-"""For an update to arrive, from a trainer that has it ready: 100 GB take a second.  Then the group is given up, so that
-this server can answer, and join another."""
+"""Deadline in seconds for data that the trainer has ready; 100 GB take a second.
+
+After that the group is aborted, so that this server can answer and join another group.
+"""
 LOOK_EVERY_S = 0.0002
-"""Whether what was asked for is done; an update takes some milliseconds at least."""
+"""Seconds between two checks for completion; an update takes several milliseconds at least."""
 ASK_EVERY_S = 0.25
-"""Whether the trainer has given the update up, because another engine died: it is asked over the network."""
+"""Seconds between two queries, over the network, whether the trainer has given up the update."""
 
 
 def broadcast(flat: Any, group: Any) -> Any:
-    """Ask for what the trainer sends into ``flat``."""
+    """Begin to receive the trainer's next broadcast into ``flat``; return its handle.
+
+    Invariant: on a GPU NCCL's stream first waits for all that this thread has launched on its current stream.  Earlier
+    reads of ``flat`` are therefore safe there; reads launched on another stream would see half-overwritten bytes.
+    """
     import torch.distributed as dist
 
     return dist.broadcast(flat, src=0, group=group, async_op=True)
 
 
 def wait(coming: Any, flat: Any, group: Any) -> None:
-    """What is done with ``flat`` from now on sees what came; on a GPU, this process goes on at once."""
+    """Order all later work of this thread on ``flat`` after the broadcast ``coming``.
+
+    On a GPU this returns at once: only the current stream waits.  On a CPU it returns once the data has arrived, and
+    raises TimeoutError or ConnectionError.
+    """
     from asyncrl.engines.weight_sync.group_abort import wait_on_stream
 
+    # Invariant: on a GPU the host may read ``flat`` only after ``finish``, and another stream only after an event that
+    # was recorded here.  Earlier they would read the previous bucket.
     if flat.device.type == "cpu":
         _until(coming.is_completed, group)
     wait_on_stream(coming, flat.device)
 
 
 def finish(flat: Any, group: Any) -> None:
-    """Return when everything has come and was copied.  Raises TimeoutError and ConnectionError."""
+    """Return once all broadcasts and copies on this thread's stream are done.  Raises TimeoutError or ConnectionError.
+
+    On a CPU nothing is left to do.
+    """
     if flat.device.type == "cpu":
         return
     import torch
 
+    # An event that is polled, because ``synchronize`` has no deadline: the broadcast of a dead trainer never ends.  The
+    # event covers only the current stream: the broadcasts that it waits for, and the copies launched on it.
     done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
     _until(done.query, group)
 
 
 def check_arrival(flat: Any, group: Any, name: str) -> None:
-    """The trainer sends its checksum behind each bucket; raise ValueError when it is another one."""
+    """Receive the trainer's checksum, which follows each bucket, and compare.  Raises ValueError if it differs."""
     import torch
 
     from asyncrl.engines.weight_sync.flat import checksum
@@ -55,7 +77,11 @@ def check_arrival(flat: Any, group: Any, name: str) -> None:
 
 
 def _until(is_done: Callable[[], bool], group: Any) -> None:
-    """Raises TimeoutError, or ConnectionError once the trainer has given the update up; the group is left then."""
+    """Poll ``is_done``.
+
+    Raises TimeoutError after ``ARRIVAL_S``, or ConnectionError once the trainer has given up the update.  Either way
+    the group is aborted first.
+    """
     began = time.monotonic()
     asking = None
     try:
@@ -76,11 +102,15 @@ def _until(is_done: Callable[[], bool], group: Any) -> None:
 
 
 class _Asking:
-    """A thread that asks whether the trainer has given an update up: a host that is gone may not answer for long."""
+    """A thread that queries whether the trainer has given up an update.
+
+    A separate thread, because a query to a host that is down may take long.
+    """
 
     def __init__(self, group: Any) -> None:
         # Invariant: the asking thread sets ``is_abandoned``, the waiting one ``is_over``, each once: no lock is needed.
-        # Only the waiting thread aborts the group.
+        # Only the waiting thread aborts the group.  The asking thread only reads the store, and may outlive the wait by
+        # one query; ``is_abandoned`` turns the errors of a group that is gone into True.
         self.is_over = Event()
         self.is_abandoned = False
         self._group = group

@@ -1,4 +1,8 @@
-"""Buckets whose loading was watched once: where SGLang's loaders put each piece, and the same copies again."""
+"""Buckets whose loading was watched once: where SGLang's loaders copied each piece, and how to replay these copies.
+
+Invariant: only the scheduler's thread uses these objects, and it launches everything on its current stream.  Copies on
+another stream would not wait for the broadcast, nor the next broadcast for them.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,39 +13,56 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 Pairs = tuple[list[Any], list[Any]]
-"""Tensors to copy to, and those to copy from."""
+"""Tensors to copy to, and as many tensors to copy from."""
 
 
 @dataclass(slots=True, kw_only=True)
 class KeptBucket:
-    """What is known of one bucket."""
+    """The recorded copies of one bucket."""
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     num_bytes: int
     targets: tuple[Any, ...] = ()
-    """Where its pieces belong; nothing when the loaders do more than copy."""
+    """The parts of the model's weights that the pieces are copied to; empty if the loaders do more than copy.
+
+    They refer to the weights' memory.  If the model's weights are moved, they must be dropped (``forget``): copies
+    would go to memory that the model no longer uses.
+    """
     pieces: tuple[tuple[int, tuple[int, ...], tuple[int, ...], Any], ...] = ()
-    """What is copied to each target: its first byte in the bucket, sizes, strides and dtype."""
+    """The source of each target: its first byte in the bucket, sizes, strides and dtype."""
     copies: dict[int, list[Pairs]] = field(default_factory=dict)
-    """By number of the buffer that the bucket lies in; made when first needed, which takes longer than the copies."""
+    """Views for the copies, by number of the buffer that holds the bucket.
+
+    Made when first needed, which takes longer than the copies.  They refer to the buffer's memory: whoever replaces the
+    buffers must clear them, or old bytes would be copied.
+    """
     is_tested: bool = False
-    """Whether a replay of it was found to be all that the loaders do (``replay_check``)."""
+    """Whether a replay was found to do all that the loaders do (``replay_check``)."""
 
     def tensors(self, flat: Any) -> list[tuple[str, Any]]:
-        """Its tensors by name, which lie in ``flat``."""
+        """Return the bucket's tensors with their names, as views of ``flat``."""
         from asyncrl.engines.weight_sync.flat import views
 
         return list(zip(self.names, views(flat, self.dtypes, self.shapes), strict=True))
 
     def watch(self, flat: Any, load: Callable[[], object]) -> None:
-        """Load, and keep what was copied where, if nothing but copying was done."""
+        """Call ``load``, and record its copies unless it does more than copy.
+
+        ``flat`` must be the beginning of a buffer.
+        """
+        # Invariant: torch's dispatch modes are local to a thread.  Copies that a loader makes in other threads are not
+        # seen here; ``replay_check`` finds them.
         watcher = _watcher(flat)
         with watcher:
             load()
         if watcher.more_than_copies is not None:
-            logger.warning("asyncrl: the bucket of %s is no mere copy: %s", self.names[0], watcher.more_than_copies)
+            logger.warning(
+                "asyncrl: the bucket of %s is no mere copy: %s; SGLang's loaders load it in every update",
+                self.names[0],
+                watcher.more_than_copies,
+            )
             return
         self.targets = tuple(target for target, _ in watcher.pairs)
         self.pieces = tuple(
@@ -50,40 +71,40 @@ class KeptBucket:
         )
 
     def launch_once(self, buffer: Any) -> None:
-        """Copy what loaders have just copied from ``buffer`` once more, as later updates do.
+        """Repeat the copies that the loaders have just made from ``buffer``, as later updates do.
 
-        CUDA loads a kernel when it is first launched, and waits until the GPU has nothing to do: then that would be a
-        broadcast, of which a member may have died.
+        CUDA loads a kernel at its first launch, and waits until the GPU is idle.  In a later update it would wait for
+        the next broadcast, which never ends if a member has died.
         """
         _copy(self._pairs(buffer))
 
     def copy(self, buffers: Sequence[Any], number: int) -> None:
-        """Copy again what was watched, from the buffer of that number."""
+        """Replay the recorded copies from the buffer of that number.  Launches them and does not wait."""
         if number not in self.copies:
             self.copies[number] = self._pairs(buffers[number])
         _copy(self.copies[number])
 
     def check(self, number: int) -> None:
-        """Raise ValueError unless every weight is what was copied from that buffer."""
+        """Raise ValueError unless every weight equals its piece of that buffer.  Waits for the GPU."""
         import torch
 
         for targets, sources in self.copies.get(number, []):
             for target, source in zip(targets, sources, strict=True):
                 if not torch.equal(target, source.to(target.dtype)):
-                    raise ValueError(f"a weight in the bucket of {self.names[0]} is not what came")
+                    raise ValueError(f"a weight in the bucket of {self.names[0]} differs from the received one")
 
     @property
     def needs_test(self) -> bool:
-        """Whether it is replayed, and was not tested yet."""
+        """Whether the bucket is replayed and has not been tested yet."""
         return bool(self.targets) and not self.is_tested
 
     def forget(self) -> None:
-        """Replay it no more: loaders are asked every time."""
+        """Stop replaying the bucket: SGLang's loaders load it until its copies are recorded anew."""
         self.targets = ()
         self.copies.clear()
 
     def _pairs(self, buffer: Any) -> list[Pairs]:
-        """What to copy from ``buffer``, sorted: one call copies many where dtypes and strides are alike."""
+        """Return the copies from ``buffer``, grouped by dtype and strides: one call copies a whole group."""
         groups: dict[Any, Pairs] = {}
         for target, (start, sizes, strides, dtype) in zip(self.targets, self.pieces, strict=True):
             target, dtype = _plain(target, dtype)
@@ -95,7 +116,7 @@ class KeptBucket:
 
 
 def num_bytes(dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> int:
-    """Of a bucket."""
+    """Return the size in bytes of a bucket with tensors of these dtypes and shapes."""
     import torch
 
     return sum(prod(shape) * getattr(torch, dtype).itemsize for dtype, shape in zip(dtypes, shapes, strict=True))
@@ -109,7 +130,7 @@ def _copy(pairs: Sequence[Pairs]) -> None:
 
 
 def _plain(target: Any, dtype: Any) -> tuple[Any, Any]:
-    """Numbers in fp8 as bytes: not every operation on tensors knows fp8, and a copy needs to know nothing of it."""
+    """View fp8 tensors as bytes: not every tensor operation supports fp8, and a copy does not need it."""
     import torch
 
     if target.dtype == dtype and dtype.itemsize == 1:
@@ -118,7 +139,7 @@ def _plain(target: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def _watcher(flat: Any) -> Any:
-    """A context that sees every operation on tensors.  Made here, since importing torch takes seconds."""
+    """Return a context that sees every tensor operation.  Defined here because importing torch takes seconds."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -148,7 +169,7 @@ def _watcher(flat: Any) -> Any:
                     self.pairs.append((target.detach(), source.detach()))
                     return
             elif func in (aten.fill_.Scalar, aten.zero_.default) and not is_ours(tensors[0]):
-                return  # the same number every time, as in the rows that fill up a vocabulary
+                return  # the same value every time, as in the rows that pad a vocabulary
             self.more_than_copies = self.more_than_copies or str(func)
 
     return Watcher()

@@ -1,13 +1,17 @@
 """The CPU platform that ``platform.activate`` offers to SGLang.
 
-Two things are replaced, through SGLang's own hook registry, because upstream only has them as Triton kernels:
-drawing a token from a per-request seed, and the switch to batch-invariant kernels (on a CPU, float32 rows are
-computed independently of the batch as they are).  With both, ``sampling_seed`` repeats a draw on a CPU.
+Two functions are replaced through SGLang's hook registry, because upstream only has them as Triton kernels:
 
-A third is changed: scheduler and detokenizer are forked from the server, which has imported everything, where SGLang
-spawns them to import it once more each, for the sake of CUDA: a start takes 0.4 of the processor time.
+- Sampling a token with a per-request seed.
+- The switch to batch-invariant kernels; on a CPU, float32 rows do not depend on the batch anyway.
 
-SGLang makes the platform while it is itself half imported, hence the imports inside methods.
+With both, ``sampling_seed`` repeats a sample on a CPU.
+
+A third function is changed: scheduler and detokenizer are forked from the server, which has imported everything.
+SGLang spawns them, as CUDA requires, so that each imports everything again.  With a fork a start takes 0.4 of the CPU
+time.
+
+SGLang creates the platform while it is itself half imported, hence the imports inside methods.
 """
 
 import multiprocessing
@@ -76,7 +80,7 @@ INTERNALS = (
 )
 """Names that may change with the library: see docs/internals.md.
 
-Not checked at start: SGLang is half imported then.
+They are not checked at start, because SGLang is half imported then.
 """
 
 ATTENTION_BACKEND = "torch_native"
@@ -98,31 +102,31 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # sglang 
         HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _fork_children, HookType.AFTER)
 
     def is_pin_memory_available(self, device: object = None) -> bool:
-        """There is no GPU to pin memory for."""
+        """Return False: there is no GPU to pin memory for."""
         return False
 
     def get_default_attention_backend(self) -> str:
-        """Attention in plain torch."""
+        """Return the name of attention in plain torch."""
         return ATTENTION_BACKEND
 
     def get_dispatch_key_name(self) -> str:
-        """Which ``forward_<key>`` of a layer runs."""
+        """Return the key of the ``forward_<key>`` that layers run."""
         return "native"
 
     def get_mha_kv_pool_cls(self) -> type[Any]:
-        """The stock pool."""
+        """Return the stock KV pool."""
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         return MHATokenToKVPool  # type: ignore[no-any-return]
 
     def get_paged_allocator_cls(self) -> type[Any]:
-        """The stock allocator of single tokens."""
+        """Return the stock allocator of single tokens."""
         from asyncrl.engines.sglang.plugin.allocator import TokenAllocator
 
         return TokenAllocator
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Plain torch throughout, and draws that a seed repeats."""
+        """Choose plain torch everywhere, and sampling that a seed repeats."""
         from sglang.srt import server_args as sglang_args
 
         for choices in (
@@ -137,10 +141,13 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # sglang 
 
 
 def _fork_children(result: None, server_args: Any) -> None:
-    """The last thing that SGLang sets is how processes start, and the next thing it does is to start them.
+    """Set the start method to fork, after SGLang has set its own and right before it starts the processes.
 
-    Not where it needs new programs (memory nodes, the memory saver), or starts them from threads (data parallelism).
+    Skipped where SGLang needs new programs (NUMA nodes, the memory saver) or starts processes from threads (data
+    parallelism).
     """
+    # Invariant: fork only where no other thread of the server may hold a lock, which would stay taken in the child for
+    # good.  Hence not with data parallelism.
     if server_args.dp_size == 1 and server_args.numa_node is None and not server_args.enable_memory_saver:
         multiprocessing.set_start_method("fork", force=True)
 

@@ -1,17 +1,20 @@
 """Weight updates at the speed of copies: a plug-in of stock SGLang, group ``sglang.srt.plugins``.
 
-SGLang's loaders find by name, tensor by tensor, where each one belongs: 0.1 s for a dense model, more than a second for
-the thousands of tensors of a mixture of experts, while generation stands still.  The answer never changes, so it is
-watched once:
+SGLang's loaders look up the place of each tensor by name.  That takes 0.1 s for a dense model and more than 1 s for the
+thousands of tensors of a mixture of experts, while generation is paused.  The places never change, so the copies are
+recorded once and replayed:
 
-    first update   flattened_bucket, by SGLang's loaders ──▶ watched: which bytes were copied where
-    every later    DIRECT: all buckets in one request    ──▶ the same copies again
+    first update    flattened_bucket, by SGLang's loaders ──▶ recorded: which bytes were copied where
+    later updates   DIRECT: all buckets in one request    ──▶ the same copies again
 
     bucket i+1 ──network──▶ one buffer  ║  bucket i in the other buffer ──copies──▶ weights
 
-A bucket whose loading was more than copies (a cast by hand, a product of weights, a value read) is loaded by SGLang's
-loaders every time.  So is one whose first replay was not all that the loaders do (``replay_check``), which is tested in
-the second update, and in every one that is checked.  Without the plug-in, all updates are like the first one.
+SGLang's loaders load a bucket in every update if its loading is more than copies: a cast by hand, a product of weights,
+a value read.  They also do so if a replay proves incomplete (``replay_check``), which is tested in the second update
+and in every checked update.  Without the plug-in, all updates are like the first one.
+
+Invariant: SGLang calls the hooks on each scheduler's own thread, one update at a time, and all its GPU work is launched
+on that thread's current stream.  Buffers and weights need no lock for this reason, and no other thread may touch them.
 """
 
 import json
@@ -33,7 +36,7 @@ _UPDATE = f"{_UPDATER}.update_weights_from_distributed"
 _JOIN = f"{_UPDATER}.init_weights_update_group"
 _COPIES = "asyncrl.engines.sglang.plugin.copies"
 _ALIGNMENT = 64
-"""Of the buffers' sizes: a multiple of every element's."""
+"""The buffers' sizes are multiples of this number of bytes, a multiple of every dtype's element size."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +72,7 @@ INTERNALS = (
 
 
 def activate() -> None:
-    """Register the hooks, or warn that there is nothing to hook.  SGLang calls it."""
+    """Register the hooks, or warn if SGLang's internals differ.  SGLang calls this."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from asyncrl.engines.weight_sync.group_abort import INTERNALS as GROUPS
@@ -77,8 +80,8 @@ def activate() -> None:
     if (difference := unlike(INTERNALS, GROUPS)) is not None:
         note_and_answer("direct", f"this SGLang is unlike 0.5.16 inside ({difference})")
         logger.warning(
-            "asyncrl: this SGLang is unlike 0.5.16 inside (%s); weight updates take longer, and end this server, too, "
-            "when another one dies in them",
+            "asyncrl: this SGLang is unlike 0.5.16 inside (%s); weight updates take longer, and if another server dies "
+            "in one, this server may end, too",
             difference,
         )
         return
@@ -88,9 +91,10 @@ def activate() -> None:
 
 
 def around_join(original: Callable[..., tuple[bool, str]], *args: Any, **kwargs: Any) -> tuple[bool, str]:
-    """The server outlives the death of another member."""
+    """Join a group without torch's watchdog, so that this server survives the death of another member."""
     from asyncrl.engines.weight_sync.group_abort import without_watchdog
 
+    # Invariant: the scheduler's thread is the only one of its process that makes groups, as ``without_watchdog`` needs.
     with without_watchdog():
         return original(*args, **kwargs)
 
@@ -100,10 +104,12 @@ class DirectUpdates:
 
     def __init__(self) -> None:
         self._kept: dict[str, KeptBucket] = {}
-        """By the name of the bucket's first tensor."""
+        """Buckets with their recorded copies, by the name of the first tensor."""
+        # Invariant: replaced only in ``_make_room``, which also drops the views of the old ones.  Every broadcast and
+        # every copy of an update uses these two.
         self._buffers: list[Any] = []
         self._places: list[int] = []
-        """Where the model's weights lay when they were watched."""
+        """Addresses of the model's weights when the copies were recorded."""
         self._refused: set[str] = set()
         """Names of the buckets whose replay differed from their loading on this rank; they are never replayed again."""
 
@@ -117,7 +123,10 @@ class DirectUpdates:
         group_name: str,
         load_format: str | None = None,
     ) -> tuple[bool, str]:
-        """Take one bucket and watch where it goes, or all buckets that were taken before."""
+        """Receive one bucket and record its copies, or receive all buckets that were received before.
+
+        Returns whether it succeeded, and a message (``labels``).
+        """
         groups = updater._model_update_group  # noqa: SLF001 (SGLang has no public way)
         group = groups.get(group_name)
         if group is None or load_format not in ("flattened_bucket", DIRECT, DIRECT_CHECKED):
@@ -132,6 +141,8 @@ class DirectUpdates:
         except Exception as error:
             logger.exception("asyncrl: a weight update failed")
             failure = f"{type(error).__name__}: {error}"
+        # Invariant: every rank of the engine comes here, also after a failure, and ``first_failure`` returns None on
+        # all of them or on none.  Otherwise some would wait in a collective that the others never call.
         ranks = _ranks_of_this_engine()
         failure = first_failure(failure, ranks)
         if failure is not None:
@@ -149,7 +160,7 @@ class DirectUpdates:
         buffer = self._make_room(updater, bucket.num_bytes)[0]
         flat = buffer[: bucket.num_bytes]
         wait(broadcast(flat, group), flat, group)
-        finish(flat, group)  # loaders may read a number, and would wait for it for good
+        finish(flat, group)  # a loader may read a value, and would wait for good if the trainer has died
         if bucket.names[0] in self._refused:
             updater.get_model().load_weights(bucket.tensors(flat))
         else:
@@ -168,20 +179,26 @@ class DirectUpdates:
             for number, bucket in enumerate(buckets)
         ]
         check = ReplayCheck(updater.get_model(), buckets)
+        # Invariant: the copies of bucket i-1 are launched before the broadcast of bucket i+1, which fills the same
+        # buffer and waits for all that this stream has been given (``broadcast``).  In another order, or with copies on
+        # another stream, weights would get bytes of the wrong bucket.
         coming = broadcast(parts[0].flat, group)
         for part, following in zip(parts, [*parts[1:], None], strict=True):
             wait(coming, part.flat, group)
             needs_test = is_checked or part.bucket.needs_test
-            if needs_test:  # before the next is asked for: behind that, a test's first launch might wait for good
+            if needs_test:  # before the next broadcast: a test's first launch waits for it, for good if a member died
                 self._load_and_test(updater, group, part, check, is_checked=is_checked)
-            if following is not None:  # asked for before the copies, so that it comes while they are made
+            if following is not None:  # before this bucket's copies, so that it arrives while they are made
                 coming = broadcast(following.flat, group)
             if not needs_test:
                 self._load(updater, group, part)
         finish(buffers[0], group)
 
     def _load_and_test(self, updater: Any, group: Any, part: "_Part", check: ReplayCheck, *, is_checked: bool) -> None:
-        """Load with no broadcast under way.  Raises ValueError when it ``is_checked`` and is not what was sent."""
+        """Load a bucket with no broadcast in flight.
+
+        Raises ValueError if it ``is_checked`` and differs from what the trainer sent.
+        """
         bucket = part.bucket
         if is_checked:
             check_arrival(part.flat, group, bucket.names[0])
@@ -197,7 +214,7 @@ class DirectUpdates:
 
     def _refuse(self, bucket: KeptBucket) -> None:
         logger.warning(
-            "asyncrl: a replay of the bucket of %s is not all that SGLang's loaders do; they load it from now on",
+            "asyncrl: a replay of the bucket of %s is not all that SGLang's loaders do; they load it in every update",
             bucket.names[0],
         )
         self._refused.add(bucket.names[0])
@@ -205,27 +222,35 @@ class DirectUpdates:
 
     def _load(self, updater: Any, group: Any, part: "_Part") -> None:
         if not part.bucket.targets:
+            # Invariant: the host waits for this bucket first, with a deadline: a loader may read a value.  The next
+            # broadcast may be in flight, because a loader waits for this stream only.  Loaders must launch on this
+            # thread (in 0.5.16 they use others for CPU tensors only), or the buffer could be filled again too early.
             finish(part.flat, group)
             updater.get_model().load_weights(part.bucket.tensors(part.flat))
         else:
             part.bucket.copy(self._buffers, part.buffer)
 
     def _forget_if_moved(self, model: Any) -> None:
-        """Copies to where weights lay would go nowhere: something else has put others in their place."""
+        """Drop all recorded copies if the model's weights have moved.
+
+        Copies to the old addresses would change tensors that the model no longer uses.
+        """
         if (places := _places(model)) != self._places:
-            logger.warning("asyncrl: the model's weights have moved; they are loaded by SGLang again")
+            logger.warning("asyncrl: the model's weights have moved; SGLang's loaders load them from now on")
             self._places = places
             for bucket in self._kept.values():
                 bucket.forget()
 
     def _make_room(self, updater: Any, num_bytes: int) -> list[Any]:
-        """Two buffers of at least so many bytes."""
+        """Return two buffers of at least ``num_bytes`` bytes, replaced if they are too small."""
         import torch
 
+        # Invariant: called before the first broadcast of an update.  Allocating may wait for the whole GPU, and a
+        # broadcast in flight would still write to the old buffers.
         if not self._buffers or self._buffers[0].numel() < num_bytes:
             for bucket in self._kept.values():
-                bucket.copies.clear()
-            self._buffers = []
+                bucket.copies.clear()  # views of the old buffers, which would keep them alive and copy old bytes
+            self._buffers = []  # freed first, so that old and new ones are never there at the same time
             size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
             self._buffers = [torch.empty(size, dtype=torch.uint8, device=updater.device) for _ in range(2)]
         return self._buffers
@@ -233,17 +258,17 @@ class DirectUpdates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """One bucket of an update of all of them."""
+    """One bucket of an update that sends all buckets."""
 
     bucket: KeptBucket
     flat: Any
-    """Where it arrives: the beginning of a buffer."""
+    """The bytes that the bucket is received into: the beginning of a buffer."""
     buffer: int
-    """That buffer's number."""
+    """The number of that buffer, 0 or 1."""
 
 
 def _places(model: Any) -> list[int]:
-    """Addresses of the model's weights."""
+    """Return the addresses of the model's weights."""
     return [parameter.data_ptr() for parameter in model.parameters()]
 
 
@@ -251,10 +276,10 @@ def _places(model: Any) -> list[int]:
 
 
 def first_failure(failure: str | None, ranks: Any) -> str | None:
-    """This rank's failure, or that another one has failed: SGLang passes on the answer of an engine's first rank alone.
+    """Return this rank's failure, or a message if another rank has failed; None on all ranks if none has.
 
-    Collective over ``ranks``, which a rank that has failed reaches first; the others come ``arrival.ARRIVAL_S`` later
-    at most.
+    Needed because SGLang returns only the answer of an engine's first rank.  Collective over ``ranks``: a rank that has
+    failed waits here for the others, for ``arrival.ARRIVAL_S`` at most.
     """
     import torch
     import torch.distributed as dist
@@ -267,9 +292,9 @@ def first_failure(failure: str | None, ranks: Any) -> str | None:
 
 
 def refused_by_any(names: Sequence[str], refused: set[str], ranks: Any) -> list[str]:
-    """Those of ``names`` that are ``refused`` on any rank: the driver hears of all ranks from the first one.
+    """Return the ``names`` that are ``refused`` on any rank, because the driver gets the first rank's answer only.
 
-    Collective over ``ranks``; ``names`` are the same on all of them.
+    Collective over ``ranks``; ``names`` must be the same on all of them.
     """
     import torch
     import torch.distributed as dist
@@ -281,7 +306,7 @@ def refused_by_any(names: Sequence[str], refused: set[str], ranks: Any) -> list[
 
 
 def _ranks_of_this_engine() -> Any:
-    """SGLang's group of them on CPUs; None for a single one."""
+    """Return SGLang's CPU group of all ranks of this engine; None for a single rank."""
     import torch.distributed as dist
 
     if dist.get_world_size() == 1:
@@ -292,11 +317,16 @@ def _ranks_of_this_engine() -> Any:
 
 
 def _leave_others(groups: dict[str, Any], present: str) -> None:
-    """Of groups from before an engine was lost or came back nobody has use, and each holds memory on the GPU."""
+    """Leave all groups but ``present``.
+
+    They date from before an engine was lost or restarted.  They are of no use and hold GPU memory.
+    """
     import torch.distributed as dist
 
     for name in [each for each in groups if each != present]:
         group = groups.pop(name)
+        # Invariant: abort first.  It ends collectives in flight; ``destroy_process_group`` alone may wait for members
+        # that are gone.
         with suppress(RuntimeError):  # its other members may be gone
             group.abort()
         dist.destroy_process_group(group)

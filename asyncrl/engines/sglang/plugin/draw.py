@@ -1,13 +1,13 @@
-"""Drawing tokens from per-request seeds in plain torch; upstream's needs Triton.  See ``cpu``."""
+"""Sampling of tokens with per-request seeds in plain torch; upstream's needs Triton.  See ``cpu_platform``."""
 
 import torch
 
 
 def draw_with_seed(logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """One column per row of ``logprobs`` (n, m), the same for the same seed and position whatever the other rows are.
+    """Sample one column index for each row of ``logprobs`` (n, m); ``seed`` and ``positions`` are (n,).
 
-    Inverse of the cumulative distribution at a uniform number hashed from (seed, position): O(n) hashes where
-    upstream's Gumbel noise needs n * m.
+    A row's sample depends only on its log-probs, seed and position, not on the other rows.  Inverse transform sampling
+    with a uniform number hashed from (seed, position): n hashes, where upstream's Gumbel noise needs n * m.
     """
     cumulative = logprobs.double().exp().cumsum(dim=1)
     threshold = _uniform(seed.long(), positions.long()).unsqueeze(1) * cumulative[:, -1:]
@@ -15,7 +15,7 @@ def draw_with_seed(logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.
 
 
 def _uniform(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """Uniform on [0, 1) with 53 bits: splitmix64's finaliser, on int64 that wraps around."""
+    """Return numbers uniform on [0, 1) with 53 bits, by splitmix64's finalizer on int64 that wraps around."""
     bits = _mixed(_mixed(seed) + position)
     return ((bits >> 11) & (2**53 - 1)).double() * 2.0**-53
 

@@ -1,7 +1,7 @@
-"""A plug-in of stock SGLang: memory of CUDA graphs can be given back, also where Megatron is installed.
+"""A plug-in of stock SGLang: the memory of CUDA graphs can be released even if Megatron is installed.
 
-SGLang's dumper imports megatron-core where it can, and there ``inference.contexts.dynamic_context`` (0.19) sets the one
-memory saver of the process to the mode that knows no graphs.  SGLang then dies in its first capture.
+SGLang's dumper imports megatron-core if it can.  There ``inference.contexts.dynamic_context`` (0.19) sets the process's
+only memory saver to the mode without CUDA graphs, and SGLang then dies in its first capture.
 """
 
 import importlib
@@ -23,13 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 def activate() -> None:
-    """Set the mode that SGLang means, before anything is allocated in it.
+    """Set the memory saver to the mode that SGLang expects, before anything is allocated in it.
 
-    SGLang calls it in each process that it starts anew.
+    SGLang calls this in each process that it spawns.
     """
     if os.environ.get(SAVES_GRAPHS) == "true":
         if (difference := unlike(INTERNALS)) is not None:
-            logger.warning("asyncrl: CUDA graphs may not be given back, and their capture may fail (%s)", difference)
+            logger.warning(
+                "asyncrl: the memory of CUDA graphs may not be released, and their capture may fail (%s)", difference
+            )
             note_and_answer("memory_saver", f"this SGLang is unlike 0.5.16 inside ({difference})")
             return
         _save_graphs()
@@ -37,7 +39,7 @@ def activate() -> None:
 
 
 def _save_graphs() -> None:
-    importlib.import_module("sglang.srt.debug_utils.dumper")  # now, or it would set the mode later
+    importlib.import_module("sglang.srt.debug_utils.dumper")  # first, because a later import would reset the mode
     from torch_memory_saver import torch_memory_saver
 
     torch_memory_saver.hook_mode = "preload"

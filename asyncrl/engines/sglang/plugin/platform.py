@@ -1,7 +1,7 @@
-"""Lets stock SGLang serve on a CPU: its out-of-tree platform, entry-point group ``sglang.srt.platforms``.
+"""The out-of-tree platform by which stock SGLang serves on a CPU, entry-point group ``sglang.srt.platforms``.
 
-SGLang imports this in each process that it starts anew; nothing else does.  ``activate`` stays cheap because SGLang
-calls it on every machine, also where there are GPUs and it has nothing to offer.
+SGLang imports this module in each process that it spawns; nothing else does.  ``activate`` must be cheap: SGLang also
+calls it on machines with GPUs, where it offers no platform.
 """
 
 import importlib.util
@@ -9,7 +9,7 @@ import os
 
 
 def activate() -> str | None:
-    """Where the platform is defined, or None on a machine with CUDA."""
+    """Return the import path of the platform, or None on a machine with CUDA."""
     return None if _has_cuda() else "asyncrl.engines.sglang.plugin.cpu_platform:CpuPlatform"
 
 

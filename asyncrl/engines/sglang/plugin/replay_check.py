@@ -1,15 +1,18 @@
-"""The self-test of a bucket's replay: whether the copies that were watched are all that SGLang's loaders do.
+"""The self-test of a bucket's replay: whether the recorded copies are all that SGLang's loaders do.
 
     every byte changed   load ─▶ checksums ═ replay ─▶ checksums     the loaders write all that the replay writes
     as it came           replay ─▶ checksums ═ load ─▶ checksums     the replay writes all that the loaders write
 
-A weight that the replay misses has changed bytes until the last load.  Without the changed bytes, a test in a step
-whose weights hardly differ from those before it would pass whatever was missed.  The watcher misses what a loader
-copies in a thread of its own, because torch's dispatch modes are local to a thread, and what a loader does differently
-from one load to the next.
+A weight that the replay misses keeps changed bytes until the last load.  Without changed bytes, the test would pass
+whatever was missed if a step hardly changes the weights.
 
-Everything here may launch a CUDA kernel for the first time, which waits for the whole device: no broadcast may be
-under way.  Each rank tests its own copies.  Loaders use no collectives, so ranks may come to different verdicts.
+The watcher misses two things: copies that a loader makes in another thread, because torch's dispatch modes are local to
+a thread, and differences between one load and the next.
+
+Each rank tests its own copies.  Loaders use no collectives, so ranks may come to different verdicts.
+
+Invariant: no broadcast is in flight during a test.  A test may launch a CUDA kernel for the first time, which waits for
+the whole device, and would wait for good if the trainer has died.
 """
 
 from collections import Counter, defaultdict
@@ -21,27 +24,32 @@ from typing import Any
 from asyncrl.engines.sglang.plugin.copies import KeptBucket
 
 Storages = dict[int, Any]
-"""The bytes of tensors, by their address: views that share memory are there once."""
+"""The bytes of tensors, by storage address.  Views that share memory appear once."""
 
 
 class ReplayCheck:
-    """The self-tests of one update."""
+    """The self-tests of one update.
+
+    Not kept for the next update: the addresses in ``_replayed`` hold only while model and targets stay where they are.
+    """
 
     def __init__(self, model: Any, buckets: Iterable[KeptBucket]) -> None:
         self._model = model
         self._buckets = tuple(buckets)
 
     def passes(self, bucket: KeptBucket, flat: Any, replay: Callable[[], None]) -> bool:
-        """Whether ``replay`` and SGLang's loaders leave the same bytes; the loaders' are in place afterwards.
+        """Return whether ``replay`` and SGLang's loaders write the same bytes; the loaders' are in place afterwards.
 
         The host waits for the device a fixed number of times, whatever the number of weights.
         """
+        # Invariant: ``flat`` is ours: all of it has arrived (``finish``), and the caller asks for the next broadcast
+        # only after the test.  The bytes change twice, so that the trainer's are in ``flat`` at the last load.
         _change_every_byte(flat)
         self._load(bucket, flat)
         loaded_first = self._checksums(bucket)
         replay()
         replayed_second = self._checksums(bucket)
-        _change_every_byte(flat)  # back to what it was
+        _change_every_byte(flat)  # restores the trainer's bytes
         replay()
         replayed_first = self._checksums(bucket)
         self._load(bucket, flat)
@@ -49,7 +57,11 @@ class ReplayCheck:
         return _are_equal(loaded_first, replayed_second) and _are_equal(replayed_first, loaded_second)
 
     def _load(self, bucket: KeptBucket, flat: Any) -> None:
-        """Load and wait: a loader's thread may launch on another stream, and still read ``flat``."""
+        """Load and wait for the device.
+
+        A loader's thread launches on the default stream, and may still read ``flat`` when the loader has returned; the
+        scheduler's stream, which changes ``flat`` next, does not wait for the default stream.
+        """
         import torch
 
         self._model.load_weights(bucket.tensors(flat))
@@ -58,17 +70,17 @@ class ReplayCheck:
 
     @cached_property
     def _replayed(self) -> Counter[int]:
-        """How many bytes the replays of all buckets write, by the storage's address."""
+        """The number of bytes that the replays of all buckets write, by storage address."""
         found: Counter[int] = Counter()
         for (address, _), num_bytes in {_region(target) for bucket in self._buckets for target in bucket.targets}:
             found[address] += num_bytes
         return found
 
     def _checksums(self, bucket: KeptBucket) -> dict[Any, Any]:
-        """By device, in one tensor: a checksum for each storage that the bucket can reach.
+        """Return the checksums of all storages that the bucket can reach, as one tensor per device.
 
-        A storage that other buckets' replays write completely is left out: it is tested with them.  Otherwise each
-        bucket would have the whole model read, and a model of 1,000 buckets would be read 4,000 times.
+        A storage that the replays of other buckets write completely is left out, because it is tested with them.
+        Otherwise each bucket would read the whole model, and a model of 1,000 buckets would be read 4,000 times.
         """
         from asyncrl.engines.weight_sync.flat import checksums
 
@@ -87,18 +99,18 @@ def _are_equal(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
 
 
 def _region(target: Any) -> tuple[tuple[int, int], int]:
-    """The address of the storage that ``target`` lies in, its place there, and its size in bytes."""
+    """Return the address of the storage that holds ``target``, its offset there, and its size in bytes."""
     storage = target.untyped_storage().data_ptr()
     return (storage, target.data_ptr() - storage), target.numel() * target.itemsize
 
 
 def _change_every_byte(flat: Any) -> None:
-    """The lowest bit of each: a second call undoes it, and numbers stay finite."""
+    """Flip the lowest bit of each byte, in place.  A second call undoes it, and numbers stay finite."""
     flat.bitwise_xor_(1)
 
 
 def _storages(model: Any) -> Storages:
-    """Raw bytes, whatever the dtype and the strides, of the model's parameters and buffers."""
+    """Return the raw bytes of the model's parameters and buffers, whatever their dtypes and strides."""
     import torch
 
     found: Storages = {}

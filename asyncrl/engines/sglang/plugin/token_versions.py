@@ -1,18 +1,23 @@
-"""Spans exact to the token and caches true to a version: a plug-in of stock SGLang, group ``sglang.srt.plugins``.
+"""Weight versions per token and prefix caches per version: a plug-in of stock SGLang, group ``sglang.srt.plugins``.
 
-It hooks, through SGLang's own registry, what the scheduler process does:
+It hooks the scheduler process, through SGLang's registry:
 
     run_batch ───────────▶ every token is stamped with the version that its forward pass ran under
-    a weight update ─────▶ the version changes; requests that wait get its cache key; it says how long nothing ran
-    (re-)queueing ───────▶ a request gets the present cache key; a retracted one first sends the tokens it holds back
-    pause ───────────────▶ begins when no forward pass is running any more
+    a weight update ─────▶ the version changes; waiting requests get its cache key; the answer has the time since the
+                           last forward pass
+    (re-)queueing ───────▶ a request gets the current cache key; a retracted one first sends the tokens it holds back
+    pause ───────────────▶ begins once no forward pass is running
 
-and, in the process that speaks HTTP,
+and the process that serves HTTP:
 
-    an event is written ─▶ packed, when its request asks for it (``packed``)
+    an event is written ─▶ packed, if its request asks for it (``packed``)
 
-Without it the client still works: it then takes chunks for as old as they can be (``versions``).  SGLang imports this
-in its main process and in schedulers that it does not fork from that; all that it hooks is imported there already.
+Without the plug-in the client still works: it then assumes the oldest possible version of each chunk
+(``client/versions``).  SGLang imports this module in its main process, and in schedulers that are not forked from it;
+all the hooked modules are imported there already.
+
+Invariant: in each process all hooks run on one thread (the scheduler's; the HTTP server's event loop), so their state
+needs no lock.  They never block, except ``before_pause``.
 """
 
 import functools
@@ -32,9 +37,9 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _WRITE_EVENT = "sglang.srt.entrypoints.http_server.dumps_json"
 _UPDATES = ("distributed", "disk", "tensor", "ipc")
-"""Every way in which SGLang 0.5.16 takes new weights."""
+"""Every way in which SGLang 0.5.16 receives new weights."""
 _UNLIKE = (AttributeError, ImportError, IndexError, KeyError, OverflowError, TypeError, ValueError)
-"""How an SGLang shows that its inside is not the one we know."""
+"""Exceptions of our hooks in an SGLang with different internals."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +90,7 @@ INTERNALS = (
 
 
 def activate() -> None:
-    """Register the hooks, all of them or, with one warning, none.  SGLang calls it."""
+    """Register all hooks, or none with one warning if SGLang's internals differ.  SGLang calls this."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     stamps = TokenStamps()
@@ -95,7 +100,7 @@ def activate() -> None:
         f"{_SCHEDULER}.pause_generation": stamps.before_pause,
         f"{_SCHEDULER}.continue_generation": stamps.before_going_on,
     }
-    if multiprocessing.parent_process() is None:  # the schedulers are children, and write no HTTP
+    if multiprocessing.parent_process() is None:  # schedulers are child processes and write no HTTP
         before[_WRITE_EVENT] = PackedEvents().before_writing
     after: dict[str, Callable[..., None]] = {
         f"{_SCHEDULER}.run_batch": stamps.after_run_batch,
@@ -115,9 +120,9 @@ def activate() -> None:
 
 
 def _careful[**P](hook: Callable[P, None]) -> Callable[P, None]:
-    """The hook, which stops them all with one warning when SGLang's inside is not the one we know.
+    """Wrap a hook so that one failure, caused by other internals of SGLang, disables all hooks with one warning.
 
-    They never start again: a gap would shift the stamps of the tokens behind it.
+    They stay disabled: a gap would shift the stamps of the tokens after it.
     """
 
     @functools.wraps(hook)
@@ -136,59 +141,74 @@ def _careful[**P](hook: Callable[P, None]) -> Callable[P, None]:
 
 
 class TokenStamps:
-    """The hooks of one scheduler process.  Each takes what the hooked method takes, and returns nothing."""
+    """The hooks of one scheduler process.  Each takes the arguments of the hooked method and returns nothing."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.is_working = True
-        """Whether stamps are made; once they are not, they never are again."""
+        """Whether tokens are stamped.  Once False, it stays False."""
+        # Invariant: changes only in ``after_update``, hence on the scheduler's thread and while no forward pass runs
+        # (``before_pause``).  Otherwise a stamp could name weights that its pass did not use.
         self._version: str | None = None
+        """The version of the weights in use; None until it is first needed."""
         self._still_since: float | None = None
+        """The clock's time at the end of the last forward pass; None while the engine is not paused."""
 
     @_careful
     def after_run_batch(self, result: Any, scheduler: Any, batch: Any, *rest: Any, **named: Any) -> None:
-        """Stamp the tokens that this pass makes, now: when they are read, an update may have come in between."""
+        """Stamp the tokens of this forward pass.
+
+        Now, because an update may come before SGLang reads the tokens.
+        """
+        # The pass may still be running on the GPU.  Only Python objects are touched here, so nothing waits for it.
         outputs = getattr(result, "logits_output", None)
-        if outputs is None or not batch.spec_algorithm.is_none():  # speculation: not one token a pass
+        if outputs is None or not batch.spec_algorithm.is_none():  # speculation makes several tokens per pass
             return
         stamps = [self._serving(scheduler)] * len(batch.reqs)
         outputs.customized_info = {**(outputs.customized_info or {}), STAMPS: stamps}
 
     @_careful
     def after_update(self, result: Any, updater: Any, asked: Any) -> None:
-        """Take the new version, and give it to the requests that hold no cache yet."""
+        """Note the new version, and renew the cache keys of the waiting requests."""
         if not result.success or asked.weight_version is None:
             return
         if self._still_since is not None:
             result.message += f" {STOOD_STILL}{self._clock() - self._still_since:.6f}"
         self._version = asked.weight_version
+        # Invariant: only requests in the queue get a new key, because they hold no prefix yet.  A running request keeps
+        # its key: under a new one SGLang would file its prefix, computed with older weights, as current.
         for request in updater.scheduler.waiting_queue:
             self._renew_key(updater.scheduler, request)
 
     @_careful
     def before_queueing(self, scheduler: Any, request: Any, *rest: Any, **named: Any) -> None:
-        """Keep a request from prefixes that older weights cached, and send what a retracted one has not sent."""
+        """Renew the request's cache key, and send the tokens that a retracted request holds back.
+
+        With the current key it reuses no prefix that older weights cached.
+        """
         self._renew_key(scheduler, request)
         if request.is_retracted:
             _send_all(scheduler, request)
 
     @_careful
     def before_pause(self, scheduler: Any, asked: Any) -> None:
-        """Wait for the pass that overlaps with the scheduler's work: an update must not change weights under it.
+        """Wait for the forward pass that overlaps with the scheduler's work, because an update changes the weights.
 
-        SGLang 0.5.16 itself waits, on GPUs, only until that pass has read what the scheduler shares with it; whoever
-        asked for the pause has its answer before.
+        On GPUs SGLang 0.5.16 itself waits only until that pass has read the data that it shares with the scheduler.
+        The caller gets the answer to its pause request before that.
         """
+        # Invariant: ``copy_done`` is recorded behind the pass and the copy of its tokens.  This blocks the scheduler's
+        # thread for one pass at most, and launches none meanwhile.
         if scheduler.enable_overlap:
             for _, pending in scheduler.result_queue:
                 if pending.copy_done is not None:
                     pending.copy_done.synchronize()
-        if self._still_since is None:  # an update that failed leaves the engine paused
+        if self._still_since is None:  # already set if a failed update left the engine paused
             self._still_since = self._clock()
 
     @_careful
     def before_going_on(self, scheduler: Any, asked: Any) -> None:
-        """The engine stands still no more."""
+        """Note that the engine is no longer paused."""
         self._still_since = None
 
     def _serving(self, scheduler: Any) -> str:
@@ -202,13 +222,13 @@ class TokenStamps:
 
 
 class PackedEvents:
-    """The hook of the process that writes HTTP."""
+    """The hook of the process that serves HTTP."""
 
     def __init__(self) -> None:
         self._is_working = True
 
     def before_writing(self, event: Any, *rest: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Other arguments for the hooked function; None leaves them as they are."""
+        """Return new arguments, with the packed event, for the hooked function; None keeps its arguments."""
         if not self._is_working or not isinstance(event, Mapping):
             return None
         try:
@@ -223,10 +243,12 @@ class PackedEvents:
 def _send_all(scheduler: Any, request: Any) -> None:
     """Stream the tokens that wait for their chunk to fill.
 
-    SGLang answers for a request that is aborted while it waits without them.
+    If the request is aborted while it is queued, SGLang's answer lacks them.
     """
     if len(request.output_ids) <= request.send_token_offset or not request.stream:
         return
+    # Invariant: ``stream_output`` runs on this thread and has read the interval when it returns.  The request's own
+    # value must be back then, or every later token would be sent as a chunk.
     params, interval = request.sampling_params, request.sampling_params.stream_interval
     params.stream_interval = 1
     try:
@@ -241,7 +263,7 @@ def _refusal(error: Exception) -> str:
 
 def _warn(error: Exception) -> None:
     logger.warning(
-        "asyncrl: %s; spans may be known to the chunk only, "
+        "asyncrl: %s; weight versions may be known per chunk only, "
         "--weight-update-mode retract may reuse prefixes that older weights cached, and answers may come unpacked",
         _refusal(error),
     )

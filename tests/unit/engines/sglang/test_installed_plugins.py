@@ -60,7 +60,7 @@ def test_nothing_is_said_of_engines_that_have_all_that_a_run_uses() -> None:
 def test_one_warning_names_the_engines_what_is_lost_and_the_mend() -> None:
     said = missing_warning({"sglang-0": NONE, "sglang-1": ALL, "sglang-2": NONE}, ("stamps", "direct"))
     assert said is not None
-    assert "asyncrl_stamps is not in sglang-0, sglang-2: which weights made a token" in said
+    assert "asyncrl_stamps is not in sglang-0, sglang-2: weight versions are known per chunk" in said
     assert "asyncrl_direct is not in sglang-0, sglang-2: weight updates take two to three times as long" in said
     assert said.endswith("PYTHONPATH; SGLANG_PLUGINS, where it is set, must name them")
     assert said.count("install asyncrl") == 1
