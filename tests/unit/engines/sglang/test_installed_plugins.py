@@ -1,7 +1,6 @@
 """Which plug-ins an engine says that it has, and what the run says of those that are missing."""
 
 import asyncio
-import importlib
 import logging
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from asyncrl.engines.cluster.deployment import Deployment, _Builder
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, missing_warning, read_plugins, start_hint
 from asyncrl.engines.sglang.labels import PLUGINS
-from asyncrl.engines.sglang.plugin import activation
+from asyncrl.engines.sglang.plugin import activation, direct, memory_saver, token_versions
 from asyncrl.errors import EngineRejected, ServerFailed
 
 ALL = EnginePlugins(active=("direct", "memory_saver", "stamps"), refusals={})
@@ -42,13 +41,13 @@ def answered(*notes: dict[str, str | None]) -> dict[str, Any]:
     ids=["all", "one refused", "two schedulers", "stock", "no scheduler", "another server", "no JSON"],
 )
 def test_an_engine_says_what_it_has(answer: Any, said: EnginePlugins) -> None:
-    class Wire:
+    class Http:
         async def look(self, url: str, timeout_s: float) -> Any:
             assert url == "http://engine/server_info"
             return answer
 
     assert read_plugins(answer) == said
-    control = EngineControl(Wire(), "http://engine", timeout_s=1.0)  # type: ignore[arg-type]
+    control = EngineControl(Http(), "http://engine", timeout_s=1.0)  # type: ignore[arg-type]
     assert asyncio.run(control.plugins()) == said
 
 
@@ -94,10 +93,13 @@ def test_an_engine_that_did_not_start_for_want_of_a_plug_in_says_so(monkeypatch:
 
 
 def test_a_run_needs_the_plug_ins_that_it_uses() -> None:
-    def needed(**about: object) -> object:
-        return Deployment.needed_plugins.fget(SimpleNamespace(**about))  # type: ignore[attr-defined]
+    def needed(*, colocate: bool, device: str = "cuda", disk: Path | None = None) -> object:
+        deployment = SimpleNamespace(
+            cluster=SimpleNamespace(colocate=colocate), trainer=SimpleNamespace(device=device), disk=disk
+        )
+        return Deployment.needed_plugins.fget(deployment)  # type: ignore[attr-defined]
 
-    assert needed(colocate=False, disk=None) == ("stamps", "direct")
+    assert needed(colocate=False) == ("stamps", "direct")
     assert needed(colocate=False, disk=Path("disk")) == ("stamps",)
     assert needed(colocate=True, device="cuda") == ("stamps", "memory_saver")
     assert needed(colocate=True, device="cpu") == ("stamps",)
@@ -161,8 +163,8 @@ def test_a_plug_in_that_finds_nothing_to_hook_tells_why_in_the_server_s_answer(
     unlike_sglang: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        for plugin in ("direct", "memory_saver", "stamps"):
-            importlib.import_module(f"asyncrl.engines.sglang.{plugin}").activate()
+        for plugin in (direct, memory_saver, token_versions):
+            plugin.activate()
     assert list(unlike_sglang) == ["sglang.srt.managers.scheduler.Scheduler.get_internal_state"]
     result = SimpleNamespace(internal_state={"max_running_requests": 9})
     assert unlike_sglang.popitem()[1](result, None, None) is None

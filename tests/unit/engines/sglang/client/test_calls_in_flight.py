@@ -14,6 +14,12 @@ async def waiting(call: CallInFlight) -> None:
         await asyncio.sleep(60.0)
 
 
+def assert_not_cancelled() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
 def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> None:
     async def main() -> None:
         loop, calls = asyncio.get_running_loop(), CallsInFlight()
@@ -23,9 +29,7 @@ def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> N
         with pytest.raises(EngineLost, match="one was not aborted in time"):
             await waiting(call)
         assert loop.time() == pytest.approx(2.0)
-        task = asyncio.current_task()
-        assert task is not None
-        assert task.cancelling() == 0
+        assert_not_cancelled()
         await asyncio.sleep(1.0)  # nothing is left of the cancellation
 
     run_virtually(main())
@@ -33,22 +37,26 @@ def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> N
 
 def test_a_call_that_has_ended_cannot_be_given_up() -> None:
     async def main() -> None:
-        call = CallInFlight("one")
+        loop, call = asyncio.get_running_loop(), CallInFlight("one")
         call.give_up()
         async with call:
             await asyncio.sleep(1.0)
         call.give_up()
         await asyncio.sleep(1.0)
+        assert loop.time() == pytest.approx(2.0)  # neither sleep was cut short
+        assert_not_cancelled()
 
     run_virtually(main())
 
 
 def test_a_call_that_ends_as_it_is_given_up_has_ended() -> None:
     async def main() -> None:
-        call = CallInFlight("one")
+        loop, call = asyncio.get_running_loop(), CallInFlight("one")
         async with call:
             call.give_up()
         await asyncio.sleep(1.0)
+        assert loop.time() == pytest.approx(1.0)
+        assert_not_cancelled()
 
     run_virtually(main())
 
