@@ -16,7 +16,7 @@ from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
-from tests.contract.conftest import free_ports
+from tests.ports import free_ports
 
 REQUEST = Request(
     request_id="r1",

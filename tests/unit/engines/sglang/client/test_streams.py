@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.engines.sglang.client.response import BrokenResponse
 from asyncrl.engines.sglang.client.streams import Silent, Streams
-from tests.contract.conftest import free_ports
+from tests.ports import free_ports
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
