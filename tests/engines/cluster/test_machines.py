@@ -43,8 +43,8 @@ finally:
 
 @pytest.mark.timeout(180)
 def test_tensor_parallel_ranks_share_a_machine() -> None:
-    """In a folder of its own: in Ray's, other programs would find this cluster, and join it."""
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # pytest's own is too long for Ray's sockets
+    """Ray gets its own folder: in its default folder other programs would find this cluster, and join it."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # pytest's folder is too long for Ray's sockets
     own = {"RAY_TMPDIR": folder, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | own
     try:

@@ -1,4 +1,4 @@
-"""Stopping and going on is not stopping: the real Megatron on a CPU, through files."""
+"""A run that stops and resumes trains like one that does not: the real Megatron on a CPU, through files."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ from tests.programs import ROOT, program
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
 
 DEADLINE_S = 120
-"""A process that imports Megatron on two shared cores needs 10 to 50 s."""
+"""Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 
 
 def steps(rank: MegatronRank, first: int, last: int) -> list[TrainReport]:
@@ -59,16 +59,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory, dense: Path) -> Path:
 
 
 @pytest.mark.parametrize(("moe", "dtype"), [(False, "float32"), (True, "float32"), (True, "bfloat16")])
-def test_ten_steps_are_five_and_five_after_a_restart(tmp_path: Path, moe: bool, dtype: str) -> None:
+def test_five_steps_and_five_after_a_restart_equal_ten_steps(tmp_path: Path, moe: bool, dtype: str) -> None:
     settings = trainer_settings(write_checkpoint(tmp_path / "hf", moe=moe), dtype=dtype, lr_warmup_iters=8)
     with one_rank(settings) as rank:
         straight = steps(rank, 0, 10)
     with one_rank(settings) as rank:
         before = steps(rank, 0, 5)
         rank.begin_checkpoint(folder_of(tmp_path / "saved", 5), {"step": 5}, with_optimizer=True)
-        rank.train(random_batch(seed=99))  # what is being written was copied before
+        rank.train(random_batch(seed=99))  # the tensors being written are copies
         rank.finish_checkpoint()
-        torch.rand(3)  # nobody else's draws
+        torch.rand(3)  # must not change the draws of the trainer
     drawn = torch.rand(1)
     with one_rank(settings) as rank:
         rank.load(resume(tmp_path / "saved"))

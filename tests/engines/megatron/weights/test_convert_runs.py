@@ -1,4 +1,4 @@
-"""The checkpoints that runs leave, as Hugging Face folders."""
+"""The checkpoints of runs convert to Hugging Face folders."""
 
 from pathlib import Path
 

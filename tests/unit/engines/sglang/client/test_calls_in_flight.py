@@ -1,4 +1,4 @@
-"""A call of ``generate`` can be given up, and a cancellation by others stays a cancellation."""
+"""A call of ``generate`` can be given up; a cancellation from elsewhere stays a cancellation."""
 
 import asyncio
 
@@ -61,7 +61,7 @@ def test_a_call_that_ends_as_it_is_given_up_has_ended() -> None:
     run_virtually(main())
 
 
-def test_what_the_call_raises_is_raised() -> None:
+def test_an_error_of_the_call_is_raised() -> None:
     async def main() -> None:
         with pytest.raises(EngineTimeout):
             async with CallInFlight("one"):
@@ -71,8 +71,8 @@ def test_what_the_call_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize("at_s", [1.0, 2.0])
-def test_a_call_that_somebody_else_cancels_is_cancelled(at_s: float) -> None:
-    """Also in the very moment in which it is given up."""
+def test_a_call_that_is_cancelled_from_elsewhere_is_cancelled(at_s: float) -> None:
+    """The promise also holds at the moment in which the call is given up."""
 
     async def main() -> None:
         loop, call = asyncio.get_running_loop(), CallInFlight("one")

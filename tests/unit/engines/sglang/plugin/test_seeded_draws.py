@@ -1,4 +1,4 @@
-"""The draw that replaces SGLang's on a CPU has the right distribution and depends on seed and position alone."""
+"""The draw that replaces SGLang's on a CPU has the right distribution and depends only on seed and position."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     assert set(draw_with_seed(logprobs, torch.arange(DRAWS), torch.arange(DRAWS)).view(-1).tolist()) == {1, 2}
 
 
-def test_a_version_counts_once_it_has_been_seen_for_a_while() -> None:
+def test_a_version_is_certain_once_it_has_been_seen_for_a_while() -> None:
     trail = VersionTrail()
     assert trail.oldest_possible(4, 0.0) == 4
     assert trail.oldest_possible(5, 10.0) == 4
@@ -48,7 +48,7 @@ def test_a_version_counts_once_it_has_been_seen_for_a_while() -> None:
     assert trail.oldest_possible(4, 10.0 + SETTLE_S) == 4
 
 
-def test_versions_that_follow_fast_settle_one_after_the_other() -> None:
+def test_versions_in_quick_succession_become_certain_one_after_the_other() -> None:
     trail = VersionTrail()
     for version in range(4):
         trail.oldest_possible(version, 10.0 + version * SETTLE_S / 2)
