@@ -82,7 +82,7 @@ def layout(**sizes: int) -> Iterator[None]:
 
 
 def loaded(checkpoint: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, ModelShape]:
-    """This rank's part of the model in ``checkpoint``, and its shape."""
+    """The part of the model in ``checkpoint`` that this rank holds, and its shape."""
     shape = read_shape(checkpoint)
     model = build_model(shape, CPU, dtype)
     load_hf(model, shape, checkpoint)

@@ -15,6 +15,8 @@ from asyncrl.engines.sglang.launch import ServerLaunch, server_command
 from tests.ports import free_ports
 from tests.sglang_server import START_S, Servers
 
+pytestmark = pytest.mark.timeout(2 * START_S)  # starts two servers, if no test before it has started the first one
+
 
 @pytest.fixture
 def url_without_plugins(servers: Servers, tmp_path: Path) -> Iterator[str]:

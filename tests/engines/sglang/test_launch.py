@@ -10,7 +10,9 @@ import pytest
 
 from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
-from tests.sglang_server import Servers, main_process
+from tests.sglang_server import START_S, Servers, main_process
+
+pytestmark = pytest.mark.timeout(START_S + 60)
 
 
 def test_on_a_cpu_a_server_forks_its_children(servers: Servers) -> None:

@@ -48,8 +48,8 @@ def run(
 ) -> dict[str, Any]:
     """Train two steps of two updates each, after one step for each of FAULTS with TOUCHY on two ranks.
 
-    Returns ``steps``: loss, gradient norm, clip fraction, entropy, metrics and log-probs of each of the two steps; and
-    ``refused``: the error of each faulty step under the name that FAULTS gives it.
+    Returns ``steps``: loss, gradient norm, clip fraction, entropy, metrics and log-probs of each of the two steps.
+    Also returns ``refused``: the error of each faulty step under the name that FAULTS gives it.
     """
     advantage, loss = (None if name is None else f"{file}:{name}" for name in names)
     settings_of_all: dict[str, Any] = {

@@ -23,7 +23,7 @@ BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 @pytest.mark.timeout(DEADLINE_S + 30)
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
 def test_an_update_group_outlives_the_death_of_a_member(device: str, backend: str) -> None:
-    """On a GPU the members share it, NCCL takes them for three machines, and communicates over a network."""
+    """NCCL takes members that share one GPU for three machines, and communicates over a network."""
     ports = [str(free_port()), str(free_port())]
     members = [
         subprocess.Popen(

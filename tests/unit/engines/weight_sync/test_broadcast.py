@@ -531,7 +531,7 @@ def test_a_group_is_formed_without_an_engine_that_does_not_join() -> None:
 
 
 def test_no_engine_is_unresponsive_where_none_answers() -> None:
-    """Then the engines' disk or network is slow, or the trainer hangs."""
+    """The disk or the network of the engines is slow in this case, or the trainer hangs."""
     a, b = Engine("a", probed=SILENT), Engine("b", step=hanging("one None"), probed=SILENT)
     error, seconds = failed_after(b, EngineMembership((a, b)), Trainer())
     assert not isinstance(error, UpdateInterrupted)
