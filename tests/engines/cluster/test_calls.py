@@ -11,7 +11,7 @@ from asyncrl.errors import AsyncRLError, NonFiniteLoss, ServerFailed, TrainerFai
 
 
 def task_error(cause: Exception) -> Exception:
-    """Raise ``cause`` as Ray does: wrapped in an exception that is also of the cause's class."""
+    """The exception that Ray raises for ``cause``, which is also an instance of the cause's class."""
     from ray.exceptions import RayTaskError
 
     error: Exception = RayTaskError("train", "traceback", cause).as_instanceof_cause()

@@ -15,7 +15,7 @@ from tests.programs import ROOT, program
 
 DEADLINE_S = 180
 WATCHDOG = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
-"""Settings with which torch's watchdog ends a process soon after a failure; the default is a minute."""
+"""Torch's watchdog ends its process four times this long after a failure; by default after a minute."""
 OVER_A_NETWORK = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0"}
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
