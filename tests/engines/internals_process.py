@@ -2,6 +2,10 @@
 
 Writes JSON: the registered names, our modules, and the line on differences, if any.  Runs in a separate process,
 because importing SGLang and Megatron takes seconds, warns, and changes torch.
+
+    python -m tests.engines.internals_process
+
+Started by its path, it would import the folders ``megatron`` and ``sglang`` next to it.
 """
 
 import ast

@@ -142,7 +142,7 @@ def _step(rows: Iterator[None], model: Any) -> tuple[torch.Tensor, Callable[[tor
         Packing(max_tokens=sum(LENGTHS)),
     )
     positions = torch.from_numpy(row.positions_T)
-    packed = packed_row(row, CPU, model.module.turns_at(positions), 0, 1)
+    packed = packed_row(row, CPU, model.module.rotary_angles(positions), 0, 1)
     output = model(torch.from_numpy(row.token_ids_T)[None], positions[None], None, packed_seq_params=packed)
     return output, _weighted_sum
 

@@ -162,6 +162,6 @@ def test_shape_flags_apply_to_the_reference_and_the_critic(tmp_path: Path, kind:
             assert report.metrics["train/kl"] == pytest.approx(0.0, abs=1e-9)
         else:
             assert rank._critic is not None  # noqa: SLF001
-            assert rank._critic.learner.model.turns_at.keywords["frequencies_F"][1] == pytest.approx(  # noqa: SLF001
-                rank._model.turns_at.keywords["frequencies_F"][1].item()  # noqa: SLF001
+            assert rank._critic.learner.model.rotary_angles.keywords["frequencies_F"][1] == pytest.approx(  # noqa: SLF001
+                rank._model.rotary_angles.keywords["frequencies_F"][1].item()  # noqa: SLF001
             )
