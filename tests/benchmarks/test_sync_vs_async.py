@@ -315,7 +315,7 @@ def test_the_report_shows_every_figure() -> None:
     assert second["of the split's ideal"] == "1.00"
     assert (second["lag mean/max"], second["pause ms median/max"]) == ("1.50/2", "10/10")
     assert (second["thrown away"], second["aborted"]) == ("10", "3")
-    assert second["held"] == "30 !"  # more than a tenth of what was trained
+    assert second["held"] == "30 !"  # more than a tenth of the trained tokens
     assert "| sync |" in markdown(results, {"commit": "abc"})
     assert "4 / (1 / 100 + 3 / 150)" in markdown(results, {})
     assert ">2.00<" in picture(results)

@@ -160,7 +160,7 @@ def test_a_ray_that_does_not_start_ends_the_waiting_for_gpus(stand_in: dict[str,
 @contextmanager
 def led(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """The script of the first machine, in a separate session; at the end no process of the session may be left."""
-    # Whoever runs the tests in the background ignores SIGINT, which bash could not catch then.
+    # Tests that run in the background ignore SIGINT, and bash could not catch it then.
     script = ["env", "--default-signal=INT", "bash", str(ROOT / "configs" / "deepseek-r1.sh")]
     environment = {**os.environ, "RUNS_ON": "yes", **environment, "MASTER_ADDR": "10.0.0.1"}
     with subprocess.Popen(

@@ -55,6 +55,6 @@ def test_tensor_parallel_ranks_share_a_machine() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     said = dict(line.split() for line in done.stdout.splitlines() if len(line.split()) == 2)
     assert sorted(said) == ["1", "2", "4"], done.stderr
-    assert said["2"][:4] == "aabb"  # one by one Ray packs them aaab
+    assert said["2"][:4] == "aabb"  # placed one by one, Ray would pack them aaab
     assert said["4"][:4] in ("aaab", "aabb")  # four do not fit onto a machine of three
     assert "room for 4 trainer ranks each (tensor-model-parallel-size 4)" in done.stderr

@@ -17,7 +17,7 @@ from tests.programs import ROOT, program
 pytestmark = [
     pytest.mark.gpu(count=2),
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:::torch"),  # what it warns about when Megatron calls it
+    pytest.mark.filterwarnings("ignore:::torch"),  # torch warns about calls by Megatron
 ]
 
 DEADLINE_S = 300

@@ -14,7 +14,7 @@ def test_training_continues_while_weights_are_sent() -> None:
     waiting = World(
         steps=6, update_seconds=0.5, train_seconds=2.0, staleness=3, slots=64, trains_during_updates=False
     ).run()
-    assert waiting.seconds - overlapped.seconds > 4.0  # five updates of a second, the last one of which nothing follows
+    assert waiting.seconds - overlapped.seconds > 4.0  # five updates of a second; no step follows the last one
     assert [fact.update_wait_s for fact in overlapped.facts] == [0.0] * 6
     assert all(fact.update is not None and fact.update.total_s == 1.0 for fact in overlapped.facts)
 

@@ -17,7 +17,7 @@ from tests.engines.megatron.checkpoint import checkpoint_process
 from tests.engines.megatron.tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.programs import ROOT, program
 
-pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
 DEADLINE_S = 120
 """Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
@@ -190,7 +190,7 @@ def test_a_failed_save_raises_and_leaves_the_previous_checkpoint(tmp_path: Path,
             # torch's writer does not say that a file is too large, or a disk full
             with pytest.raises(CheckpointFailed, match=r"iter_0000002: RuntimeError: .*unexpected pos"):
                 rank.finish_checkpoint()
-        rank.check_checkpoint()  # said once
+        rank.check_checkpoint()  # the error is raised once
         assert latest(tmp_path) == folder_of(tmp_path, 1)
         rank.load(resume(tmp_path))
 

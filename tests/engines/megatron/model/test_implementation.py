@@ -29,7 +29,7 @@ from tests.engines.megatron.hidden import hide_te
 from tests.engines.megatron.layouts import layout, processes
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
 without_te = pytest.mark.skipif(HAVE_TE, reason="needs a CPU run, which TransformerEngine forbids")
 with_te = pytest.mark.skipif(not HAVE_TE, reason="needs TransformerEngine")

@@ -224,7 +224,7 @@ def test_a_reference_of_another_shape_is_refused(tmp_path: Path, checkpoint: Pat
         pass
 
 
-@pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+@pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 def test_a_checkpoint_may_be_the_reference(tmp_path: Path, checkpoint: Path) -> None:
     batch = random_batch()
     with one_rank(trainer_settings(checkpoint)) as rank:

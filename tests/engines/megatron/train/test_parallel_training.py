@@ -60,7 +60,7 @@ RESUMED: dict[str, dict[str, Any]] = {"dense": TENSOR, "mixture": EXPERT}
 
 pytestmark = [
     pytest.mark.timeout(3 * DEADLINE_S),
-    pytest.mark.filterwarnings("ignore:::torch"),  # what it warns about when Megatron calls it
+    pytest.mark.filterwarnings("ignore:::torch"),  # torch warns about calls by Megatron
 ]
 
 

@@ -25,7 +25,7 @@ from tests.engines.megatron.families import TINY, write_tiny
 from tests.engines.megatron.layouts import layout, loaded, processes
 from tests.engines.megatron.tiny import free_port
 
-pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
 PADDED = 128
 """Rows of a padded embedding; the tiny models have a vocabulary size of 96."""
