@@ -1,7 +1,7 @@
-"""Which tests one worker runs after another, where two work at once (``-n 2``).
+"""The order of tests, and their division between two workers (``-n 2``).
 
-one     servers, Ray, whole runs: each start takes both cores for seconds, and some tests look at the clock
-other   file by file, the one that takes longest first, so that it is over before the whole runs begin
+one     tests of ``SERVER_TESTS``, one after the other, contract first and whole runs last
+other   all other files, the longest first, so that they are done before the whole runs begin
 """
 
 import gc
@@ -15,40 +15,51 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from asyncrl.engines.cluster import actors
 
-STARTS_MUCH = ("tests/contract", "tests/engines/cluster", "tests/engines/sglang/test", "tests/integration")
-"""Folders whose tests must not run beside each other; files of ``contract`` also share their servers."""
+SERVER_TESTS = (
+    "tests/contract/",
+    "tests/engines/cluster/",
+    "tests/engines/sglang/test_",
+    "tests/engines/test_server_process.py",
+    "tests/integration/",
+)
+"""Beginnings of the paths of tests that start servers, Ray or whole runs, and never run at the same time.
+
+Each start takes both cores for seconds, and some of these tests read the clock.  The files of ``contract`` share a
+server, as do those of ``engines/sglang``.
+"""
 FIRST = (
-    "tests/contract",
+    "tests/contract/",
     "tests/engines/megatron/train/test_parallel_training.py",
     "tests/engines/megatron/train/test_layouts.py",
 )
+"""Beginnings of the paths of the tests that start first: the server tests, and the longest of the others."""
 
 
-settings.register_profile("no deadline", deadline=None)  # hypothesis' own is 200 ms for each example
+settings.register_profile("no deadline", deadline=None)  # hypothesis' default is 200 ms for each example
 settings.load_profile("no deadline")
 
 
-class InTwo(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
-    """What ``STARTS_MUCH`` is one piece of work, each other file one more."""
+class ServersThenFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
+    """All tests of ``SERVER_TESTS`` are one unit of work; every other file is one more."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "starts much" if path.startswith(STARTS_MUCH) else path
+        return "servers" if path.startswith(SERVER_TESTS) else path
 
 
 def pytest_configure() -> None:
-    """Workers choose from different ports: some are listened on long after they were chosen."""
+    """Give each worker different ports: a server may listen on its port long after the port was chosen."""
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     actors.PORTS = actors.PORTS[number :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InTwo:
-    """Asked by xdist."""
-    return InTwo(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ServersThenFiles:
+    """Hook of xdist."""
+    return ServersThenFiles(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need more GPUs than there are, and move ``FIRST`` to the front.  The rest keeps its order."""
+    """Skip tests that need more GPUs than there are, and move ``FIRST`` to the front.  All others keep their order."""
     for item in items:
         for mark in item.iter_markers("gpu"):
             wanted = mark.kwargs.get("count", 1)
@@ -59,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @cache
 def num_gpus() -> int:
-    """The GPUs that torch sees; 0 without torch."""
+    """The number of GPUs that torch sees; 0 without torch."""
     try:
         import torch
     except ImportError:
@@ -68,6 +79,6 @@ def num_gpus() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """What the imports made (300,000 objects with torch) is not looked through again at every full collection."""
+    """Exclude the objects of imports (300,000 with torch) from every later garbage collection."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Start modules of the tests as processes."""
+"""Commands that start modules of the tests as processes."""
 
 import sys
 from pathlib import Path

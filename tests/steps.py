@@ -1,4 +1,4 @@
-"""What fakes do at each step that they are asked for: nothing special, fail, or never answer."""
+"""Steps of fakes: do nothing special, fail, or never return."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,11 +7,11 @@ Step = Callable[[str], Awaitable[None]]
 
 
 async def nothing(step: str) -> None:
-    """All is well."""
+    """Do nothing."""
 
 
 def failing(at: str, error: Exception) -> Step:
-    """Raises at the step ``at``."""
+    """A step that raises ``error`` at ``at``."""
 
     async def step(name: str) -> None:
         if name == at:
@@ -21,7 +21,7 @@ def failing(at: str, error: Exception) -> Step:
 
 
 def hanging(at: str) -> Step:
-    """Never comes back from the step ``at``."""
+    """A step that never returns at ``at``."""
 
     async def step(name: str) -> None:
         if name == at:

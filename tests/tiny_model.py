@@ -1,6 +1,6 @@
 """A random Qwen3 of 64 tokens and two layers, in Hugging Face format, so that tests need no download.
 
-It has no end token: an answer is as long as it was allowed to be, unless the request names a stop token.
+The model has no end token: an answer is as long as its limit, unless the request names a stop token.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The benchmark of the controller runs, counts every token and says when a limit is broken."""
+"""The benchmark of the controller runs, counts every token, and reports a broken limit."""
 
 from collections import Counter
 from dataclasses import asdict, replace
@@ -36,9 +36,9 @@ MEASURED = CaseMeasurement(
 def test_the_whole_pipeline_takes_what_the_servers_write() -> None:
     measured = controller.run(SMALL, controller.ROOT)
     assert measured.in_flight == pytest.approx(SMALL.in_flight, abs=8)
-    assert 10 < measured.samples / measured.seconds < 300  # 100 if nothing else uses the processors
+    assert 10 < measured.samples / measured.seconds < 300  # 100 on idle processors
     assert 0 < measured.cpu_s < measured.seconds
-    assert measured.lost == 0  # none grows too old to be trained: the servers take the versions that are published
+    assert measured.lost == 0  # no sample grows too old to be trained, because the servers get the published versions
 
 
 def test_the_profile_accounts_for_all_of_the_time() -> None:
@@ -69,7 +69,7 @@ def test_one_long_block_counts_for_all_that_was_due_meanwhile() -> None:
 
 
 def row(**measured: Any) -> dict[str, Any]:
-    """A row of the checked case, at the pace it asks for."""
+    """One row of results: the case that is checked, at the pace it asks for."""
     case = replace(SMALL, **controller.CHECKED)
     return {
         "tree": controller.ROOT.name,

@@ -42,12 +42,12 @@ pause(None, "in_place")
 print("received", 2, flush=True)
 """,
 }
-"""A program like a server of SGLang that has loaded its plug-ins; it waits between the two calls."""
+"""Programs that call the hook twice, as SGLang does after it has loaded its plug-ins; they wait in between."""
 URLS = {"http://a": "9", "http://b": "9"}
 
 
 def rows(**last: Any) -> list[dict[str, Any]]:
-    """Nine steps in which everything holds, but for what ``last`` says of the last one."""
+    """Nine steps in which everything holds, except for the values ``last`` of the last step."""
     steps = []
     for step in range(9):
         trained = 100 * (step + 1)
@@ -98,6 +98,6 @@ def test_a_server_dies_once_it_is_told_to_and_its_moment_comes(tmp_path: Path, m
         assert server.stdin and server.stdout
         first = server.stdout.readline()
         armed.touch()
-        rest, _ = server.communicate("go on\n", timeout=30.0)
+        rest, _ = server.communicate("continue\n", timeout=30.0)
     assert (first, rest, server.returncode) == ("received 1\n", "", -signal.SIGKILL)
     assert not armed.exists()

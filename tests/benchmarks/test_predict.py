@@ -1,4 +1,4 @@
-"""The results of ``benchmarks.sync_vs_async`` are enough to predict their ratios."""
+"""The files that ``benchmarks.sync_vs_async`` leaves behind are enough to predict its own ratios."""
 
 import asyncio
 from collections.abc import Mapping
@@ -55,12 +55,12 @@ SPARSE = replace(
     engine=replace(DENSE.engine, by_running=((1, 0.002), (2, 0.0025), (4, 0.003), (8, 0.0032), (64, 0.0034))),
     update=UpdateCosts(pause_s=1.2, holds_trainer=True),
 )
-"""Costs of four experts, of which a token uses two: most are in use from a few requests on."""
+"""Costs of a mixture of four experts, two for each token: most are in use from a few requests on."""
 
 
 @dataclass(slots=True)
 class Later:
-    """``Timeline`` of one run among others: later, and with the versions that come next."""
+    """``Timeline`` of one run of several, shifted by the seconds and versions of the runs before it."""
 
     file: TimelineFile
     seconds: float
@@ -76,14 +76,14 @@ class Later:
         self.file.sample(slot, name, start_s + self.seconds, stop_s + self.seconds, **args)
 
     def counter(self, name: str, at_s: float, value: float) -> None:
-        """Nobody reads it."""
+        """Discard the value: the prediction reads no counter."""
 
     def close(self) -> None:
-        """The file stays open for the next run."""
+        """Leave the file open for the next run."""
 
 
 def leave_results(folder: Path, setup: Setup, costs: Costs, steps: Mapping[str, int]) -> Path:
-    """The results that the benchmark would write on a machine that is as modelled."""
+    """Write the files that the benchmark would leave behind on a machine with these costs."""
     folder.mkdir(exist_ok=True)
     file, runs, at_s, version = TimelineFile(folder, 0.0), list[ArrangementRun](), 0.0, 1
     for name, measured in steps.items():
@@ -182,7 +182,7 @@ def test_a_ratio_that_is_off_fails_the_check(tmp_path: Path) -> None:
     assert command.main(["--predict", str(file), "--check", *out]) == 1
 
 
-def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_arrangements_and_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = leave_results(tmp_path, SETUP, DENSE, {"S=2": 6})
     out = ["--out", str(tmp_path / "costs.toml")]
     assert command.main(["--predict", str(file), "--check", *out]) == 2

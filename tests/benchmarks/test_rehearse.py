@@ -1,4 +1,4 @@
-"""The report on a rehearsed script; the rehearsal itself takes GPUs, or minutes."""
+"""The report of a rehearsed script; the rehearsal itself takes GPUs, or minutes."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def test_a_step_is_a_line_and_what_it_lacks_an_empty_cell() -> None:
     assert lines[3:] == ["", "- memory of the GPUs at the end: 10 MiB, 20 MiB", "", "```", "it fits", "```"]
 
 
-def test_a_script_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_script_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([str(tmp_path / "none.sh"), "--config", str(MODELS / "qwen3-4b" / "config.json")])
     assert "none.sh: no such file" in capsys.readouterr().err

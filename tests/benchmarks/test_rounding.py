@@ -1,4 +1,4 @@
-"""Rounding is measured where there is some, and nothing else is."""
+"""Rounding errors are measured where a model rounds, and are zero elsewhere."""
 
 import pytest
 

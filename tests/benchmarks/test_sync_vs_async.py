@@ -1,4 +1,4 @@
-"""The benchmark of the arrangements: lengths, who is busy when, the ideal, the intervals, and what is shown of them."""
+"""The benchmark of the arrangements: lengths, busy shares, the ideal, confidence intervals, and the report."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ def request(row: int, index: int, written: int, name: str = "g3.{}") -> Request:
 
 
 class Asked:
-    """An engine that remembers how many tokens it was asked for."""
+    """An engine that records how many tokens each request asked for."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -120,7 +120,7 @@ def test_an_engine_is_asked_for_the_tokens_that_are_left() -> None:
     assert asked.tokens == [WORKLOAD.length(700, 1), WORKLOAD.length(700, 1) - 2]
 
 
-def test_an_answer_whose_last_word_was_lost_is_not_asked_for_again() -> None:
+def test_an_answer_whose_last_event_was_lost_is_not_requested_again() -> None:
     asked = Asked()
     whole = request(700, 1, WORKLOAD.length(700, 1))
     reason, _ = run_virtually(ForcedLengths(asked, WORKLOAD).generate(whole, lambda chunk: None))
@@ -136,7 +136,7 @@ def test_prompts_are_of_one_length_and_all_different() -> None:
     assert all(0 <= token < 512 for prompt in taken for token in prompt.token_ids)
 
 
-def test_every_token_of_the_model_is_a_word() -> None:
+def test_every_token_of_the_made_up_vocabulary_decodes() -> None:
     words = made_up_words(512)
     assert words.get_vocab_size() == 512
     assert all(words.decode([token]) for token in range(256, 512))
@@ -171,7 +171,7 @@ def test_arrangements_by_name() -> None:
             arrangement(name)
 
 
-def test_what_still_goes_on_counts_up_to_the_end() -> None:
+def test_requests_that_have_not_ended_count_up_to_the_end_of_the_interval() -> None:
     async def watch() -> tuple[Intervals, int]:
         engine = WatchedEngine(Asked())
         async with asyncio.TaskGroup() as tasks:
@@ -215,18 +215,18 @@ def test_the_ideal_is_all_useful_gpu_seconds_over_gpus() -> None:
     assert Results(setup=SETUP, runs=(SYNC,)).ideal.engine_rate == 100.0  # nothing better to go by
 
 
-IN_TURNS = replace(SYNC, arrangement="sync-colocate", num_engines=4, seconds=2.5)
-"""On all four GPUs: 80 tokens/s."""
+TIME_SHARED = replace(SYNC, arrangement="sync-colocate", num_engines=4, seconds=2.5)
+"""A synchronous run in which engines and trainer time-share all four GPUs: 80 tokens/s."""
 
 
 def test_the_ideal_is_of_gpus_that_do_one_thing() -> None:
     apart = Results(setup=SETUP, runs=(SYNC, OURS)).ideal
-    fast = replace(IN_TURNS, trainer_busy_s=0.1, engines_busy_s=0.1)
+    fast = replace(TIME_SHARED, trainer_busy_s=0.1, engines_busy_s=0.1)
     assert Results(setup=SETUP, runs=(SYNC, fast, OURS)).ideal == apart
-    alone = Results(setup=SETUP, runs=(IN_TURNS,)).ideal
+    alone = Results(setup=SETUP, runs=(TIME_SHARED,)).ideal
     assert (alone.trainer_rate, alone.engine_rate, alone.pooled) == (100.0, 100.0, 50.0)
     one = replace(SETUP, trainer_gpus=1, engine_gpus=0)
-    assert Results(setup=one, runs=(replace(IN_TURNS, num_engines=1),)).ideal.pooled == 50.0
+    assert Results(setup=one, runs=(replace(TIME_SHARED, num_engines=1),)).ideal.pooled == 50.0
 
 
 def test_ours_is_compared_with_the_better_synchronous_arrangement() -> None:
@@ -235,21 +235,24 @@ def test_ours_is_compared_with_the_better_synchronous_arrangement() -> None:
         return {cells["arrangement"]: cells["times sync"] for cells in found}
 
     step = replace(STEP, step_s=1.25)
-    better, worse = replace(IN_TURNS, steps=(step, step)), replace(IN_TURNS, steps=(replace(STEP, step_s=4.0),) * 2)
+    better, worse = (
+        replace(TIME_SHARED, steps=(step, step)),
+        replace(TIME_SHARED, steps=(replace(STEP, step_s=4.0),) * 2),
+    )
     assert times(SYNC, OURS, better) == {"sync": "0.62", "S=2": "1.25", "sync-colocate": "1.00"}
     assert times(SYNC, OURS, worse) == {"sync": "1.00", "S=2": "2.00", "sync-colocate": "0.50"}
     assert times(OURS, better) == {"S=2": "1.25", "sync-colocate": "1.00"}
 
 
 def test_all_gpus_are_counted_where_all_generate() -> None:
-    found = Results(setup=SETUP, runs=(SYNC, IN_TURNS))
+    found = Results(setup=SETUP, runs=(SYNC, TIME_SHARED))
     assert found.figures["sync-colocate"].slots_filled == pytest.approx(60 / 2.5 / 40)
     cells = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in rows(found)}
     assert cells["sync-colocate"]["of the split's ideal"] == ""
     assert cells["sync"]["of the split's ideal"] != ""
 
 
-def test_in_turns_all_gpus_train_and_all_generate() -> None:
+def test_on_shared_gpus_all_train_and_all_generate() -> None:
     words = ["--trainer-gpus", "1", "--engine-gpus", "2", "--device", "cpu", "--model", "tiny"]
     asked = options.parse(words, "")
     shared = options.deployment(asked, Path("model"), Path("logs"), 60.0, colocates=True).layout
@@ -303,7 +306,7 @@ def test_other_setups_are_not_joined(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "sync" in capsys.readouterr().out
 
 
-def test_what_is_shown() -> None:
+def test_the_report_shows_every_figure() -> None:
     half = replace(OURS, is_complete=False, aborted=3)
     results = Results(setup=SETUP, runs=(SYNC, half))
     first, second = (dict(zip(COLUMNS, cells, strict=True)) for cells in rows(results))
@@ -312,7 +315,7 @@ def test_what_is_shown() -> None:
     assert second["of the split's ideal"] == "1.00"
     assert (second["lag mean/max"], second["pause ms median/max"]) == ("1.50/2", "10/10")
     assert (second["thrown away"], second["aborted"]) == ("10", "3")
-    assert second["held"] == "30 !"  # more than a tenth of what was trained
+    assert second["held"] == "30 !"  # more than a tenth of the trained tokens
     assert "| sync |" in markdown(results, {"commit": "abc"})
     assert "4 / (1 / 100 + 3 / 150)" in markdown(results, {})
     assert ">2.00<" in picture(results)
@@ -344,7 +347,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_starts(capsys: pyt
     options.parse(["--model", "moe-6b", "--device", "cpu"], "")
 
 
-def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     odd = ["--tensor-model-parallel-size", "2", "--trainer-gpus", "2", "--arrangements", "sync-colocate"]
     none = ["--engine-gpus", "0", "--arrangements", "sync"]
     assert [each.name for each in options.parse(none[:2], "").arrangements] == ["sync-colocate"]

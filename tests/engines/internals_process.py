@@ -1,7 +1,11 @@
-"""Import every module that registers internals, and say what differs in the installed packages.
+"""Import every module that registers internals, and report how the installed packages differ.
 
-Writes JSON: the registered names, the modules of ours, and the line on differences, if any.  In a process of its own,
+Writes JSON: the registered names, our modules, and the line on differences, if any.  Runs in a separate process,
 because importing SGLang and Megatron takes seconds, warns, and changes torch.
+
+    python -m tests.engines.internals_process
+
+Started by its path, it would import the folders ``megatron`` and ``sglang`` next to it.
 """
 
 import ast
@@ -15,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def modules() -> list[str]:
-    """Those with a table ``INTERNALS``."""
+    """Our modules that have a table ``INTERNALS``."""
     return [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in sorted((ROOT / "asyncrl").rglob("*.py"))
@@ -27,7 +31,7 @@ def modules() -> list[str]:
 
 
 def main() -> None:
-    """Print what was found."""
+    """Print the names, the modules and the differences."""
     warnings.simplefilter("ignore")
     from asyncrl.internals import unlike
 

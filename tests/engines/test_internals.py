@@ -3,15 +3,13 @@
 import json
 import re
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncrl.internals import READ_IN
+from tests.programs import ROOT, program
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "internals.md").read_text()
 
 pytestmark = pytest.mark.timeout(600)
@@ -19,8 +17,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    program = Path(__file__).with_name("internals_process.py")
-    done = subprocess.run([sys.executable, program], check=True, capture_output=True, text=True, timeout=580)
+    command = program("tests.engines.internals_process")
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=580)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 

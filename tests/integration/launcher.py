@@ -1,4 +1,4 @@
-"""Starts the real program as a person would, and looks for what it leaves behind."""
+"""Start the real program as a person would, and look for anything it leaves behind."""
 
 import os
 import signal
@@ -19,25 +19,25 @@ MARK = "ASYNCRL_TEST_RUN"
 """Environment variable that every process of a run inherits."""
 QUICKSTART = ("--config", "configs/quickstart.toml")
 QUICKSTART_STEPS = 60
-"""In its file."""
+"""The number of steps in the file of the quickstart."""
 FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
-"""Of tokens."""
+"""Names of what becomes of generated tokens."""
 START_S = 300.0
-"""For a run to come to its first steps on a busy machine."""
+"""Limit for the first steps of a run on a busy machine."""
 RUN_S = 400.0
-"""For a run of a few steps to come to its end there."""
+"""Limit for a run of a few steps on a busy machine."""
 LEAVING_S = 10.0
-"""Ray's own reaper needs it, when the program was ended in the millisecond in which Ray takes its handlers away."""
+"""Time that Ray's reaper needs when the program ended in the millisecond in which Ray removes its signal handlers."""
 NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-"""That share this machine's processors with us."""
+"""Workers of the tests, which share the processors of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended."""
+    """The exit code, output and leftovers of a run."""
 
     code: int
-    """As a shell gives it: 128 and more when a signal's default action ended the program."""
+    """The exit code as a shell has it: 128 and more when a signal's default action ended the program."""
     output: str
     run_dir: Path
     left: tuple[str, ...]
@@ -45,7 +45,7 @@ class Outcome:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Of metrics.jsonl."""
+        """The rows of metrics.jsonl."""
         return [orjson.loads(line) for line in (self.run_dir / "metrics.jsonl").read_bytes().splitlines()]
 
 
@@ -76,11 +76,11 @@ class Launched:
         os.killpg(self._process.pid, number)
 
     def wait_for_output(self, text: str, timeout_s: float) -> None:
-        """Return once the program has said ``text``."""
+        """Return once ``text`` is in the program's output."""
         self._wait_until(lambda: text in self._output.read_text(), repr(text), timeout_s)
 
     def wait_for_steps(self, count: int, timeout_s: float) -> None:
-        """Return once so many steps are in metrics.jsonl."""
+        """Return once ``count`` steps are in metrics.jsonl."""
         metrics = self.run_dir / "metrics.jsonl"
         self._wait_until(
             lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= count, f"{count} steps", timeout_s
@@ -101,7 +101,7 @@ class Launched:
         return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self._mark]
 
     def end_in_time(self, code: int) -> Outcome:
-        """The run, which was just sent a signal, ends with ``code``, in 25 s if alone, and leaves nothing behind."""
+        """Assert that the run, which just got a signal, ends with ``code`` and leaves nothing, in 25 s if alone."""
         began = time.monotonic()
         outcome = self.finish(60.0)
         assert outcome.code == code, outcome.output
@@ -111,7 +111,7 @@ class Launched:
         return outcome
 
     def finish(self, timeout_s: float) -> Outcome:
-        """Wait for the program to end by itself; kill what is left over, after noting it."""
+        """Wait for the program to end by itself; record its leftovers, then kill them."""
         try:
             self._process.wait(timeout=timeout_s)
         finally:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A mixture of experts that trained some steps, and was told to end while it stopped what it had started."""
+    """The run of a mixture of experts that trained some steps, and got SIGTERM while it stopped its processes."""
     launched = Launched(tmp_path_factory.mktemp("runs") / "short", (*MIXTURE, *SHORT))
     launched.wait_for_output("stopping", RUN_S)
     for _ in range(6):  # Ray's core takes the handlers away while it ends
@@ -69,7 +69,7 @@ def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(one["ts"] < other["ts"] + other["dur"] and other["ts"] < one["ts"] + one["dur"])
 
 
-def test_the_run_directory_holds_what_it_should(short: Outcome) -> None:
+def test_the_run_directory_has_every_expected_file(short: Outcome) -> None:
     files = {"metrics.jsonl", "timeline.json", "run.log", "versions.json", "quickstart_moe.toml"}
     assert files | {"tensorboard", "model"} <= {path.name for path in short.run_dir.iterdir()}
     versions = orjson.loads((short.run_dir / "versions.json").read_bytes())

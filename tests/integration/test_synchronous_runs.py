@@ -1,4 +1,4 @@
-"""Runs without staleness repeat each other to the last digit: after Ctrl-C, a lost engine, a restart, and in turns."""
+"""Runs without staleness repeat each other exactly: after Ctrl-C, a lost engine, a restart, and on shared GPUs."""
 
 import re
 import signal
@@ -11,23 +11,23 @@ from tests.integration.launcher import FATES, QUICKSTART, QUICKSTART_STEPS, STAR
 
 SYNCHRONOUS = (*QUICKSTART, "--max-staleness", "0")
 REPEATED_STEPS = 4
-"""Two runs are compared over as many, and each ends in another way: a run of its own for that is 50 s."""
+"""The steps over which two runs are compared.  Each ends in another way, which saves separate runs of 50 s."""
 STEPS_AFTER = 2
-"""After an engine died."""
+"""Steps after the death of an engine."""
 SAVED_STEPS = 3
-"""The runs leave a checkpoint of as many."""
+"""The step of the checkpoint that the runs leave."""
 LAST = 6
-"""Step at which the run that goes on from it ends; Ctrl-C comes before the others have a checkpoint of it."""
+"""The last step of the resumed run; the other runs end by Ctrl-C before they save a checkpoint of it."""
 SAME = ("train/loss", "train/grad_norm", "train/lr", "reward/mean", "response/tokens_mean", "version")
 COUNTS = ("tokens/generated", "tokens/trained", "groups/trained", "groups/stale")
-TURN = ["trainer", "update", "engines"]
+HOLDERS = ["trainer", "update", "engines"]
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def after_ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A run of some steps that Ctrl-C ended in time; its weights went by disk."""
+    """A run of some steps, whose weights went through a disk, that ended in time after Ctrl-C."""
     folder = tmp_path_factory.mktemp("interrupted")
     launched = begun(folder, "--update-weight-transport", "disk", "--update-weight-disk-dir", str(folder))
     launched.send_to_group(signal.SIGINT)
@@ -36,10 +36,10 @@ def after_ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.fixture(scope="module")
 def after_deaths(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The same run again; its server dies and is started again, then its trainer dies, which ends the run."""
+    """The same run again: its server dies and is restarted, then its trainer dies, which ends the run."""
     launched = begun(tmp_path_factory.mktemp("lost"))
     server = members(launched, "sglang.launch_server")[0]
-    assert server.nice() == psutil.Process().nice()  # Ray's own 15 starves a run beside anything else
+    assert server.nice() == psutil.Process().nice()  # Ray's default of 15 starves a run on a busy machine
     server.kill()
     launched.wait_for_steps(REPEATED_STEPS + STEPS_AFTER, START_S)
     members(launched, "ray::RankActor")[0].kill()
@@ -48,7 +48,7 @@ def after_deaths(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.fixture(scope="module")
 def resumed(after_ctrl_c: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The run that goes on from the first one's checkpoint; trainer and engine have the same processors in turns."""
+    """The run that resumes the first one's checkpoint; trainer and engine time-share the same processors."""
     folder = tmp_path_factory.mktemp("resumed")
     flags = ("--load", str(after_ctrl_c.run_dir.parent / "saved"), "--colocate", "--num-rollout", str(LAST))
     often = ("--eval-interval", "2", "--n-samples-per-eval-prompt", "1", "--save-interval", "2")
@@ -56,7 +56,7 @@ def resumed(after_ctrl_c: Outcome, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def begun(folder: Path, *flags: str) -> Launched:
-    """A run that has made the steps that are compared."""
+    """A run that has trained the compared steps."""
     saving = ("--save", str(folder / "saved"), "--save-interval", str(SAVED_STEPS))
     launched = Launched(folder / "run", (*SYNCHRONOUS, *saving, *flags))
     launched.wait_for_steps(REPEATED_STEPS, START_S)
@@ -71,7 +71,7 @@ def members(launched: Launched, name: str) -> list[psutil.Process]:
 # ---- two runs with the same flags but for their transport
 
 
-def test_an_interrupted_run_says_how_it_goes_on(after_ctrl_c: Outcome) -> None:
+def test_an_interrupted_run_prints_how_to_resume_it(after_ctrl_c: Outcome) -> None:
     folder = after_ctrl_c.run_dir.parent / "saved"
     assert "SIGINT: ended after " in after_ctrl_c.output
     assert f"is {folder}/iter_0000003; to resume, repeat the command with --load {folder}" in after_ctrl_c.output
@@ -81,7 +81,7 @@ def test_ctrl_c_in_mid_run_ends_everything_in_time(after_ctrl_c: Outcome) -> Non
     assert len(after_ctrl_c.rows) < QUICKSTART_STEPS
 
 
-def test_what_went_by_disk_is_removed_and_nothing_else(after_ctrl_c: Outcome) -> None:
+def test_weights_written_for_updates_are_removed_and_nothing_else(after_ctrl_c: Outcome) -> None:
     assert {path.name for path in after_ctrl_c.run_dir.parent.iterdir()} == {"run", "run.output", "saved"}
 
 
@@ -94,7 +94,7 @@ def test_a_dead_trainer_ends_the_run_with_one_line_that_names_it(after_deaths: O
     assert len(after_deaths.rows) < QUICKSTART_STEPS
 
 
-def test_a_dead_engine_is_started_again_and_nothing_is_lost(after_deaths: Outcome) -> None:
+def test_a_dead_engine_is_restarted_and_no_token_is_lost(after_deaths: Outcome) -> None:
     log = (after_deaths.run_dir / "run.log").read_text()
     assert "sglang-0 is back, with the present weights" in log
     rows = after_deaths.rows
@@ -116,7 +116,7 @@ def test_a_repeated_run_gets_the_same_rewards(after_ctrl_c: Outcome, after_death
     assert [row["train/loss"] for row in first] == [row["train/loss"] for row in second]
 
 
-# ---- the run that goes on from a checkpoint, in turns: all that is done on a GPU, only no memory is saved
+# ---- the resumed run on shared processors: everything that is done on GPUs, but no memory is saved
 
 
 def test_a_run_ends_well_and_leaves_no_process(resumed: Outcome) -> None:
@@ -125,32 +125,32 @@ def test_a_run_ends_well_and_leaves_no_process(resumed: Outcome) -> None:
     assert (resumed.run_dir / "model" / "model.safetensors").exists()
 
 
-def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_ended(after_ctrl_c: Outcome, resumed: Outcome) -> None:
+def test_a_resumed_run_continues_as_if_it_had_not_ended(after_ctrl_c: Outcome, resumed: Outcome) -> None:
     assert [row["step"] for row in resumed.rows] == list(range(SAVED_STEPS, LAST))
     straight = after_ctrl_c.rows[SAVED_STEPS:LAST]
     for row, expected in zip(resumed.rows, straight, strict=False):
         assert {name: row[name] for name in SAME + COUNTS} == {name: expected[name] for name in SAME + COUNTS}
 
 
-def test_engines_serve_what_the_trainer_has_after_every_turn(resumed: Outcome) -> None:
+def test_engines_on_shared_gpus_serve_the_trainers_weights_after_every_update(resumed: Outcome) -> None:
     assert all(row["train/logprob_diff"] < 1e-4 for row in resumed.rows)
     assert all(row["lag/max"] == 0 for row in resumed.rows)
 
 
-def test_turns_come_one_after_the_other(resumed: Outcome) -> None:
+def test_trainer_update_and_engines_hold_the_shared_gpus_in_order(resumed: Outcome) -> None:
     log = (resumed.run_dir / "run.log").read_text()
     first = ["update", "engines"]  # the trainer has the GPUs when it has loaded
-    turns = [*first, *TURN * (LAST - SAVED_STEPS), "trainer"]
-    assert re.findall(r"the GPUs pass to the (\w+) in", log) == turns
+    holders = [*first, *HOLDERS * (LAST - SAVED_STEPS), "trainer"]
+    assert re.findall(r"the GPUs pass to the (\w+) in", log) == holders
 
 
-def test_checkpoints_and_evaluations_have_their_place_in_it(resumed: Outcome) -> None:
+def test_a_run_on_shared_gpus_saves_and_evaluates_at_its_intervals(resumed: Outcome) -> None:
     saved = sorted(path.name for path in (resumed.run_dir.parent / "saved").glob("iter_*"))
     assert saved == ["iter_0000004", "iter_0000006"]
     assert [row["eval/step"] for row in resumed.rows if "eval/step" in row] == [4, 6]
 
 
-def test_turns_that_cannot_be_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_shared_gpus_with_staleness_are_refused_before_anything_starts(tmp_path: Path) -> None:
     outcome = run(tmp_path / "run", *QUICKSTART, "--colocate", "--max-staleness", "1")
     assert outcome.code == 2
     assert "error: colocate with max-staleness 1: engines have no memory while the trainer works" in outcome.output

@@ -1,4 +1,4 @@
-"""A dry run checks what a run checks, says what is not there, and starts nothing."""
+"""A dry run makes the checks of a run, lists the paths that are missing, and starts nothing."""
 
 import io
 from dataclasses import replace
@@ -21,7 +21,7 @@ REQUIRED = "--num-rollout 1 --rollout-batch-size 8 --n-samples-per-prompt 2 --la
 
 
 def said(*flags: str) -> str:
-    """What a dry run with these flags prints, in lines long enough."""
+    """The output of a dry run with these flags, with lines wide enough not to be wrapped."""
     console = Console(file=io.StringIO(), width=200)
     dry_run(load_run(flags), console)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
@@ -40,7 +40,7 @@ def test_a_run_that_has_everything_is_checked_whole(tmp_path: Path) -> None:
         said(*QUICKSTART, "--prompt-data", str(tmp_path / "train.jsonl"))
 
 
-def test_what_is_not_there_is_named_and_no_more() -> None:
+def test_missing_paths_are_named_and_not_counted_as_mistakes() -> None:
     text = said(*model("qwen3-4b", "--actor-num-gpus-per-node", "2", "--ref-load", "/nowhere"))
     lines = [line for line in text.splitlines() if line.startswith("not there yet: ")]
     assert lines == [
@@ -50,7 +50,7 @@ def test_what_is_not_there_is_named_and_no_more() -> None:
     ]
 
 
-def test_without_the_flag_what_is_not_there_is_a_mistake() -> None:
+def test_without_the_flag_a_missing_path_is_a_mistake() -> None:
     flags = [flag for flag in model("qwen3-4b") if flag != "--dry-run"]
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         load_run(flags)
@@ -82,7 +82,7 @@ def test_a_folder_without_config_json_is_a_mistake(tmp_path: Path) -> None:
         ("--sglang-max-total-tokens 1000", "holds 1,000 tokens, one answer with its prompt may have 1,024"),
     ],
 )
-def test_what_a_run_would_trip_over_is_refused(flags: str, line: str) -> None:
+def test_a_configuration_that_a_run_would_refuse_is_refused(flags: str, line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         said(*model("qwen3-4b", "--actor-num-gpus-per-node", "4", *flags.split()))
 
@@ -119,7 +119,7 @@ def test_a_shared_gpu_has_to_hold_the_larger_of_both_sides() -> None:
     assert "shared GPU" not in said(*model("qwen3-4b", "--actor-num-gpus-per-node", "4"))
 
 
-def test_a_critic_is_a_second_model_without_words() -> None:
+def test_a_critic_is_a_second_model_without_an_output_layer() -> None:
     run = load_run(model("qwen3-4b", "--advantage-estimator", "ppo"))
     shape = read_shape(run.model.hf_checkpoint)
     (both,) = estimate(run, shape).stages

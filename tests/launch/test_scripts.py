@@ -1,4 +1,4 @@
-"""Every launch script fits on the GPUs that it names, by its own dry run; what cannot is refused in one line."""
+"""Every launch script fits on its GPUs, by its own dry run; one that cannot fit is refused in one line."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path.stem for path in (ROOT / "configs").glob("*.sh"))
 MODELS = Path(__file__).parent / "models"
-"""The released models' config.json, as far as it says what shape they have."""
+"""The shape-giving keys of the released models' config.json."""
 
 WAITING = f"{ROOT}/configs/launch/wait_for_gpus.py"
 GPUS = {"qwen3-4b": 8, "glm-z1-9b": 8, "qwen3-30b-a3b": 8, "glm4.5-355b-a32b": 64, "deepseek-r1": 128}
@@ -66,7 +66,7 @@ def test_flags_on_the_command_line_win() -> None:
     )
 
 
-def test_a_flag_that_is_not_there_is_refused() -> None:
+def test_an_unknown_flag_is_refused() -> None:
     done = launched("qwen3-4b", "--dry-run", "--sglang-mem-fraction", "0.8")
     assert done.returncode == 2
     assert "unknown flag --sglang-mem-fraction; did you mean --sglang-mem-fraction-static?" in done.stderr
@@ -79,7 +79,7 @@ def test_many_machines_need_the_first_ones_address() -> None:
     assert done.stderr == "error: 16 machines need MASTER_ADDR, the first one's address; see docs/launch.md\n"
 
 
-def test_a_machine_that_finds_no_ray_gives_up() -> None:
+def test_a_machine_that_finds_no_ray_ends_with_an_error() -> None:
     done = launched("deepseek-r1", MASTER_ADDR="127.0.0.1", NODE_RANK="3", RAY_PORT="1", JOIN_TIMEOUT_S="0")
     assert done.returncode == 1
     assert done.stderr == "error: no Ray at 127.0.0.1:1 within 0 s (JOIN_TIMEOUT_S)\n"
@@ -109,7 +109,7 @@ esac
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> dict[str, str]:
-    """Environment in which a script starts nothing real; ``calls`` in the same folder has what it would have."""
+    """The environment in which a script starts nothing real; the file ``calls`` gets its commands instead."""
     program = tmp_path / "python"
     program.write_text(STAND_IN)
     program.chmod(0o755)
@@ -127,7 +127,7 @@ def calls(environment: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("script", [name for name, gpus in GPUS.items() if gpus > 8])
-def test_the_first_machine_leads(script: str, stand_in: dict[str, str]) -> None:
+def test_the_first_machine_starts_the_cluster_and_the_run(script: str, stand_in: dict[str, str]) -> None:
     done = launched(script, "--num-rollout", "3", **stand_in, MASTER_ADDR="10.0.0.1")
     assert done.returncode == 7, "the program's own exit code"
     told = calls(stand_in)
@@ -159,8 +159,8 @@ def test_a_ray_that_does_not_start_ends_the_waiting_for_gpus(stand_in: dict[str,
 
 @contextmanager
 def led(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """The first machine's script, in a session of its own; in the end nothing that it started may be left."""
-    # Whoever runs the tests in the background ignores SIGINT, which bash could not catch then.
+    """The script of the first machine, in a separate session; at the end no process of the session may be left."""
+    # Tests that run in the background ignore SIGINT, and bash could not catch it then.
     script = ["env", "--default-signal=INT", "bash", str(ROOT / "configs" / "deepseek-r1.sh")]
     environment = {**os.environ, "RUNS_ON": "yes", **environment, "MASTER_ADDR": "10.0.0.1"}
     with subprocess.Popen(

@@ -21,7 +21,10 @@ ENGINE = EngineCosts(
 
 
 def setting(staleness: int = 1, **changes: Any) -> Setting:
-    """4 groups of 2 per step on one engine and one trainer GPU; ``changes`` go to the setting or to its schedule."""
+    """Two samples in each of 4 groups per step, on one engine and one trainer GPU.
+
+    ``changes`` apply to the setting or to its schedule.
+    """
     schedule = {name: changes.pop(name) for name in Schedule.__slots__ if name in changes}
     small = Setting(
         schedule=Schedule(staleness=staleness, **{"interval": 1, **schedule}),

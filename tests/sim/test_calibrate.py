@@ -1,4 +1,4 @@
-"""Constants that made a run are found again in what the run left behind."""
+"""Calibration recovers the constants of a run from its files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ TRUE = Costs(
 
 
 def run_in(folder: Path, staleness: int, interval: int, slots: int, groups: int = 8) -> Setting:
-    """A simulated run that leaves behind what a real one does."""
+    """A simulated run that leaves the files of a real one."""
     lengths = Drawn(shape=LogNormal(median=20, p95_ratio=2.5), cut=64)
     base = setting(staleness, interval=interval, groups_per_step=groups, group_size=8, slots_per_engine=slots, steps=12)
     base = replace(base, costs=TRUE, workload=replace(base.workload, lengths=lengths))
@@ -61,7 +61,7 @@ def run_in(folder: Path, staleness: int, interval: int, slots: int, groups: int 
 
 
 def _config(run: Setting) -> str:
-    """As a real run leaves it: what was left to its default is not there."""
+    """The configuration as a real run writes it: without the settings that were left at their defaults."""
     flags = {
         "rollout-batch-size": run.groups_per_step,
         "n-samples-per-prompt": run.group_size,
@@ -81,7 +81,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
     return calibrate(folder, PROMPT)
 
 
-def test_the_constants_are_found_again(fitted: Calibration) -> None:
+def test_calibration_recovers_the_constants(fitted: Calibration) -> None:
     assert fitted.pause_s == pytest.approx(0.03, abs=0.001)
     assert fitted.engine_slowdown == pytest.approx(1.3, abs=0.1)
     assert fitted.trainer_slowdown == pytest.approx(1.2, abs=0.1)
@@ -106,7 +106,7 @@ def test_with_the_true_constants_a_replay_is_exact(tmp_path: Path) -> None:
     assert replay(tmp_path / "run", TRUE, PROMPT).error == pytest.approx(0.0, abs=0.001)
 
 
-def test_turns_are_not_replayed(tmp_path: Path) -> None:
+def test_runs_on_shared_gpus_are_not_replayed(tmp_path: Path) -> None:
     run_in(tmp_path / "run", staleness=0, interval=1, slots=16)
     config = tmp_path / "run" / "run.toml"
     config.write_text(config.read_text().replace("colocate = false", "colocate = true"))

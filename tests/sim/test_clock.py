@@ -5,7 +5,7 @@ import pytest
 from asyncrl.sim.clock import Deadlock, run_virtually
 
 
-def test_waiting_takes_the_time_it_takes_and_no_other() -> None:
+def test_a_wait_advances_the_clock_by_exactly_its_time() -> None:
     async def main() -> list[float]:
         times, clock = [], asyncio.get_running_loop().time
         for seconds in (3600.0, 0.0, 0.25):
@@ -32,7 +32,7 @@ def test_timers_fire_by_time_and_those_of_one_moment_in_the_order_they_were_set(
     assert fired == ["soon", *"abcde"]
 
 
-def test_timeouts_that_did_not_come_cost_no_time_however_many() -> None:
+def test_timeouts_that_do_not_fire_cost_no_virtual_time() -> None:
     async def main() -> None:
         for _ in range(500):
             async with asyncio.timeout(60.0):
@@ -41,7 +41,7 @@ def test_timeouts_that_did_not_come_cost_no_time_however_many() -> None:
     assert run_virtually(main())[1] == 62.5
 
 
-def test_waiting_for_ever_is_a_deadlock_and_what_waits_is_ended() -> None:
+def test_waiting_for_ever_raises_a_deadlock_and_cancels_every_task() -> None:
     ended: list[str] = []
 
     async def wait(name: str, seconds: float) -> None:
@@ -61,7 +61,7 @@ def test_waiting_for_ever_is_a_deadlock_and_what_waits_is_ended() -> None:
     assert sorted(ended) == ["one", "other"]
 
 
-def test_what_the_coroutine_raises_comes_out() -> None:
+def test_an_error_of_the_coroutine_is_raised() -> None:
     async def main() -> None:
         await asyncio.sleep(1.0)
         raise KeyError("bug")

@@ -11,13 +11,13 @@ FIXED, EACH = 0.01, 0.002
 
 
 def costs(**changes: Any) -> EngineCosts:
-    """A step of b requests takes 10 + 2 b milliseconds; no prefill to speak of."""
+    """Costs under which a step of b requests takes 10 + 2 b milliseconds, and prefill takes next to nothing."""
     plain = {"fixed_s": FIXED, "per_request_s": EACH, "per_context_token_s": 0.0, "prefill_tokens_per_s": 1e12}
     return EngineCosts(**{**plain, "kv_tokens": 10**6, "max_running": 100, **changes})
 
 
 def run(decoder: Decoder) -> list[tuple[float, Job]]:
-    """Every end and when it comes, from one event to the next."""
+    """Every end of a request with its time, from one event to the next."""
     now, ends = 0.0, []
     while (wait := decoder.next_event_s()) is not None:
         now += wait
@@ -57,13 +57,13 @@ def test_steps_grow_with_the_context() -> None:
     assert ends[0][0] == pytest.approx(10 * 0.012 + 10 * 0.105)
 
 
-def test_prefill_holds_decoding_up() -> None:
+def test_prefill_delays_decoding() -> None:
     # 200 prompt tokens at 1000 per second, then 10 steps of two requests.
     ends = run(decoder_with(Job(100, 10), Job(100, 10), prefill_tokens_per_s=1000.0))
     assert [at for at, _ in ends] == pytest.approx([0.2 + 0.14] * 2)
 
 
-def test_requests_above_the_batch_limit_wait_for_their_turn() -> None:
+def test_requests_above_the_batch_limit_wait_for_a_place() -> None:
     ends = run(decoder_with(Job(1, 10), Job(1, 10), max_running=1))
     assert [at for at, _ in ends] == pytest.approx([0.12, 0.24])
 
@@ -82,7 +82,7 @@ def test_a_full_cache_sends_the_youngest_back_and_it_is_prefilled_again() -> Non
     assert decoder.work.recomputed == pytest.approx(150)
 
 
-def test_a_pause_holds_everything_and_may_cost_the_cache() -> None:
+def test_a_pause_stops_every_request_and_may_cost_the_cache() -> None:
     job = Job(100, 10)
     decoder = decoder_with(job, prefill_tokens_per_s=1000.0)
     decoder.advance(0.1 + 0.06)
@@ -123,7 +123,7 @@ def test_work_is_counted() -> None:
     assert decoder.work.prefilled == 7
 
 
-def test_the_longest_context_holds_everybody_up_until_it_leaves() -> None:
+def test_the_longest_context_slows_every_request_until_it_ends() -> None:
     # Step number i, counted from 0, takes 14 ms and one for each of the 100 + i tokens of the longer context; the
     # other is alone from step 10 on, with 20 tokens.
     long, short = Job(100, 10), Job(10, 20)
@@ -133,7 +133,7 @@ def test_the_longest_context_holds_everybody_up_until_it_leaves() -> None:
     assert [at for at, _ in ends] == pytest.approx([together, together + 10 * 0.012 + 10 * 0.025])
 
 
-def test_those_that_come_at_once_share_the_fixed_time_of_a_prefill() -> None:
+def test_requests_that_arrive_together_share_the_fixed_time_of_a_prefill() -> None:
     decoder = decoder_with(Job(1, 10), Job(1, 10), prefill_fixed_s=0.05)
     assert decoder.next_event_s() == pytest.approx(0.05 + 0.14)
     decoder.advance(0.05 + 0.07)
@@ -143,7 +143,7 @@ def test_those_that_come_at_once_share_the_fixed_time_of_a_prefill() -> None:
 
 
 @pytest.mark.parametrize(("running", "seconds"), [(1, 0.004), (2, 0.004), (5, 0.007), (8, 0.01), (10, 0.012)])
-def test_a_table_takes_the_place_of_the_line(running: int, seconds: float) -> None:
+def test_a_table_replaces_the_linear_cost(running: int, seconds: float) -> None:
     assert costs(by_running=((2, 0.004), (8, 0.01))).step_s(running, 100) == pytest.approx(seconds)
 
 

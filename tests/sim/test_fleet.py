@@ -20,7 +20,7 @@ OLD, NEW = Weights(version=0, step=0), Weights(version=1, step=1)
 
 
 class Twenty:
-    """Every answer has 20 tokens."""
+    """Lengths of 20 tokens for every answer."""
 
     cut = 20
 
@@ -41,7 +41,7 @@ def fleet_of(num_engines: int = 1, costs: Costs = FAST) -> Fleet:
 
 
 async def during(fleet: Fleet, act: Callable[[], Awaitable[None]]) -> tuple[FinishReason, list[Chunk]]:
-    """One request, and ``act`` beside it."""
+    """Run one request and ``act`` at the same time."""
     chunks: list[Chunk] = []
     async with asyncio.TaskGroup() as both:
         task = both.create_task(fleet.generate(request(), chunks.append))
@@ -95,7 +95,7 @@ def test_tokens_on_either_side_of_an_update_name_their_version() -> None:
     assert seconds == pytest.approx(20 * 0.011 + 1.0)
 
 
-def test_an_interruption_delivers_what_is_there() -> None:
+def test_an_interruption_delivers_the_tokens_so_far() -> None:
     async def main() -> tuple[FinishReason, list[Chunk]]:
         fleet = fleet_of()
 
@@ -146,7 +146,7 @@ def test_a_lost_engine_raises_and_comes_back() -> None:
     assert waited == pytest.approx(3.0 + 0.011)
 
 
-def test_requests_go_where_the_fewest_are() -> None:
+def test_requests_go_to_the_engine_with_the_fewest() -> None:
     loads = LeastLoaded(3)
     assert sorted(loads.pick() or 0 for _ in range(3)) == [0, 1, 2]
     loads.release(1)

@@ -1,4 +1,4 @@
-"""What the simulator's command line refuses."""
+"""The command line of the simulator refuses numbers out of range."""
 
 import pytest
 
@@ -15,7 +15,9 @@ from asyncrl.sim.search.options import parser
         ("--seeds some", "argument --seeds: must be at least 1, got some"),
     ],
 )
-def test_a_number_of_nothing_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_out_of_range_is_refused_in_one_line(
+    words: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(words.split())
     assert line in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The measurement of scale, on a small fleet: it is full, it stops in time, and slowness is told."""
+"""The measurement of scale, on a small fleet: it is full, stops in time, and reports slowness."""
 
 import gc
 import time

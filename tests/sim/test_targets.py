@@ -1,4 +1,4 @@
-"""What the comparison is held against, and what is shown beside it."""
+"""The targets of the comparison, and the figures in its table."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def shown(part: object) -> str:
     return captured.get()
 
 
-def test_the_target_for_masking_counts_masked_tokens_and_both_shares_are_shown_beside_it() -> None:
+def test_the_target_for_masking_counts_masked_tokens_and_shows_both_shares() -> None:
     judged = verdicts(found(MASKING), {}, ideal=88.0)
     assert [(round(verdict.value, 3), verdict.limit) for verdict in judged] == [
         (0.909, 0.9),

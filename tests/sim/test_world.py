@@ -14,7 +14,7 @@ ALIKE = Drawn(shape=Observed(sorted_tokens=(100,)), cut=100)
 
 
 def alike(staleness: int, **changes: object) -> Setting:
-    """Every answer has 100 tokens: 8 of them take 1.8 s, and a step over 880 tokens takes as long as ``train_s``."""
+    """Answers of 100 tokens: 8 take 1.8 s to generate, and a step over 880 tokens takes ``train_s`` seconds."""
     return _with_trainer(
         replace(setting(staleness, **changes), workload=replace(setting().workload, lengths=ALIKE)), 1.0
     )
@@ -47,7 +47,7 @@ def test_a_pause_costs_what_it_takes() -> None:
     assert simulate(paused).engines_idle == pytest.approx(0.5 / 2.3, abs=0.01)
 
 
-def test_weights_are_taken_before_the_trainer_goes_on_and_may_hold_it_longer() -> None:
+def test_a_snapshot_delays_training_and_the_pause_may_delay_it_longer() -> None:
     # The trainer is the slower side at 5 s a step; engines generate meanwhile.
     base = _with_trainer(alike(2), 5.0)
     taken = replace(base, costs=replace(base.costs, update=UpdateCosts(pause_s=0.5, take_s=0.25)))
@@ -56,7 +56,7 @@ def test_weights_are_taken_before_the_trainer_goes_on_and_may_hold_it_longer() -
     assert simulate(held).step_s == pytest.approx(5.0 + 0.25 + 0.5, rel=0.01)
 
 
-def test_one_step_takes_turns_of_the_slower_side() -> None:
+def test_one_step_off_policy_steps_take_as_long_as_the_slower_side() -> None:
     # Collecting begins with training and the update waits for it, so that every answer begins at the same moment.
     one_step = replace(alike(1).schedule, collects_before_push=True)
     result = simulate(_with_trainer(replace(alike(1), schedule=one_step), 5.0))

@@ -1,4 +1,4 @@
-"""Scored groups made by hand."""
+"""Hand-made scored groups."""
 
 from array import array
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def group(
     num_cut: int = 0,
     step: int = 0,
 ) -> ScoredGroup:
-    """Answers of ``lengths`` tokens (1 unless given), all of weights of ``step``, the first ``num_cut`` truncated."""
+    """A group of answers of ``lengths`` tokens (1 by default), under weights of ``step``; ``num_cut`` are cut."""
     lengths = lengths or (1,) * len(rewards)
     weights = Weights(version=step, step=step)
     samples = [

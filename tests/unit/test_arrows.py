@@ -58,7 +58,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim.model": LEAVES | {"metrics", "pipeline", "pipeline.sampling", "pipeline.scheduling", "sim"},
     "sim.search": LEAVES | {"metrics", "sim.calibration", "sim.model"},
 }
-"""A name stands for one folder's own modules, or for one top-level module.  Only ``app`` may import everything."""
+"""The folders that each folder may import.
+
+A name stands for one folder's own modules, or for one top-level module.  Only ``app`` may import everything.
+"""
 
 OUTSIDE = {"torch", "ray", "aiohttp", "sglang", "sglang_router", "megatron"}
 MAY_USE: dict[str, set[str]] = {
@@ -89,7 +92,7 @@ def folders() -> list[str]:
 
 @functools.cache
 def imports(module: Path) -> frozenset[str]:
-    """Dotted names of modules and packages, and of what is imported from them."""
+    """Dotted names of imported modules and packages, and of the names imported from them."""
     found = set()
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Import):
@@ -111,7 +114,7 @@ def imported_folders(module: Path) -> set[str]:
 
 
 def is_used_itself(package: Path) -> bool:
-    """Whether importing from a package reaches its ``__init__``, which then exports something."""
+    """Whether an import from a package uses its ``__init__``, which then exports something."""
     init = package / "__init__.py"
     return init.exists() and any(not isinstance(node, ast.Expr) for node in ast.parse(init.read_text()).body)
 
@@ -123,7 +126,7 @@ def arrows() -> Iterator[tuple[str, str]]:
 
 
 def ring(graph: Mapping[str, set[str]]) -> list[str]:
-    """Folders from which one can return to themselves; empty if there are none."""
+    """A cycle of folders; empty if there is none."""
     left = {folder: set(others) for folder, others in graph.items()}
     while free := [folder for folder, others in left.items() if not others & left.keys()]:
         for folder in free:

@@ -1,4 +1,4 @@
-"""Every test asserts something: one that only runs passes as well when the promise in its name is broken."""
+"""Every test asserts something, because a test that only runs also passes when the promise in its name is broken."""
 
 import ast
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def imported(path: Path) -> dict[str, tuple[Path, str]]:
 
 
 def asserts_itself(node: ast.AST) -> bool:
-    """Whether its own body has an assertion: a statement, an expected error, or a function called ``assert_...``."""
+    """Whether the body has an assertion: a statement, an expected error, or a call of a function ``assert_...``."""
     return any(
         isinstance(part, ast.Assert)
         or (isinstance(part, ast.Call) and ast.unparse(part.func) in EXPECTS)

@@ -1,4 +1,4 @@
-"""What goes wrong in an actor has the right name and one line."""
+"""A failure in an actor is raised under the right name, in one line."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,7 +11,7 @@ from asyncrl.errors import AsyncRLError, NonFiniteLoss, ServerFailed, TrainerFai
 
 
 def task_error(cause: Exception) -> Exception:
-    """As Ray raises it: an exception of its own that is also one of the cause's kind."""
+    """The exception that Ray raises for ``cause``, which is also an instance of the cause's class."""
     from ray.exceptions import RayTaskError
 
     error: Exception = RayTaskError("train", "traceback", cause).as_instanceof_cause()
@@ -40,16 +40,16 @@ def test_a_timeout_inside_the_actor_is_not_taken_for_silence() -> None:
     assert str(error) == "rank 1, train: TimeoutError: store refused"
 
 
-def test_silence_is_named() -> None:
+def test_a_silent_actor_raises_an_error_with_the_deadline() -> None:
     assert "no answer within 0.05 s" in str(outcome(asyncio.sleep(10)))
 
 
-def test_a_dead_actor_is_what_the_caller_says_it_is() -> None:
+def test_a_dead_actor_raises_the_error_that_the_caller_chose() -> None:
     from ray.exceptions import RayActorError
 
     assert type(outcome(raising(RayActorError()), kind=ServerFailed)) is ServerFailed
 
 
-def test_together_gives_one_plain_error_and_prefers_a_bug() -> None:
+def test_of_two_failed_calls_a_bug_is_raised_without_an_exception_group() -> None:
     with pytest.raises(KeyError):
         asyncio.run(together([raising(ServerFailed("gone")), raising(KeyError("bug"))]))

@@ -1,4 +1,4 @@
-"""A trainer that is busy can be told, in a real Ray."""
+"""A busy trainer can be told to abandon an update, in a real Ray."""
 
 import subprocess
 import sys
@@ -57,6 +57,6 @@ with ray_session(2, hold_signals=lambda: None) as ray:
 
 
 @pytest.mark.timeout(180)
-def test_a_busy_rank_gives_an_update_up_and_begins_it_anew_at_once_and_has_one_thread_for_all_else() -> None:
+def test_a_busy_rank_abandons_and_restarts_an_update_at_once_and_has_one_thread_for_other_calls() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=150, check=False)
     assert done.stdout.split()[-3:] == ["True", "asyncrl-3", "asyncrl-4"], done.stderr

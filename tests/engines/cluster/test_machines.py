@@ -43,8 +43,8 @@ finally:
 
 @pytest.mark.timeout(180)
 def test_tensor_parallel_ranks_share_a_machine() -> None:
-    """In a folder of its own: in Ray's, other programs would find this cluster, and join it."""
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # pytest's own is too long for Ray's sockets
+    """Ray gets its own folder: in its default folder other programs would find this cluster, and join it."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # pytest's folder is too long for Ray's sockets
     own = {"RAY_TMPDIR": folder, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | own
     try:
@@ -55,6 +55,6 @@ def test_tensor_parallel_ranks_share_a_machine() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     said = dict(line.split() for line in done.stdout.splitlines() if len(line.split()) == 2)
     assert sorted(said) == ["1", "2", "4"], done.stderr
-    assert said["2"][:4] == "aabb"  # one by one Ray packs them aaab
+    assert said["2"][:4] == "aabb"  # placed one by one, Ray would pack them aaab
     assert said["4"][:4] in ("aaab", "aabb")  # four do not fit onto a machine of three
     assert "room for 4 trainer ranks each (tensor-model-parallel-size 4)" in done.stderr

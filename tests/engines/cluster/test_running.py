@@ -1,4 +1,4 @@
-"""What a deployment does with engines that have just started."""
+"""The first update of a deployment, to engines that have just started."""
 
 import asyncio
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ FIRST = Weights(version=0, step=0)
 
 
 class Updater:
-    """Raises ``errors``, one in each call of ``publish``, before one succeeds."""
+    """An updater whose calls of ``publish`` raise ``errors``, one each, before one succeeds."""
 
     def __init__(self, *errors: Exception) -> None:
         self.told: list[str] = []
@@ -42,7 +42,7 @@ def running(updater: Updater) -> Running:
     )
 
 
-def test_the_first_update_begins_anew_when_an_engine_is_lost_meanwhile() -> None:
+def test_the_first_update_is_restarted_when_an_engine_is_lost_during_it() -> None:
     updater = Updater(UpdateInterrupted("b: gone"))
     asyncio.run(running(updater).serve(FIRST))
     assert updater.told == ["snapshot", "publish 0", "snapshot", "publish 0"]

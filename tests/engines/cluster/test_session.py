@@ -1,4 +1,7 @@
-"""Whatever happens while a session ends, its processes end with it.  With a stand-in for Ray: no cluster is needed."""
+"""The processes of a session end with it, however it ends.
+
+A stand-in replaces Ray, so no cluster is needed.
+"""
 
 import signal
 import subprocess
@@ -52,7 +55,7 @@ with Signals.caught() as signals:
 
 
 UNCHECKED = "session.INTERNALS = session.CALLS = session.PLACEMENT = ()"
-"""The stand-in has none of the other names that Ray must have."""
+"""Code that switches off the check of Ray's names, most of which the stand-in lacks."""
 
 
 def run(
@@ -64,7 +67,7 @@ def run(
 
 
 LOCKED = "logging._acquireLock(); kill(); logging._releaseLock()"
-"""A signal in the middle of what takes a lock, as an import of a module with a logger does."""
+"""Code that sends a signal while a lock is held, as when a module with a logger is imported."""
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,7 @@ def test_signals_that_follow_the_first_change_nothing() -> None:
     assert done.returncode == 128 + signal.SIGINT
 
 
-def test_a_ray_that_is_unlike_is_one_line_and_nothing_is_started() -> None:
+def test_an_unexpected_ray_is_refused_in_one_line_and_nothing_is_started() -> None:
     done = run(internals="")
     assert done.returncode == 1
     assert done.stdout == ""

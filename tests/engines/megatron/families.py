@@ -64,10 +64,10 @@ class Tiny:
     """A model of one family."""
 
     name: str
-    """Of the classes in transformers, before ``Config`` and ``ForCausalLM``."""
+    """The family's prefix of class names in transformers, before ``Config`` and ``ForCausalLM``."""
     config: Mapping[str, Any]
     written: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that real checkpoints of the family have and transformers does not write."""
+    """Keys that the family's real checkpoints have and transformers does not write."""
 
 
 TINY: Mapping[str, Tiny] = {
@@ -102,7 +102,7 @@ TINY: Mapping[str, Tiny] = {
 
 
 def write_tiny(folder: Path, tiny: Tiny, *, dtype: str = "float32") -> Path:
-    """A random model whose norms, biases and weights are far enough from their start that errors show."""
+    """Write a random model whose norms, biases and weights are so far from their initial values that errors show."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{tiny.name}Config")(**tiny.config)
     model = getattr(transformers, f"{tiny.name}ForCausalLM")(config)

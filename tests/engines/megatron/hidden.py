@@ -1,8 +1,8 @@
-"""The initializer of separate processes, called before any other import; so this imports nothing else."""
+"""The initializer of separate processes: it is called before any other import, so this module imports nothing else."""
 
 import sys
 
 
 def hide_te() -> None:
-    """TransformerEngine cannot be imported here from now on."""
+    """Make every later import of TransformerEngine fail."""
     sys.modules["transformer_engine"] = None  # type: ignore[assignment]

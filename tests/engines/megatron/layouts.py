@@ -2,7 +2,7 @@
 
     python -m tests.engines.megatron.layouts RANK WORLD_SIZE PORT CASES
 
-The program is one of the ranks that go through ``run``.
+The program is one of the ranks that call ``run``.
 """
 
 import json
@@ -43,12 +43,12 @@ from asyncrl.models.shape import ModelShape, read_shape
 
 CPU = torch.device("cpu")
 SEVERAL = 2**14
-"""Bytes in a message: some weights of the tiny models, not all."""
+"""Message size in bytes: holds several, but not all, weights of a tiny model."""
 DEADLINE_S = 120
-"""A process that imports Megatron on two shared cores needs 10 to 50 s."""
+"""Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 VOCAB = 96
 LENGTHS = (5, 37, 2, 20)
-"""Of packed sequences: shorter and longer than the contexts that Llama's and DeepSeek's tiny ropes were made for."""
+"""Lengths of the packed sequences: below and above the original contexts of the tiny Llama's and DeepSeek's RoPE."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -82,7 +82,7 @@ def layout(**sizes: int) -> Iterator[None]:
 
 
 def loaded(checkpoint: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, ModelShape]:
-    """This rank's part of the model in ``checkpoint``, and its shape."""
+    """The part of the model in ``checkpoint`` that this rank holds, and its shape."""
     shape = read_shape(checkpoint)
     model = build_model(shape, CPU, dtype)
     load_hf(model, shape, checkpoint)
@@ -96,7 +96,7 @@ def sequences() -> list[torch.Tensor]:
 
 
 def logit_weights() -> torch.Tensor:
-    """The loss is the sum of all logits times these."""
+    """Random weights of the logits, whose weighted sum is the loss."""
     return torch.randn(sum(LENGTHS), VOCAB, generator=torch.Generator().manual_seed(2))
 
 
@@ -155,7 +155,7 @@ def _weighted_sum(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def run(rank: int, world_size: int, port: int, cases: list[tuple[dict[str, int], str]]) -> list[dict[str, Any]]:
-    """Load each checkpoint in its layout; return what this rank sees of it."""
+    """Load each checkpoint in its layout; return the results that this rank has."""
     found = []
     with processes(rank, world_size, port):
         for sizes, checkpoint in cases:
@@ -165,7 +165,7 @@ def run(rank: int, world_size: int, port: int, cases: list[tuple[dict[str, int],
 
 
 def fp8_sent(model: Any, shape: ModelShape, fp8: BlockFp8) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of all buckets."""
+    """The tensors of all buckets, as they are sent to engines that serve fp8."""
     _, plan = plan_buckets(model, shape, 8_000, fp8)
     for weights in plan:
         yield from export_bucket(model, shape, weights, fp8)

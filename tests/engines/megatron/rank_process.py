@@ -2,7 +2,7 @@
 
     python -m tests.engines.megatron.rank_process RANK CASES
 
-The last line that the program prints is JSON: what ``run`` returned for each case that has this rank.
+The last line of the output is JSON: the result of ``run`` for each case that has this rank.
 """
 
 import json
@@ -30,7 +30,7 @@ from tests.engines.megatron.tiny import free_port, poisoned, random_batch, train
 
 CPU = torch.device("cpu")
 SEVERAL = 2**14
-"""Bytes in a message: some weights of the tiny models, not all."""
+"""Message size in bytes: holds several, but not all, weights of a tiny model."""
 
 
 def case(
@@ -44,10 +44,10 @@ def case(
     layers: str | None = None,
     **parallel: Any,
 ) -> dict[str, Any]:
-    """The task of ``run`` on so many ``ranks``; ``parallel`` are fields of ParallelConfig.
+    """The task of ``run`` on ``ranks`` ranks; ``parallel`` are fields of ParallelConfig.
 
     With ``resume``, the ``target`` of another case, only the last step is done, from the checkpoint before it.  With
-    ``layers``, whose they are, ranks are on GPUs, in bfloat16.
+    ``layers``, the kind of layers, ranks are on GPUs, in bfloat16.
     """
     places = {"checkpoint": str(checkpoint), "target": str(target), "resume": resume and str(resume)}
     asked = {"saves": saves, "poisons": poisons, "layers": layers, "parallel": parallel}
@@ -57,9 +57,9 @@ def case(
 def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     """Return the report of each good step, in order, and whether the poisoned step was refused; None if there was none.
 
-    ``target`` gets the weights after the last step in Hugging Face format; on a CPU, unless each rank has the sum of a
-    part of the gradients only, ``gradients.pt`` with those of the first step's last update; and if the case ``saves``,
-    a checkpoint from before the last step.
+    ``target`` gets the weights after the last step in Hugging Face format.  It gets a checkpoint from before the last
+    step if the case ``saves``.  On a CPU it also gets ``gradients.pt``, the gradients of the first step's last update,
+    unless each rank has the sum of only a part of the gradients.
     """
     target = Path(case["target"])
     trainer = MegatronRank(_settings(case), rank, case["ranks"], "127.0.0.1", case["port"])

@@ -1,4 +1,4 @@
-"""Training steps on two GPUs, over NCCL: every layout, with either kind of layers, trains as one GPU does."""
+"""Training steps on two GPUs over NCCL equal those of one GPU, in every layout and with either kind of layers."""
 
 import json
 import subprocess
@@ -17,12 +17,12 @@ from tests.programs import ROOT, program
 pytestmark = [
     pytest.mark.gpu(count=2),
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:::torch"),  # what it warns about when Megatron calls it
+    pytest.mark.filterwarnings("ignore:::torch"),  # torch warns about calls by Megatron
 ]
 
 DEADLINE_S = 300
 EVERY_EXPERT = {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
-"""For every token: by rounding alone some get others, of which each is random here."""
+"""Route every token to every expert: otherwise rounding alone routes some tokens to other, random experts."""
 LAYERS = ("local", "transformer_engine") if HAVE_TE else ("local",)
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "data": ("dense", {}),

@@ -25,7 +25,7 @@ START = Weights(version=0, step=0)
 def write_checkpoint(
     folder: Path, *, moe: bool = False, tied: bool = False, dtype: str = "float32", **shape: Any
 ) -> Path:
-    """A random model whose norms and weights are far enough from their start that errors show."""
+    """Write a random model whose norms and weights are so far from their initial values that errors show."""
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
@@ -79,13 +79,13 @@ def one_rank(settings: TrainerSettings) -> Iterator[MegatronRank]:
 
 
 def free_port() -> int:
-    """A port without a listener just now, outside the range of outgoing connections."""
+    """A port without a listener now, outside the range of outgoing connections."""
     (port,) = NetworkPlace().free_ports(1)
     return port
 
 
 def random_batch(*, groups: int = 4, group_size: int = 4, longest: int = 12, seed: int = 0, step: int = 0) -> Batch:
-    """Prompts and answers of various lengths, some tokens masked, log-probs near those of a random model."""
+    """Prompts and answers of various lengths, some tokens masked, with log-probs near those of a random model."""
     rng = random.Random(seed)
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def random_batch(*, groups: int = 4, group_size: int = 4, longest: int = 12, see
 
 
 def poisoned(batch: Batch, number: int) -> Batch:
-    """The batch with a NaN among the log-probs of one group's first answer."""
+    """The batch with a NaN among the log-probs of the first answer of one group."""
     group = batch.groups[number]
     first = group.samples[0]
     sample = replace(first.sample, logprobs=array("f", [math.nan]) + first.sample.logprobs[1:])

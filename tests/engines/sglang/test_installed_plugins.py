@@ -1,4 +1,4 @@
-"""Stock SGLang says which of our plug-ins it has, and serves without them."""
+"""An SGLang server names the plug-ins of ours that it has, and serves without them."""
 
 import asyncio
 import contextlib
@@ -12,19 +12,22 @@ from asyncrl.engines.sglang.client.control import EngineControl, wait_for_server
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, missing_warning
 from asyncrl.engines.sglang.launch import ServerLaunch, server_command
-from tests.contract.conftest import START_S, Servers, free_ports
+from tests.ports import free_ports
+from tests.sglang_server import START_S, Servers
+
+pytestmark = pytest.mark.timeout(2 * START_S)  # starts two servers, if no test before it has started the first one
 
 
 @pytest.fixture
-def without(servers: Servers, tmp_path: Path) -> Iterator[str]:
-    """Another server, whose environment has none of the plug-ins but the platform, which a CPU needs."""
+def url_without_plugins(servers: Servers, tmp_path: Path) -> Iterator[str]:
+    """The URL of another server that has none of our plug-ins but the platform, which a CPU needs."""
     port, nccl_port = free_ports(2)
     command = server_command(
         ServerLaunch(model_path=servers.model, port=port, nccl_port=nccl_port, device="cpu", dtype="float32", seed=1)
     )
     environment = {**command.environment, "SGLANG_PLUGINS": "asyncrl_cpu"}
     with contextlib.ExitStack() as stack:
-        process = ServerProcess("without", command.arguments, environment, tmp_path / "server.log")
+        process = ServerProcess("server without plug-ins", command.arguments, environment, tmp_path / "server.log")
         stack.callback(process.stop)
         yield f"http://127.0.0.1:{port}"
 
@@ -40,8 +43,8 @@ def test_an_engine_with_our_plug_ins_names_them(servers: Servers) -> None:
     assert said == EnginePlugins(active=("direct", "memory_saver", "stamps"), refusals={})
 
 
-def test_an_engine_without_our_plug_ins_is_ready_and_has_none(without: str) -> None:
-    said = asyncio.run(plugins_of(without))
+def test_an_engine_without_our_plug_ins_is_ready_and_has_none(url_without_plugins: str) -> None:
+    said = asyncio.run(plugins_of(url_without_plugins))
     assert said == EnginePlugins(refusals={})
     warning = missing_warning({"sglang-0": said}, ("stamps", "direct"))
     assert warning is not None

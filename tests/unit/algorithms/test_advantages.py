@@ -1,4 +1,4 @@
-"""Advantages against the same arithmetic in plain numpy, or written out as loops."""
+"""Advantages against the same arithmetic in plain numpy, or in loops."""
 
 import threading
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from asyncrl.algorithms.advantages import (
 )
 
 LENGTHS = [3, 0, 5, 1]
-"""Steps of four samples; the second has none."""
+"""Steps of each of four samples; the second has none."""
 
 
 def interleaved_groups() -> tuple[np.ndarray, np.ndarray]:
-    """Rewards of three groups of unequal size whose samples do not stand together."""
+    """Rewards of three groups of unequal size, whose samples are not contiguous."""
     rng = np.random.default_rng(0)
     groups = np.array([7, 3, 7, 7, 3, 900, 7, 3])
     return rng.normal(size=len(groups)), groups

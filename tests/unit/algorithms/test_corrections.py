@@ -10,7 +10,7 @@ from asyncrl.algorithms.corrections import Level, Mode, importance_weights, off_
 
 LENGTHS = [3, 5, 1, 2]
 MASK = [1, 0, 1, 1, 1, 1, 0, 1, 1, 0, 0]
-"""The last sample has no token that counts."""
+"""Loss mask of four samples; the last one has no token in the loss."""
 
 
 def drawn(scale: float = 0.5) -> tuple[list[float], list[float]]:

@@ -1,4 +1,4 @@
-"""Advantages and losses by path: found, checked, and slime's shape translated."""
+"""Advantages and losses by path are found and checked, and slime's shape is translated."""
 
 import pickle
 import sys
@@ -88,7 +88,7 @@ def test_slime_s_advantages_get_its_names_and_give_what_they_set() -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_what_slime_s_shape_can_get_wrong_is_said() -> None:
+def test_mistakes_in_slimes_shape_are_named() -> None:
     with pytest.raises(ValueError, match=r"slimes_without must set rollout_data\['advantages'\]"):
         load_plugin("mine.py:slimes_without", ADVANTAGE, ARGS)(samples())
     with pytest.raises(KeyError, match="'teacher_log_probs' is not in rollout_data, which has: tokens, total_lengths"):
@@ -165,7 +165,7 @@ def test_a_custom_advantage_needs_no_second_answer_and_may_use_a_kl(tmp_path: Pa
         ),
     ],
 )
-def test_flags_that_would_be_passed_over_are_refused(tmp_path: Path, flags: list[str], line: str) -> None:
+def test_flags_that_would_be_ignored_are_refused(tmp_path: Path, flags: list[str], line: str) -> None:
     assert complaints(*complete(tmp_path), *flags) == [line]
 
 

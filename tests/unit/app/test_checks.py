@@ -1,4 +1,4 @@
-"""What is refused before anything expensive starts, and what the servers are told."""
+"""Settings that are refused before anything expensive starts, and the flags that servers get."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ def quickstart(*flags: str) -> RunConfig:
     return load_run(["--config", str(QUICKSTART), *flags])
 
 
-def test_engines_hear_of_shape_flags_that_win() -> None:
+def test_engines_get_the_shape_flags_that_override_config_json() -> None:
     assert check_model(quickstart("--num-layers", "2")).server_flags == quickstart().sglang
     flags = check_model(quickstart("--norm-epsilon", "0.5")).server_flags
     assert flags == {**quickstart().sglang, OVERRIDE_FLAG: json.dumps({"rms_norm_eps": 0.5})}

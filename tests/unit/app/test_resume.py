@@ -55,7 +55,9 @@ def saved(folder: Path, changes: dict[str, Any] | None = None, source: EndlessPr
     return written(folder / "saved", 2, notes_of(SHAPE, run))
 
 
-def test_a_critic_cannot_go_on_where_there_was_none(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_critic_cannot_resume_from_a_checkpoint_without_one(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     folder = saved(tmp_path, {"critic": False})
     with pytest.raises(ConfigError, match=f"^advantage-estimator ppo: {folder} has no critic; --ref-load takes"):
         find_start(configured("--advantage-estimator", "ppo"), prompts(), SHAPE)
@@ -63,7 +65,7 @@ def test_a_critic_cannot_go_on_where_there_was_none(configured: Callable[..., Ru
 
 
 @pytest.mark.parametrize("noted", [{}, {"critic": True}])
-def test_a_critic_goes_on(configured: Callable[..., RunConfig], tmp_path: Path, noted: dict[str, bool]) -> None:
+def test_a_critic_resumes(configured: Callable[..., RunConfig], tmp_path: Path, noted: dict[str, bool]) -> None:
     saved(tmp_path, noted)
     assert find_start(configured("--advantage-estimator", "ppo"), prompts(), SHAPE).step == 2
 
@@ -82,7 +84,7 @@ def test_a_run_that_saves_knows_its_prompts(tmp_path: Path, configured: Callable
     assert noted == {**about(prompts()), "critic": False}
 
 
-def test_a_run_goes_on_where_it_was(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+def test_a_run_resumes_at_its_position(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     folder, source = saved(tmp_path), prompts()
     start = find_start(configured(), source, SHAPE)
     assert start.origin is not None

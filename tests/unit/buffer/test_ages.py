@@ -1,4 +1,4 @@
-"""Tokens that are too old leave the loss, and only they."""
+"""Tokens that are too old are masked out of the loss, and no others."""
 
 from array import array
 
@@ -7,7 +7,7 @@ from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, Sc
 
 
 def group(*steps: tuple[int, ...], mask: tuple[int, ...] | None = None) -> ScoredGroup:
-    """One sample for each ``steps``: two tokens written by the weights of each."""
+    """A group with one sample for each of ``steps``: two tokens of the weights of each step in it."""
     return ScoredGroup(
         group_id=GroupId(0),
         prompt=Prompt(row=0, epoch=0, text="", token_ids=(1,), label=None),

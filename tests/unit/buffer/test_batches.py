@@ -1,4 +1,4 @@
-"""The order of batches, and what cannot be trained in time any more."""
+"""The order of batches, and the groups that cannot be trained in time."""
 
 import random
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ def due(order: int, deadline: int) -> Due:
 
 
 def outstanding(finished: Iterable[Due], unfinished: Iterable[Due] = ()) -> Outstanding:
-    """All started in order; the finished ones finished youngest first."""
+    """Groups that started in order; the finished ones finished youngest first."""
     groups, ready = Outstanding(), list(finished)
     for each in sorted((*ready, *unfinished), key=lambda each: each.order):
         groups.start(each)
@@ -67,13 +67,13 @@ def test_a_group_past_its_deadline_is_doomed() -> None:
     assert ids(groups.doomed(step=2, size=2)) == ids(groups.overdue(step=2)) == [0, 1]
 
 
-def test_what_finished_older_groups_leave_no_place_for_is_doomed() -> None:
+def test_groups_without_a_place_behind_finished_older_ones_are_doomed() -> None:
     groups = outstanding([due(0, 1), due(1, 1), due(3, 1)], [due(2, 1), due(4, 2)])
     assert ids(groups.doomed(step=1, size=2)) == [2, 3]
     assert ids(groups.overdue(step=1)) == []
 
 
-def test_what_unfinished_older_groups_may_yet_leave_a_place_for_is_not() -> None:
+def test_groups_behind_unfinished_older_ones_are_not_doomed() -> None:
     assert outstanding([due(3, 1)], [due(0, 1), due(1, 1), due(2, 1)]).doomed(step=1, size=2) == ()
 
 
@@ -91,7 +91,7 @@ def test_deadlines_that_fall_are_a_bug() -> None:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_counting_by_deadline_gives_what_walking_through_all_groups_gives(seed: int) -> None:
+def test_counting_by_deadline_agrees_with_a_scan_of_all_groups(seed: int) -> None:
     rng = random.Random(seed)
     size, num_groups = rng.randint(1, 4), rng.randint(0, 30)
     deadlines = accumulate(rng.choices((0, 1, 2), weights=(rng.randint(1, 8), 2, 1), k=num_groups))
@@ -122,12 +122,12 @@ def assert_like_plain(groups: Outstanding, finished: list[Due], unfinished: list
     else:
         assert isinstance(found, NotYet)
         assert found.deadline == late
-        if not groups.doomed(step=step, size=size):  # those are let go before anybody waits
+        if not groups.doomed(step=step, size=size):  # doomed groups are dropped before any batch waits
             assert_nothing_less_helps(found, finished, unfinished, step, size)
 
 
 def assert_nothing_less_helps(found: NotYet, finished: list[Due], unfinished: list[Due], step: int, size: int) -> None:
-    """Whichever of the groups with that deadline end, and however: fewer than ``missing`` make no batch."""
+    """Assert that no batch is possible when fewer than ``missing`` groups with that deadline end, whichever end."""
     rng, late = random.Random(step), [each for each in unfinished if each.deadline <= found.deadline]
     assert len(late) >= found.missing >= 1
     for _ in range(5):

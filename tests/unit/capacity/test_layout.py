@@ -1,4 +1,4 @@
-"""Which layouts are refused, and in which words."""
+"""The layouts that are refused, and the error lines."""
 
 import re
 from typing import Any

@@ -24,7 +24,7 @@ from asyncrl.models.sizes import model_size
 from benchmarks.common.shapes import SHAPES, num_weights
 
 H200 = 143_771 * 2**20
-"""Bytes, as its driver says."""
+"""Memory of an H200 in bytes, as its driver reports it."""
 MEGATRON = Path(__file__).parents[3] / "asyncrl" / "engines" / "megatron"
 MODELS = Path(__file__).parents[2] / "launch" / "models"
 
@@ -50,7 +50,7 @@ def rank(name: str, tokens: int = 16_384, num_ranks: int = 1, **layout: Any) -> 
         ("moe-6b", 4, 16_384, {"expert_model_parallel_size": 4}, 55.2),
     ],
 )
-def test_estimates_are_what_h200s_measured(
+def test_estimates_agree_with_measurements_on_h200s(
     model: str, num_ranks: int, tokens: int, layout: dict[str, Any], measured_gib: float
 ) -> None:
     """Peaks of benchmarks/results/trainer_h200_2026-11-2*.md; the estimate was within 0.6 % (1.1 % for moe-6b)."""
@@ -64,7 +64,7 @@ def test_estimates_are_what_h200s_measured(
         ("glm-z1-9b", 2, 7 * 2_288, False, {"tensor_model_parallel_size": 2, "recompute_granularity": "full"}, 90.72),
     ],
 )
-def test_estimates_are_what_rehearsed_scripts_measured(
+def test_estimates_agree_with_measurements_of_rehearsed_scripts(
     model: str, num_ranks: int, tokens: int, has_copy: bool, layout: dict[str, Any], measured_gb: float
 ) -> None:
     """Peaks of benchmarks/results/rehearse_2xh200_2026-11-22.md, answers of 2,048 tokens behind prompts of 240."""
@@ -85,7 +85,7 @@ def test_weights_are_counted_one_by_one(name: str) -> None:
     [("qwen3-4b", 4.02), ("glm-z1-9b", 9.40), ("qwen3-30b-a3b", 30.53), ("deepseek-r1", 671.03)],
 )
 def test_released_models_have_as_many_weights_as_they_say(name: str, billions: float) -> None:
-    """Without layers for multi-token prediction."""
+    """The counts leave out layers for multi-token prediction."""
     assert model_size(read_shape(MODELS / name)).total / 1e9 == pytest.approx(billions, abs=0.005)
 
 
@@ -99,12 +99,12 @@ def test_constants_are_those_of_the_modules_that_use_them() -> None:
         ("1.7b", 16_384, 141e9, None, True),
         ("1.7b", 16_384, 141e9, False, False),
         ("1.7b", 16_384, 30e9, None, False),  # more than a tenth of the GPU
-        ("moe-6b", 8_192, 141e9, None, False),  # a tenth, but then there is no room for the activations
+        ("moe-6b", 8_192, 141e9, None, False),  # a tenth, but the activations would not fit
         ("moe-6b", 8_192, 160e9, None, True),
         ("moe-6b", 8_192, 141e9, True, True),
     ],
 )
-def test_weights_are_copied_unasked_where_all_else_fits_beside(
+def test_snapshots_are_planned_by_default_where_they_fit_with_everything_else(
     model: str, num_tokens: int, limit: float, wanted: bool | None, is_copied: bool
 ) -> None:
     shape, work = shape_of(SHAPES[model]), RankWorkload(num_ranks=1, num_tokens=num_tokens, weight_bytes=2)
@@ -119,7 +119,7 @@ def test_weights_are_copied_unasked_where_all_else_fits_beside(
         ("1.7b", 1, False, 16_384, ParallelConfig(), H200, False),
         ("moe-6b", 1, None, 16_384, ParallelConfig(), H200, False),
         ("moe-6b", 1, None, 16_384, ParallelConfig(), None, True),  # a CPU
-        ("moe-6b", 1, None, 1, ParallelConfig(), H200, True),  # no room is needed for activations
+        ("moe-6b", 1, None, 1, ParallelConfig(), H200, True),  # activations need no memory
         ("moe-6b", 2, None, 16_384, ParallelConfig(expert_model_parallel_size=2), H200, True),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_rank_decides_by_its_own_gpu(
 
 
 def constant(module: str, name: str) -> float:
-    """Out of its source: the modules import torch, which takes seconds."""
+    """A constant read from a module's source, because importing torch takes seconds."""
     for node in ast.parse((MEGATRON.joinpath(*module.split(".")).with_suffix(".py")).read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return float(eval(ast.unparse(node.value)))
@@ -162,7 +162,7 @@ def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     assert block.activations == (full.activations + nothing.activations) / 2
 
 
-def test_selective_recomputation_lets_go_of_its_parts() -> None:
+def test_selective_recomputation_frees_the_recomputed_activations() -> None:
     nothing, mlp = rank("1.7b"), rank("1.7b", recompute_granularity="selective", recompute_modules=("mlp",))
     assert nothing.activations - mlp.activations == 28 * 16_384 * 5 * 6144 * 2
     assert rank("1.7b", recompute_granularity="selective").activations == nothing.activations
@@ -217,14 +217,16 @@ def test_latent_attention_caches_one_narrow_vector_on_every_gpu() -> None:
 def test_an_engine_in_fp8_holds_a_byte_for_each_number_of_its_matrices() -> None:
     shape = read_shape(MODELS / "deepseek-r1")
     in_full, in_fp8 = engine(shape, 141e9), engine(replace(shape, fp8_block=(128, 128)), 141e9)
-    words = 2 * 129_280 * 7168 / 8  # embedding and output layer stay as they are
-    assert in_fp8.weights - 2 * words == pytest.approx((in_full.weights - 2 * words) / 2, rel=2e-3)  # scales, norms
+    embeddings = 2 * 129_280 * 7168 / 8  # the embedding and the output layer stay in bfloat16
+    assert in_fp8.weights - 2 * embeddings == pytest.approx(
+        (in_full.weights - 2 * embeddings) / 2, rel=2e-3
+    )  # scales, norms
     assert engine_problems(in_full, gpus_per_engine=8, longest=34_816)
     assert not engine_problems(in_fp8, gpus_per_engine=8, longest=34_816)
 
 
-def test_what_sglang_leaves_free_by_itself() -> None:
-    """Its rule for an H200, in MiB: 512, 1.5 for each of 8,192 tokens, 128 for each GPU, 2 for each of 512 answers."""
+def test_the_reserve_follows_sglangs_rule() -> None:
+    """SGLang's rule for an H200, in MiB: 512, 1.5 per token of 8,192, 128 per GPU, and 2 per answer of 512."""
     found = engine(read_shape(MODELS / "qwen3-4b"), 141e9)
     assert found.free == (512 + 1.5 * 8192 + 128 * 8 + 2 * 512) * 1024**2
 

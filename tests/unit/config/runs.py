@@ -25,12 +25,12 @@ def load(folder: Path, *more: str) -> RunConfig:
 
 
 def problems(run: RunConfig) -> list[str]:
-    """One line each, with the numbers; empty if the run can start."""
+    """The lines of problems, with their numbers; empty if the run can start."""
     return [*missing_files(run), *contradictions(run)]
 
 
 def complaints(*argv: str) -> list[str]:
-    """The lines of the ConfigError that these flags give."""
+    """The lines of the ConfigError that these flags raise."""
     with pytest.raises(ConfigError) as error:
         load_run(argv)
     return str(error.value).split("\n")

@@ -96,7 +96,7 @@ def test_a_wrong_flag_is_one_line(words: str, line: str) -> None:
     assert complaints(*words.split()) == [line]
 
 
-def test_all_mistakes_come_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     assert complaints("--lrr", "1", "--lr", "x", "--sglang-port", "1") == [
         "unknown flag --lrr; did you mean --lr?",
         '--lr must be a number, got "x"',
@@ -104,7 +104,7 @@ def test_all_mistakes_come_at_once() -> None:
     ]
 
 
-def test_what_must_be_given_is_named_with_its_text(tmp_path: Path) -> None:
+def test_missing_required_flags_are_named_with_their_help(tmp_path: Path) -> None:
     assert complaints(*complete(tmp_path)[2:]) == [
         "--num-rollout is missing: Number of training steps in the run (slime's name: one rollout batch per step)."
     ]

@@ -155,7 +155,7 @@ def test_a_value_out_of_range_is_one_line(tmp_path: Path, words: str, line: str)
     assert complaints(*complete(tmp_path), *words.split()) == [line]
 
 
-def test_on_shared_gpus_engines_have_all_that_the_trainer_has_and_do_not_start_again(tmp_path: Path) -> None:
+def test_on_shared_gpus_engines_have_every_gpu_of_the_trainer_and_are_not_restarted(tmp_path: Path) -> None:
     words = "--actor-num-nodes 2 --actor-num-gpus-per-node 4 --rollout-num-gpus-per-engine 2"
     shared = load(tmp_path, *words.split(), "--colocate", "--max-staleness", "0")
     assert problems(shared) == []
@@ -166,7 +166,7 @@ def test_on_shared_gpus_engines_have_all_that_the_trainer_has_and_do_not_start_a
     assert load(tmp_path).cluster.num_rollout_gpus == 1
 
 
-def test_all_problems_come_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     words = "--prompt-data no.jsonl --eval-interval 1 --n-samples-per-prompt 1 --num-steps-per-rollout 3"
     assert len(complaints(*complete(tmp_path), *words.split())) == 4
     assert len(complaints(*complete(tmp_path), "--lr", "0", "--seed", "-1", "--rollout-top-p", "2")) == 3
@@ -226,7 +226,7 @@ def test_staleness_and_the_ratio_have_defaults(
     assert (rollout.staleness, found) == expected
 
 
-def test_what_is_corrected_is_not_in_the_ratio_as_well() -> None:
+def test_with_importance_sampling_the_ratio_does_not_use_rollout_logprobs() -> None:
     rollout = RolloutConfig(num_rollout=1, rollout_batch_size=1, max_staleness=2)
     assert derived.use_rollout_logprobs(TrainConfig(), rollout)
     assert not derived.use_rollout_logprobs(TrainConfig(use_tis=True), rollout)

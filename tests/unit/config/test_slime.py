@@ -1,4 +1,4 @@
-"""What is said of flags that slime's users have in their scripts."""
+"""The errors for flags that slime's users have in their scripts."""
 
 import re
 from pathlib import Path

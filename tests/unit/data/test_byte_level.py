@@ -1,4 +1,4 @@
-"""The table decodes as the tokenizers library does."""
+"""The table of a byte-level tokenizer decodes as the tokenizers library does."""
 
 import random
 from itertools import batched
@@ -16,7 +16,7 @@ QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart"
 
 
 def byte_level() -> Any:
-    """A byte-level BPE as Qwen's and Llama 3's: merges that split characters, tokens added, special and not."""
+    """A byte-level BPE like those of Qwen and Llama 3: merges that split characters; special and plain added tokens."""
     words = tokenizers.Tokenizer(tokenizers.models.BPE())
     words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = tokenizers.decoders.ByteLevel()

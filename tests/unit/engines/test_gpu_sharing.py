@@ -1,4 +1,4 @@
-"""What shared GPUs are asked for in a turn, in which order, and what happens when an engine or the trainer fails."""
+"""The commands that time-shared GPUs get, their order, and the errors of an engine or the trainer."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from tests.steps import Step, failing, hanging, nothing
 
 
 class Engine:
-    """Writes what it is told into a list that all share."""
+    """An engine that records its commands in a list shared by all."""
 
     def __init__(self, url: str, told: list[str], step: Step = nothing) -> None:
         self.url = url
@@ -33,7 +33,7 @@ class Engine:
 
 
 class Trainer:
-    """The same for the trainer."""
+    """A trainer that records its commands in the same list."""
 
     def __init__(self, told: list[str], step: Step = nothing) -> None:
         self._told = told
@@ -120,7 +120,7 @@ def test_an_engine_that_fails_is_named(step: Step, line: str) -> None:
         run_virtually(a_step())
 
 
-def test_a_trainer_that_fails_is_named_and_gets_no_turn() -> None:
+def test_a_trainer_that_fails_is_named_and_does_not_get_the_gpus() -> None:
     gpus = shared([], "engines", trainer=failing("fetch", TrainerFailed("boom")))
     with pytest.raises(GpuSharingFailed, match="fetching the trainer's memory: trainer: boom"):
         run_virtually(gpus.acquire_for_training())
@@ -136,7 +136,7 @@ def test_taking_shared_gpus_out_of_order_is_refused() -> None:
         run_virtually(shared([], "trainer").acquire_for_generation())
 
 
-def test_engines_that_have_just_started_give_back_everything() -> None:
+def test_engines_that_have_just_started_release_all_memory() -> None:
     told: list[str] = []
     run_virtually(give_back([Engine("a", told)], 5.0))
     assert told == ["a: empty", "a: release weights kv_cache cuda_graph"]

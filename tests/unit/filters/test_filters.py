@@ -89,7 +89,7 @@ def test_only_filters_can_be_combined() -> None:
 
 
 def masked_until(scored_group: ScoredGroup, step: int) -> ScoredGroup:
-    """Its first token is of weights of ``step``, and masked."""
+    """A group whose first token is of the weights of ``step``, and masked."""
     (scored,) = scored_group.samples
     (span,) = scored.sample.spans
     old = Span(weights=Weights(version=step, step=step), start=0, stop=1)

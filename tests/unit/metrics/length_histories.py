@@ -1,4 +1,4 @@
-"""Random histories of samples by length: a scheduler in a few lines, on steps instead of seconds."""
+"""Random histories of samples by length: a scheduler in a few lines, in steps instead of seconds."""
 
 import math
 import random
@@ -10,10 +10,10 @@ from asyncrl.metrics.length_bias import LengthBias, LengthStats
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 16
 IN_FLIGHT = 48
-"""Groups: three steps of work."""
+"""Groups in flight: three steps of work."""
 MEDIAN, LIMIT = 400.0, 6400
 PACE = 400
-"""Tokens that each sample writes between two steps."""
+"""Tokens that each sample generates between two steps."""
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class Group:
     lengths: list[int]
     age: int = 0
     doom: int | None = None
-    """At this age it fails, or at its end if that comes first."""
+    """The age at which the group fails, unless it ends first."""
 
     def __post_init__(self) -> None:
         self._longest = max(self.lengths)
@@ -31,12 +31,12 @@ class Group:
         return self.age >= self._longest
 
     def reached(self) -> list[int]:
-        """LengthBias of the samples that are not done."""
+        """The tokens so far of each sample that is not done."""
         return [self.age for length in self.lengths if length > self.age]
 
 
 def random_lengths(draw: random.Random, drift: float = 1.0, of_prompt: float = 0.5) -> list[int]:
-    """Log-normal with the 95th percentile at 8 times the median; the prompt decides this share of the variance."""
+    """Log-normal lengths, 95th percentile at 8 times the median; the prompt explains ``of_prompt`` of the variance."""
     sigma = 1.264  # log(8) / 1.645
     level = draw.gauss(0, sigma * of_prompt**0.5)
     return [
@@ -47,7 +47,7 @@ def random_lengths(draw: random.Random, drift: float = 1.0, of_prompt: float = 0
 
 @dataclass
 class History:
-    """Groups that grow, end, are let through, or are lost as ``is_lost(group)`` says when its age grew."""
+    """Groups that grow, end, and are kept or filtered; ``is_lost(group)`` decides at each age whether one is lost."""
 
     seed: int
     is_lost: Callable[[random.Random, Group], bool] = lambda _draw, _group: False
@@ -65,7 +65,7 @@ class History:
         self._step = 0
 
     def run(self, num_steps: int) -> list[LengthStats]:
-        """The stats after each step."""
+        """The statistics after each step."""
         return [self._one_step() for _ in range(num_steps)]
 
     def _one_step(self) -> LengthStats:

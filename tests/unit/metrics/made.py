@@ -1,4 +1,4 @@
-"""Facts made by hand; the figures that follow from them are worked out in the tests."""
+"""Hand-made facts; the tests derive the expected figures from them."""
 
 from array import array
 
@@ -30,7 +30,7 @@ def weights(step: int) -> Weights:
 def scored(
     index: int, reward: float, loss_mask: tuple[int, ...], *spans: tuple[int, int, int], cut: bool = False
 ) -> ScoredSample:
-    """``spans`` are (step of the weights, start, stop)."""
+    """A scored sample; each of ``spans`` is (step of the weights, start, stop)."""
     sample = Sample(
         index=index,
         token_ids=(7,) * len(loss_mask),
@@ -49,7 +49,7 @@ def group(group_id: int, *samples: ScoredSample) -> ScoredGroup:
 
 
 def batch(step: int = 5) -> Batch:
-    """Four answers of 4, 3, 2 and 6 tokens; trained are 5 tokens of lag 1 and 7 of lag 0."""
+    """Four answers of 4, 3, 2 and 6 tokens; 5 trained tokens have lag 1 and 7 have lag 0."""
     first = group(
         0,
         scored(0, 1.0, (1, 1, 1, 1), (step - 1, 0, 4)),
@@ -81,7 +81,7 @@ def scheduler(tokens: TokenCounts = TOKENS, step: int = 5) -> SchedulerStats:
 
 
 def lengths() -> LengthStats:
-    """Of eight answers of 4 tokens, of which four were trained and two are being written."""
+    """Statistics of eight answers of 4 tokens, four of them trained, and of two answers in flight."""
     counted = LengthBias(2)
     for _ in range(8):
         counted.finished(4)
@@ -112,7 +112,7 @@ def facts(
     engines_idle_s: float = 0.5,
     logprob_diff: float | None = None,
 ) -> StepFacts:
-    """A step of 4 seconds."""
+    """The facts of a step of 4 seconds."""
     report = TrainReport(
         loss=0.25,
         grad_norm=1.5,
@@ -151,5 +151,5 @@ ALGORITHM = {
     "train/critic_grad_norm": 1.25,
     "train/peak_memory_gb": 105.5,
 }
-"""What only some algorithms have to say."""
+"""Metrics that only some algorithms report."""
 UPDATE = UpdateReport(pause_s=0.02, total_s=0.25, num_bytes=4096)

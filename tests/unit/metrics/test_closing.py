@@ -16,7 +16,7 @@ PLAN = RunTargets(name="tiny", num_steps=3, max_staleness=1)
 
 
 def printed(history: History, run_dir: Path) -> dict[str, str]:
-    """Lines of the table by what they are about."""
+    """The lines of the table by their labels."""
     console = Console(file=io.StringIO(), width=80)
     console.print(closing_table(history, PLAN, 75.0, run_dir))
     assert isinstance(console.file, io.StringIO)

@@ -1,4 +1,4 @@
-"""Stretches of time that overlap."""
+"""Unions of time intervals that overlap."""
 
 from asyncrl.metrics.intervals import clipped, seconds, union, without
 

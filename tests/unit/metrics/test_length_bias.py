@@ -26,7 +26,7 @@ def is_too_long(limit: int) -> Callable[[random.Random, Group], bool]:
     return lambda _draw, group: group.age >= limit and not group.is_done
 
 
-def test_nothing_lost_is_no_bias_at_all_however_many_long_ones_are_in_flight() -> None:
+def test_without_losses_there_is_no_bias_however_many_long_samples_are_in_flight() -> None:
     history = History(0, drift_per_step=1.01)
     for stats in history.run(40):
         assert stats.bias == 0.0
@@ -46,7 +46,7 @@ def test_losses_that_do_not_depend_on_length_raise_no_alarm() -> None:
             assert seen[-1].cut + seen[-1].dropped > 300  # there was something to be alarmed about
 
 
-def test_what_a_user_s_filter_drops_is_no_bias_of_the_scheduler() -> None:
+def test_samples_dropped_by_a_users_filter_are_no_bias_of_the_scheduler() -> None:
     history = History(0, is_filtered=lambda _draw, group: max(group.lengths) > 1500)
     stats = history.run(40)[-1]
     assert stats.filtered > 500
@@ -98,7 +98,7 @@ def test_one_lost_group_is_chance() -> None:
         assert (lengths.stats([]).alarm is not None) is is_alarm
 
 
-def test_what_chance_explains_counts_groups_on_both_sides() -> None:
+def test_the_bias_explained_by_chance_counts_groups_on_both_sides() -> None:
     lengths = LengthBias(4)
     for _ in range(40):
         lengths.trained(100)
@@ -132,7 +132,7 @@ def test_the_started_lengths_follow_a_drift() -> None:
 
 
 def test_a_life_table_agrees_with_one_made_by_hand() -> None:
-    # Of 10 samples 4 end in the first bucket, 2 are cut there; of the 4 that go on 3 end in the second, 1 stays.
+    # Of 10 samples 4 end in the first bucket and 2 are cut there; of the other 4, 3 end in the second and 1 stays.
     ended, cut, grown = ([0.0] * 66 for _ in range(3))
     ended[5], cut[5], ended[6], grown[6] = 4.0, 2.0, 3.0, 1.0
     shares = life_table(ended, cut, grown)
@@ -162,7 +162,7 @@ def test_quantiles_are_close() -> None:
     assert stats.let_through.p95 == pytest.approx(drawn[19_000], rel=0.03)
 
 
-def test_nothing_is_known_before_the_first_sample_ended() -> None:
+def test_there_are_no_statistics_before_the_first_sample_ended() -> None:
     lengths = LengthBias(8)
     lengths.cut(5)
     stats = lengths.stats([10, 20])
@@ -170,7 +170,7 @@ def test_nothing_is_known_before_the_first_sample_ended() -> None:
     assert (stats.bias, stats.mean_ratio, stats.cut) == (0.0, 1.0, 1)
 
 
-def test_looking_twice_changes_nothing() -> None:
+def test_reading_the_statistics_twice_changes_nothing() -> None:
     history = History(1)
     history.run(3)
     assert history.lengths.stats([5, 900]) == history.lengths.stats([5, 900])
@@ -206,7 +206,7 @@ def test_recording_lengths_costs_about_a_microsecond() -> None:
 
 
 def cost_s(work: Callable[[], object]) -> float:
-    """Processor time, at best; to be compared with that of other work, as machines are not equally fast."""
+    """The least processor time of three calls; compare it with that of other work, as machines differ in speed."""
     took = []
     for _ in range(3):
         start = time.process_time()

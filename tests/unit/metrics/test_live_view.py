@@ -49,7 +49,7 @@ def run_through(view: View) -> None:
     view.close()
 
 
-def test_the_panel_says_what_matters() -> None:
+def test_the_panel_shows_progress_rewards_and_throughput() -> None:
     view = LiveView(screen(terminal=True), PLAN, clock=ticking())
     run_through(view)
     panel = "\n".join(last_panel(view))
@@ -124,7 +124,7 @@ def test_lines_are_plain_aligned_and_fit_80_columns() -> None:
     ]
 
 
-def test_lines_say_what_there_is_after_a_minute_of_silence() -> None:
+def test_lines_report_the_state_after_a_minute_of_silence() -> None:
     console, now = screen(terminal=False), [0.0]
     view = LineView(console, PLAN, clock=lambda: now[0])
     view.phase("generating the first batch")

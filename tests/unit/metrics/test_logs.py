@@ -8,7 +8,7 @@ from rich.console import Console
 from asyncrl.metrics.logs import open_logging
 
 
-def test_the_file_gets_everything_and_the_console_what_is_wrong(tmp_path: Path) -> None:
+def test_the_file_gets_every_record_and_the_console_only_warnings_and_errors(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=80)
     with open_logging(tmp_path, console):
         logging.getLogger("asyncrl.pipeline").debug("group %d admitted", 3)

@@ -5,7 +5,7 @@ import pytest
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 
 
-def test_the_lag_is_what_sleep_took_too_long_at_its_worst() -> None:
+def test_the_lag_is_the_worst_delay_of_a_sleep() -> None:
     now_s = 10.0
     delays = iter([0.0, 0.03, 0.01])
     lag = LoopLag()
@@ -22,7 +22,7 @@ def test_the_lag_is_what_sleep_took_too_long_at_its_worst() -> None:
     assert lag.take_max_ms() == pytest.approx(30.0)
 
 
-def test_taking_the_lag_starts_afresh() -> None:
+def test_reading_the_lag_resets_it() -> None:
     lag = LoopLag()
     lag.observe(0.25)
     assert [lag.take_max_ms(), lag.take_max_ms()] == [250.0, 0.0]

@@ -19,7 +19,7 @@ def test_rows_are_readable_after_a_run_that_was_never_closed(tmp_path: Path) -> 
     sink.close()
 
 
-def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_to_the_same_file(tmp_path: Path) -> None:
     for step in (0, 1):
         sink = JsonlSink(tmp_path)
         sink.write({"step": step})
@@ -61,7 +61,7 @@ def test_a_run_resumed_into_the_same_folder_keeps_both_curves(tmp_path: Path) ->
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
 
 
-def test_what_the_pipeline_imports_is_light_and_tensorboard_waits_for_its_sink() -> None:
+def test_the_pipeline_imports_no_heavy_module_and_tensorboard_only_its_sink() -> None:
     code = """
 import sys
 import asyncrl.metrics.facts, asyncrl.metrics.timeline, asyncrl.metrics.loop_lag

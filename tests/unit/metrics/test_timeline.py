@@ -78,7 +78,7 @@ def test_a_killed_run_leaves_a_file_that_lacks_only_its_bracket(tmp_path: Path) 
         timeline.span("trainer", f"step {number}", number, number + 1)
     found = [event["name"] for event in events_of_a_killed_run(tmp_path / "timeline.json") if event["ph"] == "X"]
     assert found == [f"step {number}" for number in range(10)][: len(found)]
-    assert len(found) >= 9  # what is older than two seconds is on disk
+    assert len(found) >= 9  # events older than two seconds are on disk
     timeline.close()
 
 

@@ -12,15 +12,15 @@ from asyncrl.metrics.words import duration, percent, short_s, sparkline, who_wai
         (0.03, 0.0, "overlapped: trainer waited 3 %, engines 0 %"),
     ],
 )
-def test_who_waits_for_whom_is_said_in_words(waited: float, idle: float, words: str) -> None:
+def test_the_slower_side_is_named_in_words(waited: float, idle: float, words: str) -> None:
     assert who_waits(waited, idle) == words
 
 
-def test_nearly_nothing_does_not_look_like_nothing() -> None:
+def test_a_small_share_is_not_shown_as_zero_nor_a_large_one_as_all() -> None:
     assert [percent(share) for share in (0.0, 0.001, 0.5, 0.9999, 1.0)] == ["0 %", "<1 %", "50 %", ">99 %", "100 %"]
 
 
-def test_a_sparkline_spans_its_values_and_a_flat_one_stays_calm() -> None:
+def test_a_sparkline_spans_its_values_and_draws_equal_ones_in_the_middle() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([0.5, 0.5]) == "▄▄"
     assert sparkline([float("nan"), 1.0]) == "▄"

@@ -1,4 +1,4 @@
-"""Models are refused before anything starts."""
+"""Models that cannot be trained are refused before anything starts."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ DEEPSEEK = {
     "rope_scaling": YARN,
     "num_nextn_predict_layers": 1,
 }
-"""DeepSeek V3's own numbers, where the architecture asks for numbers that Qwen3 has not."""
+"""The values of DeepSeek V3 for keys that Qwen3 lacks."""
 
 
 def written(folder: Path, **changes: object) -> Path:
@@ -112,7 +112,9 @@ def test_null_in_config_json_means_absent(tmp_path: Path) -> None:
         ({**DEEPSEEK, "rope_scaling": {**YARN, "truncate": False}}, "truncate = False in yarn, only True"),
     ],
 )
-def test_what_cannot_be_trained_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         read_shape(written(tmp_path, **changes))
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""No stage may block the event loop."""
+"""A stage that blocks the event loop fails its test."""
 
 from collections.abc import Iterator
 

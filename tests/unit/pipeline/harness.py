@@ -38,17 +38,17 @@ async def token_sum(prompt: Prompt, sample: Sample) -> float:
 
 
 def drawn(choices: Mapping[str, tuple[Any, ...]], draws: bytes) -> dict[str, Any]:
-    """One value for each name, by a byte each; zeros are the first values, which should be the plainest.
+    """Choose one value for each name, by one byte each; zeros choose the first values, which should be the plainest.
 
-    Bytes, since hypothesis prefers small numbers (of 2,000 histories 195 were not ``wait``, with bytes 1,322), shrinks
-    bytes one by one, and is slow where it draws often.
+    Draws are bytes because hypothesis prefers small numbers: of 2,000 histories 195 were not ``wait``, with bytes
+    1,322.  It also shrinks bytes one by one, and is slow where it draws often.
     """
     return {name: places[draw % len(places)] for (name, places), draw in zip(choices.items(), draws, strict=True)}
 
 
 @contextmanager
 def named(plan: dict[str, Any]) -> Iterator[None]:
-    """Whatever fails inside says that it was with ``plan``, as it was at the start."""
+    """Add a note with ``plan``, as it was at the start, to every exception of the block."""
     before = dict(plan)
     try:
         yield
@@ -63,13 +63,13 @@ def keep_all(group: ScoredGroup) -> str | None:
 
 
 def uneven(request: Request) -> int:
-    """5 to 204 tokens."""
+    """Lengths of 5 to 204 tokens."""
     return 5 + request.seed % 200
 
 
 @dataclass(kw_only=True)
 class World:
-    """A run to be: change what a test is about, then ``run``."""
+    """The settings of a run on fakes; a test changes its own subject, then calls ``run``."""
 
     steps: int = 4
     groups_per_step: int = 4
@@ -80,11 +80,11 @@ class World:
     lengths: Callable[[Any], int] = lambda request: 8
     seconds_per_token: float = 0.01
     chunk: int = 20
-    """Tokens that an engine delivers at once: some events per answer, and no more time than that takes."""
+    """Tokens that an engine delivers at once: few enough for several events per answer, enough to be fast."""
     train_seconds: float = 1.0
     update_seconds: float = 0.1
-    trains_beside_pushes: bool = True
-    interrupted_pushes: int = 0
+    trains_during_updates: bool = True
+    interrupted_updates: int = 0
     keeps_copies: bool = True
     reward: Any = token_sum
     keep: Any = keep_all
@@ -109,25 +109,25 @@ class World:
     before: RunState | None = None
     colocate: bool = False
     score: Any = None
-    """In place of the engine's: how it answers for the log-probs of given tokens."""
+    """A replacement of the engine's ``score``, which returns the log-probs of given tokens."""
     facts: list[StepFacts] = field(default_factory=list)
 
     def run(self) -> "World":
-        """Run to the end on a virtual clock; ``seconds`` is what it took."""
+        """Run to the end on a virtual clock; ``seconds`` is the time on it."""
         _, self.seconds = run_virtually(self.main())
         return self
 
     async def main(self) -> None:
-        """The run itself."""
+        """Run inside an event loop."""
         self.engine = FakeEngine(
             self.lengths, seconds_per_token=self.seconds_per_token, chunk=self.chunk, failures=self.failures
         )
         if self.score is not None:
             self.engine.score = self.score  # type: ignore[method-assign]
         self.trainer = FakeTrainer(self.train_seconds)
-        self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, goes_beside=self.trains_beside_pushes)
+        self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, goes_beside=self.trains_during_updates)
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
-        self.updater.interruptions = self.interrupted_pushes
+        self.updater.interruptions = self.interrupted_updates
         self.updater.keeps_copies = self.keeps_copies
         self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0)
         plan = RunPlan(
@@ -220,7 +220,7 @@ class World:
 
     @property
     def lags(self) -> Sequence[int]:
-        """Of every span with a trained token, in steps."""
+        """The lag in steps of every span with a trained token."""
         return [
             batch.step - span.weights.step
             for batch in self.trainer.batches

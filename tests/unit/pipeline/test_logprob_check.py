@@ -1,4 +1,4 @@
-"""Log-probs of engines and trainer are compared: which, under the same weights, and without holding training up."""
+"""Log-probs of engines and trainer are compared under the same weights, without delaying training."""
 
 import asyncio
 from array import array
@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.engines.fake import FakeEngine
 from asyncrl.errors import EngineLost
-from asyncrl.pipeline import logprob_check as agreement
+from asyncrl.pipeline import logprob_check
 from asyncrl.pipeline.logprob_check import mean_difference, written_by
 from asyncrl.types import Weights
 from tests.unit.pipeline.harness import World, uneven
@@ -55,14 +55,14 @@ def test_a_comparison_that_fails_is_left_out_and_says_why(
     [
         (5.0, 0.0, 4.0, 5.0),
         (0.5, 0.0, 1.5, 1.5),
-        (0.5, 1.0, 1.5, 3.5),  # it begins when the weights before have been published, which takes two seconds
+        (0.5, 1.0, 1.5, 3.5),  # it begins when the previous weights have been published, which takes two seconds
         (5.0, 0.0, 1e6, 5.0),
         (0.5, 0.0, 1e6, 2.0),
         (0.5, 1.0, 1e6, 4.0),
         (5.0, 2.4, 1e6, 6.8),
     ],
 )
-def test_a_comparison_holds_up_short_steps_alone_and_not_for_long(
+def test_a_comparison_delays_only_short_steps_and_not_for_long(
     train_seconds: float, update_seconds: float, score_seconds: float, step_seconds: float
 ) -> None:
     world = World(
@@ -79,7 +79,7 @@ def test_a_comparison_holds_up_short_steps_alone_and_not_for_long(
     assert [each.step_s - each.trainer_waited_s for each in facts] == pytest.approx([step_seconds] * 3, abs=0.01)
 
 
-def test_slow_engines_are_mentioned_once_until_they_are_faster(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_engines_give_one_warning_until_they_are_faster(caplog: pytest.LogCaptureFixture) -> None:
     seconds = iter([1e6] * 4 * 4 + [0.1] * 4 + [1e6] * 1000)
 
     async def score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
@@ -91,14 +91,14 @@ def test_slow_engines_are_mentioned_once_until_they_are_faster(caplog: pytest.Lo
     assert caplog.text.count("no log-probs to compare with") == 2
 
 
-def test_log_probs_by_weights_that_came_meanwhile_are_not_compared() -> None:
-    """An engine comes back, and without a copy gets what the trainer has once it has trained: all engines do."""
+def test_log_probs_of_weights_that_changed_meanwhile_are_not_compared() -> None:
+    """A restarted engine without a snapshot gets the weights after the trainer's step, as all engines do."""
 
     async def late(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
         await asyncio.sleep(1.5)
         return await FakeEngine.score(world.engine, token_ids, start)
 
-    world = World(steps=8, staleness=3, slots=64, train_seconds=0.5, trains_beside_pushes=False, score=late)
+    world = World(steps=8, staleness=3, slots=64, train_seconds=0.5, trains_during_updates=False, score=late)
 
     async def main() -> None:
         async with asyncio.TaskGroup() as both:
@@ -116,8 +116,8 @@ def test_log_probs_by_weights_that_came_meanwhile_are_not_compared() -> None:
     ("broken", "train_seconds"),
     [("training", 5.0), ("scoring", 5.0), ("scoring", 0.5), ("an update", 5.0), ("an update", 0.5)],
 )
-def test_what_breaks_while_tokens_are_scored_ends_the_run_by_its_name(broken: str, train_seconds: float) -> None:
-    """After a second: beside training of five, and after one of half a second."""
+def test_a_bug_while_tokens_are_scored_ends_the_run_unchanged(broken: str, train_seconds: float) -> None:
+    """The error comes after a second: during training of five seconds, and after training of half a second."""
 
     async def raise_it(*about: Any) -> Any:
         await asyncio.sleep(1.0)
@@ -156,7 +156,7 @@ def test_only_answers_of_the_present_weights_are_compared() -> None:
 
 
 def test_the_loop_compares_no_more_tokens_than_a_mean_needs() -> None:
-    half = agreement.COMPARED_TOKENS // 2
+    half = logprob_check.COMPARED_TOKENS // 2
     answers = dict(enumerate(group(1, [1.0] * 5, [half] * 5, step=3).samples))
     assert list(written_by(NOW, answers)) == [0, 1]
 

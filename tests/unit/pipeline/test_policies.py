@@ -1,4 +1,4 @@
-"""What becomes of groups that grow old, are interrupted, or are one too many."""
+"""Groups that grow old, are interrupted, or exceed a batch."""
 
 import asyncio
 from functools import partial
@@ -16,13 +16,13 @@ from tests.virtual_time import run_virtually
 
 
 def one_straggler(request: Request) -> int:
-    """The first answer of the first group takes 100 times as long as the others."""
+    """Lengths under which the first answer of the first group takes 100 times as long as all others."""
     is_it = request.request_id.startswith(("g0.0", "g0~"))
     return 800 - (len(request.token_ids) - 3) if is_it else 8
 
 
 def half(group: ScoredGroup) -> str | None:
-    """Rejects every other prompt."""
+    """A filter that rejects every other prompt."""
     return "odd" if group.prompt.row % 2 else None
 
 
@@ -50,7 +50,7 @@ def test_drop_cancels_a_group_that_is_due_and_unfinished_and_its_prompt_comes_ag
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_what_is_dropped_has_left_the_engines_before_the_weights_change(partial: bool) -> None:
+def test_dropped_groups_leave_the_engines_before_the_weights_change(partial: bool) -> None:
     world = World(steps=3, group_size=1, lengths=one_straggler, train_seconds=0.5, stale="drop", partial=partial)
     present: list[list[str]] = []
 
@@ -68,7 +68,7 @@ def test_what_is_dropped_has_left_the_engines_before_the_weights_change(partial:
     assert "g0.0" not in present[1]
 
 
-def test_mask_never_waits_and_takes_what_is_too_old_out_of_the_loss() -> None:
+def test_mask_never_waits_and_masks_tokens_that_are_too_old() -> None:
     world = World(steps=12, lengths=one_straggler, train_seconds=1.0, update_seconds=0.0, stale="mask").run()
     assert all(fact.trainer_waited_s < 0.5 for fact in world.facts)
     (step,) = [batch.step for batch in world.trainer.batches if 0 in [group.group_id for group in batch.groups]]
@@ -82,7 +82,7 @@ def test_mask_never_waits_and_takes_what_is_too_old_out_of_the_loss() -> None:
 
 
 def test_a_group_with_nothing_left_to_train_on_is_stale() -> None:
-    """Under ``mask``, a kept group that is never taken in time, because older ones always go first."""
+    """Under ``mask``, a buffer filter withholds a kept group until all its tokens are too old."""
 
     def late_for_the_first(step: int, waiting: Any, size: int) -> Picked:
         return Picked(train=tuple(group.group_id for group in waiting if group.group_id or step >= 3)[:size])
@@ -97,7 +97,7 @@ def test_a_group_with_nothing_left_to_train_on_is_stale() -> None:
 # ---- partial rollouts
 
 
-def test_a_partial_group_goes_on_behind_what_it_had_and_loses_no_token() -> None:
+def test_a_partial_group_resumes_after_its_last_token_and_loses_none() -> None:
     whole = World(steps=1, groups_per_step=1, lengths=one_straggler).run()
     world = World(steps=14, lengths=one_straggler, train_seconds=0.5, stale="drop", partial=True).run()
     straggler = trained_group(world, 0)
@@ -113,7 +113,7 @@ def test_a_partial_group_goes_on_behind_what_it_had_and_loses_no_token() -> None
     assert max(world.lags) <= 1
 
 
-def test_of_a_partial_group_only_what_was_written_since_is_trained_if_so_asked() -> None:
+def test_only_tokens_after_the_interruption_of_a_partial_group_are_trained_if_configured() -> None:
     plain = World(steps=14, lengths=one_straggler, train_seconds=0.5, stale="drop", partial=True).run()
     masked = World(
         steps=14, lengths=one_straggler, train_seconds=0.5, stale="drop", partial=True, mask_resumed=True
@@ -157,7 +157,7 @@ def all_tokens(world: World) -> dict[int, list[tuple[int, ...]]]:
 # ---- filters, refill, surplus
 
 
-def test_a_filter_that_rejects_half_wastes_next_to_nothing_more() -> None:
+def test_a_filter_that_rejects_half_wastes_few_groups_beyond_the_rejected() -> None:
     world = World(
         steps=25,
         groups_per_step=16,
@@ -225,7 +225,7 @@ def test_a_buffer_filter_picks_and_drops() -> None:
 
 
 @pytest.mark.parametrize(("staleness", "stale"), [(0, "wait"), (1, "wait"), (4, "mask"), (4, "drop")])
-def test_groups_that_a_buffer_filter_leaves_take_nobodys_place(staleness: int, stale: str) -> None:
+def test_groups_that_a_buffer_filter_leaves_take_no_place_of_others(staleness: int, stale: str) -> None:
     def choosy(step: int, waiting: Any, size: int) -> Picked:
         return Picked(train=tuple(group.group_id for group in waiting if group.prompt.row % 4 != 3)[:size])
 

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, no token is too old, nothing is lost or counted twice, and the run ends.
+"""Under random events in any order no token is too old, nothing is lost or counted twice, and the run ends.
 
 Random histories on a virtual clock, with the real scheduler, buffer, sampler and run.
 """
@@ -20,13 +20,13 @@ from tests.unit.pipeline.harness import World, drawn, named
 from tests.virtual_time import run_virtually
 
 HISTORIES = 2_000
-"""What the project promises at least."""
+"""Histories in one run of the test: the least that the project promises."""
 TOGETHER = 20
 """Histories in one example: hypothesis takes half a millisecond for each, a seventh of what a history takes."""
 
 
 class Story:
-    """A world in which what happens to a sample follows from its request's seed, and which writes down what did."""
+    """A world in which a request's seed decides its sample's fate, and which records what happened."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
@@ -62,7 +62,7 @@ class Story:
         self.world = World(lengths=lengths, reward=reward, keep=keep, pick=fussy if picky else None, **plan)
 
     def live(self) -> None:
-        """To the end, or until somebody cancels."""
+        """Run to the end, or until the cancellation."""
         run_virtually(self._main())
 
     async def _main(self) -> None:
@@ -87,7 +87,7 @@ class Story:
 
     @property
     def trained(self) -> list[tuple[int, int]]:
-        """Prompts, as often as they were trained."""
+        """The prompt of every trained group, repeated as often as it was trained."""
         return [which(group.prompt) for batch in self.world.trainer.batches for group in batch.groups]
 
 
@@ -96,7 +96,7 @@ def which(prompt: Prompt) -> tuple[int, int]:
 
 
 def fussy(step: int, waiting: Any, size: int) -> Picked:
-    """Drops every seventh group, never takes the seventh before, and otherwise takes the youngest."""
+    """A buffer filter that drops every seventh group, never takes the one before it, and else takes the youngest."""
     drop = {group.group_id: "seventh" for group in waiting if group.group_id % 7 == 6}
     liked = [group.group_id for group in waiting if group.group_id % 7 < 5]
     return Picked(train=tuple(liked[-size:]), drop=drop)
@@ -119,8 +119,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "tail": (1, 5),
     "train_seconds": (0.01, 0.1, 1.0),
     "update_seconds": (0.0, 0.05),
-    "trains_beside_pushes": (False, True),
-    "interrupted_pushes": (0, 0, 2),
+    "trains_during_updates": (False, True),
+    "interrupted_updates": (0, 0, 2),
     "keeps_copies": (True, False),
     "rejoins": (0, 0, 3),
     "failures": (0, 0, 3),
@@ -134,11 +134,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "squeezes": (0, 0, 6),
     "cancel_at": (None, None, None, 0.02, 0.3),
 }
-"""The first choice is the plainest."""
+"""Values of each field of a plan; the first is the plainest."""
 
 
 def plan_of(draws: bytes) -> dict[str, Any]:
-    """One of all plans."""
+    """The plan that the bytes choose."""
     plan = drawn(CHOICES, draws)
     batch = plan["groups_per_step"]
     plan["staleness"] += plan["interval"] - 1
@@ -162,7 +162,7 @@ def plan_of(draws: bytes) -> dict[str, Any]:
 @given(st.binary(min_size=TOGETHER * len(CHOICES), max_size=TOGETHER * len(CHOICES)))
 @pytest.mark.timeout(120)
 def test_over_random_histories_nothing_is_too_old_or_lost(draws: bytes) -> None:
-    logging.disable(logging.CRITICAL)  # thousands of warnings that nobody reads are a fifth of the time
+    logging.disable(logging.CRITICAL)  # thousands of unread warnings take a fifth of the time
     try:
         for each in batched(draws, len(CHOICES)):
             with named(plan := plan_of(bytes(each))):
@@ -180,13 +180,13 @@ def live_and_check(story: Story) -> None:
     assert world.all_slots.in_use == 0
     stats = world.scheduler.stats()  # checks both accounts
     assert all(count >= 0 for count in vars_of(stats.groups) + vars_of(stats.tokens))
-    settled_once(story, stats)
+    assert_finished_once(story, stats)
     if story.has_ended:
         ended_clean(world, stats)
 
 
 def ended_clean(world: World, stats: SchedulerStats) -> None:
-    """A run that came to its end holds nothing any more."""
+    """Assert that a run that came to its end holds nothing."""
     assert len(world.trainer.batches) == world.steps
     assert world.all_slots.free == world.all_slots.limit
     assert stats.tokens.held == 0
@@ -199,8 +199,8 @@ def vars_of(counts: Any) -> list[int]:
     return [getattr(counts, name) for name in counts.__dataclass_fields__]
 
 
-def settled_once(story: Story, stats: SchedulerStats) -> None:
-    """Every prompt that was taken was trained, filtered or failed exactly once, or is still to be settled."""
+def assert_finished_once(story: Story, stats: SchedulerStats) -> None:
+    """Assert that every prompt was trained, filtered or failed exactly once, or is unfinished."""
     often = Counter(story.trained) + Counter(story.filtered)
     assert all(count == 1 for count in often.values())
     counts = stats.groups

@@ -1,4 +1,4 @@
-"""A run that is ended at any moment and gone on with from its last checkpoint loses no prompt and trains none twice."""
+"""A run that ends at any moment and resumes from its last checkpoint loses no prompt and trains none twice."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from asyncrl.engines.fake import FakeCheckpoints
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.types import Prompt, Sample, ScoredGroup
 from tests.unit.pipeline.harness import World, drawn, named
-from tests.virtual_time import lengths_in_turn, run_virtually
+from tests.virtual_time import lengths_in_rotation, run_virtually
 
 Which = tuple[int, int]
 """Epoch and row of a prompt."""
@@ -31,7 +31,7 @@ def trained(world: World) -> list[Which]:
 
 
 def stored(found: dict[str, Any]) -> RunState:
-    """Through a file."""
+    """The run state after a round trip through a file."""
     return RunState.from_json(orjson.loads(orjson.dumps(found)))
 
 
@@ -53,7 +53,7 @@ def test_training_waits_for_the_copy_and_not_for_the_writing() -> None:
     slow = World(steps=6, save_interval=3, checkpoints=FakeCheckpoints(seconds=2.0)).run()
     assert slow.seconds == pytest.approx(
         plain.seconds + 1.8
-    )  # its end waits for the last one, beside an update of 0.2 s
+    )  # its end waits for the last one, during an update of 0.2 s
     assert [facts.checkpoint_s for facts in slow.facts] == [None, None, 0.0, None, None, 0.0]
 
 
@@ -64,7 +64,7 @@ def test_a_second_save_waits_for_the_first() -> None:
 
 
 def test_without_staleness_a_run_in_two_parts_is_the_run_in_one() -> None:
-    plan: dict[str, Any] = {"steps": 6, "staleness": 0, "lengths": lengths_in_turn((3, 9, 20)), "rows": 7}
+    plan: dict[str, Any] = {"steps": 6, "staleness": 0, "lengths": lengths_in_rotation((3, 9, 20)), "rows": 7}
     straight = World(**plan).run()
     first = World(**(plan | {"steps": 4}), checkpoints=FakeCheckpoints()).run()
     assert first.checkpoints is not None
@@ -84,9 +84,9 @@ def content(batch: Any) -> list[Any]:
     ]
 
 
-def test_what_was_held_counts_as_stale_afterwards_and_its_prompts_come_again() -> None:
+def test_held_groups_count_as_stale_after_a_resume_and_their_prompts_return() -> None:
     world = World(
-        steps=4, staleness=3, lengths=lengths_in_turn((4, 40)), save_interval=2, checkpoints=FakeCheckpoints()
+        steps=4, staleness=3, lengths=lengths_in_rotation((4, 40)), save_interval=2, checkpoints=FakeCheckpoints()
     )
     world.run()
     assert world.checkpoints is not None
@@ -105,7 +105,7 @@ def test_what_was_held_counts_as_stale_afterwards_and_its_prompts_come_again() -
     assert stats.weights.version == 4
 
 
-def test_evaluations_go_on_where_they_were() -> None:
+def test_evaluations_resume_at_their_position() -> None:
     plan: dict[str, Any] = {"steps": 8, "eval_interval": 2, "held_out": 3}
     state = {step: stored(found) for step, found in _all_checkpoints(World(**plan, save_interval=1)).items()}
     due, between = World(**plan, before=state[4]).run(), World(**plan, before=state[5]).run()
@@ -142,7 +142,7 @@ def test_a_run_has_no_state_within_a_step() -> None:
 
 
 class Life:
-    """A run that ends again and again, and is gone on with."""
+    """A run that ends again and again, and is resumed each time."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         rejected, failing, tail = plan.pop("rejected"), plan.pop("failing"), plan.pop("tail")
@@ -170,7 +170,7 @@ class Life:
         self.without_unfinished: set[Which] = set()
 
     def part(self, end_at: float | None) -> World:
-        """Live from the last checkpoint until ``end_at``, and check what was trained since; the world that was."""
+        """Run from the last checkpoint until ``end_at``, and check what was trained since; the world of this part."""
         checkpoints = FakeCheckpoints(self.writing_s)
         world = World(**self.plan, **self.functions, checkpoints=checkpoints, before=self.before)
         now = run_virtually(_until(world, end_at))[1]
@@ -181,10 +181,10 @@ class Life:
         assert not set(often) & self.without_unfinished, "trained twice"
         found = checkpoints.found(now)
         if found is not None:
-            self._go_on_from(stored(found), world)
+            self._resume_from(stored(found), world)
         return world
 
-    def _go_on_from(self, state: RunState, world: World) -> None:
+    def _resume_from(self, state: RunState, world: World) -> None:
         done = taken(state, self.rows) - set(state.outstanding)
         assert len(state.outstanding) == len(set(state.outstanding))
         assert set(state.outstanding) <= taken(state, self.rows)
@@ -234,10 +234,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "writing_s": (0.0, 0.1, 1.0),
     "ends": (0, 1, 2, 3),
 }
-"""The first choice is the plainest."""
+"""Values of each field of a life; the first is the plainest."""
 MOST_ENDS = 3
 LAST_END_S = 1.5
-"""Ends come before it: after that most lives are over."""
+"""Latest time of an end, in seconds: later most lives are over."""
 SIZE = len(CHOICES) + 2 * MOST_ENDS
 """Bytes that make a life: one for each choice, two for each end."""
 
@@ -251,7 +251,7 @@ SIZE = len(CHOICES) + 2 * MOST_ENDS
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(st.binary(min_size=TOGETHER * SIZE, max_size=TOGETHER * SIZE))
-def test_over_random_ends_every_prompt_is_settled_once(draws: bytes) -> None:
+def test_over_random_ends_every_prompt_is_finished_exactly_once(draws: bytes) -> None:
     logging.disable(logging.CRITICAL)
     try:
         for each in batched(draws, SIZE):

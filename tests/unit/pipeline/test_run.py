@@ -1,4 +1,4 @@
-"""Weight updates beside training: interrupted ones, and those for engines that came back."""
+"""Weight updates during training: interrupted ones, and those for restarted engines."""
 
 import asyncio
 
@@ -9,14 +9,14 @@ from tests.unit.pipeline.harness import World
 from tests.virtual_time import run_virtually
 
 
-def test_training_goes_on_while_weights_are_sent() -> None:
-    beside = World(steps=6, update_seconds=0.5, train_seconds=2.0, staleness=3, slots=64).run()
+def test_training_continues_while_weights_are_sent() -> None:
+    overlapped = World(steps=6, update_seconds=0.5, train_seconds=2.0, staleness=3, slots=64).run()
     waiting = World(
-        steps=6, update_seconds=0.5, train_seconds=2.0, staleness=3, slots=64, trains_beside_pushes=False
+        steps=6, update_seconds=0.5, train_seconds=2.0, staleness=3, slots=64, trains_during_updates=False
     ).run()
-    assert waiting.seconds - beside.seconds > 4.0  # five updates of a second, the last one of which nothing follows
-    assert [fact.update_wait_s for fact in beside.facts] == [0.0] * 6
-    assert all(fact.update is not None and fact.update.total_s == 1.0 for fact in beside.facts)
+    assert waiting.seconds - overlapped.seconds > 4.0  # five updates of a second; no step follows the last one
+    assert [fact.update_wait_s for fact in overlapped.facts] == [0.0] * 6
+    assert all(fact.update is not None and fact.update.total_s == 1.0 for fact in overlapped.facts)
 
 
 def test_an_update_that_takes_longer_than_the_next_step_is_not_called_training() -> None:
@@ -40,14 +40,14 @@ def test_a_step_is_reported_with_its_update_and_the_version_that_it_brought() ->
     [(True, Weights(version=2, step=1)), (False, Weights(version=2, step=2))],
     ids=["what was taken, while the trainer trains", "without a copy what the trainer has once it has trained"],
 )
-def test_an_interrupted_update_begins_anew(keeps_copies: bool, first: Weights) -> None:
+def test_an_interrupted_update_is_restarted(keeps_copies: bool, first: Weights) -> None:
     world = World(
         steps=4,
         staleness=3,
         slots=64,
         train_seconds=5.0,
         update_seconds=0.2,
-        interrupted_pushes=1,
+        interrupted_updates=1,
         keeps_copies=keeps_copies,
     ).run()
     assert world.updater.published[0] == first
@@ -59,7 +59,7 @@ def test_an_interrupted_update_begins_anew(keeps_copies: bool, first: Weights) -
     assert max(world.lags) <= 3
 
 
-def test_a_newcomer_gets_the_weights_that_the_trainer_has() -> None:
+def test_a_restarted_engine_gets_the_weights_that_the_trainer_has() -> None:
     world = World(steps=3, staleness=0, lengths=lambda request: 500, train_seconds=1.0, update_seconds=0.1)
 
     async def main() -> None:
@@ -76,7 +76,7 @@ def test_a_newcomer_gets_the_weights_that_the_trainer_has() -> None:
     assert max(world.lags) == 0
 
 
-def test_a_newcomer_gets_what_the_others_serve_between_two_updates() -> None:
+def test_a_restarted_engine_gets_the_served_weights_between_two_updates() -> None:
     world = World(steps=4, interval=2, staleness=3, slots=64, train_seconds=10.0, update_seconds=0.1)
 
     async def main() -> None:
@@ -92,7 +92,7 @@ def test_a_newcomer_gets_what_the_others_serve_between_two_updates() -> None:
     assert max(world.lags) <= 3
 
 
-def test_a_newcomer_does_not_wait_for_a_trainer_that_trains() -> None:
+def test_a_restarted_engine_does_not_wait_for_a_training_step() -> None:
     world = World(steps=2, staleness=1, slots=64, train_seconds=10.0, update_seconds=0.1)
 
     async def main() -> None:

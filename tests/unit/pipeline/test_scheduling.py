@@ -1,4 +1,4 @@
-"""The scheduler, on fakes and a virtual clock: overlap, order, bounds, failures, and that nothing is lost."""
+"""The scheduler, on fakes and a virtual clock: overlap, order, bounds, failures and accounts."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.unit.pipeline.harness import World, uneven
 from tests.virtual_time import run_virtually
 
 
-def test_generation_hides_behind_training() -> None:
+def test_generation_overlaps_with_training() -> None:
     # 8 tokens at 10 ms; every batch after the first is generated while the trainer works.
     world = World(steps=5, train_seconds=2.0, update_seconds=0.0).run()
     assert world.seconds == pytest.approx(0.08 + 5 * 2.0)
@@ -41,22 +41,22 @@ def test_samples_in_flight_never_exceed_the_slots_and_fill_them() -> None:
     assert world.engine.most_busy == 5
 
 
-def test_more_slots_than_work_are_no_trouble() -> None:
+def test_a_run_ends_with_more_slots_than_samples() -> None:
     world = World(steps=2, slots=10_000).run()
     assert world.engine.most_busy == 16  # two batches of four groups of two
 
 
-def test_nothing_is_generated_that_no_step_is_left_to_train() -> None:
+def test_no_group_is_generated_that_no_step_is_left_to_train() -> None:
     world = World(steps=3, staleness=5, lengths=uneven).run()
     assert world.prompts.taken == 3 * 4
 
 
-def test_weights_are_pushed_after_every_interval() -> None:
+def test_weights_are_published_after_every_interval() -> None:
     world = World(steps=6, interval=2, staleness=2).run()
     assert [(weights.version, weights.step) for weights in world.updater.published] == [(1, 2), (2, 4), (3, 6)]
 
 
-def test_a_sample_in_flight_at_an_update_goes_on_and_says_so() -> None:
+def test_a_sample_in_flight_at_an_update_continues_and_records_both_versions() -> None:
     world = World(steps=4, lengths=lambda request: 4 + 300 * (request.seed % 3 == 0), train_seconds=0.5).run()
     spans = [
         [(span.weights.version, span.stop - span.start) for span in scored.sample.spans]
@@ -70,7 +70,7 @@ def test_a_sample_in_flight_at_an_update_goes_on_and_says_so() -> None:
     assert all(versions == sorted(versions) for versions in ([version for version, _ in span] for span in crossing))
 
 
-def test_rejected_groups_are_made_up_for() -> None:
+def test_rejected_groups_are_replaced() -> None:
     def keep_even(group: ScoredGroup) -> str | None:
         return "odd" if group.group_id % 2 else None
 
@@ -247,7 +247,7 @@ def test_a_bug_ends_the_run_as_it_is() -> None:
         World(lengths=broken).run()
 
 
-def test_a_stuck_engine_ends_the_run_and_says_who_waits_for_whom() -> None:
+def test_a_stuck_engine_ends_the_run_with_an_error_that_names_what_waits() -> None:
     stuck = World(seconds_per_token=float("inf"), watchdog_s=50.0)
     with pytest.raises(Stalled, match=r"step 0 has 0 of 4 groups; 8 groups in flight, 16 of 16 slots"):
         stuck.run()
@@ -269,7 +269,7 @@ def test_cancelling_the_run_aborts_what_is_in_flight() -> None:
     assert world.engine.busy == 0
 
 
-def test_evaluation_runs_beside_training_and_before_the_first_step() -> None:
+def test_evaluation_runs_during_training_and_before_the_first_step() -> None:
     world = World(steps=6, held_out=20, eval_interval=2, train_seconds=5.0).run()
     reports = [facts.evaluation for facts in world.facts]
     versions = [report.weights.version if report else None for report in reports]

@@ -73,7 +73,7 @@ def picked_by_slime_s(function: Callable[..., Any], waiting: Sequence[ScoredGrou
     return checked_pick(pick_from_slime(function, ARGS))(4, waiting, size)
 
 
-def test_what_is_neither_returned_nor_left_is_dropped() -> None:
+def test_groups_neither_returned_nor_left_are_dropped() -> None:
     def best(args: Any, rollout_id: int, buffer: Buffer, num_samples: int) -> Buffer:
         buffer.sort(key=lambda samples: -samples[1].reward)
         taken, buffer[:] = buffer[:1], buffer[2:]
@@ -82,7 +82,7 @@ def test_what_is_neither_returned_nor_left_is_dropped() -> None:
     assert picked_by_slime_s(best) == Picked(train=ids(9), drop={GroupId(7): "best"})
 
 
-def test_what_is_returned_is_trained_also_if_it_is_left_in_the_buffer() -> None:
+def test_returned_groups_are_trained_even_if_left_in_the_buffer() -> None:
     assert picked_by_slime_s(lambda args, rollout_id, buffer, num_samples: buffer[:2]) == Picked(train=ids(3, 5))
 
 
@@ -100,7 +100,7 @@ def test_a_filter_may_leave_everything() -> None:
     assert picked_by_slime_s(lambda args, rollout_id, buffer, num_samples: buffer, waiting=[]) == Picked()
 
 
-def test_samples_are_slime_s_and_keep_what_is_written_to_them_while_they_wait() -> None:
+def test_samples_have_slimes_type_and_keep_changed_fields_while_they_wait() -> None:
     seen: list[Any] = []
 
     def counts(args: Any, rollout_id: int, buffer: Buffer, num_samples: int) -> Buffer:
@@ -130,7 +130,7 @@ def test_samples_are_slime_s_and_keep_what_is_written_to_them_while_they_wait() 
         (lambda args, rollout_id, buffer, size: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_slime_s_shape_can_get_wrong_has_a_name(function: Callable[..., Any], problem: str) -> None:
+def test_mistakes_in_slimes_shape_are_named(function: Callable[..., Any], problem: str) -> None:
     with pytest.raises(FilterFailed) as error:
         picked_by_slime_s(function)
     assert str(error.value).endswith(f": {problem}")
@@ -142,7 +142,7 @@ def test_samples_of_two_groups_are_no_group() -> None:
         picked_by_slime_s(lambda args, rollout_id, buffer, size: [[buffer[0][0], buffer[1][1]]])
 
 
-def test_what_is_left_must_be_groups_as_well() -> None:
+def test_the_buffer_must_still_hold_groups() -> None:
     def mixes(args: Any, rollout_id: int, buffer: Buffer, size: int) -> Buffer:
         buffer.append([buffer[0][0], buffer[1][0]])
         return []
@@ -167,7 +167,7 @@ def raises_cancelled(step: int, waiting: Sequence[ScoredGroup], size: int) -> Pi
         (Picked(drop={GroupId(5): ""}), "dropped group 5 without a reason"),
     ],
 )
-def test_what_ours_can_get_wrong_has_a_name(answer: Any, problem: str) -> None:
+def test_mistakes_in_our_shape_are_named(answer: Any, problem: str) -> None:
     def mine(step: int, waiting: Sequence[ScoredGroup], size: int) -> Any:
         return answer
 

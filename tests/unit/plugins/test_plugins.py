@@ -202,7 +202,7 @@ def test_a_wrong_path_or_shape_is_one_line(here: Path, path: str, line: str) -> 
     assert str(error.value) == f"--custom-rm-path '{path}': {line.format(here=here)}"
 
 
-def test_what_a_file_has_is_listed(here: Path) -> None:
+def test_the_functions_of_a_file_are_listed(here: Path) -> None:
     with pytest.raises(PluginError) as error:
         load_plugin("folder/types.py:exact", REWARD, ARGS)
     assert f"folder/types.py has no function 'exact'; it has: {NAMES}" in str(error.value)

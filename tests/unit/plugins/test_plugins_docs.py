@@ -1,4 +1,4 @@
-"""The examples in docs/plugins.md load and run as they stand there."""
+"""The examples in docs/plugins.md load and run as they are printed."""
 
 import asyncio
 import re

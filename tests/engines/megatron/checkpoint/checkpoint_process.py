@@ -1,4 +1,4 @@
-"""A trainer that writes a checkpoint after a step, and dies of the next one.
+"""A trainer that writes a checkpoint after its first step, and dies while it writes the second one.
 
 python -m tests.engines.megatron.checkpoint.checkpoint_process CHECKPOINT ROOT
 """
@@ -34,7 +34,7 @@ def die(model: Path, root: Path) -> None:
 
 @contextmanager
 def file_size_limit() -> Iterator[None]:
-    """Nobody in this process can write more than this to a file: less than a tiny model, more than its description."""
+    """Limit every file that this process writes to less than a tiny model, and more than its description."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:

@@ -1,4 +1,4 @@
-"""Stopping and going on is not stopping: the real Megatron on a CPU, through files."""
+"""A run that stops and resumes trains like one that does not: the real Megatron on a CPU, through files."""
 
 import signal
 import subprocess
@@ -17,10 +17,10 @@ from tests.engines.megatron.checkpoint import checkpoint_process
 from tests.engines.megatron.tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.programs import ROOT, program
 
-pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
 DEADLINE_S = 120
-"""A process that imports Megatron on two shared cores needs 10 to 50 s."""
+"""Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 
 
 def steps(rank: MegatronRank, first: int, last: int) -> list[TrainReport]:
@@ -59,16 +59,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory, dense: Path) -> Path:
 
 
 @pytest.mark.parametrize(("moe", "dtype"), [(False, "float32"), (True, "float32"), (True, "bfloat16")])
-def test_ten_steps_are_five_and_five_after_a_restart(tmp_path: Path, moe: bool, dtype: str) -> None:
+def test_five_steps_and_five_after_a_restart_equal_ten_steps(tmp_path: Path, moe: bool, dtype: str) -> None:
     settings = trainer_settings(write_checkpoint(tmp_path / "hf", moe=moe), dtype=dtype, lr_warmup_iters=8)
     with one_rank(settings) as rank:
         straight = steps(rank, 0, 10)
     with one_rank(settings) as rank:
         before = steps(rank, 0, 5)
         rank.begin_checkpoint(folder_of(tmp_path / "saved", 5), {"step": 5}, with_optimizer=True)
-        rank.train(random_batch(seed=99))  # what is being written was copied before
+        rank.train(random_batch(seed=99))  # the tensors being written are copies
         rank.finish_checkpoint()
-        torch.rand(3)  # nobody else's draws
+        torch.rand(3)  # must not change the draws of the trainer
     drawn = torch.rand(1)
     with one_rank(settings) as rank:
         rank.load(resume(tmp_path / "saved"))
@@ -190,7 +190,7 @@ def test_a_failed_save_raises_and_leaves_the_previous_checkpoint(tmp_path: Path,
             # torch's writer does not say that a file is too large, or a disk full
             with pytest.raises(CheckpointFailed, match=r"iter_0000002: RuntimeError: .*unexpected pos"):
                 rank.finish_checkpoint()
-        rank.check_checkpoint()  # said once
+        rank.check_checkpoint()  # the error is raised once
         assert latest(tmp_path) == folder_of(tmp_path, 1)
         rank.load(resume(tmp_path))
 

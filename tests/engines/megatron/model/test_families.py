@@ -1,4 +1,4 @@
-"""Every family at tiny size: the same numbers as transformers, the same checkpoint back."""
+"""Each family at tiny size computes the numbers of transformers, and writes the checkpoint that it read."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory, one_process: None) -> tup
 
 
 def reference(checkpoint: Path) -> tuple[torch.Tensor, Tensors]:
-    """Logits and gradients as ``logits_and_gradients`` has them."""
+    """Logits and gradients by transformers, in the form that ``logits_and_gradients`` returns."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     logits = torch.cat([model(row[None], use_cache=False).logits[0] for row in sequences()])
     (logits * logit_weights()).sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
@@ -45,7 +45,7 @@ def reference(checkpoint: Path) -> tuple[torch.Tensor, Tensors]:
 
 
 def stacked_as_in_transformers(grads: Tensors, name: str) -> torch.Tensor:
-    """transformers has all experts of a layer in one tensor."""
+    """Stack the experts of each layer into one tensor, as transformers has them."""
     if name in grads:
         return grads[name]
     layer = name.rpartition(".")[0]
@@ -111,7 +111,7 @@ def test_weights_that_sglang_fuses_travel_in_one_bucket(
         }
 
 
-def test_fp8_is_read_as_the_numbers_that_it_stands_for(tmp_path: Path) -> None:
+def test_fp8_weights_are_dequantized_when_they_are_read(tmp_path: Path) -> None:
     checkpoint = write_tiny(tmp_path / "hf", TINY["moonlight"], dtype="bfloat16")
     before = tensors_of(checkpoint)
     name = "model.layers.1.self_attn.kv_a_proj_with_mqa.weight"  # 24 x 32: the last blocks are not full

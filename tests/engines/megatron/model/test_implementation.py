@@ -1,4 +1,7 @@
-"""Whose layers the trainer has.  Those of TransformerEngine need a GPU: without one only their names are tested."""
+"""The choice between local layers and those of TransformerEngine.
+
+TransformerEngine needs a GPU: without one only the names of its weights are tested.
+"""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +29,12 @@ from tests.engines.megatron.hidden import hide_te
 from tests.engines.megatron.layouts import layout, processes
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
 without_te = pytest.mark.skipif(HAVE_TE, reason="needs a CPU run, which TransformerEngine forbids")
 with_te = pytest.mark.skipif(not HAVE_TE, reason="needs TransformerEngine")
 WITHOUT_LATENT = [name for name in TINY if name not in ("deepseek-v3", "moonlight")]
-"""Models with latent attention have local layers either way."""
+"""The other models: those with latent attention always have local layers."""
 SPAWN = multiprocessing.get_context("spawn")
 AUTO: TransformerImpl = "auto"
 LOCAL: TransformerImpl = "local"
@@ -119,7 +122,7 @@ def test_ranks_must_have_the_same_layers(monkeypatch: pytest.MonkeyPatch) -> Non
         ],
     ],
 )
-def test_weights_have_one_name(fused: str, plain: str) -> None:
+def test_fused_and_plain_layers_share_one_name_for_each_weight(fused: str, plain: str) -> None:
     assert unfused(fused) == plain
 
 
@@ -146,7 +149,7 @@ def trained_once(checkpoint: Path) -> TrainReport:
 
 @pytest.fixture(scope="module")
 def without_gpus() -> Iterator[Callable[..., Any]]:
-    """Calls a function in a process that sees none: Megatron takes a GPU where it sees one."""
+    """Call a function in a process that sees no GPU, because Megatron uses every GPU that it sees."""
     with (
         pytest.MonkeyPatch.context() as patch,
         ProcessPoolExecutor(1, mp_context=SPAWN) as pool,
@@ -237,7 +240,7 @@ def test_a_run_resumes_after_transformer_engine_was_installed_or_removed(tmp_pat
 
 
 def trained_until_the_fifth(settings: TrainerSettings, folder: Path, begins: bool) -> tuple[str, list[TrainReport]]:
-    """Whose layers, and what the last three steps reported; the first two are taken, or loaded."""
+    """The kind of layers, and the reports of the last three of five steps; the first two are trained, or loaded."""
     with one_rank(settings) as rank:
         if begins:
             for step in range(2):

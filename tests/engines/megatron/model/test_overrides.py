@@ -1,4 +1,4 @@
-"""Shape flags against ``config.json``: who wins, and who else is told."""
+"""Shape flags against ``config.json``: which value wins, and which programs are told."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_shape_flags_equal_to_config_json_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_shape_flags_win_and_the_changed_config_json_reads_back(config: dict[str, Any]) -> None:
+def test_shape_flags_override_config_json_and_the_changed_file_reads_back(config: dict[str, Any]) -> None:
     shape = overridden(shape_of(config), FREE)
     assert (shape.rope.theta, shape.norm_eps, shape.max_positions) == (5e5, 1e-3, 1024)
     assert shape.rope.scaling == shape_of(config).rope.scaling
@@ -108,7 +108,7 @@ def test_shape_flags_that_contradict_the_tensors_are_refused_with_both_numbers(
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "glm4", "deepseek-v3"])
-def test_engines_are_told_what_transformers_understands(tmp_path: Path, name: str) -> None:
+def test_engines_get_shape_flags_under_the_names_of_transformers(tmp_path: Path, name: str) -> None:
     """SGLang sets the attributes in its flag on the configuration that transformers has read."""
     folder = write_tiny(tmp_path, TINY[name])
     for config in (read_config(folder), in_the_old_format(read_config(folder))):
@@ -155,8 +155,8 @@ def test_the_trainer_computes_with_shape_flags_and_saves_them(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["ref_load", "critic"])
 def test_shape_flags_apply_to_the_reference_and_the_critic(tmp_path: Path, kind: str) -> None:
     folder = write_tiny(tmp_path / "qwen3", TINY["qwen3"])
-    beside = {"use_kl_loss": True, "kl_loss_type": "k3"} if kind == "ref_load" else {"advantage_estimator": "ppo"}
-    with one_rank(trainer_settings(folder, shape=ShapeConfig(rotary_base=50.0), **beside)) as rank:
+    changes = {"use_kl_loss": True, "kl_loss_type": "k3"} if kind == "ref_load" else {"advantage_estimator": "ppo"}
+    with one_rank(trainer_settings(folder, shape=ShapeConfig(rotary_base=50.0), **changes)) as rank:
         report = rank.train(random_batch())
         if kind == "ref_load":
             assert report.metrics["train/kl"] == pytest.approx(0.0, abs=1e-9)

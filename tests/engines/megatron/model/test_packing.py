@@ -1,4 +1,4 @@
-"""The places of a sample's tokens in microbatches."""
+"""The positions of a sample's tokens in microbatches."""
 
 import random
 
@@ -17,7 +17,7 @@ from asyncrl.engines.megatron.model.packing import (
 from tests.engines.megatron.tiny import random_batch
 
 
-def test_bins_hold_everything_once_and_no_more_than_they_may() -> None:
+def test_bins_hold_every_sample_once_within_their_size() -> None:
     for seed in range(200):
         rng = random.Random(seed)
         lengths = [rng.randint(1, 40) for _ in range(rng.randint(0, 60))]
@@ -38,7 +38,7 @@ def test_parts_are_contiguous_and_even() -> None:
     assert [list(range(10))[part] for part in contiguous_parts(10, 4)] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
 
 
-def test_even_parts_hold_everything_once_and_differ_by_little() -> None:
+def test_even_parts_hold_every_sample_once_and_differ_by_little() -> None:
     for seed in range(100):
         rng = random.Random(seed)
         lengths = [min(4096, int(rng.lognormvariate(6, 1))) for _ in range(rng.randint(0, 300))]
@@ -56,7 +56,7 @@ def test_microbatches_of_a_fixed_number_of_samples_ignore_lengths() -> None:
     assert [row.indices for row in rows] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
 
 
-def test_a_response_token_is_predicted_one_place_before_it() -> None:
+def test_a_response_token_is_predicted_at_the_position_before_it() -> None:
     first = Example(
         index=0,
         token_ids=(10, 11, 12, 13),
@@ -99,7 +99,7 @@ def test_a_response_token_is_predicted_one_place_before_it() -> None:
         Packing(max_tokens=20, num_samples=2, is_balanced=True),
     ],
 )
-def test_every_rank_has_as_many_microbatches_and_each_sample_is_on_one(packing: Packing) -> None:
+def test_ranks_have_equally_many_microbatches_and_each_sample_is_on_one_rank(packing: Packing) -> None:
     batch = random_batch(groups=3, group_size=3)
     examples = [example for group in examples_of(batch) for example in group]
     ranks = [microbatches(examples, rank, 4, packing) for rank in range(4)]

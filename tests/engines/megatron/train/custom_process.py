@@ -1,8 +1,8 @@
-"""Rank 1 of two: training steps with a user's own estimator and loss, in one layout after the other.
+"""Rank 1 of two: training steps with a user's estimator and loss, in one layout after the other.
 
     python -m tests.engines.megatron.train.custom_process CHECKPOINT FILE CASES
 
-Prints what ``run`` returns for each of the cases as its last line, in JSON.
+The last line of the output is JSON: the result of ``run`` for each case.
 """
 
 import json
@@ -33,7 +33,7 @@ BY_TOKEN = ("grpo_by_token", None)
 SLIMES = ("slimes", None)
 TOUCHY = ("grpo", "touchy")
 FAULTS = {"raises": -21.0, "returns one number": -22.0, "is not finite": -23.0, "raises on the way back": -24.0}
-"""By what ``touchy`` does on rank 1, the old log-probs that make it do so: far from any that are sampled here."""
+"""Old log-probs that make ``touchy`` fail on rank 1, by the kind of failure: far from any that are sampled here."""
 
 
 def run(
@@ -46,9 +46,10 @@ def run(
     parallel: dict[str, Any] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """``steps``: of each of two steps, of two updates each: loss, norm, clip fraction, entropy, metrics and log-probs.
+    """Train two steps of two updates each, after one step for each of FAULTS with TOUCHY on two ranks.
 
-    ``refused``: with TOUCHY and two ranks, what became of a step for each of FAULTS, which come first.
+    Returns ``steps``: loss, gradient norm, clip fraction, entropy, metrics and log-probs of each of the two steps.
+    Also returns ``refused``: the error of each faulty step under the name that FAULTS gives it.
     """
     advantage, loss = (None if name is None else f"{file}:{name}" for name in names)
     settings_of_all: dict[str, Any] = {
@@ -86,7 +87,7 @@ def _batch(seed: int) -> Batch:
 
 
 def _refused(trainer: MegatronRank, logprob: float) -> str:
-    """The error of a step whose tokens all have this old log-prob."""
+    """The error of a step whose tokens all have the old log-prob ``logprob``."""
     batch = _batch(0)
     groups = []
     for group in batch.groups:

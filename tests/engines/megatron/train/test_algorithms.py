@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
-    """The policy, moved a little."""
+    """A reference model: the policy with slightly changed weights."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -54,7 +54,7 @@ def plain_kl(kind: str, d: torch.Tensor) -> torch.Tensor:
 
 
 def plain_advantages(train: TrainConfig, batch: Batch, kl: list[list[float]]) -> list[list[float]]:
-    """One per token of every answer; ``kl`` likewise."""
+    """The advantage of each token of every answer; ``kl`` has the same form."""
     rows, place = [], 0
     for group in batch.groups:
         rewards = [scored.reward for scored in group.samples]
@@ -100,7 +100,7 @@ def plain_policy_loss(
 def plain_correction(
     train: TrainConfig, a: float, t: int, steps: list[int], p: list[float], behaviour: list[float]
 ) -> dict[str, float]:
-    """The metrics of token ``t``; the loss is multiplied by the weight, and left out if it is masked."""
+    """The metrics of token ``t``: the factor of its loss, and whether the token is masked."""
     told = {}
     if train.use_tis:
         weight = math.exp(p[t] - behaviour[t])
@@ -118,7 +118,7 @@ def plain_correction(
 def plain_loss(
     train: TrainConfig, batch: Batch, model: torch.nn.Module, reference: torch.nn.Module
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loss of a step's only update, and the means over tokens that are to be reported."""
+    """The loss of a step's only update, and the expected means over tokens."""
     logprobs, entropies = answers(model, batch)
     with torch.no_grad():
         references, _ = answers(reference, batch)
@@ -224,7 +224,7 @@ def test_a_reference_of_another_shape_is_refused(tmp_path: Path, checkpoint: Pat
         pass
 
 
-@pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+@pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 def test_a_checkpoint_may_be_the_reference(tmp_path: Path, checkpoint: Path) -> None:
     batch = random_batch()
     with one_rank(trainer_settings(checkpoint)) as rank:

@@ -1,4 +1,7 @@
-"""A user's functions are refused before anything expensive starts.  Here, since looking at them imports Megatron."""
+"""A user's functions are checked before anything expensive starts.
+
+The tests are here because the check imports Megatron.
+"""
 
 from pathlib import Path
 

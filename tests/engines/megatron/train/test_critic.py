@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class PlainCritic(torch.nn.Module):
-    """A transformers model, and one number per position."""
+    """A transformers model with a linear layer that gives one value per position."""
 
     def __init__(self, checkpoint: Path) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class PlainCritic(torch.nn.Module):
         return rows
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, float]:
-        """Mean over answers of their mean squared error, and the mean over all tokens."""
+        """The mean over answers of their mean squared error, and the mean over all tokens."""
         rows, errors = self.values(batch), []
         rewards = [scored.reward for group in batch.groups for scored in group.samples]
         for row, reward in zip(rows, rewards, strict=True):

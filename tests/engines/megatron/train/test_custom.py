@@ -1,4 +1,4 @@
-"""A user's own advantage and loss in the real trainer, and what becomes of wrong ones."""
+"""A user's advantage and loss functions in the real trainer, and the errors of wrong ones."""
 
 import json
 import math
@@ -33,7 +33,7 @@ from tests.engines.megatron.train.custom_process import BY_PATH, BY_TOKEN, OURS,
 from tests.programs import ROOT, program
 
 DEADLINE_S = 120
-"""A process that imports Megatron on two shared cores needs 10 to 50 s."""
+"""Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 
 CODE = """
 import torch
@@ -123,9 +123,9 @@ def alone_steps(checkpoint: Path, file: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def pairs(checkpoint: Path, file: Path, alone_steps: list[Any]) -> Pairs:
-    """The results of both ranks with the user's functions by layout, and with ours under data parallelism.
+    """The results of both ranks: by layout with the user's functions, and with ours under data parallelism.
 
-    ``alone_steps`` has left its process group by then.
+    ``alone_steps`` is requested first, because it leaves its process group.
     """
     cases: dict[str, dict[str, Any]] = {
         name: {"port": free_port(), "names": TOUCHY, "parallel": sizes} for name, sizes in LAYOUTS.items()

@@ -1,4 +1,4 @@
-"""Tensor, pipeline and expert parallelism: every layout holds parts, and together they are the same model."""
+"""Under tensor, pipeline and expert parallelism, the parts on all ranks together are the same model."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from tests.engines.megatron.weights.fp8_checkpoints import in_fp8
 from tests.programs import ROOT, program
 
 FAMILIES = ("qwen2.5-tied", "glm4", "glm4.5", "deepseek-v3")
-"""Together they have every rule and every way of splitting."""
+"""Families that together have every rule of conversion and every way of splitting."""
 MIXTURES = ("glm4.5", "deepseek-v3")
 Alone = dict[str, tuple[torch.Tensor | None, Tensors]]
 """Logits and gradients by family."""
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(3 * DEADLINE_S)
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints of four layers, two for each stage."""
+    """Checkpoints of models with four layers, two for each pipeline stage."""
     folder = tmp_path_factory.mktemp("layouts")
     deeper = {name: replace(TINY[name], config={**TINY[name].config, "num_hidden_layers": 4}) for name in FAMILIES}
     fp8 = {f"{name}-fp8": in_fp8(write_tiny(folder / f"{name}-fp8", deeper[name])) for name in ("glm4", "glm4.5")}
@@ -60,7 +60,10 @@ def alone(checkpoints: Mapping[str, Path]) -> Alone:
 
 @pytest.fixture(scope="module")
 def sent_alone(checkpoints: Mapping[str, Path], alone: Alone) -> dict[str, Tensors]:
-    """The tensors that one process sends to engines in fp8.  ``alone`` has left its process group by then."""
+    """The tensors that one process sends to engines in fp8.
+
+    ``alone`` is requested first, because it leaves its process group.
+    """
     with processes(0, 1, free_port()), layout():
         found = {}
         for name in {name for _, name in FP8_CASES}:
@@ -73,7 +76,10 @@ def sent_alone(checkpoints: Mapping[str, Path], alone: Alone) -> dict[str, Tenso
 
 @pytest.fixture(scope="module")
 def seen(checkpoints: Mapping[str, Path], alone: Alone, sent_alone: dict[str, Tensors]) -> Seen:
-    """The results of two processes for every family and layout.  The fixtures of one process have left their group."""
+    """The results of two processes for every family and layout.
+
+    The fixtures of one process are requested first, because they leave their process group.
+    """
     port, cases = free_port(), [(LAYOUTS[name], str(checkpoints[family])) for name, family in (*CASES, *FP8_CASES)]
     other = subprocess.Popen(program(layouts.__name__, 1, 2, port, json.dumps(cases)), cwd=ROOT)
     try:
@@ -86,7 +92,7 @@ def seen(checkpoints: Mapping[str, Path], alone: Alone, sent_alone: dict[str, Te
 
 
 @pytest.mark.parametrize(("name", "family"), CASES)
-def test_what_is_exported_is_the_checkpoint(
+def test_exported_weights_equal_the_checkpoint(
     seen: Seen, checkpoints: Mapping[str, Path], name: str, family: str
 ) -> None:
     exported, before = seen[name, family]["exported"], load_file(checkpoints[family] / "model.safetensors")

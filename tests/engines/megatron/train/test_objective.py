@@ -37,7 +37,7 @@ TRAIN = st.builds(
 
 
 def drawn_examples(rng: random.Random, count: int) -> list[Example]:
-    """Samples with everything that a loss may want; some have no token that counts."""
+    """Samples with every input that a loss may use; some have no token in the loss."""
 
     def example(index: int) -> Example:
         length = rng.randint(1, 9)
@@ -61,7 +61,7 @@ def drawn_examples(rng: random.Random, count: int) -> list[Example]:
 def evaluated(
     train: TrainConfig, rows: Sequence[Microbatch], present: dict[int, np.ndarray], count: int
 ) -> tuple[float, dict[str, float], dict[int, list[float]]]:
-    """Loss, what is reported, and the gradient at each log-prob of each sample; entropies are made of log-probs."""
+    """The loss, the reported means, and the gradient at each log-prob; entropies are made from log-probs."""
     objective = Objective(train=train, temperature=1.0, against_rollout=not train.use_tis, count=count)
     losses, sums, gradients = 0.0, dict[str, float](), dict[int, list[float]]()
     for row in rows:

@@ -26,7 +26,7 @@ def weights_after(rank: Any, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def bytes_left(rank: Any) -> dict[str, int]:
-    """The size of the three parts of the trainer's memory on the device."""
+    """Bytes of the three parts of the trainer's memory that are on the device."""
     learners = [rank._learner, *([rank._critic.learner] if rank._critic else [])]  # noqa: SLF001
     weights = [parameter for learner in learners for parameter in learner.model.parameters()]
     gradients = [buffer.grad_data for learner in learners for buffer in learner.parallel.buffers]

@@ -1,4 +1,4 @@
-"""Training steps on several ranks, one process each, over gloo: every layout makes the weights of one process."""
+"""Training steps on several ranks, one process each, over gloo: every layout gives the weights of one process."""
 
 import json
 import subprocess
@@ -18,16 +18,16 @@ from tests.engines.megatron.tiny import write_checkpoint
 from tests.programs import ROOT, program
 
 DEADLINE_S = 240
-"""A process that imports Megatron on two shared cores needs 10 to 50 s."""
+"""Limit for a process that imports Megatron, which takes 10 to 50 s on two shared cores."""
 
 PLAIN = {"use_distributed_optimizer": False, "overlap_grad_reduce": False}
-"""Every rank then has whole gradients to be compared."""
+"""Settings with which every rank has whole gradients that can be compared."""
 TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
 FULL = {"recompute_granularity": "full"}
 UNEVEN = {"decoder_first_pipeline_num_layers": 1}
 LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
-    # those of four first: the ranks that are left over then wait for nobody
+    # layouts of four ranks first: the other two ranks then end and wait for no other
     4: {
         "tensor, pipeline": ("dense", TENSOR | PIPELINE | UNEVEN),
         "tensor, experts": ("mixture", TENSOR | EXPERT),
@@ -54,19 +54,19 @@ CASES = [(size, name) for size, layouts in LAYOUTS.items() for name in layouts]
 WITH_GRADIENTS = [(size, name) for size, name in CASES if PLAIN.items() <= LAYOUTS[size][name][1].items()]
 SAVED = ("data, distributed optimizer", "experts", "tensor, pipeline")
 POISONED = ("data", "data, distributed optimizer", "tensor", "pipeline", "context", "experts", "tensor, pipeline")
-"""Each way to share a model, and each way to sum up gradients."""
+"""Layouts with a poisoned step: together they share a model and sum gradients in every way."""
 RESUMED: dict[str, dict[str, Any]] = {"dense": TENSOR, "mixture": EXPERT}
-"""How two ranks go on with what one has saved."""
+"""The layout in which two ranks resume the checkpoint of one process, by model."""
 
 pytestmark = [
     pytest.mark.timeout(3 * DEADLINE_S),
-    pytest.mark.filterwarnings("ignore:::torch"),  # what it warns about when Megatron calls it
+    pytest.mark.filterwarnings("ignore:::torch"),  # torch warns about calls by Megatron
 ]
 
 
 @contextmanager
 def other_ranks(cases: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[str]]]:
-    """All ranks but the first, as processes of their own."""
+    """All ranks but the first, each in a separate process."""
     with ExitStack() as stack:
         others = range(1, max(case["ranks"] for case in cases))
         yield [stack.enter_context(_process(rank, cases)) for rank in others]
@@ -95,7 +95,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def ran(checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
-    """The results of each rank by target: one process alone, then four, then two of the four."""
+    """The results of each rank by target: of one process alone, then of four, then of two of the four."""
     folder = tmp_path_factory.mktemp("ran")
     alone = [
         case(path, folder / name, saves=name in RESUMED, poisons=name == "dense") for name, path in checkpoints.items()

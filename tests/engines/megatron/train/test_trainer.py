@@ -34,7 +34,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference_logprobs(
     checkpoint: Path, batch: Batch, temperature: float
 ) -> tuple[torch.nn.Module, list[torch.Tensor]]:
-    """transformers' log-probs of every answer."""
+    """The log-probs of every answer by transformers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     rows = []
     for group in batch.groups:
@@ -46,7 +46,7 @@ def reference_logprobs(
 
 
 def reference_loss(batch: Batch, rows: list[torch.Tensor]) -> torch.Tensor:
-    """GRPO with PPO's clip at 0.2, mean over each sample, then over samples; nothing shared with the package."""
+    """GRPO with PPO's clip at 0.2: the mean over each sample, then over samples.  Shares no code with the package."""
     losses = []
     flat = iter(rows)
     for group in batch.groups:
@@ -261,7 +261,7 @@ def test_a_nan_reward_changes_nothing(checkpoint: Path) -> None:
         rank.train(replace(batch, groups=(bad, *batch.groups[1:])))
 
 
-def test_matrices_decay_and_norms_do_not(tmp_path: Path, checkpoint: Path) -> None:
+def test_weight_decay_applies_to_matrices_and_not_to_norms(tmp_path: Path, checkpoint: Path) -> None:
     alike = random_batch()
     alike = replace(
         alike,
@@ -276,13 +276,13 @@ def test_matrices_decay_and_norms_do_not(tmp_path: Path, checkpoint: Path) -> No
         torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_the_learning_rate_rises_and_stays(checkpoint: Path) -> None:
+def test_the_learning_rate_warms_up_and_stays_constant(checkpoint: Path) -> None:
     with one_rank(trainer_settings(checkpoint, lr=1e-3, lr_warmup_iters=4)) as rank:
         rates = [rank.train(random_batch(groups=1, step=step)).learning_rate for step in (0, 1, 3, 9)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 1e-3, 1e-3])
 
 
-def test_an_answer_without_tokens_counts_and_teaches_nothing(checkpoint: Path) -> None:
+def test_an_answer_without_tokens_leaves_the_loss_finite(checkpoint: Path) -> None:
     batch = random_batch(groups=1)
     group = batch.groups[0]
     empty = replace(
@@ -337,7 +337,7 @@ def test_the_expert_routing_bias_stays_in_float32_and_is_not_trained(tmp_path: P
 def test_a_closed_rank_frees_its_model_and_threads(tmp_path: Path) -> None:
     settings = trainer_settings(write_checkpoint(tmp_path))
     left = []
-    for _ in range(2):  # torch has threads of its own from the first one on
+    for _ in range(2):  # torch keeps some threads from the first one on
         with one_rank(settings) as rank:
             rank.train(random_batch())
             model = weakref.ref(rank._model)  # noqa: SLF001

@@ -2,9 +2,9 @@
 
     python -m tests.engines.megatron.weights.convert_process REPORT STEPS
 
-STEPS is a JSON list of ["command", ARGUMENT ...] and ["split", CHECKPOINT, TARGET]; REPORT gets a JSON list with what
-each returned, the bytes of memory that this process had before, and the most it then had.  The environment says
-which of how many processes this is, as torchrun's does, with one port for each step.
+STEPS is a JSON list of ["command", ARGUMENT ...] and ["split", CHECKPOINT, TARGET].  The program writes a JSON list to
+REPORT: for each step its result, the bytes of memory that this process had before, and its peak.  The environment has
+the rank and the number of processes, as torchrun sets them, and one port for each step.
 """
 
 import json
@@ -28,7 +28,7 @@ from tests.engines.megatron.layouts import layout, loaded, processes
 
 
 def command(*arguments: str) -> int:
-    """``python -m asyncrl.engines.megatron.weights.convert``; its exit code."""
+    """Run ``python -m asyncrl.engines.megatron.weights.convert``; return its exit code."""
     sys.argv = ["convert", *arguments]
     try:
         runpy.run_module("asyncrl.engines.megatron.weights.convert", run_name="__main__")
@@ -48,9 +48,9 @@ def split(checkpoint: str, target: str) -> int:
 
 
 def memory(what: str) -> int:
-    """Bytes: ``VmRSS``, what this process has, or ``VmHWM``, the most that it had.
+    """Bytes of memory of this process: ``VmRSS`` now, ``VmHWM`` at the peak.
 
-    Not from ``resource``: that knows what the process had that this one was forked from.
+    ``resource`` would report the peak of the process that this one was forked from.
     """
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
     return int(line.split()[1]) * 1024

@@ -1,6 +1,6 @@
-"""The receiving end of a weight update, with SGLang's own functions in the order of its weight updater.
+"""The receiving end of a weight update, with SGLang's functions in the order of its weight updater.
 
-It joins as a server with our plug-in does: what hooks are for must be there.
+It joins the group as a server with our plug-in does, so the names that we hook must exist.
 
     python -m tests.engines.megatron.weights.engine_process PORT TARGET
 

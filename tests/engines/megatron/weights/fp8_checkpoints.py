@@ -1,4 +1,4 @@
-"""Tiny checkpoints in fp8, and what their numbers stand for, in plain numpy."""
+"""Tiny checkpoints in fp8, and the values of their numbers, in plain numpy."""
 
 import json
 from pathlib import Path
@@ -9,15 +9,15 @@ from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
 BLOCK = (16, 12)
-"""Which divides none of the tiny models' sizes but by chance."""
+"""Rows and columns of a block, which divide the sizes of the tiny models only by chance."""
 IN_FULL = ("embed_tokens", "lm_head", "norm", "mlp.gate.", ".bias")
-"""As DeepSeek and Qwen have it."""
+"""Parts of the names of modules that DeepSeek and Qwen leave out of fp8."""
 ONE_MORE = (*IN_FULL, "layers.0.self_attn.o_proj")
-"""And one module that its maker left out."""
+"""The same with one more module that the checkpoint's maker left out."""
 
 
 def by_blocks(matrix: np.ndarray, block: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Scaled numbers before they are rounded to E4M3, and scales, block by block."""
+    """Divide each block by its scale; the scaled numbers before rounding to E4M3, and the scales."""
     rows, columns = matrix.shape
     scales = np.ones((-(-rows // block[0]), -(-columns // block[1])), np.float32)
     scaled = np.zeros_like(matrix)
@@ -32,7 +32,7 @@ def by_blocks(matrix: np.ndarray, block: tuple[int, int]) -> tuple[np.ndarray, n
 
 
 def meant(numbers: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """The numbers that fp8 numbers and their scales stand for."""
+    """The values of fp8 numbers: each times the scale of its block."""
     found = numbers.float().clone()
     for i, j in np.ndindex(*scales.shape):
         found[i * block[0] : (i + 1) * block[0], j * block[1] : (j + 1) * block[1]] *= scales[i, j].float()
@@ -50,7 +50,7 @@ def in_fp8(
     block: tuple[int, int] = BLOCK,
     in_full: tuple[str, ...] = ONE_MORE,
 ) -> Path:
-    """The checkpoint with its matrices in fp8, those of its layers and no others, in place."""
+    """Convert the matrices of the checkpoint's layers, and no others, to fp8 in place."""
     tensors = {}
     for name, tensor in tensors_of(checkpoint).items():
         if tensor.ndim != 2 or any(part in name for part in in_full):

@@ -1,8 +1,8 @@
-"""A member of an update group of three, of whom the second dies: the trainer, or an engine with the plug-in ``direct``.
+"""A member of an update group of three: the trainer, or an engine with the plug-in ``direct``.  The second one dies.
 
     python -m tests.engines.megatron.weights.lost_member RANK DEVICE BACKEND PORT SECOND_PORT
 
-Prints the outcomes of three updates, the second without its member.
+Prints the outcomes of three updates; the second one loses its member.
 """
 
 import faulthandler
@@ -25,9 +25,9 @@ from tests.engines.sglang.plugin.direct_process import group_of, hash_store, met
 
 NUM_BYTES = 64_000_000
 DIES_AFTER_S = 2.0
-"""The others have the first update by then, part of which went through it, and are within the second."""
+"""Seconds until the second member dies: the others have the first update, partly through it, and run the second."""
 UNTIL_GIVEN_UP_S = 6.0
-"""Longer than torch's watchdog, as the test has it, lets a process live after that."""
+"""Seconds until the group is abandoned: longer than torch's watchdog, as the test sets it, would let a process live."""
 ENDS_S = 60.0
 
 
@@ -56,7 +56,7 @@ class Updater:
         self.get_model = lambda: model
 
     def join(self, name: str, port: str, rank: int, size: int, backend: str) -> tuple[bool, str]:
-        """Join as SGLang does."""
+        """Join the group as SGLang does."""
         self._model_update_group[name] = group_of(met(port, rank, size), rank, size, name, backend=backend)
         return True, ""
 
@@ -106,4 +106,4 @@ if __name__ == "__main__":
     sys.stdout.write(json.dumps(told))
     sys.stdout.flush()
     sys.stdin.read()  # the trainer outlives its engines: what NCCL sends by sockets may be in its threads still
-    os._exit(0)  # as servers and ranks end: without a word to the group
+    os._exit(0)  # servers and ranks end like this: without telling the group

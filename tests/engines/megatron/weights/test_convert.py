@@ -1,4 +1,4 @@
-"""Hugging Face to torch_dist and back is the same bits, whoever wrote the files and in whatever layout."""
+"""A round trip between Hugging Face and torch_dist changes no bit, for files by any writer and in any layout."""
 
 import json
 import pickle
@@ -25,10 +25,10 @@ from tests.engines.megatron.families import TINY, write_tiny
 from tests.engines.megatron.layouts import layout, loaded, processes
 from tests.engines.megatron.tiny import free_port
 
-pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
 PADDED = 128
-"""Rows of padded embeddings; the tiny models have a vocabulary of 96."""
+"""Rows of a padded embedding; the tiny models have a vocabulary size of 96."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,7 +65,7 @@ def saved_by_megatron(checkpoint: Path, target: Path, *, moe_layer_freq: object 
 
 
 def read_by_megatron(checkpoint: Path, folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of ``folder``, as a run that is given --load has them."""
+    """The weights of ``folder``, read as a run with --load reads them."""
     model = build_model(read_shape(checkpoint), torch.device("cpu"), torch.bfloat16)
     model.load_state_dict(dist_checkpointing.load(sharded_weights(model), str(folder))["model"])
     return {name: weight.detach() for name, weight in local_weights(model).items()}
@@ -115,7 +115,7 @@ Q_UP, KV_UP = (f"self_attention.linear_{name}_up_proj.layer_norm_weight" for nam
 def test_norms_are_where_transformer_engines_layers_have_them(
     tmp_path: Path, checkpoints: Mapping[str, Path], family: str, first: set[str], last: set[str]
 ) -> None:
-    """The expected places are those in megatron-core's gpt_layer_specs.py: such layers cannot be made without a GPU."""
+    """The expected names are those in megatron-core's gpt_layer_specs.py: such layers need a GPU."""
     to_torch_dist(checkpoints[family], tmp_path)
     names, _, _ = described(tmp_path / "release")
     norms = {name for name in names if "norm" in name and "q_layernorm" not in name and "k_layernorm" not in name}
@@ -125,7 +125,7 @@ def test_norms_are_where_transformer_engines_layers_have_them(
 
 
 def described(folder: Path) -> tuple[Set[str], dict[str, Any], Set[Any]]:
-    """Every tensor with its shape, dtype and parts, and what is stored."""
+    """The names of all entries; the shape, dtype and parts of each tensor; and the keys of the stored data."""
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     tensors = {
         key: (found.size, found.properties.dtype, sorted(str(asdict(chunk)) for chunk in found.chunks))

@@ -1,4 +1,4 @@
-"""The conversion commands as they are started: alone, in little memory, and several at once."""
+"""The commands of the conversion as a user starts them: alone, in little memory, and several at once."""
 
 import io
 import json
@@ -21,11 +21,14 @@ from tests.engines.megatron.tiny import free_port
 from tests.programs import ROOT, program
 
 DEADLINE_S = 180
-"""Importing Megatron takes 10 to 50 s on two shared cores, writing 1.8 GB some seconds more."""
+"""Limit for a process: importing Megatron takes 10 to 50 s on two shared cores, writing 1.8 GB some seconds more."""
 LAYERS, HIDDEN, INNER, WORDS = 16, 1024, 4096, 8192
 """A model of 560 MB in bfloat16, its largest weight 17 MB."""
 MOST_BYTES = 150 * 2**20
-"""A quarter of the model.  Seen: 85 MiB; a weight, its copies, and what the allocator keeps."""
+"""Limit of extra memory: a quarter of the model.
+
+Measured: 85 MiB for a weight, its copies, and the memory that the allocator keeps.
+"""
 
 
 @contextmanager
@@ -59,7 +62,7 @@ def write_large(folder: Path) -> Path:
 
 
 def some(*shape: int) -> torch.Tensor:
-    """Any bits but those of numbers that are not equal to themselves."""
+    """Random bits, except those of NaN, which is not equal to itself."""
     return torch.randint(0, 0x7F80, shape, dtype=torch.int16).view(torch.bfloat16)
 
 
@@ -88,7 +91,7 @@ def test_peak_memory_of_a_conversion_is_bounded_by_single_weights(tmp_path: Path
 
 
 def same_file_bits(one: Path, other: Path) -> bool:
-    """Like loading both, one tensor at a time."""
+    """Compare two checkpoints one tensor at a time, as if both were loaded."""
     with safe_open(other / "model.safetensors", framework="pt", backend="pread") as ours:
         names = set(ours.keys())
         for path in one.glob("*.safetensors"):
@@ -132,7 +135,7 @@ def test_two_processes_share_the_work_and_one_reads_what_they_and_a_split_model_
 
 
 class Terminal(io.StringIO):
-    """Somewhere that people look at."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The checkpoints that runs leave, as Hugging Face folders."""
+"""The checkpoints of runs convert to Hugging Face folders."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from asyncrl.models.shape import read_shape
 from tests.engines.megatron.families import TINY, write_tiny
 from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings
 
-pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # what it warns about when Megatron calls it
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
 OTHERWISE = ShapeConfig(rotary_base=5e5, norm_epsilon=1e-3, max_position_embeddings=256, rotary_percent=0.25)
 

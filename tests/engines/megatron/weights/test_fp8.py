@@ -1,4 +1,4 @@
-"""Weights on their way to engines that serve them in fp8."""
+"""The conversion of weights for engines that serve them in fp8."""
 
 import json
 from dataclasses import replace
@@ -27,13 +27,13 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def random_matrix(rows: int, columns: int) -> torch.Tensor:
-    """Whose blocks differ in size."""
+    """A random matrix whose blocks differ in magnitude."""
     draw = torch.Generator().manual_seed(rows)
     return torch.randn(rows, columns, generator=draw) * 10 ** torch.randn(rows, 1, generator=draw)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(256, 384), (128, 128), (1, 1), (130, 500), (576, 64)])
-def test_numbers_and_scales_are_those_of_a_loop_over_blocks(rows: int, columns: int) -> None:
+def test_quantized_numbers_and_scales_equal_those_of_a_loop_over_blocks(rows: int, columns: int) -> None:
     matrix = random_matrix(rows, columns)
     numbers, scales = quantised(matrix, (128, 128), torch.float32)
     scaled, expected = by_blocks(matrix.numpy(), (128, 128))
@@ -78,7 +78,7 @@ def test_fp8_keeps_zeros_and_tiny_blocks_finite_and_propagates_nan() -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "glm4", "deepseek-v3"])
 @pytest.mark.parametrize(("scale_dtype", "dtype"), [(torch.float32, "bfloat16"), (torch.bfloat16, "float32")])
-def test_what_is_sent_has_the_checkpoints_names_dtypes_and_shapes(
+def test_sent_tensors_have_the_checkpoints_names_dtypes_and_shapes(
     tmp_path: Path, family: str, scale_dtype: torch.dtype, dtype: str
 ) -> None:
     path = in_fp8(write_tiny(tmp_path / "hf", TINY[family], dtype=dtype), scale_dtype=scale_dtype)
@@ -118,8 +118,8 @@ def test_a_snapshot_equals_the_written_checkpoint_byte_by_byte(tmp_path: Path) -
         rank.train(random_batch())
         rank.write_weights(tmp_path / "written")
         sender = rank._weight_sender  # noqa: SLF001
-        in_turns = sender._new_copies(2).snapshot(rank._model)  # noqa: SLF001
-        copies = [flat.clone() for flat in in_turns]
+        flats = sender._new_copies(2).snapshot(rank._model)  # noqa: SLF001
+        copies = [flat.clone() for flat in flats]
         gathered = [sender._gathered(weights) for weights in sender._plan]  # noqa: SLF001
         buckets = rank.weight_buckets()
     written = tensors_of(tmp_path / "written")

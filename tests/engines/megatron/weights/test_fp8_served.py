@@ -1,4 +1,4 @@
-"""fp8 from the real trainer into the real SGLang, which on a CPU loads it and checks it, and cannot compute with it."""
+"""fp8 weights from the real trainer to the real SGLang, which on a CPU loads and checks them, but cannot compute."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ from tests.engines.megatron.tiny import free_port, one_rank, random_batch, train
 from tests.engines.megatron.weights.fp8_checkpoints import IN_FULL, in_fp8
 
 START_S = 300.0
-"""SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
+"""Limit for the start: SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
 WHOLE_BLOCKS: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -32,9 +32,9 @@ WHOLE_BLOCKS: dict[str, Any] = {
     "num_key_value_heads": 8,
     "head_dim": 16,
 }
-"""SGLang joins matrices, and their scales, at whole blocks only."""
+"""Sizes that are multiples of a block: SGLang joins matrices, and their scales, at whole blocks only."""
 FLAGS = {"skip-server-warmup": True, "skip-tokenizer-init": True}
-"""It would compute to warm up, and the checkpoint has no words."""
+"""Flags without which the server would compute to warm up, and look for a tokenizer that the checkpoint lacks."""
 
 
 class Sender:
@@ -73,7 +73,7 @@ async def a_port() -> int:
 
 
 async def until_it_answers(http: HttpClient, server: ServerProcess, url: str) -> None:
-    """``/health`` would compute."""
+    """Wait until the server answers a request that computes nothing; ``/health`` would compute."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         server.raise_if_dead()

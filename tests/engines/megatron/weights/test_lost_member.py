@@ -1,4 +1,4 @@
-"""A member of an update group dies in mid-broadcast: the others outlive it, and form another group at once."""
+"""A member of an update group dies during a broadcast: the others survive, and form another group at once."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.programs import ROOT, program
 
 DEADLINE_S = 180
 WATCHDOG = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
-"""A watchdog of torch ends its process four times as long after it heard of a failure; by default after a minute."""
+"""Torch's watchdog ends its process four times this long after a failure; by default after a minute."""
 OVER_A_NETWORK = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0"}
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
@@ -23,7 +23,7 @@ BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 @pytest.mark.timeout(DEADLINE_S + 30)
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
 def test_an_update_group_outlives_the_death_of_a_member(device: str, backend: str) -> None:
-    """On a GPU they share it: NCCL takes them for three machines, and goes over a network."""
+    """NCCL takes members that share one GPU for three machines, and communicates over a network."""
     ports = [str(free_port()), str(free_port())]
     members = [
         subprocess.Popen(
@@ -59,7 +59,7 @@ def test_an_update_group_outlives_the_death_of_a_member(device: str, backend: st
 
 
 def test_without_watchdog_affects_only_groups_made_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch reads it as it makes one."""
+    """Torch reads the setting when it creates a group."""
     monkeypatch.delenv(BLOCKING_WAIT, raising=False)
     with without_watchdog():
         assert os.environ[BLOCKING_WAIT] == "1"

@@ -1,4 +1,4 @@
-"""Our end of the weight update against SGLang's."""
+"""The trainer's end of a weight update against SGLang's end."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.programs import ROOT, program
 
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 DEADLINE_S = 150
-"""Importing SGLang takes 15 to 60 s on two shared cores."""
+"""Limit for a process that imports SGLang, which takes 15 to 60 s on two shared cores."""
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
@@ -52,7 +52,7 @@ def test_sglang_receives_the_weights_that_were_sent(tmp_path: Path) -> None:
 
 
 def test_a_group_has_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch reads it as it makes the backend."""
+    """Torch reads the setting when it creates the backend."""
     monkeypatch.setenv(BLOCKING_WAIT, "0")
     made_with = []
 
@@ -101,7 +101,7 @@ def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(
         monkeypatch.context() as fakes,
         ThreadPoolExecutor(2) as threads,
     ):
-        rank._engines = "a group"  # type: ignore[assignment]  # noqa: SLF001 (of which nothing is asked)
+        rank._engines = "a group"  # type: ignore[assignment]  # noqa: SLF001 (never used)
         fakes.setattr(rank._weight_sender, "send", send)  # noqa: SLF001
         fakes.setattr("asyncrl.engines.megatron.rank.abandon", lambda group: told.append("given up"))
         fakes.setattr("torch.distributed.destroy_process_group", lambda group: told.append("left"))

@@ -1,8 +1,8 @@
-"""An engine that takes weight updates as the plug-in ``direct`` does, around a model whose loaders are these.
+"""An engine that receives weight updates with the plug-in ``direct``, around a model with its own loaders.
 
     python -m tests.engines.sglang.plugin.direct_process PORT
 
-Standard input has one update a line, standard output its outcome.
+Standard input has one update per line, standard output its outcome.
 """
 
 import json
@@ -23,7 +23,7 @@ MOST_ROWS = 256
 
 
 class Model:
-    """Queries, keys and values are one weight; norms are cast by hand; the others are copied."""
+    """A model that joins queries, keys and values into one weight, casts norms by hand, and copies all others."""
 
     def __init__(self) -> None:
         self.weights: dict[str, torch.Tensor] = {}
@@ -56,7 +56,7 @@ class Model:
         self.weights = {name: weight.clone() for name, weight in self.weights.items()}
 
     def parts(self, buckets: Iterable[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """The weights again, by the names and sizes that they came with."""
+        """The weights under the names and shapes that they were received with."""
         found = {}
         for bucket in buckets:
             for name, dtype, shape in zip(bucket["names"], bucket["dtypes"], bucket["shapes"], strict=True):
@@ -76,7 +76,7 @@ class Updater:
 
 
 def alone() -> dist.ProcessGroup:
-    """A group without other members, as one whose members have died."""
+    """A group without other members, as after the death of all of them."""
     return group_of(hash_store(), 0, 1, "before", timeout_s=9.0)
 
 
@@ -105,14 +105,14 @@ def hash_store() -> distributed_c10d.Store:
 
 
 def met(port: int | str, rank: int, size: int) -> distributed_c10d.Store:
-    """The store of a group's members, who are there now."""
+    """The store of a group's members; waits until all are connected."""
     store: distributed_c10d.Store
     store, _, _ = next(rendezvous(f"tcp://127.0.0.1:{port}", rank, size, timeout=timedelta(seconds=60)))
     return store
 
 
 def never(*about: object) -> tuple[bool, str]:
-    """SGLang's own method, for other formats than ours."""
+    """SGLang's method for formats other than ours; the tests never reach it."""
     raise NotImplementedError
 
 
@@ -129,7 +129,7 @@ def main(port: str) -> None:
             continue
         if asked["load_format"] == "flattened_bucket":
             buckets.append(asked)
-            model.parts([asked])  # makes room, as a model has before it is loaded
+            model.parts([asked])  # allocates the weights, as a model does before it is loaded
         answer = hook.around_receive(
             never, updater, asked["names"], asked["dtypes"], asked["shapes"], "weights", asked["load_format"]
         )

@@ -1,4 +1,4 @@
-"""Updates from the real trainer, taken by the plug-in that copies what SGLang's loaders would copy."""
+"""Updates from the real trainer, received by the plug-in that copies the bytes that SGLang's loaders would copy."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Engine:
-    """The other process."""
+    """The engine in another process."""
 
     def __init__(self, port: int) -> None:
         self.process = subprocess.Popen(
@@ -59,7 +59,7 @@ class Engine:
         self.process.stdin.flush()
 
     def answer(self) -> Any:
-        """Whether it worked, what it says, and how many tensors went through the model's loaders."""
+        """Whether the update worked, the message, and how many tensors went through the model's loaders."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
@@ -104,13 +104,13 @@ def same(folder: Path, file: Path) -> bool:
 
 
 def test_later_updates_are_copies_of_the_snapshot(both: Both, tmp_path: Path) -> None:
-    """The first of them, and those that are checked, load twice what they copy: with other bytes, and once more."""
+    """The first update and every checked one load twice the tensors that they copy: with changed bytes, and again."""
     rank, engine, names = both
     for step, (load_format, times) in enumerate(((DIRECT, 2), (DIRECT, 0), (DIRECT_CHECKED, 2))):
         rank.train(random_batch(step=step))
         rank.write_weights(tmp_path / "taken")
         assert rank.snapshot(is_checked=load_format == DIRECT_CHECKED)
-        rank.train(random_batch(step=step, seed=9))  # goes on before anybody has received
+        rank.train(random_batch(step=step, seed=9))  # trains before any engine has received
         engine.ask(load_format, names, target=tmp_path / "received")
         worked, said, num_loaded = engine.answer()
         assert (worked, said) == (True, KEPT)
@@ -166,12 +166,12 @@ def test_weights_that_were_moved_are_loaded_again(both: Both, tmp_path: Path) ->
 def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
     rank._weight_sender._goes_beside = False  # noqa: SLF001
-    assert len(names) > 3  # buffers are two
+    assert len(names) > 3  # there are two buffers
     for step in range(2):
         rank.train(random_batch(step=step))
         rank.write_weights(tmp_path / "sent")
         assert not rank.snapshot(is_checked=True)
-        assert not rank.resend(is_checked=True)  # what is in the buffers is not whole
+        assert not rank.resend(is_checked=True)  # the buffers hold a part of the weights
         engine.ask(DIRECT_CHECKED, names, target=tmp_path / "received")
         rank.send(is_checked=True)
         assert engine.answer()[:2] == [True, KEPT]
@@ -179,7 +179,7 @@ def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_
 
 
 def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other ranks give their parts of all buckets; what rank 0 left would meet the next update."""
+    """Other ranks send their parts of all buckets; parts that rank 0 did not gather would reach the next update."""
     rank, _, names = both
     gathered, each = [], weight_sender._Copies.snapshot  # noqa: SLF001
 
@@ -269,7 +269,7 @@ print(first_failure(None, None), first_failure(None, dist.group.WORLD),
 
 
 def test_an_engine_fails_when_any_of_its_ranks_does() -> None:
-    """SGLang answers with what its rank 0 says."""
+    """SGLang answers with the result of its rank 0 alone."""
     port = str(free_port())
     ranks = [
         subprocess.Popen([sys.executable, "-c", AGREES, str(rank), port], stdout=subprocess.PIPE, text=True)
@@ -325,7 +325,7 @@ def test_views_are_parts_of_the_buffer() -> None:
 
 
 def test_loaders_run_after_the_bucket_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that read a number would wait on a GPU for a bucket of which a member has died, without a deadline."""
+    """A loader that reads a number on a GPU would wait without a deadline for a bucket of which a member has died."""
     done = []
     model = SimpleNamespace(parameters=list, load_weights=lambda tensors: done.append("loaded"))
     updater = SimpleNamespace(device="cpu", get_model=lambda: model)
@@ -342,7 +342,7 @@ def test_loaders_run_after_the_bucket_has_arrived(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleNamespace, direct.DirectUpdates, list[Any]]:
-    """A model of three weights, and its hook without a network: ``done`` says what was done in which order."""
+    """An updater of a model with three weights, its hook without a network, and a list of its operations in order."""
     weights = {"a": torch.zeros(4), "b": torch.zeros(2, 2), "c": torch.zeros(3, dtype=torch.bfloat16)}
     done, copy = list[Any](), torch._foreach_copy_
 
@@ -369,7 +369,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleNamespace, direct.Dir
 def test_kernels_launched_behind_a_broadcast_were_launched_once_before(
     loaded: tuple[SimpleNamespace, direct.DirectUpdates, list[Any]],
 ) -> None:
-    """A first launch waits for the GPU to have nothing to do, and a broadcast whose member died never ends."""
+    """The first launch of a kernel waits for an idle GPU, and a broadcast whose member died never ends."""
     updater, hook, done = loaded
     first = [each for each in done if each != "asked"]
     done.clear()

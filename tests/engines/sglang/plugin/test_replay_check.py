@@ -1,9 +1,11 @@
-"""A loader that does what the watcher cannot see, and one that does not: what becomes of each."""
+"""SGLang loads each bucket whose replay differs from what its loaders do, and replays all others."""
 
 import json
 import logging
+from collections.abc import Callable, Iterable
 from threading import Thread
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,136 +14,159 @@ from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPL
 from asyncrl.engines.sglang.plugin import direct
 from asyncrl.engines.weight_sync.flat import checksum, checksums
 
+Loader = Callable[[torch.Tensor, torch.Tensor], object]
+"""Writes its second argument, a received tensor, into its first, a weight."""
+
 
 class Model:
-    """Three weights in two buckets: ``a`` and ``b`` come together, ``c`` alone; ``odd`` is a buffer."""
+    """Three weights in two buckets: ``a`` and ``b`` arrive together, ``c`` alone; ``odd`` is a buffer."""
 
-    def __init__(self, *, dtype=torch.float32, loads_b=None):
+    def __init__(self, *, dtype: torch.dtype = torch.float32, loads_b: Loader | None = None) -> None:
         self.weights = {name: torch.zeros(4, 2, dtype=dtype) for name in ("a", "b", "c")}
         self.weights["b"] = self.weights["b"].t().contiguous().t()  # as SGLang keeps weights in fp8
         self.odd = torch.zeros(3)
-        self._loads_b = loads_b or (lambda target, source: target.copy_(source))
+        self.loads_b: Loader = loads_b or torch.Tensor.copy_
         self.num_loaded = 0
 
-    def parameters(self):
+    def parameters(self) -> Iterable[torch.Tensor]:
         return self.weights.values()
 
-    def buffers(self):
+    def buffers(self) -> Iterable[torch.Tensor]:
         return (self.odd,)
 
-    def load_weights(self, tensors):
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:
             self.num_loaded += 1
             target = self.weights[name]
-            self._loads_b(target, tensor) if name == "b" else target.copy_(tensor)
+            if name == "b":
+                self.loads_b(target, tensor)
+            else:
+                target.copy_(tensor)
 
 
 class Engine:
-    """One rank, whose trainer sends ``sent``."""
+    """One rank without a network, which has had its first update; each update fills all weights with one value."""
 
-    def __init__(self, monkeypatch, model):
-        self.model, self.sent, self._number = model, {}, 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+        self.model = model
         self.hook = direct.DirectUpdates()
+        self._sent = 0.0
         self._updater = SimpleNamespace(device="cpu", get_model=lambda: model, _model_update_group={"g": object()})
         monkeypatch.setattr(direct, "broadcast", lambda flat, group: None)
         monkeypatch.setattr(direct, "wait", self._arrive)
         monkeypatch.setattr(direct, "check_arrival", lambda flat, group, name: None)
         monkeypatch.setattr(direct, "_ranks_of_this_engine", lambda: None)
         for names in (["a", "b"], ["c"]):
-            assert self.take("flattened_bucket", names, value=1.0)
+            assert self.receive("flattened_bucket", names, value=1.0)
 
-    def take(self, load_format, names, *, value):
-        self.sent = value
+    def receive(self, load_format: str, names: list[str], *, value: float) -> str:
+        """Receive ``value`` in every weight; the hook's answer."""
+        self._sent = value
         dtype = str(self.model.weights["a"].dtype).removeprefix("torch.")
-        worked, said = self.hook.around_update(
-            None, self._updater, names, [dtype] * len(names), [[4, 2]] * len(names), "g", load_format
+        worked, said = self.hook.around_receive(
+            _original, self._updater, names, [dtype] * len(names), [[4, 2]] * len(names), "g", load_format
         )
         assert worked, said
         return said
 
-    def _arrive(self, coming, flat, group):
+    def _arrive(self, coming: object, flat: torch.Tensor, group: object) -> None:
         dtype = self.model.weights["a"].dtype
-        flat.copy_(torch.full((flat.numel() // dtype.itemsize,), self.sent).to(dtype).view(torch.uint8))
+        flat.copy_(torch.full((flat.numel() // dtype.itemsize,), self._sent).to(dtype).view(torch.uint8))
 
-    def values(self):
-        return {name: weight.float().unique().tolist() for name, weight in self.model.weights.items()}
+    def values(self) -> dict[str, list[float]]:
+        return {name: sorted(set(weight.flatten().tolist())) for name, weight in self.model.weights.items()}
 
 
-def in_a_thread(target, source):
-    """As SGLang loads DeepSeek's weights."""
+def _original(*asked: Any) -> tuple[bool, str]:
+    return False, f"the hook passed on {asked}"
+
+
+def in_a_thread(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy as SGLang does for DeepSeek's weights."""
     worker = Thread(target=lambda: target.copy_(source))
     worker.start()
     worker.join()
 
 
-def refused(*names):
+def refused(*names: str) -> str:
     return f"{KEPT} {NOT_REPLAYED}{json.dumps(names)}"
 
 
 @pytest.mark.parametrize("load_format", [DIRECT, DIRECT_CHECKED])
-def test_a_bucket_that_a_thread_loads_is_found_and_never_replayed_again(monkeypatch, caplog, load_format):
+def test_a_bucket_that_a_thread_loads_is_found_and_never_replayed_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load_format: str
+) -> None:
     engine = Engine(monkeypatch, Model(loads_b=in_a_thread))
     with caplog.at_level(logging.WARNING):
-        assert engine.take(load_format, ["a", "c"], value=2.0) == refused("a")
+        assert engine.receive(load_format, ["a", "c"], value=2.0) == refused("a")
     assert engine.values() == {"a": [2.0], "b": [2.0], "c": [2.0]}
     assert "a replay of the bucket of a is not all that SGLang's loaders do" in caplog.text
     for value in (3.0, 4.0):
         before = engine.model.num_loaded
-        assert engine.take(DIRECT, ["a", "c"], value=value) == refused("a")  # an answer may be lost: it is repeated
+        assert engine.receive(DIRECT, ["a", "c"], value=value) == refused("a")  # repeated, as an answer may be lost
         assert engine.values() == {"a": [value], "b": [value], "c": [value]}
         assert engine.model.num_loaded - before == 2  # c is replayed
     assert len(caplog.records) == 1
 
 
-def test_it_is_found_also_when_an_update_changes_nothing(monkeypatch):
-    """A first step with a learning rate of 0: what was missed then holds the right bytes by chance."""
+def test_a_bucket_that_a_thread_loads_is_found_also_when_an_update_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a first step with a learning rate of 0, a weight that the replay missed holds the right bytes by chance."""
     engine = Engine(monkeypatch, Model(loads_b=in_a_thread))
-    assert engine.take(DIRECT, ["a", "c"], value=1.0) == refused("a")
+    assert engine.receive(DIRECT, ["a", "c"], value=1.0) == refused("a")
     assert engine.values() == {"a": [1.0], "b": [1.0], "c": [1.0]}
 
 
-def test_it_is_not_replayed_in_a_new_group_either(monkeypatch):
+def test_a_refused_bucket_is_not_replayed_in_a_new_group_either(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(monkeypatch, Model(loads_b=in_a_thread))
-    engine.take(DIRECT, ["a", "c"], value=2.0)
-    assert engine.take("flattened_bucket", ["a", "b"], value=3.0) == refused("a")
-    assert engine.take("flattened_bucket", ["c"], value=3.0) == KEPT
-    assert engine.take(DIRECT, ["a", "c"], value=4.0) == refused("a")
+    engine.receive(DIRECT, ["a", "c"], value=2.0)
+    assert engine.receive("flattened_bucket", ["a", "b"], value=3.0) == refused("a")
+    assert engine.receive("flattened_bucket", ["c"], value=3.0) == KEPT
+    assert engine.receive(DIRECT, ["a", "c"], value=4.0) == refused("a")
     assert engine.values() == {"a": [4.0], "b": [4.0], "c": [4.0]}
 
 
-def test_a_buffer_that_a_thread_writes_is_found(monkeypatch):
+def test_a_buffer_that_a_thread_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
-    model._loads_b = lambda target, source: (target.copy_(source), in_a_thread(model.odd, source[:3, 0]))  # noqa: SLF001
+
+    def load(target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+        in_a_thread(model.odd, source[:3, 0])
+
+    model.loads_b = load
     engine = Engine(monkeypatch, model)
-    assert engine.take(DIRECT, ["a", "c"], value=2.0) == refused("a")
+    assert engine.receive(DIRECT, ["a", "c"], value=2.0) == refused("a")
     assert model.odd.tolist() == [2.0] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_a_loader_that_only_copies_is_tested_once_and_replayed_from_then_on(monkeypatch, caplog, dtype):
+def test_a_loader_that_only_copies_is_tested_once_and_replayed_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dtype: torch.dtype
+) -> None:
     engine = Engine(monkeypatch, Model(dtype=dtype))
     num_loaded = []
     for load_format, value in ((DIRECT, 2.0), (DIRECT, 3.0), (DIRECT_CHECKED, 4.0), (DIRECT, 5.0)):
         before = engine.model.num_loaded
-        assert engine.take(load_format, ["a", "c"], value=value) == KEPT
+        assert engine.receive(load_format, ["a", "c"], value=value) == KEPT
         assert engine.values() == {"a": [value], "b": [value], "c": [value]}
         num_loaded.append(engine.model.num_loaded - before)
     assert num_loaded == [6, 0, 6, 0]
     assert not caplog.records
 
 
-def test_a_loader_that_changes_its_mind_is_found_by_a_check(monkeypatch):
-    """As one that spreads experts anew: the same bytes in other places."""
+def test_a_loader_that_changes_where_it_writes_is_found_by_a_checked_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that moves experts writes the same bytes to other places."""
     engine = Engine(monkeypatch, Model())
-    assert engine.take(DIRECT, ["a", "c"], value=2.0) == KEPT
+    assert engine.receive(DIRECT, ["a", "c"], value=2.0) == KEPT
     weights = engine.model.weights
     weights["a"], weights["c"] = weights["c"], weights["a"]
     engine.hook._places = direct._places(engine.model)  # noqa: SLF001
-    assert engine.take(DIRECT_CHECKED, ["a", "c"], value=3.0) == refused("a", "c")
+    assert engine.receive(DIRECT_CHECKED, ["a", "c"], value=3.0) == refused("a", "c")
     assert engine.values() == {"a": [3.0], "b": [3.0], "c": [3.0]}
 
 
-def test_many_checksums_are_those_of_each():
+def test_checksums_of_several_tensors_equal_the_checksum_of_each() -> None:
     draw = torch.Generator().manual_seed(0)
     flats = [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=draw) for size in (1, 3, 4, 4_001, 20_000_003)]
     assert checksums(flats).tolist() == [checksum(flat).item() for flat in flats]

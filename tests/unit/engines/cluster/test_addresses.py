@@ -1,4 +1,4 @@
-"""Who listens where."""
+"""The addresses and ports on which each process listens."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from asyncrl.engines.cluster.addresses import Addresses
 
 
 def actor() -> Any:
-    """Answers as Ray's do."""
+    """An object that answers like a handle of a Ray actor."""
 
     async def free_ports(*about: int) -> tuple[int, ...]:
         return NetworkPlace().free_ports(*about)
@@ -27,7 +27,7 @@ def addresses(*, is_single_node: bool) -> Addresses:
     return Addresses(3, is_single_node=is_single_node, timeout_s=5.0)
 
 
-def test_every_engine_the_router_and_the_trainer_choose_from_other_ports() -> None:
+def test_every_engine_the_router_and_the_trainer_choose_from_different_ports() -> None:
     async def shares() -> list[set[int]]:
         where, found = addresses(is_single_node=True), []
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Who gets which GPUs, and what a server is told that shares its own."""
+"""The GPUs of each rank and engine, and the flags of a server that shares its GPUs."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ def layout(*, is_shared: bool, device: Literal["cpu", "cuda"] = "cuda", **change
 
 
 class Ray:
-    """Says what an actor would be made with; bundles are on ``machines``."""
+    """A stand-in for Ray that returns the options of each actor; bundles are on ``machines``."""
 
     def __init__(self, machines: str = "aaaaaaaa") -> None:
         self.util = SimpleNamespace(
@@ -38,7 +38,7 @@ class Ray:
 
 
 def placed(layout: Layout, machines: str = "aaaaaaaa") -> list[tuple[int, float]]:
-    """Bundle and GPUs of every rank, then of every engine."""
+    """The bundle and GPUs of every rank, then of every engine."""
     place: Any = Placement(Ray(machines), layout, "group")  # type: ignore[arg-type]
     actors = [place.rank(object, rank) for rank in range(layout.num_ranks)]
     actors += [place.engine(object, number) for number in range(layout.num_engines)]
@@ -51,12 +51,12 @@ def test_ranks_have_a_second_thread() -> None:
     assert "concurrency_groups" not in place.engine(object, 0)
 
 
-def test_apart_everyone_has_gpus_of_its_own() -> None:
+def test_without_sharing_every_rank_and_engine_has_separate_gpus() -> None:
     assert layout(is_shared=False).bundles == [{"CPU": 1, "GPU": 1}] * 4 + [{"CPU": 1, "GPU": 2}] * 2
     assert placed(layout(is_shared=False)) == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
 
 
-def test_shared_gpus_belong_to_the_ranks_and_the_engine_is_beside_them() -> None:
+def test_ranks_own_shared_gpus_and_the_engine_is_placed_in_their_bundle() -> None:
     assert layout(is_shared=True).bundles == [{"CPU": 3, "GPU": 2}] * 2
     assert placed(layout(is_shared=True)) == [(0, 1), (0, 1), (1, 1), (1, 1), (0, 0), (1, 0)]
 
@@ -92,7 +92,7 @@ def test_an_engine_that_no_machine_can_hold_is_refused() -> None:
         asyncio.run(reserve(ray, layout(is_shared=False, num_engines=1, gpus_per_engine=16), 1.0))
 
 
-def test_on_a_cpu_they_are_placed_in_the_same_way() -> None:
+def test_on_a_cpu_ranks_and_engines_are_placed_in_the_same_way() -> None:
     assert layout(is_shared=True, device="cpu").bundles == [{"CPU": 3}] * 2
     assert placed(layout(is_shared=True, device="cpu")) == [(0, 0), (0, 0), (1, 0), (1, 0), (0, 0), (1, 0)]
 

@@ -1,4 +1,4 @@
-"""Ports for servers that listen seconds after they were told where."""
+"""The choice of ports for servers that bind them seconds later."""
 
 import socket
 

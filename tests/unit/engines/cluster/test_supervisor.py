@@ -1,4 +1,4 @@
-"""Engines that end are started again, and get requests when they have the present weights."""
+"""An engine that ends is restarted, and gets requests once it has the present weights."""
 
 import asyncio
 import math
@@ -19,17 +19,17 @@ PROBE_S = 30.0
 
 @dataclass
 class FakeServer:
-    """Lives for as long as each of ``lives`` says, in seconds."""
+    """A server whose lives last ``lives`` seconds, one after the other."""
 
     name: str
     lives: list[float]
     started: int = 0
     refusals: list[Exception] = field(default_factory=list)
-    """What its next starts raise."""
+    """Errors that its next starts raise, one each."""
     hangs_at: float = math.inf
-    """In its first life."""
+    """Time from which its first life no longer answers probes."""
     answer: Exception = field(default_factory=lambda: EngineTimeout("silent for 30 s"))
-    """To a probe then, after 30 s."""
+    """The error of such a probe, after 30 s."""
 
     async def watch(self) -> None:
         await asyncio.sleep(self.lives[self.started])
@@ -57,7 +57,7 @@ class Member:
 
 @dataclass
 class Log:
-    """Who got requests when."""
+    """A record of the times at which each engine gained and lost requests."""
 
     said: list[tuple[float, str]] = field(default_factory=list)
 
@@ -84,9 +84,10 @@ def kept(
     unresponsive_at: float | None = None,
     **hangs: Any,
 ) -> Log:
-    """An update every 20 seconds; ``then`` is called after ``seconds``.
+    """Run a supervisor for ``seconds``, with an update every 20 seconds; ``then`` is called at the end.
 
-    ``refusals`` are those of each engine's next starts; the engine "a" is condemned once; ``hangs`` are of all.
+    ``refusals`` are the errors of each engine's next starts; ``hangs`` are fields of each FakeServer.  The engine "a"
+    is marked unresponsive once, at ``unresponsive_at``.
     """
     log, membership = Log(), EngineMembership([Member(url) for url in lives])
     servers = [FakeServer(url, each, refusals=list(refusals), **hangs) for url, each in lives.items()]
@@ -153,7 +154,7 @@ def test_a_restarted_engine_may_become_unresponsive_before_its_update() -> None:
 
 
 def test_an_engine_that_fails_its_liveness_probe_is_killed_and_restarted() -> None:
-    """Asked at 10, when it answers, and at 20, when it does not for 30 s; ready at 60, served at 80."""
+    """The probe at 10 is answered, the one at 20 is not for 30 s; the engine is ready at 60 and synced at 80."""
     log = kept({"a": [1000.0, 1000.0]}, 3, 82.0, hangs_at=15.0)
     assert log.said == [(50.0, "a leaves"), (80.0, "a joins")]
 
@@ -167,7 +168,7 @@ REFUSALS = (ServerFailed("no memory is free yet"), ServerFailed("not ready withi
 
 
 def test_an_engine_that_does_not_start_is_started_again() -> None:
-    """At 5, 10 s after that failed at 15, and 20 s after that failed at 35: ready at 65, served at 80."""
+    """Starts at 5, at 25 (10 s after a failure at 15) and at 55 (20 s after one at 35): ready at 65, synced at 80."""
 
     def look(membership: EngineMembership[Member]) -> None:
         assert membership.num_changes == 2  # it was lost once, and came back once

@@ -1,7 +1,6 @@
-"""Which plug-ins an engine says that it has, and what the run says of those that are missing."""
+"""The plug-ins that an engine reports, and the run's warning about missing ones."""
 
 import asyncio
-import importlib
 import logging
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from asyncrl.engines.cluster.deployment import Deployment, _Builder
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, missing_warning, read_plugins, start_hint
 from asyncrl.engines.sglang.labels import PLUGINS
-from asyncrl.engines.sglang.plugin import activation
+from asyncrl.engines.sglang.plugin import activation, direct, memory_saver, token_versions
 from asyncrl.errors import EngineRejected, ServerFailed
 
 ALL = EnginePlugins(active=("direct", "memory_saver", "stamps"), refusals={})
@@ -41,23 +40,23 @@ def answered(*notes: dict[str, str | None]) -> dict[str, Any]:
     ],
     ids=["all", "one refused", "two schedulers", "stock", "no scheduler", "another server", "no JSON"],
 )
-def test_an_engine_says_what_it_has(answer: Any, said: EnginePlugins) -> None:
-    class Wire:
+def test_the_answer_of_an_engine_names_its_plug_ins(answer: Any, said: EnginePlugins) -> None:
+    class Http:
         async def look(self, url: str, timeout_s: float) -> Any:
             assert url == "http://engine/server_info"
             return answer
 
     assert read_plugins(answer) == said
-    control = EngineControl(Wire(), "http://engine", timeout_s=1.0)  # type: ignore[arg-type]
+    control = EngineControl(Http(), "http://engine", timeout_s=1.0)  # type: ignore[arg-type]
     assert asyncio.run(control.plugins()) == said
 
 
-def test_nothing_is_said_of_engines_that_have_all_that_a_run_uses() -> None:
+def test_engines_with_every_needed_plug_in_give_no_warning() -> None:
     assert missing_warning({"sglang-0": ALL, "sglang-1": ALL}, ("stamps", "direct", "memory_saver")) is None
     assert missing_warning({"sglang-0": UNLIKE}, ("direct",)) is None
 
 
-def test_one_warning_names_the_engines_what_is_lost_and_the_mend() -> None:
+def test_one_warning_names_the_engines_the_loss_and_the_remedy() -> None:
     said = missing_warning({"sglang-0": NONE, "sglang-1": ALL, "sglang-2": NONE}, ("stamps", "direct"))
     assert said is not None
     assert "asyncrl_stamps is not in sglang-0, sglang-2: weight versions are known per chunk" in said
@@ -74,7 +73,7 @@ def test_a_plug_in_that_refused_is_named_with_its_reason() -> None:
     assert "install asyncrl" not in said
 
 
-def test_an_engine_that_did_not_start_for_want_of_a_plug_in_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failed_start_names_a_missing_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_PLUGINS", "asyncrl_cpu, asyncrl_stamps")
     hint = start_hint("memory_saver")
     assert hint is not None
@@ -94,16 +93,19 @@ def test_an_engine_that_did_not_start_for_want_of_a_plug_in_says_so(monkeypatch:
 
 
 def test_a_run_needs_the_plug_ins_that_it_uses() -> None:
-    def needed(**about: object) -> object:
-        return Deployment.needed_plugins.fget(SimpleNamespace(**about))  # type: ignore[attr-defined]
+    def needed(*, colocate: bool, device: str = "cuda", disk: Path | None = None) -> object:
+        deployment = SimpleNamespace(
+            cluster=SimpleNamespace(colocate=colocate), trainer=SimpleNamespace(device=device), disk=disk
+        )
+        return Deployment.needed_plugins.fget(deployment)  # type: ignore[attr-defined]
 
-    assert needed(colocate=False, disk=None) == ("stamps", "direct")
+    assert needed(colocate=False) == ("stamps", "direct")
     assert needed(colocate=False, disk=Path("disk")) == ("stamps",)
     assert needed(colocate=True, device="cuda") == ("stamps", "memory_saver")
     assert needed(colocate=True, device="cpu") == ("stamps",)
 
 
-def test_an_engine_that_does_not_say_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_continues_when_an_engine_cannot_name_its_plug_ins(caplog: pytest.LogCaptureFixture) -> None:
     async def refuses() -> None:
         raise EngineRejected("404")
 
@@ -115,7 +117,7 @@ def test_an_engine_that_does_not_say_ends_nothing(caplog: pytest.LogCaptureFixtu
     assert "sglang-0 did not say which plug-ins of asyncrl it has: 404" in caplog.text
 
 
-def test_the_run_directory_says_what_each_engine_had(tmp_path: Path) -> None:
+def test_the_run_directory_records_the_plug_ins_of_each_engine(tmp_path: Path) -> None:
     path = tmp_path / "versions.json"
     path.write_text('{"sglang": "0.5.16"}')
     running: Any = SimpleNamespace(plugins={"sglang-1": UNLIKE, "sglang-0": NONE, "sglang-2": None})
@@ -130,7 +132,7 @@ def test_the_run_directory_says_what_each_engine_had(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_continues_when_the_record_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     running: Any = SimpleNamespace(plugins={"sglang-0": ALL})
     _record_plugins(tmp_path / "gone.json", running)
     assert "plug-ins were not written" in caplog.text
@@ -138,7 +140,7 @@ def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pyte
 
 @pytest.fixture
 def unlike_sglang(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """An SGLang that has nothing to hook but what is asked about its schedulers; the hooks that were registered."""
+    """The hooks registered in an SGLang that lacks everything we hook but the scheduler's answer about its state."""
     hooks: dict[str, Any] = {}
     names = ["", ".srt", ".srt.plugins", ".srt.plugins.hook_registry", ".srt.managers", ".srt.managers.scheduler"]
     for name in names:
@@ -157,12 +159,12 @@ def unlike_sglang(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return hooks
 
 
-def test_a_plug_in_that_finds_nothing_to_hook_tells_why_in_the_server_s_answer(
+def test_a_plug_in_that_finds_nothing_to_hook_reports_why_in_the_servers_answer(
     unlike_sglang: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        for plugin in ("direct", "memory_saver", "stamps"):
-            importlib.import_module(f"asyncrl.engines.sglang.{plugin}").activate()
+        for plugin in (direct, memory_saver, token_versions):
+            plugin.activate()
     assert list(unlike_sglang) == ["sglang.srt.managers.scheduler.Scheduler.get_internal_state"]
     result = SimpleNamespace(internal_state={"max_running_requests": 9})
     assert unlike_sglang.popitem()[1](result, None, None) is None

@@ -1,4 +1,4 @@
-"""The shared parts of engines and trainers that write down their commands, for the tests of weight updates."""
+"""Engines and trainers that record their commands, for the tests of weight updates."""
 
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.round import PauseMode
@@ -6,7 +6,7 @@ from tests.steps import Step, nothing
 
 
 class Recorder:
-    """Writes down each command, and takes ``step`` with it."""
+    """A member of an update that records each command in ``told`` and then runs ``step`` with it."""
 
     def __init__(self, step: Step = nothing) -> None:
         self.told: list[str] = []
@@ -28,7 +28,7 @@ class PausableRecorder(Recorder):
         await self._do(f"pause {mode}")
 
     async def go_on(self) -> None:
-        await self._do("go on")
+        await self._do("continue")
 
 
 class TwoBuckets:

@@ -1,4 +1,4 @@
-"""What ``BroadcastUpdater`` does with engines and a trainer that fail, hang or are slow."""
+"""``BroadcastUpdater`` with engines and a trainer that fail, hang or are slow."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from tests.virtual_time import run_virtually
 
 
 class Engine(PausableRecorder):
-    """Writes down what it is told."""
+    """An engine that records its commands."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Engine(PausableRecorder):
 
 
 class Trainer(Recorder, TwoBuckets):
-    """Two buckets."""
+    """A trainer with two buckets that records its commands."""
 
     def __init__(self, step: Step = nothing, *, copies: bool = False, keeps: bool = True) -> None:
         super().__init__(step)
@@ -136,7 +136,7 @@ def publish(
     times: int = 1,
     membership: EngineMembership[WeightReceiver] | None = None,
 ) -> UpdateReport:
-    """The report of the last one."""
+    """Publish weights ``times`` times; the report of the last update."""
 
     async def run() -> UpdateReport:
         updater = updater_of(
@@ -162,15 +162,15 @@ def failure(*engines: Engine, trainer: Trainer, timeout_s: float = 5.0) -> str:
     return str(error.value)
 
 
-def test_engines_pause_take_every_bucket_and_go_on_labelled_by_the_last() -> None:
+def test_engines_pause_receive_every_bucket_and_continue_under_the_label_of_the_last() -> None:
     a, b = Engine("a", 2), Engine("b")
     report = publish(a, b, trainer=Trainer())
-    assert a.told == ["rank 1 of 4", "pause in_place", "one None", "two 3", "go on"]
+    assert a.told == ["rank 1 of 4", "pause in_place", "one None", "two 3", "continue"]
     assert b.told == ["rank 3 of 4", *a.told[1:]]
     assert report.num_bytes == 16
 
 
-def test_every_engine_is_told_what_becomes_of_its_cache() -> None:
+def test_every_engine_gets_the_pause_mode() -> None:
     a, b = Engine("a"), Engine("b")
     publish(a, b, trainer=Trainer(), pause_mode="retract")
     assert [engine.told[1] for engine in (a, b)] == ["pause retract"] * 2
@@ -186,32 +186,40 @@ def test_a_trainer_that_fails_is_named() -> None:
     assert "trainer: boom" in failure(Engine("a"), trainer=Trainer(failing("send", TrainerFailed("boom"))))
 
 
-def test_who_does_not_answer_is_named() -> None:
+def test_a_silent_engine_is_named() -> None:
     said = failure(Engine("a"), Engine("b", step=hanging("one None")), trainer=Trainer(), timeout_s=0.1)
     assert said == "sending the weights: no answer from b within 0.2 s"  # 0.1 s for each bucket
 
 
-def test_engines_go_on_when_nothing_was_sent_and_stay_paused_when_something_was() -> None:
+def test_engines_continue_if_nothing_was_sent_and_stay_paused_otherwise() -> None:
     a = Engine("a")
     failure(a, Engine("b", step=failing("pause in_place", EngineLost("gone"))), trainer=Trainer())
-    assert a.told[-2:] == ["pause in_place", "go on"]
+    assert a.told[-2:] == ["pause in_place", "continue"]
     a = Engine("a")
     failure(a, trainer=Trainer(failing("send", TrainerFailed("boom"))))
-    assert "go on" not in a.told
+    assert "continue" not in a.told
 
 
-def test_engines_that_keep_what_they_were_sent_take_everything_at_once_from_then_on() -> None:
+def test_engines_that_keep_buckets_receive_all_at_once_in_later_updates() -> None:
     a, b = Engine("a", keeps=True), Engine("b", keeps=True)
     publish(a, b, trainer=Trainer(), times=2)
     assert a.told[1:] == b.told[1:]
-    assert a.told[1:] == ["pause in_place", "one None", "two 3", "go on", "pause in_place", "one and two 4", "go on"]
+    assert a.told[1:] == [
+        "pause in_place",
+        "one None",
+        "two 3",
+        "continue",
+        "pause in_place",
+        "one and two 4",
+        "continue",
+    ]
 
 
-def test_a_pause_begins_when_the_first_engine_says_that_it_stood_still() -> None:
-    """After a second of an update, in which a forward pass ended."""
+def test_a_pause_begins_when_the_first_engine_reports_to_have_stood_still() -> None:
+    """The update takes a second, in which a forward pass ends."""
 
     async def slow(step: str) -> None:
-        await asyncio.sleep({"two 3": 1.0, "one and two 4": 1.0, "go on": 0.25}.get(step, 0.0))
+        await asyncio.sleep({"two 3": 1.0, "one and two 4": 1.0, "continue": 0.25}.get(step, 0.0))
 
     def told(*still_s: float | None, times: int) -> UpdateReport:
         engines = [Engine(str(each), step=slow, keeps=True, still_s=each) for each in still_s]
@@ -224,7 +232,7 @@ def test_a_pause_begins_when_the_first_engine_says_that_it_stood_still() -> None
 
 
 def test_a_bucket_whose_copies_are_incomplete_is_one_warning_for_each_engine(caplog: pytest.LogCaptureFixture) -> None:
-    """Engines repeat it with every update; the run's log has what this logger says."""
+    """Engines repeat the message with every update; the run's log has the records of this logger."""
     a, b = Engine("a", keeps=True, not_replayed=("one",)), Engine("b", keeps=True)
     publish(a, b, trainer=Trainer(), times=3)
     (warning,) = caplog.records
@@ -232,13 +240,13 @@ def test_a_bucket_whose_copies_are_incomplete_is_one_warning_for_each_engine(cap
     assert warning.getMessage().startswith("a: SGLang's loader did more for the bucket of one than the copies")
 
 
-def test_one_engine_that_does_not_keep_it_has_all_sent_bucket_by_bucket() -> None:
+def test_one_engine_that_does_not_keep_buckets_makes_all_receive_bucket_by_bucket() -> None:
     a, b = Engine("a", keeps=True), Engine("b")
     publish(a, b, trainer=Trainer(), times=2)
-    assert a.told[-4:] == b.told[-4:] == ["pause in_place", "one None", "two 4", "go on"]
+    assert a.told[-4:] == b.told[-4:] == ["pause in_place", "one None", "two 4", "continue"]
 
 
-def test_a_trainer_that_sends_by_itself_is_not_told_to() -> None:
+def test_a_trainer_that_sends_from_its_snapshot_is_not_told_to_send() -> None:
     trainer = Trainer(copies=True)
     publish(Engine("a"), trainer=trainer, times=2)
     assert trainer.told == ["join", "snapshot", "snapshot"]
@@ -247,7 +255,7 @@ def test_a_trainer_that_sends_by_itself_is_not_told_to() -> None:
     assert trainer.told == ["join", "snapshot", "send"]
 
 
-def test_only_updates_that_go_at_once_are_checked() -> None:
+def test_only_updates_of_all_buckets_at_once_are_checked() -> None:
     engine, trainer = Engine("a", keeps=True), Trainer()
     publish(engine, trainer=trainer, times=2, is_checked=True)
     assert engine.told[-2] == "one and two 4 checked"
@@ -259,13 +267,13 @@ def test_a_bug_is_not_an_update_failure() -> None:
         publish(Engine("a", step=failing("pause in_place", KeyError("typo"))), trainer=Trainer())
 
 
-def test_no_exception_group_leaves() -> None:
+def test_no_exception_group_is_raised() -> None:
     both = failing("pause in_place", EngineLost("gone"))
     with pytest.raises(AsyncRLError):
         publish(Engine("a", step=both), Engine("b", step=both), trainer=Trainer())
 
 
-def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_without_it() -> None:
+def test_a_lost_engine_interrupts_the_update_and_is_left_out_of_the_next_one() -> None:
     a, c = Engine("a", keeps=True), Engine("c", keeps=True)
 
     async def dies(step: str) -> None:
@@ -279,14 +287,14 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
     with pytest.raises(UpdateInterrupted, match="b: gone"):
         publish(trainer=trainer, membership=membership)
     assert trainer.told == ["join", "snapshot", "send", "abandon asyncrl-0"]
-    assert "go on" not in [*a.told, *c.told]
+    assert "continue" not in [*a.told, *c.told]
     publish(trainer=trainer, membership=membership)
-    assert a.told[-5:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
+    assert a.told[-5:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "continue"]
     assert c.told[-5:] == ["rank 2 of 3", *a.told[-4:]]
-    assert "go on" not in b.told
+    assert "continue" not in b.told
 
 
-def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() -> None:
+def test_a_restarted_engine_joins_the_next_group_and_is_synced_after_it() -> None:
     a, b = Engine("a", keeps=True), Engine("b", keeps=True)
     membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
     membership.mark_lost("b")
@@ -313,14 +321,14 @@ def test_an_engine_that_comes_back_is_in_the_next_group_and_served_after_it() ->
         "pause in_place",
         "one None",
         "two 1",
-        "go on",
+        "continue",
         "pause in_place",
         "one and two 2",
-        "go on",
+        "continue",
     ]
 
 
-def test_without_any_engine_training_goes_on_and_the_one_that_comes_back_gets_its_update() -> None:
+def test_without_engines_training_continues_and_a_restarted_engine_gets_its_update() -> None:
     a = Engine("a", keeps=True)
     membership: EngineMembership[WeightReceiver] = EngineMembership((a,))
     trainer = Trainer()
@@ -339,11 +347,11 @@ def test_without_any_engine_training_goes_on_and_the_one_that_comes_back_gets_it
         await membership.wait_until_synced("a")
 
     asyncio.run(run())
-    assert a.told == ["rank 1 of 2", "rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
+    assert a.told == ["rank 1 of 2", "rank 1 of 2", "pause in_place", "one None", "two 2", "continue"]
     assert trainer.told == ["join", "join", "snapshot", "send"]
 
 
-def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one_that_comes_back() -> None:
+def test_the_snapshot_is_resent_to_the_remaining_and_the_restarted_engines() -> None:
     dying = True
 
     async def dies(step: str) -> None:
@@ -374,12 +382,12 @@ def test_what_the_trainer_copied_is_sent_again_to_those_that_are_left_and_to_one
     asyncio.run(run())
     assert trainer.told == ["join", "snapshot", "abandon asyncrl-0", "join", "resend", "join", "resend"]
     assert a.told[1:4] == ["pause in_place", "one None", "two 1"]
-    assert a.told[4:9] == ["rank 1 of 2", "pause in_place", "one None", "two 2", "go on"]
-    assert a.told[9:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "go on"]
+    assert a.told[4:9] == ["rank 1 of 2", "pause in_place", "one None", "two 2", "continue"]
+    assert a.told[9:] == ["rank 1 of 3", "pause in_place", "one None", "two 3", "continue"]
     assert b.told[-5:] == ["rank 2 of 3", *a.told[-4:]]
 
 
-def test_a_copy_that_is_stuck_is_not_sent_again() -> None:
+def test_a_snapshot_that_cannot_be_resent_is_not_published_again() -> None:
     a = Engine("a")
     membership: EngineMembership[WeightReceiver] = EngineMembership((a,))
     trainer = Trainer(copies=True, keeps=False)
@@ -396,7 +404,7 @@ def test_a_copy_that_is_stuck_is_not_sent_again() -> None:
     assert trainer.told == ["join", *["snapshot", "resend"] * 2]
 
 
-def test_a_trainer_without_a_copy_is_not_asked_to_send_it_again() -> None:
+def test_a_trainer_without_a_snapshot_is_not_asked_to_resend_it() -> None:
     a = Engine("a")
     membership: EngineMembership[WeightReceiver] = EngineMembership((a,))
     trainer = Trainer()
@@ -422,7 +430,7 @@ def test_a_failure_of_engines_that_all_live_is_final() -> None:
 def failed_after(
     engine: Engine, membership: EngineMembership[WeightReceiver], trainer: Trainer
 ) -> tuple[WeightUpdateFailed, float]:
-    """What an update raises in which ``engine`` fails, and after how long; a condemned engine dies in a second."""
+    """The error of an update in which ``engine`` fails, and its seconds; an unresponsive engine dies in a second."""
 
     async def run() -> WeightUpdateFailed:
         updater = updater_of(membership, trainer, timeout_s=120.0, lost_s=30.0)
@@ -456,25 +464,30 @@ def test_silent_engine_is_unresponsive_and_the_update_is_restarted() -> None:
     error, seconds = failed_after(b, membership, trainer)
     assert isinstance(error, UpdateInterrupted)
     assert str(error) == "sending the weights: no answer from b within 240 s"
-    assert seconds == pytest.approx(240.0 + 10.0 + 1.0)  # its deadline, a last question, its end
+    assert seconds == pytest.approx(240.0 + 10.0 + 1.0)  # its deadline, a last probe, its death
     assert [engine.url for engine in membership.present] == ["a"]
     assert a.num_probes == b.num_probes == 1
-    assert trainer.told[-2:] == ["abandon asyncrl-0", "abandon asyncrl-0"]  # the first for those that are asked
+    assert trainer.told[-2:] == [
+        "abandon asyncrl-0",
+        "abandon asyncrl-0",
+    ]  # the first one releases the engines for the probes
 
 
 @pytest.mark.parametrize(
     ("probed", "seconds"),
     [(None, 0.0), (EngineRejected("404"), 0.0), (EngineLost("gone"), 30.0)],
-    ids=["they answer", "one knows no such question", "one is gone, and nobody says that it has died"],
+    ids=["they answer", "one has no probe", "one is gone, and its death is not reported"],
 )
-def test_a_failure_is_final_at_once_when_all_answer(probed: Exception | None, seconds: float) -> None:
+def test_a_failure_is_final_at_once_when_every_engine_answers_its_probe(
+    probed: Exception | None, seconds: float
+) -> None:
     b = Engine("b", step=failing("one None", EngineRejected("no memory")), probed=probed)
     error, took_s = failed_after(b, EngineMembership((Engine("a"), b)), Trainer())
     assert not isinstance(error, UpdateInterrupted)
     assert took_s == pytest.approx(seconds)
 
 
-def test_a_death_that_is_found_meanwhile_waits_for_no_answer() -> None:
+def test_an_engine_found_dead_meanwhile_ends_the_wait_for_its_probe() -> None:
     async def dies(step: str) -> None:
         if step == "one None":
             asyncio.get_running_loop().call_later(6.0, membership.mark_lost, "b")
@@ -488,13 +501,13 @@ def test_a_death_that_is_found_meanwhile_waits_for_no_answer() -> None:
 
 
 @pytest.mark.parametrize("bug", [KeyError("typo"), TimeoutError("not ours")])
-def test_a_bug_in_a_question_is_a_bug(bug: Exception) -> None:
+def test_a_bug_in_a_probe_is_raised_as_it_is(bug: Exception) -> None:
     b = Engine("b", step=failing("one None", EngineLost("gone")), probed=bug)
     with pytest.raises(type(bug)):
         publish(b, trainer=Trainer(), lost_s=30.0)
 
 
-def test_a_group_that_one_does_not_join_is_formed_without_it() -> None:
+def test_a_group_is_formed_without_an_engine_that_does_not_join() -> None:
     a, b, c = Engine("a"), Engine("b", step=hanging("rank 2 of 3"), probed=SILENT), Engine("c")
     membership: EngineMembership[WeightReceiver] = EngineMembership((a, b, c))
 
@@ -518,7 +531,7 @@ def test_a_group_that_one_does_not_join_is_formed_without_it() -> None:
 
 
 def test_no_engine_is_unresponsive_where_none_answers() -> None:
-    """Their disk or their network is slow, or the trainer hangs."""
+    """The disk or the network of the engines is slow in this case, or the trainer hangs."""
     a, b = Engine("a", probed=SILENT), Engine("b", step=hanging("one None"), probed=SILENT)
     error, seconds = failed_after(b, EngineMembership((a, b)), Trainer())
     assert not isinstance(error, UpdateInterrupted)
@@ -541,7 +554,7 @@ def test_only_engine_is_unresponsive_if_it_waits_for_no_other(trainer: Step, sec
     assert took_s == pytest.approx(seconds)
 
 
-def test_engines_with_weights_of_two_versions_do_not_go_on_when_the_next_pause_fails() -> None:
+def test_engines_with_weights_of_two_versions_stay_paused_when_the_next_pause_fails() -> None:
     pauses = 0
 
     async def step(what: str) -> None:
@@ -559,15 +572,15 @@ def test_engines_with_weights_of_two_versions_do_not_go_on_when_the_next_pause_f
             await updater.snapshot()
             with pytest.raises(WeightUpdateFailed):
                 await updater.publish(Weights(version=3, step=6))
-        assert "go on" not in a.told
+        assert "continue" not in a.told
         await updater.snapshot()
         await updater.publish(Weights(version=3, step=6))
-        assert a.told[-1] == "go on"
+        assert a.told[-1] == "continue"
 
     run_virtually(run())
 
 
-def test_looking_for_the_lost_can_be_cancelled() -> None:
+def test_the_search_for_lost_engines_can_be_cancelled() -> None:
     b = Engine("b", step=failing("one None", EngineLost("gone")), probed=SILENT)
 
     async def run() -> None:
@@ -583,7 +596,7 @@ def test_looking_for_the_lost_can_be_cancelled() -> None:
     assert run_virtually(run())[1] == pytest.approx(5.0)
 
 
-def test_a_trainer_that_cannot_give_up_an_update_does_not_hide_that_it_begins_anew() -> None:
+def test_an_update_is_interrupted_also_when_the_trainer_cannot_abandon_it() -> None:
     async def dies(step: str) -> None:
         if step == "two 3":
             membership.mark_lost("a")
@@ -600,7 +613,7 @@ def test_a_trainer_has_as_long_to_send_as_the_engines_to_receive() -> None:
     assert trainer.within_s == [10.0, 5.0]
 
 
-def test_a_copy_from_before_the_last_update_is_not_sent_again() -> None:
+def test_a_snapshot_older_than_the_last_update_is_not_resent() -> None:
     a = Engine("a")
     membership: EngineMembership[WeightReceiver] = EngineMembership((a,))
     trainer = Trainer(copies=True)
@@ -611,7 +624,7 @@ def test_a_copy_from_before_the_last_update_is_not_sent_again() -> None:
         assert await updater.snapshot()
         await updater.publish(Weights(version=1, step=1))
         membership.mark_lost("a")
-        assert await updater.snapshot()  # there is nobody to copy for
+        assert await updater.snapshot()  # there is no engine to copy for
         membership.mark_restarted("a")
         assert not await updater.resnapshot()
 

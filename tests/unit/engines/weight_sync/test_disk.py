@@ -1,4 +1,4 @@
-"""What ``DiskUpdater`` does with engines, a trainer and a disk that fail, hang or are slow."""
+"""``DiskUpdater`` with engines, a trainer and a disk that fail, hang or are slow."""
 
 import asyncio
 import shutil
@@ -16,14 +16,14 @@ from tests.unit.engines.weight_sync.recorders import PausableRecorder, TwoBucket
 
 
 class Engine(PausableRecorder):
-    """Writes down what it is told, and what it finds in the folder."""
+    """An engine that records its commands, and the weights that it finds in the folder."""
 
     def __init__(self, url: str, step: Step = nothing, still_s: float | None = None) -> None:
         super().__init__(url, step)
         self._still_s = still_s
 
     async def probe(self, timeout_s: float) -> None:
-        """It answers."""
+        """Answer every probe."""
 
     async def receive_folder(self, folder: Path, *, label: str, timeout_s: float) -> float | None:
         await self._do(f"{folder.name} {(folder / 'weights').read_text()} as {label}")
@@ -31,7 +31,7 @@ class Engine(PausableRecorder):
 
 
 class Trainer(TwoBuckets):
-    """Two buckets; its weights are a number that each step raises."""
+    """A trainer with two buckets, whose weights are a number that each step raises."""
 
     def __init__(self, step: Step = nothing) -> None:
         self.number = 0
@@ -68,7 +68,7 @@ def updater_of(
 
 
 async def update(updater: DiskUpdater, trainer: Trainer, version: int) -> UpdateReport:
-    """Take a snapshot, train on, and publish the snapshot."""
+    """Take a snapshot, train one more step, and publish the snapshot."""
     trainer.number = version
     assert await updater.snapshot()
     trainer.number = -1
@@ -93,7 +93,7 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "disk").iterdir())
 
 
-def test_engines_pause_read_what_was_taken_and_go_on(tmp_path: Path) -> None:
+def test_engines_pause_read_the_snapshot_and_continue(tmp_path: Path) -> None:
     a, b, trainer = Engine("a"), Engine("b"), Trainer()
 
     async def run() -> list[UpdateReport]:
@@ -103,13 +103,13 @@ def test_engines_pause_read_what_was_taken_and_go_on(tmp_path: Path) -> None:
 
     reports = asyncio.run(run())
     assert a.told == b.told
-    rounds = [("pause in_place", f"version-{version} {version} as {version}", "go on") for version in (3, 4, 5)]
+    rounds = [("pause in_place", f"version-{version} {version} as {version}", "continue") for version in (3, 4, 5)]
     assert a.told == list(chain.from_iterable(rounds))
     assert [report.num_bytes for report in reports] == [16, 16, 16]
     assert left(tmp_path) == ["version-4", "version-5"]
 
 
-def test_a_pause_begins_when_engines_say_that_they_stood_still(tmp_path: Path) -> None:
+def test_a_pause_begins_when_engines_report_to_have_stood_still(tmp_path: Path) -> None:
     async def report(*engines: Engine) -> UpdateReport:
         trainer = Trainer()
         updater = updater_of(tmp_path / engines[-1].url, trainer, *engines)
@@ -124,7 +124,7 @@ def test_a_pause_begins_when_engines_say_that_they_stood_still(tmp_path: Path) -
     assert asyncio.run(report(a, c)).pause_s < 100.0  # one does not know
 
 
-def test_a_run_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_leaves_no_file(tmp_path: Path) -> None:
     trainer = Trainer()
 
     async def run() -> None:
@@ -137,7 +137,7 @@ def test_a_run_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_there_before_is_left_alone(tmp_path: Path) -> None:
+def test_existing_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "disk" / "model").mkdir(parents=True)
 
     async def run() -> None:
@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_removed_is_named(tmp_path: Path, caplog: pytest
     assert f"{tmp_path}/disk stays: [Errno 2] No such file or directory" in caplog.text
 
 
-def test_a_failure_names_who_failed_the_step_and_the_cause(tmp_path: Path) -> None:
+def test_a_failure_names_the_member_the_step_and_the_cause(tmp_path: Path) -> None:
     lost, boom = EngineLost("gone"), TrainerFailed("boom")
     said = failure(tmp_path, Trainer(), Engine("a"), Engine("b", failing("version-3 3 as 3", lost)))
     assert said == "reading the weights: b: gone"
@@ -174,16 +174,16 @@ def test_a_failure_names_who_failed_the_step_and_the_cause(tmp_path: Path) -> No
     assert said.endswith("requests that may be silent no longer (request-timeout-s): no answer from a within 0.1 s")
 
 
-def test_engines_go_on_when_nothing_was_read_and_stay_paused_when_something_was(tmp_path: Path) -> None:
+def test_engines_continue_if_nothing_was_read_and_stay_paused_otherwise(tmp_path: Path) -> None:
     a = Engine("a")
     failure(tmp_path, Trainer(), a, Engine("b", failing("pause in_place", EngineLost("gone"))))
-    assert a.told == ["pause in_place", "go on"]
+    assert a.told == ["pause in_place", "continue"]
     a = Engine("a")
     failure(tmp_path, Trainer(), a, Engine("b", failing("version-3 3 as 3", EngineLost("gone"))))
-    assert "go on" not in a.told
+    assert "continue" not in a.told
 
 
-def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_without_it(tmp_path: Path) -> None:
+def test_a_lost_engine_interrupts_the_update_and_is_left_out_of_the_next_one(tmp_path: Path) -> None:
     a, c, trainer = Engine("a"), Engine("c"), Trainer()
 
     async def dies(step: str) -> None:
@@ -207,12 +207,12 @@ def test_an_engine_that_is_lost_interrupts_the_update_and_the_next_one_goes_with
         await updater.publish(Weights(version=4, step=6))
 
     asyncio.run(run())
-    assert a.told[-3:] == c.told[-3:] == ["pause in_place", "version-4 4 as 4", "go on"]
+    assert a.told[-3:] == c.told[-3:] == ["pause in_place", "version-4 4 as 4", "continue"]
     assert b.told[-2:] == ["pause in_place", "version-3 3 as 3"]
     assert left(tmp_path) == ["version-2", "version-4"]
 
 
-def test_what_was_written_is_read_again_by_those_that_are_left_and_by_one_that_comes_back(tmp_path: Path) -> None:
+def test_the_snapshot_is_read_again_by_the_remaining_and_the_restarted_engines(tmp_path: Path) -> None:
     a, trainer = Engine("a"), Trainer()
 
     async def dies(step: str) -> None:
@@ -239,12 +239,19 @@ def test_what_was_written_is_read_again_by_those_that_are_left_and_by_one_that_c
 
     asyncio.run(run())
     assert trainer.written == 3
-    assert a.told[-6:] == ["pause in_place", "version-3 3 as 5", "go on", "pause in_place", "version-6 6 as 6", "go on"]
+    assert a.told[-6:] == [
+        "pause in_place",
+        "version-3 3 as 5",
+        "continue",
+        "pause in_place",
+        "version-6 6 as 6",
+        "continue",
+    ]
     assert b.told[-6:] == a.told[-6:]
     assert left(tmp_path) == ["version-3", "version-6"]
 
 
-def test_engines_that_are_left_read_to_their_end_before_they_read_again(tmp_path: Path) -> None:
+def test_the_remaining_engines_finish_reading_before_they_read_again(tmp_path: Path) -> None:
     ended: list[str] = []
 
     async def slow(step: str) -> None:
@@ -274,7 +281,7 @@ def test_a_failure_of_engines_that_have_all_lived_since_it_began_is_final(tmp_pa
     asyncio.run(run())
 
 
-def test_without_any_engine_nothing_is_written_and_the_one_that_comes_back_gets_its_update(tmp_path: Path) -> None:
+def test_without_engines_nothing_is_written_and_a_restarted_engine_gets_its_update(tmp_path: Path) -> None:
     a, trainer = Engine("a"), Trainer()
     membership: EngineMembership[WeightReader] = EngineMembership((a,))
 
@@ -292,13 +299,13 @@ def test_without_any_engine_nothing_is_written_and_the_one_that_comes_back_gets_
             await membership.wait_until_synced("a")
 
     asyncio.run(run())
-    assert a.told == ["pause in_place", "version-2 2 as 2", "go on"]
+    assert a.told == ["pause in_place", "version-2 2 as 2", "continue"]
 
 
 def test_a_disk_that_this_process_does_not_share_is_named(tmp_path: Path) -> None:
     class WritesElsewhere(Trainer):
         async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
-            """To the disk of another machine."""
+            """Write the weights to the disk of another machine."""
 
     said = failure(tmp_path, WritesElsewhere(), Engine("a"))
     assert f"{tmp_path}/disk/taken: No such file or directory" in said
@@ -317,7 +324,7 @@ def test_a_folder_that_cannot_take_the_weights_is_refused_before_anything_starts
         check_disk(tmp_path, 10**18)
 
 
-def test_what_was_written_before_the_last_update_is_not_read_again(tmp_path: Path) -> None:
+def test_a_snapshot_older_than_the_last_update_is_not_read_again(tmp_path: Path) -> None:
     a, trainer = Engine("a"), Trainer()
     membership: EngineMembership[WeightReader] = EngineMembership((a,))
 
@@ -326,7 +333,7 @@ def test_what_was_written_before_the_last_update_is_not_read_again(tmp_path: Pat
         await updater.connect()
         await update(updater, trainer, 1)
         membership.mark_lost("a")
-        await update(updater, trainer, 2)  # there is nobody to write for
+        await update(updater, trainer, 2)  # there is no engine to write for
         membership.mark_restarted("a")
         assert not await updater.resnapshot()
 

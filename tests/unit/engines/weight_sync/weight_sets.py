@@ -1,4 +1,4 @@
-"""Weights that tell by an answer's log-probs which of them made it: one random set per version."""
+"""Random weights for each version: the log-probs of an answer tell which version generated it."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from asyncrl.engines.weight_sync.buckets import WeightBucket
 
 
 def weight_set(model: Path, version: int) -> dict[str, Any]:
-    """Version 0 is the model itself; the others have nothing in common with it but their shapes."""
+    """The model's weights for version 0; for any other, random weights of the same shapes."""
     import torch
     from safetensors.torch import load_file
 
@@ -24,7 +24,7 @@ def weight_set(model: Path, version: int) -> dict[str, Any]:
 
 
 def scaled(model: Path, version: int) -> dict[str, Any]:
-    """The model with its output layer scaled: what was cached under one version stays true under the others."""
+    """The model with its output layer scaled, which keeps a KV cache valid under all versions."""
     from safetensors.torch import load_file
 
     tensors = load_file(model / "model.safetensors")
@@ -33,7 +33,7 @@ def scaled(model: Path, version: int) -> dict[str, Any]:
 
 
 class SendsWeights:
-    """A trainer whose weights are those of ``version``, as ``weights_of`` makes them."""
+    """A trainer that sends the weights of ``version``, made by ``weights_of``."""
 
     def __init__(self, model: Path, weights_of: Callable[[Path, int], dict[str, Any]]) -> None:
         self.version = 0
@@ -89,7 +89,7 @@ class SendsWeights:
 
 
 class WritesWeights(SendsWeights):
-    """The same trainer, with a disk."""
+    """The same trainer, which also writes them to a disk."""
 
     async def write_weights(self, folder: Path, *, timeout_s: float) -> None:
         await asyncio.to_thread(self._write, folder)
@@ -101,7 +101,7 @@ class WritesWeights(SendsWeights):
 
 
 class Teacher:
-    """Scores tokens under any version, with transformers."""
+    """A model of transformers that scores tokens under any version."""
 
     def __init__(self, model: Path) -> None:
         import torch
@@ -117,9 +117,10 @@ class Teacher:
     def scores_with_old_caches(
         self, edges: Sequence[tuple[int, int]], token_ids: Sequence[int], start: int
     ) -> list[float]:
-        """The same when tokens up to ``stop`` were made under ``version``, for each such pair, and caches were kept.
+        """The same when the tokens up to ``stop`` were generated under ``version``, for each pair of ``edges``.
 
-        The pass that makes a token reads the one before it: each pass adds to a cache that older weights began.
+        Caches are kept: the pass that generates a token reads the one before it, so each pass adds to a cache that
+        older weights began.
         """
         import torch
         from transformers import DynamicCache

@@ -10,7 +10,7 @@ from tests.virtual_time import run_virtually
 
 
 def loads(*engines: tuple[float, int, int]) -> tuple[EngineLoad, ...]:
-    """(KV used, running, waiting) of each."""
+    """Loads of engines; each of ``each`` is (KV used, running, waiting)."""
     return tuple(EngineLoad(kv_used=used, running=running, waiting=waiting) for used, running, waiting in engines)
 
 
@@ -28,14 +28,14 @@ CAPPED = loads((0.3, 16, 8), (0.3, 16, 8))
         pytest.param(ROOMY, ROOMY, 99, 99, 100, id="never above the slots there are"),
         pytest.param(ROOMY, ROOMY, 50, 40, 50, id="room, but no demand"),
         pytest.param(BUSY, BUSY, 40, 40, 40, id="between the marks it rests"),
-        pytest.param(FULL, FULL, 40, 40, 40, id="full, but nobody waits"),
+        pytest.param(FULL, FULL, 40, 40, 40, id="full, but no request waits"),
         pytest.param(QUEUED, QUEUED, 47, 47, 40, id="requests stay queued: what runs"),
         pytest.param(QUEUED, ROOMY, 47, 47, 47, id="just queued"),
         pytest.param(QUEUED, QUEUED, 42, 47, 42, id="an earlier cut has not worked yet"),
         pytest.param(CAPPED, CAPPED, 48, 48, 32, id="queued although there is room: the engine runs no more"),
         pytest.param(loads((0.3, 16, 1)), loads((0.3, 16, 1)), 17, 17, 17, id="one queued is our own last raise"),
         pytest.param(loads((0.99, 1, 9)), loads((0.99, 1, 9)), 10, 10, 1, id="never below one per engine"),
-        pytest.param((), BUSY, 40, 40, 40, id="nobody answered"),
+        pytest.param((), BUSY, 40, 40, 40, id="no engine answered"),
     ],
 )
 def test_the_limit_is_the_number_of_answers_that_fit_the_cache(
@@ -69,7 +69,7 @@ def test_storms_of_retractions_end() -> None:
     assert followed.late_written > 0.75 * free.late_written
 
 
-def test_where_everything_fits_nothing_is_held_back() -> None:
+def test_where_every_request_fits_none_is_held_back() -> None:
     free, followed = (
         simulate(slots=64, capacity=80_000, follows=follows, num_steps=8_000) for follows in (False, True)
     )
@@ -77,7 +77,7 @@ def test_where_everything_fits_nothing_is_held_back() -> None:
     assert followed.written == free.written
 
 
-def test_the_limit_settles() -> None:
+def test_the_limit_converges() -> None:
     followed = simulate(slots=300, capacity=60_000, num_engines=1, follows=True, sigma=0.3, num_steps=10_000)
     late = followed.fits[len(followed.fits) // 2 :]
     assert max(late) - min(late) < 0.15 * min(late)
@@ -98,7 +98,7 @@ def test_the_limit_follows_answers_that_get_shorter_again() -> None:
 
 
 class Probe:
-    """Answers with each of ``looks`` in turn, then with the last one for ever."""
+    """A probe that answers with each of ``looks`` once, then always with the last one."""
 
     def __init__(self, *looks: tuple[EngineLoad, ...]) -> None:
         self._looks = list(looks)
@@ -134,7 +134,7 @@ def limits_over_time(probe: Probe, *, size: int, held: int, seconds: float) -> l
     return run_virtually(main())[0]
 
 
-def test_it_looks_every_period_and_sets_the_limit_of_the_slots() -> None:
+def test_the_limit_of_the_slots_is_set_every_period() -> None:
     probe = Probe(BUSY, QUEUED, QUEUED, BUSY, ROOMY)
     assert limits_over_time(probe, size=64, held=47, seconds=5) == [64, 47, 40, 40, 42]
     assert probe.asked == 5

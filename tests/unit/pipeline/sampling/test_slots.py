@@ -1,4 +1,4 @@
-"""Slots: one sample each, given back however it ends."""
+"""Slots hold one sample each, and are released however it ends."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ def test_waiters_get_slots_in_order_and_may_be_cancelled() -> None:
     assert run_virtually(main())[0] == [("a", 0.0), ("c", 1.0)]
 
 
-def test_claims_given_up_are_told() -> None:
+def test_releasing_a_claim_notifies_the_listener() -> None:
     told: list[int] = []
     slots = Slots(4)
     slots.notify(lambda: told.append(slots.free))

@@ -1,16 +1,16 @@
-"""Trainer and engines in turns on the same GPUs: who works when, on fakes."""
+"""Trainer and engines time-share the same GPUs, on fakes: which of them works when."""
 
 from typing import Any
 
 from asyncrl.engines.fake import FakeCheckpoints
 from tests.unit.pipeline.harness import World
 
-TURN = ["trainer", "update", "engines"]
+HOLDERS = ["trainer", "update", "engines"]
 
 
 def colocated(**changes: Any) -> World:
-    """A run whose parts write down whose turn it was when they worked."""
-    world = World(staleness=0, colocate=True, trains_beside_pushes=False, **changes)
+    """A run whose parts record their work and check that the GPUs were theirs."""
+    world = World(staleness=0, colocate=True, trains_during_updates=False, **changes)
     world.seen = seen = []  # type: ignore[attr-defined]
 
     def note(what: str, holder: str) -> None:
@@ -54,22 +54,22 @@ def colocated(**changes: Any) -> World:
 def test_engines_trainer_and_update_alternate_on_shared_gpus() -> None:
     world = colocated(steps=3).run()
     assert world.gpu_sharing is not None
-    assert world.gpu_sharing.taken == [*TURN * 3, "trainer"]  # the last one is for saving the model
+    assert world.gpu_sharing.taken == [*HOLDERS * 3, "trainer"]  # the last one is for saving the model
     assert len(world.facts) == 3
     assert max(world.lags) == 0
 
 
-def test_turns_take_their_time_and_nothing_else_changes() -> None:
-    apart = World(steps=3, staleness=0, trains_beside_pushes=False).run()
-    shared = World(steps=3, staleness=0, trains_beside_pushes=False, colocate=True).run()
+def test_time_sharing_costs_its_switches_and_changes_nothing_else() -> None:
+    apart = World(steps=3, staleness=0, trains_during_updates=False).run()
+    shared = World(steps=3, staleness=0, trains_during_updates=False, colocate=True).run()
     assert shared.trained_ids == apart.trained_ids
     assert round(shared.seconds - apart.seconds, 6) == 1.0  # ten changes of 0.1 s
 
 
-def test_a_checkpoint_is_copied_before_the_optimizer_is_put_away() -> None:
+def test_a_checkpoint_is_copied_before_the_optimizer_is_offloaded() -> None:
     checkpoints = FakeCheckpoints(0.5)
     world = World(
-        steps=4, staleness=0, colocate=True, trains_beside_pushes=False, save_interval=2, checkpoints=checkpoints
+        steps=4, staleness=0, colocate=True, trains_during_updates=False, save_interval=2, checkpoints=checkpoints
     )
     gpu_sharing = []
     begin = checkpoints.begin
@@ -93,7 +93,7 @@ def test_evaluations_end_before_the_trainer_takes_the_gpus() -> None:
 
 
 def test_requests_that_outlive_a_step_wait_and_keep_their_tokens() -> None:
-    """With ``mask`` a group goes on when its step is over: it waits while the trainer works."""
+    """With ``mask`` a group continues when its step is over: it waits while the trainer works."""
     world = colocated(
         steps=12,
         slots=64,
@@ -102,7 +102,7 @@ def test_requests_that_outlive_a_step_wait_and_keep_their_tokens() -> None:
         lengths=lambda request: 400 if request.seed % 5 == 0 else 8,
     ).run()
     assert world.gpu_sharing is not None
-    assert world.gpu_sharing.taken[:-1] == TURN * 12
+    assert world.gpu_sharing.taken[:-1] == HOLDERS * 12
     stats = world.scheduler.stats()
     assert stats.aborts > 0
     assert stats.tokens.masked > 0
@@ -110,5 +110,5 @@ def test_requests_that_outlive_a_step_wait_and_keep_their_tokens() -> None:
 
 
 def _easier_later(group: Any) -> str | None:
-    """So that more groups are let through than were reckoned with."""
+    """Keep more of the later groups, so that more are kept than was estimated."""
     return "odd" if group.group_id < 40 and group.group_id % 4 else None

@@ -18,7 +18,7 @@ def state(**changes: Any) -> AdmissionState:
 
 
 def room(now: AdmissionState, bounds: Limits) -> int:
-    """How many groups may start one after the other."""
+    """The number of groups that may start one after the other."""
     started = 0
     while is_wanted(state(**{**_fields(now), "in_flight": now.in_flight + started}), bounds):
         started += 1
@@ -56,7 +56,7 @@ def test_a_group_starts_only_when_a_slot_is_free() -> None:
     assert not may_start(state(free_slots=0), limits())
 
 
-def test_nothing_starts_that_the_buffer_would_have_no_room_for() -> None:
+def test_no_group_starts_that_the_buffer_could_not_hold() -> None:
     assert may_start(state(buffered=3, in_flight=1), limits(buffer_size=5))
     assert not may_start(state(buffered=3, in_flight=2), limits(buffer_size=5))
     assert may_start(state(buffered=3, in_flight=2, acceptance=0.5), limits(buffer_size=5))

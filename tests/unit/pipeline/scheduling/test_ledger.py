@@ -1,4 +1,4 @@
-"""Accounts that do not balance are noticed."""
+"""Accounts that do not balance raise an error."""
 
 import pytest
 

@@ -101,7 +101,7 @@ def test_the_first_weights_come_from_where_slime_takes_them(tmp_path: Path) -> N
         find_origin(CheckpointConfig(), tmp_path)
 
 
-def test_what_a_converter_made_gives_weights_alone(tmp_path: Path) -> None:
+def test_a_converted_checkpoint_gives_weights_alone(tmp_path: Path) -> None:
     release = written(tmp_path, 5).rename(tmp_path / "release")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("release\n")
     assert find_origin(CheckpointConfig(load=tmp_path), None) == Origin(folder=release, kind="weights")

@@ -1,4 +1,4 @@
-"""A call of ``generate`` can be given up, and a cancellation by others stays a cancellation."""
+"""A call of ``generate`` can be given up; a cancellation from elsewhere stays a cancellation."""
 
 import asyncio
 
@@ -14,6 +14,12 @@ async def waiting(call: CallInFlight) -> None:
         await asyncio.sleep(60.0)
 
 
+def assert_not_cancelled() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
 def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> None:
     async def main() -> None:
         loop, calls = asyncio.get_running_loop(), CallsInFlight()
@@ -23,9 +29,7 @@ def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> N
         with pytest.raises(EngineLost, match="one was not aborted in time"):
             await waiting(call)
         assert loop.time() == pytest.approx(2.0)
-        task = asyncio.current_task()
-        assert task is not None
-        assert task.cancelling() == 0
+        assert_not_cancelled()
         await asyncio.sleep(1.0)  # nothing is left of the cancellation
 
     run_virtually(main())
@@ -33,27 +37,31 @@ def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> N
 
 def test_a_call_that_has_ended_cannot_be_given_up() -> None:
     async def main() -> None:
-        call = CallInFlight("one")
+        loop, call = asyncio.get_running_loop(), CallInFlight("one")
         call.give_up()
         async with call:
             await asyncio.sleep(1.0)
         call.give_up()
         await asyncio.sleep(1.0)
+        assert loop.time() == pytest.approx(2.0)  # neither sleep was cut short
+        assert_not_cancelled()
 
     run_virtually(main())
 
 
 def test_a_call_that_ends_as_it_is_given_up_has_ended() -> None:
     async def main() -> None:
-        call = CallInFlight("one")
+        loop, call = asyncio.get_running_loop(), CallInFlight("one")
         async with call:
             call.give_up()
         await asyncio.sleep(1.0)
+        assert loop.time() == pytest.approx(1.0)
+        assert_not_cancelled()
 
     run_virtually(main())
 
 
-def test_what_the_call_raises_is_raised() -> None:
+def test_an_error_of_the_call_is_raised() -> None:
     async def main() -> None:
         with pytest.raises(EngineTimeout):
             async with CallInFlight("one"):
@@ -63,8 +71,8 @@ def test_what_the_call_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize("at_s", [1.0, 2.0])
-def test_a_call_that_somebody_else_cancels_is_cancelled(at_s: float) -> None:
-    """Also in the very moment in which it is given up."""
+def test_a_call_that_is_cancelled_from_elsewhere_is_cancelled(at_s: float) -> None:
+    """The promise also holds at the moment in which the call is given up."""
 
     async def main() -> None:
         loop, call = asyncio.get_running_loop(), CallInFlight("one")

@@ -1,4 +1,4 @@
-"""What a server answers to commands, read."""
+"""The parsing of a server's answers to commands."""
 
 import asyncio
 from pathlib import Path
@@ -14,8 +14,8 @@ from asyncrl.engines.weight_sync.buckets import WeightBucket
 BUCKET = WeightBucket(names=("a",), dtypes=("float32",), shapes=((2,),), num_bytes=8)
 
 
-class Wire:
-    """Gives one answer."""
+class Http:
+    """An HTTP client that always returns one answer."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -25,13 +25,13 @@ class Wire:
 
 
 def control(message: str) -> EngineControl:
-    return EngineControl(Wire(message), "http://engine", timeout_s=1.0)  # type: ignore[arg-type]
+    return EngineControl(Http(message), "http://engine", timeout_s=1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("message", "received"),
     [
-        # SGLang adds a sentence of its own; with data-parallel attention it joins the answers of all ranks.
+        # SGLang adds a sentence; with data-parallel attention it joins the answers of all ranks.
         (f"{KEPT} {STOOD_STILL}0.012345 Weight version updated to 4.", Received(is_kept=True, still_s=0.012345)),
         (f"ok {STOOD_STILL}1.5 | ok {STOOD_STILL}1.6", Received(is_kept=False, still_s=1.6)),
         (
@@ -41,7 +41,7 @@ def control(message: str) -> EngineControl:
         ("Succeeded to update. Weight version updated to 4.", Received(is_kept=False)),
     ],
 )
-def test_an_update_says_which_buckets_are_kept_and_for_how_long_nothing_ran(message: str, received: Received) -> None:
+def test_the_answer_to_an_update_reports_kept_buckets_and_the_pause(message: str, received: Received) -> None:
     told = control(message)
     assert asyncio.run(told.receive_bucket(BUCKET, group_name="g", label="4")) == received
     everything = told.receive_all([BUCKET], group_name="g", label="4", is_checked=False)

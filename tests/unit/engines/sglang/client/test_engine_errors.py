@@ -1,4 +1,4 @@
-"""Which named error leaves ``SGLangEngine`` when a server misbehaves; a small HTTP server plays the bad ones."""
+"""The errors that ``SGLangEngine`` raises when a server misbehaves, which a small HTTP server does."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams, Weights
-from tests.contract.conftest import free_ports
+from tests.ports import free_ports
 
 REQUEST = Request(
     request_id="r1",
@@ -41,7 +41,7 @@ def event(tokens: list[int], version: int = 4, stamps: list[str] | None = None, 
 
 
 def sending(*pieces: bytes) -> Answering:
-    """Sends the pieces one by one and hangs up."""
+    """A handler that sends the pieces one by one and closes the connection."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -103,7 +103,7 @@ async def serving(answers: Mapping[str, Answering]) -> AsyncIterator[str]:
 
 
 def generate(answer: Answering, idle_s: float = 5.0) -> tuple[list[Chunk], FinishReason | EngineError, list[str]]:
-    """The chunks, how it ended, and the request ids that were aborted."""
+    """The chunks, the finish reason, and the ids of the aborted requests."""
     chunks: list[Chunk] = []
     aborted: list[str] = []
 
@@ -136,7 +136,7 @@ def test_a_chunk_is_as_old_as_the_stamp_on_the_one_before_it() -> None:
     stream = sending(event([1], 4), event([2], 4), event([3], 5), event([4], 5, type="length"))
     chunks, end, _ = generate(stream)
     assert end == FinishReason.LENGTH
-    assert [chunk.version for chunk in chunks] == [4, 4, 4, 4]  # version 5 is not settled within a millisecond
+    assert [chunk.version for chunk in chunks] == [4, 4, 4, 4]  # version 5 is not certain within a millisecond
 
 
 def test_stamped_tokens_are_as_old_as_their_stamps() -> None:
@@ -183,7 +183,7 @@ def test_a_server_in_trouble_is_lost(status: int) -> None:
     ],
     ids=["connection reset", "no end", "aborted by others", "error event", "not JSON", "abort with an echo"],
 )
-def test_what_arrived_before_a_loss_is_kept(answer: Answering) -> None:
+def test_tokens_that_arrived_before_a_loss_are_kept(answer: Answering) -> None:
     chunks, end, aborted = generate(answer)
     assert tokens(chunks) == [7]
     assert isinstance(end, EngineLost)
@@ -275,7 +275,7 @@ def test_a_server_that_lost_a_request_is_chosen_last() -> None:
 
 
 def interrupt(first: bytes, last: bytes, request: Request = REQUEST) -> tuple[list[int], FinishReason]:
-    """The tokens and the end of an answer whose ``last`` event comes after the abort."""
+    """The tokens and the finish reason of an answer whose ``last`` event comes after the abort."""
     chunks: list[Chunk] = []
     aborted: list[str] = []
 
@@ -307,7 +307,7 @@ def interrupt(first: bytes, last: bytes, request: Request = REQUEST) -> tuple[li
 
 
 def aborted_event(tokens: list[int], scored: list[int], completion_tokens: int, **more: Any) -> bytes:
-    """The last event of an aborted request, as SGLang writes it; ``more`` goes to the finish reason."""
+    """The last event of an aborted request, as SGLang writes it; ``more`` are further fields of the finish reason."""
     whole = orjson.loads(event(scored, type="abort", message="Aborted", **more).removeprefix(b"data: "))
     whole["output_ids"], whole["meta_info"]["completion_tokens"] = tokens, completion_tokens
     return b"data: " + orjson.dumps({**whole, "text": "".join(map(str, tokens))}) + b"\n\n"

@@ -1,4 +1,7 @@
-"""Packed events carry what SGLang's own carry, bit for bit; the contract of the engine shows it in a real server."""
+"""Packed events carry the content of SGLang's own events bit for bit.
+
+The tests of the engine check the same with a real server.
+"""
 
 from array import array
 from typing import Any
@@ -72,7 +75,7 @@ def test_equal_stamps_are_one_run(stamps: list[str | None], runs: list[tuple[str
     assert runs_of(stamps) == runs
 
 
-def test_an_sglang_that_is_unlike_ends_the_packing_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_sglang_disables_packing_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     hook, unlike = PackedEvents(), event([(5, -1.0)], None)
     assert hook.before_writing(event([(5, -1.0)], None)) is not None
     unlike["meta_info"]["output_token_logprobs"] = [(-1.0,)]

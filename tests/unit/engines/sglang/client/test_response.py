@@ -1,4 +1,4 @@
-"""A response is the same however its bytes are cut, and what is no response is refused."""
+"""A response is parsed alike wherever its bytes are cut, and bytes that are no response are refused."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Streamed answers over real sockets: connections are used again, and only if that is safe."""
+"""Streamed answers over real sockets: a connection is reused only when that is safe."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.engines.sglang.client.response import BrokenResponse
 from asyncrl.engines.sglang.client.streams import Silent, Streams
-from tests.contract.conftest import free_ports
+from tests.ports import free_ports
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -17,7 +17,7 @@ Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class Server:
-    """Answers every request the same way, and counts."""
+    """A server that answers every request alike, and counts connections and requests."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -70,7 +70,7 @@ def opened(keep_alive_s: float = 5.0) -> Iterator[Streams]:
 
 
 def nothing(status: int, piece: bytes) -> None:
-    """Takes a piece and forgets it."""
+    """Discard a piece."""
 
 
 def test_an_answer_goes_piece_by_piece_through_one_connection_after_the_other_request() -> None:
@@ -93,9 +93,9 @@ def test_an_answer_goes_piece_by_piece_through_one_connection_after_the_other_re
     [
         (sending(HEAD + END), 0.0),
         (sending(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"), 5.0),
-        (sending(HEAD + END, b"what nobody asked for"), 5.0),
+        (sending(HEAD + END, b"bytes that were not requested"), 5.0),
     ],
-    ids=["too old", "the server says so", "out of step"],
+    ids=["too old", "the server closes it", "out of step"],
 )
 def test_a_connection_that_may_be_unfit_is_not_used_again(answer: Answer, keep_alive_s: float) -> None:
     async def run() -> None:
@@ -158,7 +158,7 @@ def test_an_error_of_the_callback_is_raised_and_ends_the_stream() -> None:
     assert calls == [b"a", b"a"]
 
 
-def test_after_a_cancellation_nothing_is_taken_and_the_connection_is_closed() -> None:
+def test_a_cancellation_ends_delivery_and_closes_the_connection() -> None:
     calls: list[bytes] = []
     answer = sending(HEAD + b"1\r\na\r\n", *[b"1\r\nb\r\n"] * 50)
 

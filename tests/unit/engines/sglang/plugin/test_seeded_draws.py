@@ -1,10 +1,9 @@
-"""The draw that replaces SGLang's on a CPU has the right distribution and depends on seed and position alone."""
+"""The draw that replaces SGLang's on a CPU has the right distribution and depends only on seed and position."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from asyncrl.engines.sglang.client.versions import SETTLE_S, VersionTrail  # noqa: E402
 from asyncrl.engines.sglang.plugin.draw import draw_with_seed  # noqa: E402
 
 DRAWS = 100_000
@@ -36,21 +35,3 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     nothing = float("-inf")
     logprobs = torch.tensor([[nothing, 0.0, -1.0, nothing]]).expand(DRAWS, -1)
     assert set(draw_with_seed(logprobs, torch.arange(DRAWS), torch.arange(DRAWS)).view(-1).tolist()) == {1, 2}
-
-
-def test_a_version_counts_once_it_has_been_seen_for_a_while() -> None:
-    trail = VersionTrail()
-    assert trail.oldest_possible(4, 0.0) == 4
-    assert trail.oldest_possible(5, 10.0) == 4
-    assert trail.oldest_possible(5, 10.0 + SETTLE_S / 2) == 4
-    assert trail.oldest_possible(4, 10.0 + SETTLE_S / 2) == 4
-    assert trail.oldest_possible(5, 10.0 + SETTLE_S) == 5
-    assert trail.oldest_possible(4, 10.0 + SETTLE_S) == 4
-
-
-def test_versions_that_follow_fast_settle_one_after_the_other() -> None:
-    trail = VersionTrail()
-    for version in range(4):
-        trail.oldest_possible(version, 10.0 + version * SETTLE_S / 2)
-    assert trail.oldest_possible(3, 10.0 + 2 * SETTLE_S) == 2
-    assert trail.oldest_possible(3, 10.0 + 3 * SETTLE_S) == 3

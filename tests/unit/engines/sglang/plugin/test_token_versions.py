@@ -1,4 +1,7 @@
-"""The plug-in inside SGLang, on things shaped like SGLang's; the contract of the engine shows it in a real server."""
+"""The plug-in for token versions, on objects shaped like SGLang's.
+
+The tests of the engine check the same with a real server.
+"""
 
 import logging
 import subprocess
@@ -18,7 +21,7 @@ class NoSpeculation:
 
 
 class Streamer:
-    """Writes down what it sends, as SGLang decides by the interval."""
+    """A streamer that records the tokens it sends, as often as SGLang's interval allows."""
 
     def __init__(self) -> None:
         self.sent: list[list[int]] = []
@@ -107,7 +110,7 @@ def test_waiting_requests_use_the_cache_of_the_weights_that_will_serve_them() ->
     assert late.extra_key == cache_key(4)
 
 
-def test_a_retracted_request_sends_what_it_held_back_once() -> None:
+def test_a_retracted_request_sends_its_unsent_tokens_once() -> None:
     stamps, over = TokenStamps(), scheduler()
     retracted = request(cache_key(0), written=5, sent=2, is_retracted=True)
     stamps.before_queueing(over, retracted, is_retracted=True)
@@ -117,7 +120,7 @@ def test_a_retracted_request_sends_what_it_held_back_once() -> None:
     assert retracted.sampling_params.stream_interval is None
 
 
-def test_an_sglang_that_is_unlike_stops_the_stamps_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_sglang_disables_the_stamps_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     stamps, over = TokenStamps(), scheduler()
     passed(stamps, over)
     with caplog.at_level(logging.WARNING):
@@ -137,7 +140,7 @@ def test_the_plug_in_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_sglang_without_what_is_hooked_is_left_as_it_is() -> None:
+def test_an_sglang_without_the_hooked_names_is_left_unchanged() -> None:
     code = """
 import sys, types
 for name in ("sglang", "sglang.srt", "sglang.srt.plugins", "sglang.srt.plugins.hook_registry"):

@@ -1,4 +1,4 @@
-"""A dozen weight updates while long answers are being written, with the real SGLang: each mode keeps them all alive."""
+"""A dozen weight updates of the real SGLang while it generates long answers: each pause mode keeps every answer."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, Span, Weights
-from tests.contract.conftest import ServerControl, Servers, a_free_port
+from tests.sglang_server import ServerControl, Servers, a_free_port
 from tests.unit.engines.weight_sync.weight_sets import Teacher, WritesWeights, weight_set
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
@@ -34,11 +34,11 @@ PROMPT = tuple(range(2, 34))
 NUM_SAMPLES = 8
 NUM_UPDATES = 12
 NUM_TOKENS = 3000
-"""Per answer: about 15 s on two idle cores, three times what the updates take."""
+"""Length of an answer: about 15 s on two idle cores, three times as long as the updates."""
 BETWEEN_S = 0.1
-"""From one update to the next: about 20 tokens of every answer."""
+"""Time between two updates: about 20 tokens of every answer."""
 CLOSE = 1e-4
-"""Engine and teacher agree to 5e-6; log-probs under two versions are as close for one token in some thousands."""
+"""Tolerance of log-probs: engine and teacher agree to 5e-6; two versions are as close for one token in thousands."""
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def teacher(servers: Servers) -> Teacher:
     return Teacher(servers.model)
 
 
-class Remembering:
-    """An engine that remembers what it was asked."""
+class RecordingEngine:
+    """An engine that records its requests."""
 
     def __init__(self, engine: RolloutEngine) -> None:
         self.requests: list[Request] = []
@@ -65,21 +65,21 @@ class Remembering:
 
 
 @dataclass(kw_only=True)
-class Outcome:
-    """The updates, and the answers that lived through them."""
+class UpdatedAnswers:
+    """The answers that were in flight during the updates."""
 
     first: int
-    """The version that all answers began under."""
+    """The version that all answers began with."""
     samples: list[Sample] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     retries: int = 0
     aborts: int = 0
     alive: int = 0
-    """Answers still being written when the last update was done."""
+    """Answers in flight when the last update was done."""
 
 
 class Control(ServerControl):
-    """Keeps what the engine said of how long it had stood still."""
+    """``ServerControl`` that keeps how long the engine reported to have stood still."""
 
     def __init__(self, http: HttpClient, url: str) -> None:
         super().__init__(http, url, timeout_s=60.0)
@@ -93,9 +93,9 @@ class Control(ServerControl):
         return received
 
 
-def live_through_updates(servers: Servers, mode: Mode, disk: Path | None = None) -> Outcome:
-    """Publish new weights again and again under answers in flight, as a run does; by broadcast unless by ``disk``."""
-    return asyncio.run(_live_through_updates(servers, mode, disk))
+def update_in_flight(servers: Servers, mode: Mode, disk: Path | None = None) -> UpdatedAnswers:
+    """Publish new weights again and again while answers are in flight; by broadcast, or through the folder ``disk``."""
+    return asyncio.run(_update_in_flight(servers, mode, disk))
 
 
 @contextlib.asynccontextmanager
@@ -131,13 +131,13 @@ async def _through(disk: Path, control: EngineControl, sender: WritesWeights) ->
     assert left_in(disk) == {f"version-{version}" for version in (sender.version - 1, sender.version)}
 
 
-async def _live_through_updates(servers: Servers, mode: Mode, disk: Path | None) -> Outcome:
+async def _update_in_flight(servers: Servers, mode: Mode, disk: Path | None) -> UpdatedAnswers:
     async with HttpClient() as http, contextlib.AsyncExitStack() as stack:
         control = Control(http, servers.engine_url)
         sender = WritesWeights(servers.model, weight_set)
         way = _broadcasting(control, sender, mode) if disk is None else _through(disk, control, sender)
         updater = await stack.enter_async_context(way)
-        engine = Remembering(
+        engine = RecordingEngine(
             SGLangEngine(http, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=60.0)
         )
         published: dict[int, Weights] = {}
@@ -155,10 +155,8 @@ async def _live_through_updates(servers: Servers, mode: Mode, disk: Path | None)
             retrying.go_on()
 
         await publish()
-        outcome, partials = (
-            Outcome(first=servers.version),
-            [PartialSample(index, published) for index in range(NUM_SAMPLES)],
-        )
+        answers = UpdatedAnswers(first=servers.version)
+        partials = [PartialSample(index, published) for index in range(NUM_SAMPLES)]
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(
@@ -172,10 +170,10 @@ async def _live_through_updates(servers: Servers, mode: Mode, disk: Path | None)
             for _ in range(NUM_UPDATES):
                 await asyncio.sleep(BETWEEN_S)
                 await publish()
-            outcome.alive = sum(not task.done() for task in running)
-    outcome.samples = [partial.finish("", task.result(), 1.0) for partial, task in zip(partials, running, strict=True)]
-    outcome.requests, outcome.retries, outcome.aborts = engine.requests, retrying.retries, retrying.aborts
-    return outcome
+            answers.alive = sum(not task.done() for task in running)
+    answers.samples = [partial.finish("", task.result(), 1.0) for partial, task in zip(partials, running, strict=True)]
+    answers.requests, answers.retries, answers.aborts = engine.requests, retrying.retries, retrying.aborts
+    return answers
 
 
 def _request(seed: int, weights: Weights) -> Request:
@@ -188,42 +186,42 @@ def _request(seed: int, weights: Weights) -> Request:
     )
 
 
-def assert_all_lived(outcome: Outcome) -> None:
-    """No answer was lost or shortened, and each has seen the updates, in order."""
-    assert outcome.alive == NUM_SAMPLES
-    assert outcome.retries == 0
-    for sample in outcome.samples:
+def assert_all_survived(answers: UpdatedAnswers) -> None:
+    """Assert that no answer was lost or shortened, and that each has tokens of several versions in order."""
+    assert answers.alive == NUM_SAMPLES
+    assert answers.retries == 0
+    for sample in answers.samples:
         assert (sample.finish, len(sample.token_ids)) == (FinishReason.LENGTH, NUM_TOKENS)
         versions = [span.weights.version for span in sample.spans]
         assert all(before < after for before, after in itertools.pairwise(versions))
-        assert (versions[0], versions[-1]) == (outcome.first, outcome.first + NUM_UPDATES)
-        assert len(versions) > NUM_UPDATES // 2  # between two updates a busy machine may come to no token
+        assert (versions[0], versions[-1]) == (answers.first, answers.first + NUM_UPDATES)
+        assert len(versions) > NUM_UPDATES // 2  # a busy machine may generate no token between two updates
 
 
 def assert_spans_are_exact(sample: Sample, score: Callable[[Span], list[float]]) -> None:
-    """Each token was made by the weights that its span names, and by no neighbour's at the edges."""
+    """Assert that each token was generated by the weights of its span, also at the edges of the span."""
     for span in sample.spans:
         scores = score(span)
         assert scores == pytest.approx(sample.logprobs[span.start : span.stop].tolist(), abs=CLOSE)
 
 
-def afresh(teacher: Teacher, sample: Sample) -> Callable[[Span], list[float]]:
-    """Scores of a span's tokens when all before them is read under the span's own weights."""
+def scores_of_recomputed_cache(teacher: Teacher, sample: Sample) -> Callable[[Span], list[float]]:
+    """Scores of a span's tokens with a KV cache that the span's own weights computed."""
     tokens = (*PROMPT, *sample.token_ids)
     return lambda span: teacher.scores(
         span.weights.version, tokens[: len(PROMPT) + span.stop], len(PROMPT) + span.start
     )
 
 
-def with_old_caches(teacher: Teacher, sample: Sample) -> Callable[[Span], list[float]]:
-    """Scores of a span's tokens when what older weights read is left as it is."""
+def scores_of_kept_cache(teacher: Teacher, sample: Sample) -> Callable[[Span], list[float]]:
+    """Scores of a span's tokens with a KV cache in which the entries of older weights stay."""
     edges = [(span.weights.version, len(PROMPT) + span.stop) for span in sample.spans]
     scores = teacher.scores_with_old_caches(edges, (*PROMPT, *sample.token_ids), len(PROMPT))
     return lambda span: scores[span.start : span.stop]
 
 
 def moved(sample: Sample, by: int) -> Sample:
-    """The same answer with every edge between spans in the wrong place."""
+    """The same answer with every edge between spans moved ``by`` tokens."""
     stops = [*(span.stop + by for span in sample.spans[:-1]), sample.spans[-1].stop]
     starts = [0, *stops[:-1]]
     spans = tuple(
@@ -241,45 +239,47 @@ def moved(sample: Sample, by: int) -> Sample:
     )
 
 
-def test_in_place_goes_on_with_the_old_cache_and_the_new_weights(as_it_was: Servers, teacher: Teacher) -> None:
-    outcome = live_through_updates(as_it_was, "in_place")
-    assert_all_lived(outcome)
-    assert (outcome.aborts, len(outcome.requests)) == (0, NUM_SAMPLES)
-    for sample in outcome.samples:
-        assert_spans_are_exact(sample, with_old_caches(teacher, sample))
-    for by in (-1, 1):
-        wrong = moved(outcome.samples[0], by)
-        with pytest.raises(AssertionError):
-            assert_spans_are_exact(wrong, with_old_caches(teacher, wrong))
-
-
-def test_weights_that_come_by_disk_leave_what_is_in_flight_alone(
-    as_it_was: Servers, teacher: Teacher, tmp_path: Path
+def test_in_place_updates_continue_with_the_old_kv_cache_and_the_new_weights(
+    restored_servers: Servers, teacher: Teacher
 ) -> None:
-    outcome = live_through_updates(as_it_was, "in_place", tmp_path / "disk")
-    assert_all_lived(outcome)
-    assert (outcome.aborts, len(outcome.requests)) == (0, NUM_SAMPLES)
-    for sample in outcome.samples:
-        assert_spans_are_exact(sample, with_old_caches(teacher, sample))
+    answers = update_in_flight(restored_servers, "in_place")
+    assert_all_survived(answers)
+    assert (answers.aborts, len(answers.requests)) == (0, NUM_SAMPLES)
+    for sample in answers.samples:
+        assert_spans_are_exact(sample, scores_of_kept_cache(teacher, sample))
+    for by in (-1, 1):
+        wrong = moved(answers.samples[0], by)
+        with pytest.raises(AssertionError):
+            assert_spans_are_exact(wrong, scores_of_kept_cache(teacher, wrong))
 
 
-def test_retract_reads_everything_again_under_the_new_weights(as_it_was: Servers, teacher: Teacher) -> None:
-    outcome = live_through_updates(as_it_was, "retract")
-    assert_all_lived(outcome)
-    assert (outcome.aborts, len(outcome.requests)) == (0, NUM_SAMPLES)
-    for sample in outcome.samples:
-        assert_spans_are_exact(sample, afresh(teacher, sample))
+def test_updates_through_a_disk_keep_requests_in_flight(
+    restored_servers: Servers, teacher: Teacher, tmp_path: Path
+) -> None:
+    answers = update_in_flight(restored_servers, "in_place", tmp_path / "disk")
+    assert_all_survived(answers)
+    assert (answers.aborts, len(answers.requests)) == (0, NUM_SAMPLES)
+    for sample in answers.samples:
+        assert_spans_are_exact(sample, scores_of_kept_cache(teacher, sample))
 
 
-def test_abort_resumes_behind_what_was_written(as_it_was: Servers, teacher: Teacher) -> None:
-    outcome = live_through_updates(as_it_was, "abort")
-    assert_all_lived(outcome)
-    assert outcome.aborts == NUM_SAMPLES * NUM_UPDATES
-    assert len(outcome.requests) == NUM_SAMPLES * (NUM_UPDATES + 1)
-    for sample in outcome.samples:
-        assert_spans_are_exact(sample, afresh(teacher, sample))
+def test_retract_recomputes_the_kv_cache_under_the_new_weights(restored_servers: Servers, teacher: Teacher) -> None:
+    answers = update_in_flight(restored_servers, "retract")
+    assert_all_survived(answers)
+    assert (answers.aborts, len(answers.requests)) == (0, NUM_SAMPLES)
+    for sample in answers.samples:
+        assert_spans_are_exact(sample, scores_of_recomputed_cache(teacher, sample))
+
+
+def test_aborted_answers_resume_after_their_last_token(restored_servers: Servers, teacher: Teacher) -> None:
+    answers = update_in_flight(restored_servers, "abort")
+    assert_all_survived(answers)
+    assert answers.aborts == NUM_SAMPLES * NUM_UPDATES
+    assert len(answers.requests) == NUM_SAMPLES * (NUM_UPDATES + 1)
+    for sample in answers.samples:
+        assert_spans_are_exact(sample, scores_of_recomputed_cache(teacher, sample))
         edges = {0, *(span.start for span in sample.spans)}
-        for request in outcome.requests:
+        for request in answers.requests:
             if request.seed == sample.index:
                 written = request.token_ids[len(PROMPT) :]
                 assert request.token_ids == (*PROMPT, *sample.token_ids[: len(written)])

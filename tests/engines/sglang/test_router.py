@@ -1,4 +1,4 @@
-"""The real router, in front of a stand-in for an engine that goes away and comes back."""
+"""The real router in front of a stand-in for an engine that stops and starts again."""
 
 import asyncio
 import contextlib
@@ -14,12 +14,12 @@ from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.launch import RouterLaunch, router_command
 from asyncrl.errors import EngineLost
-from tests.contract.conftest import free_ports
+from tests.ports import free_ports
 
 AWAY_S = 4.0
-"""Some of the router's looks."""
-LOOKS = {"health-check-interval-secs": "1", "health-failure-threshold": "1", "health-success-threshold": "2"}
-"""The user's: a router that soon gives an engine up and is slow to take it back."""
+"""Time without an engine: several health checks of the router."""
+HEALTH_FLAGS = {"health-check-interval-secs": "1", "health-failure-threshold": "1", "health-success-threshold": "2"}
+"""Flags of a router that soon gives an engine up and is slow to take it back."""
 SCORED = {"meta_info": {"input_token_logprobs": [[None, 1, None], [-0.5, 2, None]]}}
 
 
@@ -39,7 +39,7 @@ async def stand_in(port: int) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
-def test_an_engine_that_is_back_gets_requests_before_and_after_the_router_knows_it(tmp_path: Path) -> None:
+def test_a_restarted_engine_gets_requests_before_and_after_the_router_notices_it(tmp_path: Path) -> None:
     async def run(port: int, router: str) -> None:
         url = f"http://127.0.0.1:{port}"
         async with HttpClient() as http:
@@ -53,14 +53,14 @@ def test_an_engine_that_is_back_gets_requests_before_and_after_the_router_knows_
                 engine.join(url)
                 with pytest.raises(EngineLost, match="no_available_workers"):
                     await http.ask(f"{router}/generate", {"input_ids": [1, 2], "sampling_params": {}}, 10.0)
-                assert await engine.score((1, 2), 1) == (-0.5,)  # not by the router
+                assert await engine.score((1, 2), 1) == (-0.5,)  # directly, not through the router
                 await engine.route(url)
-                assert await engine.score((1, 2), 1) == (-0.5,)  # by the router, which knows now
+                assert await engine.score((1, 2), 1) == (-0.5,)  # through the router, which has noticed
                 assert await http.ask(f"{router}/generate", {"input_ids": [1, 2], "sampling_params": {}}, 10.0)
 
     port, router_port, prometheus_port = free_ports(3)
     launch = RouterLaunch(
-        worker_urls=(f"http://127.0.0.1:{port}",), port=router_port, prometheus_port=prometheus_port, flags=LOOKS
+        worker_urls=(f"http://127.0.0.1:{port}",), port=router_port, prometheus_port=prometheus_port, flags=HEALTH_FLAGS
     )
     command = router_command(launch)
     process = ServerProcess("router", command.arguments, command.environment, tmp_path / "router.log")
