@@ -68,7 +68,7 @@ class RunPlan:
     """Steps done by the run that this one resumes."""
     save_interval: int | None = None
     """Steps between checkpoints.  The last step is always followed by one."""
-    save_beside: bool = True
+    save_during_training: bool = True
     """Continue training while a checkpoint is written."""
 
 
@@ -240,7 +240,7 @@ class _Run:
     async def _checkpoint(self, state: RunState) -> float:
         """Start a checkpoint and return the seconds that training waited.  Engines keep generating.
 
-        With ``save_beside``, the files are written after this returns.
+        With ``save_during_training``, the files are written after this returns.
         """
         if self._parts.checkpointer is None:
             raise AssertionError("there is no checkpointer")
@@ -248,7 +248,7 @@ class _Run:
         try:
             async with self._updates.trainer:
                 await self._parts.checkpointer.begin(state.step, state.as_json())
-                if not self._plan.save_beside:
+                if not self._plan.save_during_training:
                     await self._parts.checkpointer.finish()
         except CheckpointFailed:
             if state.step == self._plan.num_steps:  # without it, the whole run would be lost

@@ -103,9 +103,9 @@ class WeightUpdates:
 
     async def _publish_anew(self, is_free: asyncio.Event) -> UpdateReport:
         async with self.trainer:
-            goes_beside = await self._updater.snapshot()
+            is_copied = await self._updater.snapshot()
             self._snapshot_step = self.trained
-            if not goes_beside:
+            if not is_copied:
                 report = await self._publish()
                 is_free.set()
                 return report

@@ -219,10 +219,10 @@ async def _all_runs(
         stage = Stage(running, session.setup, load_tokenizer(checkpoint), timeline, session.say)
         freeze_startup_objects()
         with plainly():
-            async with asyncio.TaskGroup() as beside:
+            async with asyncio.TaskGroup() as watchers:
                 watching = [
-                    beside.create_task(running.watch(), name="servers"),
-                    beside.create_task(watch_loop(stage.loop_lag), name="loop-lag"),
+                    watchers.create_task(running.watch(), name="servers"),
+                    watchers.create_task(watch_loop(stage.loop_lag), name="loop-lag"),
                 ]
                 session.say("one step of short answers, not counted: kernels are compiled, caches filled")
                 await stage.run(

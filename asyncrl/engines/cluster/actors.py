@@ -1,6 +1,6 @@
 """Classes that run inside Ray's worker processes; ``placement.py`` makes actors of them.
 
-An actor runs its methods on one thread, in the order of the calls.  A trainer rank has a second thread, ``BESIDE``.
+An actor runs its methods on one thread, in the order of the calls.  A trainer rank has a second thread, ``CONCURRENT``.
 """
 
 import gc
@@ -16,7 +16,7 @@ from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.internals import naming_imports
 
-BESIDE = "beside"
+CONCURRENT = "concurrent"
 """Ray's concurrency group for calls that cannot wait until a training step has ended.
 
 In an actor with such a group, all other methods also leave the main thread: they run on one dedicated thread, always

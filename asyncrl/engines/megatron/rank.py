@@ -71,7 +71,7 @@ class MegatronRank:
         self._shape = overridden(read_shape(settings.model.hf_checkpoint), settings.shape)
         check_layout(self._shape, settings.parallel, settings.device)
         critic = critic_shape(settings, self._shape) if has_critic(settings.train) else None
-        _check_beside(settings, self._shape, critic)
+        _check_other_models(settings, self._shape, critic)
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         check_alike(settings)
@@ -89,7 +89,7 @@ class MegatronRank:
             self._model,
             self._shape,
             settings.train.update_weight_buffer_size,
-            beside=_copies_weights(settings, self._shape, critic, world_size, self._device),
+            is_copied=_copies_weights(settings, self._shape, critic, world_size, self._device),
             fp8=fp8_of(settings.model.hf_checkpoint, self._shape),
         )
         critics = [] if self._critic is None else [self._critic.learner]
@@ -372,7 +372,7 @@ class MegatronRank:
         return tuple(tuple(found[index].tolist()) if index in found else () for index in range(num_samples))
 
 
-def _check_beside(settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None) -> None:
+def _check_other_models(settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None) -> None:
     """Check that reference model and critic fit the policy.  Raises ConfigError."""
     path = ref_load(settings.train, settings.model)
     is_other = path != settings.model.hf_checkpoint
@@ -402,7 +402,7 @@ def _copies_weights(
         critic=critic,
     )
     memory = _memory_of(device)
-    return has_copy(shape, parallel, work, memory=memory, wanted=train.update_weights_beside_training)
+    return has_copy(shape, parallel, work, memory=memory, wanted=train.update_weights_during_training)
 
 
 def _memory_of(device: torch.device) -> int | None:

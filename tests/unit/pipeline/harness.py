@@ -125,7 +125,7 @@ class World:
         if self.score is not None:
             self.engine.score = self.score  # type: ignore[method-assign]
         self.trainer = FakeTrainer(self.train_seconds)
-        self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, goes_beside=self.trains_during_updates)
+        self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, is_copied=self.trains_during_updates)
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_updates
         self.updater.keeps_copies = self.keeps_copies

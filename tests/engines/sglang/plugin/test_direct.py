@@ -165,7 +165,7 @@ def test_weights_that_were_moved_are_loaded_again(both: Both, tmp_path: Path) ->
 
 def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
-    rank._weight_sender._goes_beside = False  # noqa: SLF001
+    rank._weight_sender._is_copied = False  # noqa: SLF001
     assert len(names) > 3  # there are two buffers
     for step in range(2):
         rank.train(random_batch(step=step))
@@ -194,7 +194,7 @@ def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pyt
 
     monkeypatch.setattr(weight_sender._Copies, "snapshot", counted)  # noqa: SLF001
     monkeypatch.setattr(weight_sender, "_broadcast", fails)
-    rank._weight_sender._goes_beside = False  # noqa: SLF001
+    rank._weight_sender._is_copied = False  # noqa: SLF001
     assert not rank.snapshot(is_checked=False)
     with pytest.raises(WeightUpdateFailed, match="an engine died"):
         rank.send(is_checked=False)
