@@ -42,6 +42,9 @@ class Model:
     def parameters(self) -> list[torch.Tensor]:
         return [self.weight]
 
+    def buffers(self) -> list[torch.Tensor]:
+        return []
+
 
 class Updater:
     """The object that SGLang hands to the hook."""
