@@ -97,9 +97,9 @@ class RankActor(NetworkPlace):
         gc.freeze()  # a full collection takes 0.3 s, possibly during a weight update, and a step leaves it no garbage
         return self._rank.layers
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the rank, on the thread of the caller's concurrency group, by default the main group's."""
-        return getattr(self._rank, method)(*args)
+        return getattr(self._rank, method)(*args, **kwargs)
 
 
 def _is_free(port: int) -> bool:

@@ -150,17 +150,20 @@ class _Call:
 
     method: str
     args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
     def sent_to(self, rank: Any, **options: str) -> Any:
         """Send the call and return Ray's reference to the answer.  Ray and ``ps`` show the method's name."""
-        return rank.call.options(name=f"RankActor.{self.method}", **options).remote(self.method, *self.args)
+        return rank.call.options(name=f"RankActor.{self.method}", **options).remote(
+            self.method, *self.args, **self.kwargs
+        )
 
 
 class _Recorder:
     """A stand-in for a rank whose methods return the call instead of running it."""
 
     def __getattr__(self, method: str) -> Callable[..., _Call]:
-        return lambda *args: _Call(method, args)
+        return lambda *args, **kwargs: _Call(method, args, kwargs)
 
 
 def _recorded(ask: Ask[Any]) -> _Call:
