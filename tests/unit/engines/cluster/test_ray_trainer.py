@@ -50,5 +50,5 @@ def test_resend_runs_on_the_second_thread_of_rank_0_alone() -> None:
 
 def test_failed_rank_is_named() -> None:
     ours = trainer(RankActor(), RankActor(RayError("out of memory")))
-    with pytest.raises(TrainerFailed, match="^trainer rank 1, put_away_weights: out of memory$"):
+    with pytest.raises(TrainerFailed, match=r"^trainer rank 1, put_away_weights: out of memory$"):
         asyncio.run(ours.put_away_weights())
