@@ -126,7 +126,7 @@ class WeightUpdates:
         if self._gpu_sharing is not None:
             await self._gpu_sharing.acquire_for_generation()
         self._serving.set(weights)
-        self._engine.go_on()
+        self._engine.continue_generation()
         self._look_again()
         name = f"update to version {weights.version}"
         self._timeline.span("engines", name, start, loop_time(), bytes=update.num_bytes)

@@ -101,5 +101,5 @@ class ModelledUpdater:
         start = loop_time()
         self._fleet.pause()
         await asyncio.sleep(self._costs.pause_s)
-        self._fleet.go_on(weights, recompute=self._recompute)
+        self._fleet.continue_generation(weights, recompute=self._recompute)
         return UpdateReport(pause_s=loop_time() - start, total_s=loop_time() - start, num_bytes=0)

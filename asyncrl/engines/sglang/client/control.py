@@ -56,7 +56,7 @@ class EngineControl:
         """Hold every request where it is.  ``mode`` is explicit because SGLang's default aborts all requests."""
         await self._post("pause_generation", {"mode": mode})
 
-    async def go_on(self) -> None:
+    async def continue_generation(self) -> None:
         """Resume the requests that ``pause`` held."""
         await self._post("continue_generation", {})
 
