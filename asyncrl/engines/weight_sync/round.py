@@ -205,11 +205,11 @@ class PausedRound[E: Pausable]:
             await gather("pausing", {engine.url: pause(engine) for engine in engines}, self._timeout_s)
         except WeightUpdateFailed:
             if not self._is_mixed:
-                await self._all_go_on(engines)
+                await self._all_continue(engines)
             raise
         return min(answered)
 
-    async def _all_go_on(self, engines: Sequence[Pausable]) -> None:
+    async def _all_continue(self, engines: Sequence[Pausable]) -> None:
         """Resume the engines that can resume.  Ignores errors, because an earlier failure is the one to report."""
 
         async def continue_generation(engine: Pausable) -> None:

@@ -92,7 +92,7 @@ def both(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Both]:
 
 def engines_of(rank: MegatronRank) -> ProcessGroup:
     """The group that the trainer and its engines share."""
-    group = rank._engines  # noqa: SLF001
+    group = rank._update_group  # noqa: SLF001
     assert group is not None
     return group
 
