@@ -236,7 +236,7 @@ async def _all_runs(
                 for task in watching:
                     task.cancel()
         session.say("stopping")
-    running.give_up()
+    running.release_resources()
 
 
 async def _full_rate(session: Session, stage: Stage) -> None:

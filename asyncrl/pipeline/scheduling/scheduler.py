@@ -352,7 +352,7 @@ class Scheduler:
             if not (worthless := [group_id for group_id in chosen if not self._mask(group_id, step)]):
                 return chosen
             for group_id in worthless:
-                self._give_up(group_id)
+                self._expire(group_id)
         return dues
 
     def _due_now(self, step: int) -> tuple[Due, ...] | NotYet:
@@ -403,19 +403,19 @@ class Scheduler:
         for due in late:
             group = self._in_flight.by_id(due.group_id)
             if group is None:
-                self._give_up(due.group_id)
+                self._expire(due.group_id)
             else:
                 self._stop(group)
         while is_over and self._parked:
             parked = self._parked.popleft()
             self._accounts.leave(parked, GroupOutcome.STALE)
-            self._prompt_queue.give_back(parked.prompt)
+            self._prompt_queue.return_prompt(parked.prompt)
 
-    def _give_up(self, group_id: GroupId) -> None:
+    def _expire(self, group_id: GroupId) -> None:
         """Drop a scored group as stale and return its prompt."""
         group = self._unbuffer(group_id)
         self._accounts.expire(group)
-        self._prompt_queue.give_back(group.prompt)
+        self._prompt_queue.return_prompt(group.prompt)
         self._moved.set()
 
     def _unbuffer(self, group_id: GroupId) -> ScoredGroup:
@@ -435,7 +435,7 @@ class Scheduler:
             self._parked.append(group.resumed())  # a copy: tokens that still arrive for this one are stale
         else:
             self._leave(group, GroupOutcome.STALE)
-            self._prompt_queue.give_back(group.prompt)
+            self._prompt_queue.return_prompt(group.prompt)
 
     def _who_waits_for_whom(self) -> str:
         ready, size = len(self._buffered), self._limits.groups_per_step
