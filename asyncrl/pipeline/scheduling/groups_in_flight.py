@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from asyncrl.buffer import Due, masked_until
+from asyncrl.buffer import Dispatch, masked_until
 from asyncrl.errors import plainly
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.sampler import Sampler
@@ -15,7 +15,7 @@ from asyncrl.types import GroupId, Prompt, Sample, ScoredGroup, ScoredSample, We
 class GroupInFlight:
     """A group in flight.  An interrupted group resumes as a new GroupInFlight with the same id and its tokens."""
 
-    due: Due
+    dispatch: Dispatch
     prompt: Prompt
     dispatched: Weights
     """The weights that the engines served when the group was admitted or last resumed."""
@@ -34,7 +34,7 @@ class GroupInFlight:
     @property
     def group_id(self) -> GroupId:
         """Id of the group, the same after an interruption."""
-        return self.due.group_id
+        return self.dispatch.group_id
 
     @property
     def claims(self) -> int:

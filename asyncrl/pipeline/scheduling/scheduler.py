@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from asyncrl.buffer import Due, NotYet, Outstanding, masked_before
+from asyncrl.buffer import Dispatch, NotYet, Outstanding, masked_before
 from asyncrl.errors import (
     AsyncRLError,
     EngineRejected,
@@ -64,7 +64,7 @@ class StalenessPolicy:
 class _Waiting:
     """A scored group in the buffer."""
 
-    due: Due
+    dispatch: Dispatch
     group: ScoredGroup
 
 
@@ -247,11 +247,11 @@ class Scheduler:
         now, weights = loop_time(), self._serving.now
         if self._parked:
             parked = self._parked.popleft()
-            group = replace(parked, due=self._due(parked.group_id), dispatched=weights, since=now)
+            group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
         else:
             group = GroupInFlight(
-                due=self._due(GroupId(self._next_id)),
+                dispatch=self._dispatch(GroupId(self._next_id)),
                 prompt=self._prompt_queue.take(),
                 dispatched=weights,
                 partials=[self._sampler.partial(index) for index in range(self._limits.group_size)],
@@ -261,13 +261,13 @@ class Scheduler:
             self._accounts.admit(group.group_id)
         self._slots.claim(group.claims)
         self._in_flight.add(group)
-        self._outstanding.start(group.due)
+        self._outstanding.start(group.dispatch)
         return group
 
-    def _due(self, group_id: GroupId) -> Due:
+    def _dispatch(self, group_id: GroupId) -> Dispatch:
         self._next_order += 1
         last = min(self._serving.now.step + self._limits.max_staleness, self._limits.num_steps - 1)
-        return Due(order=self._next_order, deadline=last, group_id=group_id)
+        return Dispatch(order=self._next_order, deadline=last, group_id=group_id)
 
     # ---- one group
 
@@ -287,7 +287,7 @@ class Scheduler:
                 self._fail(group, error)
         self._watchdog.moved()
         self._moved.set()
-        if group.due.deadline <= self._wakes.deadline:
+        if group.dispatch.deadline <= self._wakes.deadline:
             self._missing -= 1
             if self._missing <= 0:
                 self._finished.set()
@@ -307,11 +307,11 @@ class Scheduler:
         if reason is None:
             self._streaks.kept()
             self._accounts.buffer(scored_group.group_id)
-            self._outstanding.finish(group.due)
-            self._buffered[scored_group.group_id] = _Waiting(due=group.due, group=scored_group)
+            self._outstanding.finish(group.dispatch)
+            self._buffered[scored_group.group_id] = _Waiting(dispatch=group.dispatch, group=scored_group)
             self._timeline.counter("groups buffered", loop_time(), len(self._buffered))
         else:
-            self._outstanding.remove(group.due)
+            self._outstanding.remove(group.dispatch)
             self._accounts.reject(scored_group, reason)
             self._streaks.filtered(reason)
 
@@ -330,7 +330,7 @@ class Scheduler:
         """Remove a group from those in flight, and give up its claims on slots."""
         self._slots.unclaim(group.claims)
         self._in_flight.remove(group)
-        self._outstanding.remove(group.due)
+        self._outstanding.remove(group.dispatch)
 
     # ---- batches
 
@@ -343,8 +343,8 @@ class Scheduler:
 
     def _choose(self, step: int) -> tuple[GroupId, ...] | NotYet:
         """Return the groups of the step's batch with all too old tokens masked, or what to wait for."""
-        while not isinstance(dues := self._due_now(step), NotYet):
-            chosen = self._picked(step) if self._pick else tuple(due.group_id for due in dues)
+        while not isinstance(dispatches := self._due_now(step), NotYet):
+            chosen = self._picked(step) if self._pick else tuple(dispatch.group_id for dispatch in dispatches)
             if len(chosen) < self._limits.groups_per_step:
                 self._passed_over = len(self._buffered)  # not counted in admission until the filter is called again
                 self._moved.set()
@@ -353,9 +353,9 @@ class Scheduler:
                 return chosen
             for group_id in worthless:
                 self._expire(group_id)
-        return dues
+        return dispatches
 
-    def _due_now(self, step: int) -> tuple[Due, ...] | NotYet:
+    def _due_now(self, step: int) -> tuple[Dispatch, ...] | NotYet:
         size = self._limits.groups_per_step
         if self._policy.stale == "wait":
             return self._outstanding.oldest_in_time(step=step, size=size)
@@ -365,7 +365,7 @@ class Scheduler:
         """Return the groups that the buffer filter picks, and drop the groups that it rejects."""
         if self._pick is None:
             raise AssertionError("there is no function to pick groups")
-        groups = [self._buffered[due.group_id].group for due in self._outstanding.finished()]
+        groups = [self._buffered[dispatch.group_id].group for dispatch in self._outstanding.finished()]
         picked = self._pick(step, groups, self._limits.groups_per_step)
         for group_id, reason in picked.drop.items():
             self._accounts.unpick(self._unbuffer(group_id), reason)
@@ -400,10 +400,10 @@ class Scheduler:
             late = self._outstanding.doomed(step=step, size=size)
         else:  # the buffer filter may pick any group: only the deadline counts
             late = self._outstanding.overdue(step=step)
-        for due in late:
-            group = self._in_flight.by_id(due.group_id)
+        for dispatch in late:
+            group = self._in_flight.by_id(dispatch.group_id)
             if group is None:
-                self._expire(due.group_id)
+                self._expire(dispatch.group_id)
             else:
                 self._stop(group)
         while is_over and self._parked:
@@ -421,7 +421,7 @@ class Scheduler:
     def _unbuffer(self, group_id: GroupId) -> ScoredGroup:
         """Remove a group from the buffer and return it."""
         waiting = self._buffered.pop(group_id)
-        self._outstanding.remove(waiting.due)
+        self._outstanding.remove(waiting.dispatch)
         return waiting.group
 
     def _stop(self, group: GroupInFlight) -> None:
@@ -439,7 +439,7 @@ class Scheduler:
 
     def _who_waits_for_whom(self) -> str:
         ready, size = len(self._buffered), self._limits.groups_per_step
-        first = sorted(self._in_flight, key=lambda group: group.due.order)[:3]
+        first = sorted(self._in_flight, key=lambda group: group.dispatch.order)[:3]
         held = "; ".join(
             f"group {group.group_id} (row {group.prompt.row}) for {loop_time() - group.since:.0f} s with "
             f"{group.num_tokens} tokens"
