@@ -3,4 +3,4 @@
 from asyncrl.buffer.ages import masked_before, masked_until
 from asyncrl.buffer.batches import Dispatch, NotYet, Outstanding
 
-__all__ = ["Due", "NotYet", "Outstanding", "masked_before", "masked_until"]
+__all__ = ["Dispatch", "NotYet", "Outstanding", "masked_before", "masked_until"]
