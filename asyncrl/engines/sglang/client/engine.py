@@ -207,10 +207,10 @@ class SGLangEngine:
             await asyncio.sleep(ABORT_AGAIN_S)
 
     async def _abort_all(self, url: str) -> None:
-        turns = asyncio.Semaphore(_ABORTS_AT_ONCE)
+        abort_slots = asyncio.Semaphore(_ABORTS_AT_ONCE)
 
         async def post(call: CallInFlight) -> None:
-            async with turns:
+            async with abort_slots:
                 # Invariant: set before the POST.  The aborted answer may arrive before the POST's own answer, and
                 # would count as lost.
                 call.is_interrupted = True
