@@ -85,7 +85,7 @@ class FakeEngine:
         """Hold every request where it is."""
         self._going_on.clear()
 
-    def go_on(self, weights: Weights) -> None:
+    def continue_generation(self, weights: Weights) -> None:
         """Resume requests, under ``weights``."""
         self._weights = weights
         self._going_on.set()
@@ -177,7 +177,7 @@ class FakeUpdater:
             self._has_snapshot &= self.keeps_copies
             raise UpdateInterrupted("an engine was lost")
         for engine in self._engines:
-            engine.go_on(weights)
+            engine.continue_generation(weights)
         await asyncio.sleep(self._seconds)  # chunks under the new weights may arrive before publish returns
         self.published.append(weights)
         return UpdateReport(pause_s=self._seconds, total_s=2 * self._seconds, num_bytes=0)

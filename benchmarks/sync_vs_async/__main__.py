@@ -175,7 +175,7 @@ def _measured(session: Session, signals: Signals) -> int:
                 ray_session(num_processes + 1, hold_signals=signals.hold) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_conducted(ray, session, checkpoint, signals))
+                runner.run(_run_in_session(ray, session, checkpoint, signals))
     except ConfigError:
         raise
     except (Exception, asyncio.CancelledError) as error:  # finished measurements are shown all the same
@@ -190,7 +190,7 @@ def _measured(session: Session, signals: Signals) -> int:
     return signals.exit_code if signals.received else int(failed or not is_all)
 
 
-async def _conducted(ray: ModuleType, session: Session, checkpoint: Path, signals: Signals) -> None:
+async def _run_in_session(ray: ModuleType, session: Session, checkpoint: Path, signals: Signals) -> None:
     with signals.cancelling(), ExitStack() as stack:
         timeline = TimelineFile(_fresh(session.asked.out), asyncio.get_running_loop().time())
         stack.callback(timeline.close)
@@ -236,7 +236,7 @@ async def _all_runs(
                 for task in watching:
                     task.cancel()
         session.say("stopping")
-    running.give_up()
+    running.release_resources()
 
 
 async def _full_rate(session: Session, stage: Stage) -> None:

@@ -189,13 +189,13 @@ async def _updates(
                     tasks = [watchers.create_task(up.watch())]
                     if asked.in_flight:
                         tasks.append(watchers.create_task(_traffic(up, asked)))
-                    found = await _pushes(up, asked.updates)
+                    found = await _timed_updates(up, asked.updates)
                     for task in tasks:
                         task.cancel()
     return found
 
 
-async def _pushes(up: Running, times: int) -> tuple[Rows, int, bool]:
+async def _timed_updates(up: Running, times: int) -> tuple[Rows, int, bool]:
     clock = asyncio.get_running_loop().time
     rows, is_copied, num_bytes = Rows(), False, 0
     for version in range(1, times + 1):

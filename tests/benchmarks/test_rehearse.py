@@ -9,11 +9,11 @@ import pytest
 import transformers
 
 from asyncrl.data.tokenizer import load_tokenizer
-from asyncrl.metrics.names import is_declared
 from benchmarks.common import random_reward
 from benchmarks.common.background_run import BackgroundRun, command_line
 from benchmarks.rehearse.__main__ import COLUMNS, main, report
 from benchmarks.sync_vs_async.workload import write_shape
+from tests.declared_metrics import is_declared
 from tests.unit.metrics.made import group, scored
 
 MODELS = Path(__file__).parents[1] / "launch" / "models"

@@ -96,7 +96,7 @@ class Placement:
         """Create an actor that needs no reserved resources."""
         return self._ray.remote(kind).options(num_cpus=0).remote()
 
-    def give_up(self) -> None:
+    def release_resources(self) -> None:
         """End trainer ranks and engines, and free their resources.  The router has no reserved resources."""
         self._ray.util.remove_placement_group(self._group)
 

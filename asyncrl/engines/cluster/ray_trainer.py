@@ -1,4 +1,4 @@
-"""The controller's view of the trainer: all ranks as one object, called through Ray.
+"""The driver's view of the trainer: all ranks as one object, called through Ray.
 
     RayTrainer.save ──▶ a recorded call of MegatronRank.save ──Ray──▶ RankActor.call ──▶ MegatronRank.save
 

@@ -162,7 +162,7 @@ class World:
         before = self.before
         first = Weights(version=before.version + 1, step=before.step) if before else Weights(version=0, step=0)
         serving = ServingWeights(first)
-        self.engine.go_on(first)
+        self.engine.continue_generation(first)
         engine = RetryingEngine(self.engine, self.retries, lambda: serving.now)
         sampler = Sampler(
             engine=engine,
