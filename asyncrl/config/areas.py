@@ -73,7 +73,7 @@ class ClusterConfig:
     gpu_memory_gb: Annotated[
         float,
         "Memory of one GPU in GB (10^9 bytes), for --dry-run. The default is an H200's data sheet; its driver shows "
-        "6% more.",
+        "7% more.",
     ] = 141.0
 
     def __post_init__(self) -> None:
@@ -149,8 +149,8 @@ class RolloutConfig:
     ] = None
     stale_policy: Annotated[
         Literal["wait", "mask", "drop"],
-        "Action when a group that is due now is unfinished: wait for it, mask its over-age tokens out of the loss "
-        "when it arrives, or drop it and return its prompt.",
+        "Action when a group that is due now is unfinished: wait for it, mask its tokens that are too old "
+        "out of the loss later, or drop it and start its prompt again.",
     ] = "wait"
     weight_update_mode: Annotated[
         Literal["in_place", "retract", "abort"],
@@ -165,16 +165,16 @@ class RolloutConfig:
     over_sampling_batch_size: Annotated[
         int | None,
         "Maximum number of groups in flight per --rollout-batch-size groups needed. Default: as many as the filter's "
-        "running acceptance rate requires; with --stale-policy drop, only those needed.",
+        "recent acceptance rate requires; with --stale-policy drop, no more than needed.",
     ] = None
     async_buffer_size: Annotated[
         int | None,
-        "Maximum number of groups that wait for training, including those in flight that will join them. Default: as "
+        "Maximum number of groups that wait for training, including groups in flight that will join them. Default: as "
         "many as --max-staleness allows.",
     ] = None
     buffer_filter_path: Annotated[
         str | None,
-        "Function that picks the groups of a batch among those waiting, in the notation of "
+        "Function that picks the groups of a batch from the waiting groups, in the notation of "
         "--dynamic-sampling-filter-path. Default: oldest first.",
     ] = None
     partial_rollout: Annotated[
@@ -183,7 +183,7 @@ class RolloutConfig:
         "weights.",
     ] = False
     mask_offpolicy_in_partial_rollout: Annotated[
-        bool, "Train a resumed group only on tokens generated after it was resumed; requires --partial-rollout."
+        bool, "Train a resumed group only on the tokens generated after its last resume; requires --partial-rollout."
     ] = False
     follow_kv_cache: Annotated[bool, "Limit the samples in flight to what the engines' KV caches can hold."] = False
     custom_rm_path: Annotated[
@@ -230,7 +230,7 @@ class FailureConfig:
     max_engine_restarts: Annotated[
         int | None,
         "Maximum number of engine restarts in the run, over all engines; a failed restart is retried and counts. The "
-        "next failure ends the run. Default: 3, with --colocate 0.",
+        "next failure ends the run. Default: 3, or 0 with --colocate.",
     ] = None
     max_failed_groups: Annotated[int, "Number of failed groups in a row that ends the run."] = 16
     max_filtered_groups: Annotated[int, "Number of filtered groups in a row that ends the run."] = 1024
@@ -239,7 +239,7 @@ class FailureConfig:
     reward_timeout_s: Annotated[float, "Time limit for one call of the reward function, in seconds."] = 60.0
     train_timeout_s: Annotated[float, "Time limit for one training step or save, in seconds."] = 3600.0
     watchdog_timeout_s: Annotated[
-        float, "Time without any token, step or update after which the run is declared stuck, in seconds."
+        float, "Time without a token or group after which a run whose trainer waits ends, in seconds."
     ] = 1800.0
 
     def __post_init__(self) -> None:
@@ -299,7 +299,8 @@ class TrainConfig:
     ] = None
     kl_coef: Annotated[
         float,
-        "Reward subtracted per nat of KL from the reference model; for reinforce_plus_plus, its baseline and ppo.",
+        "Reward subtracted per nat of KL from the reference model; for reinforce_plus_plus, "
+        "reinforce_plus_plus_baseline and ppo.",
     ] = 0.0
     use_kl_loss: Annotated[
         bool, "Compute the KL from the reference model in the loss and add it, weighted by --kl-loss-coef."
@@ -312,16 +313,16 @@ class TrainConfig:
     use_unbiased_kl: Annotated[bool, "Weight the KL in the loss by the probability ratio (DeepSeek-V3.2)."] = False
     ref_load: Annotated[
         Path | None,
-        "Folder of the reference model, in Hugging Face format or a checkpoint. Used for a KL, and for the policy's "
-        "initial weights if --load has none. Default: --hf-checkpoint.",
+        "Folder of the reference model, in Hugging Face format or a checkpoint. Used for KL terms, and for the "
+        "policy's initial weights if --load has no checkpoint. Default: --hf-checkpoint.",
     ] = None
     entropy_coef: Annotated[
         float, "Coefficient of the policy's entropy, which is added to the maximized objective."
     ] = 0.0
     use_tis: Annotated[
         bool,
-        "Weight each token's loss by the trainer's probability over the engine's at the start of the step. The "
-        "clipped ratio is then against the trainer's probability.",
+        "Weight each token's loss by the trainer's probability at the start of the step, divided by the engine's. The "
+        "denominator of the clipped ratio is then the trainer's probability.",
     ] = False
     tis_mode: Annotated[
         Literal["truncate", "mask", "whole"],
@@ -347,9 +348,9 @@ class TrainConfig:
     ] = False
     use_rollout_logprobs: Annotated[
         bool | None,
-        "Take the ratio against the log-probs of the engine that sampled, which corrects for stale data. If off, "
-        "against the trainer's own at the start of the step. Default: on unless --max-staleness is 0 or --use-tis is "
-        "given.",
+        "Divide by the engine's probabilities in the policy ratio, which corrects for stale data. If off, divide by "
+        "the trainer's probabilities at the start of the step. Default: on unless --max-staleness is 0 or --use-tis "
+        "is given.",
     ] = None
     global_batch_size: Annotated[int | None, "Number of samples per optimizer update. Default: the whole step."] = None
     num_steps_per_rollout: Annotated[

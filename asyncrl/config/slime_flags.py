@@ -6,10 +6,10 @@ _CONFIG = "not needed: read from the model's config.json"
 _NO_MTP = "not supported: multi-token prediction layers are dropped, and are not saved"
 _NO_GENERATE = "not supported yet: every response is a single turn"
 _NO_GROUP = "not supported: a reward sees one response; use --custom-advantage-function-path, which sees groups"
-_NO_DEBUG = "not supported: use --dry-run to check a run, python -m benchmarks.trainer to run the trainer alone"
-_NO_OPD = "not supported: distillation; use --custom-loss-function-path for another loss"
+_NO_DEBUG = "not supported: use --dry-run to check a run, or python -m benchmarks.trainer to run the trainer alone"
+_NO_OPD = "not supported: asyncrl has no distillation; use --custom-loss-function-path for another loss"
 _COLOCATE = "use --colocate; without it trainer and engines have separate GPUs"
-_EVAL_KEYS = "not supported: --input-key and --label-key hold for all data sets"
+_EVAL_KEYS = "not supported: --input-key and --label-key apply to all data sets"
 _TENSORBOARD = "not supported: use --use-tensorboard, or metrics.jsonl in the run directory"
 _WHOLE = "not supported: every update sends all weights"
 
@@ -86,7 +86,7 @@ INSTEAD: Mapping[str, str] = {
     "loss-type": "use --custom-loss-function-path",
     "custom-tis-function-path": "use --tis-mode and --tis-level, or --custom-loss-function-path",
     "get-mismatch-metrics": "not needed: train/logprob_diff is reported while engines serve the trainer's weights",
-    "keep-old-actor": "not needed: the ratio uses the engine's log-probs, or the trainer's from before the step",
+    "keep-old-actor": "not needed: the ratio uses the engine's log-probs, or the trainer's from the start of the step",
     **dict.fromkeys(("use-opd", "opd-type", "opd-kl-coef", "opd-teacher-load", "opd-teacher-ckpt-step"), _NO_OPD),
     # placement and processes
     **dict.fromkeys(("offload", "offload-train", "offload-rollout"), _COLOCATE),
@@ -99,7 +99,7 @@ INSTEAD: Mapping[str, str] = {
     "check-weight-update-equal": "use --check-weight-updates",
     # generation
     **dict.fromkeys(("custom-generate-function-path", "tool-key", "log-multi-turn", "loss-mask-type"), _NO_GENERATE),
-    "rollout-function-path": "not supported: the loop is fixed; filters, rewards and advantages are functions by path",
+    "rollout-function-path": "not supported: the rollout loop is fixed; rewards, filters and losses are replaceable",
     "eval-function-path": "not supported: evaluation generates with --eval-temperature and uses the same reward",
     "rollout-max-context-len": "use --rollout-max-prompt-len and --rollout-max-response-len",
     "rollout-buffer-url": "not supported: the buffer is in the driver process",
@@ -126,7 +126,7 @@ INSTEAD: Mapping[str, str] = {
     # checkpoints
     "ref-ckpt-step": "not needed: --ref-load also accepts the folder of one checkpoint",
     "save-hf": "not needed: the final model is in the run directory; "
-    "asyncrl.engines.megatron.weights.convert exports others",
+    "asyncrl.engines.megatron.weights.convert exports other checkpoints",
     # reports
     **dict.fromkeys(
         (
