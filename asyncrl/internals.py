@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from asyncrl.errors import InternalsChanged
+from asyncrl.errors import InternalsChanged, first_line
 
 READ_IN = {
     "megatron-core": "0.19.2",
@@ -95,14 +95,16 @@ def naming_imports() -> Iterator[None]:
         if package not in _DISTRIBUTIONS:
             raise
         versions = _versions([_DISTRIBUTIONS[package]])
-        raise InternalsChanged(f"{str(error).strip().splitlines()[0]}: {versions} (docs/internals.md)") from error
+        raise InternalsChanged(f"{first_line(error)}: {versions} (docs/internals.md)") from error
 
 
 def _difference(internal: Internal) -> str | None:
     try:
         found = pkgutil.resolve_name(internal.name)
     except (AttributeError, ImportError) as error:
-        return f"{internal.name} is missing: {str(error).strip().splitlines()[0]}"
+        return f"{internal.name} is missing: {first_line(error)}"
+    except Exception as error:  # noqa: BLE001 -- importing another project's module may raise anything
+        return f"{internal.name} cannot be imported: {type(error).__name__}: {first_line(error)}"
     told = _difference_of_parameters(internal, found) if internal.parameters or internal.keywords else None
     if told is not None:
         return f"{internal.name} {told}"

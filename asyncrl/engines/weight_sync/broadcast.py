@@ -28,6 +28,9 @@ from asyncrl.types import UpdateReport, Weights
 
 logger = logging.getLogger(__name__)
 
+_MOST_NAMED = 3
+"""Most buckets that a warning names."""
+
 
 class WeightSender(Protocol):
     """The trainer's side of a broadcast.  Every method raises TrainerFailed."""
@@ -271,15 +274,17 @@ class BroadcastUpdater:
 
     def _warn_of(self, engine: WeightReceiver, received: Received) -> None:
         """Warn once per engine and bucket.  An engine repeats the names in every answer, because one may be lost."""
-        for name in received.not_replayed:
-            if (engine.url, name) not in self._warned:
-                self._warned.add((engine.url, name))
-                logger.warning(
-                    "%s: SGLang's loader did more for the bucket of %s than the copies that were recorded; its weights "
-                    "are right, and SGLang's loader loads it from now on, which takes longer",
-                    engine.url,
-                    name,
-                )
+        new = [name for name in received.not_replayed if (engine.url, name) not in self._warned]
+        if not new:
+            return
+        self._warned.update((engine.url, name) for name in new)
+        logger.warning(
+            "%s: SGLang's loader did more for %d bucket(s) than the copies that were recorded (first tensors: %s); the "
+            "weights are right, and SGLang's loader loads these buckets from now on, which takes longer",
+            engine.url,
+            len(new),
+            ", ".join(new[:_MOST_NAMED]) + (", ..." if len(new) > _MOST_NAMED else ""),
+        )
 
     @property
     def _checks(self) -> bool:

@@ -77,3 +77,5 @@ class ResponseReader:
     def on_message_complete(self) -> None:
         """Note the end of the response, unless an informational head ended."""
         self.is_complete = self.status != 0
+        if not self.is_complete:
+            self._has_end = False  # the informational head's own

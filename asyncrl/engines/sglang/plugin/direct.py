@@ -28,7 +28,7 @@ from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, NOT_REPLAYED, 
 from asyncrl.engines.sglang.plugin.activation import note_and_answer
 from asyncrl.engines.sglang.plugin.arrival import broadcast, check_arrival, finish, wait
 from asyncrl.engines.sglang.plugin.copies import RecordedBucket, num_bytes
-from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck
+from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck, load_alone
 from asyncrl.internals import Internal, unlike
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
@@ -162,7 +162,7 @@ class DirectUpdates:
         wait(broadcast(flat, group), flat, group)
         finish(flat, group)  # a loader may read a value, and would wait for good if the trainer has died
         if bucket.names[0] in self._refused:
-            updater.get_model().load_weights(bucket.tensors(flat))
+            load_alone(updater.get_model(), bucket, flat)
         else:
             bucket.watch(flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
             bucket.launch_once(buffer)
@@ -185,12 +185,12 @@ class DirectUpdates:
         coming = broadcast(parts[0].flat, group)
         for part, following in zip(parts, [*parts[1:], None], strict=True):
             wait(coming, part.flat, group)
-            needs_test = is_checked or part.bucket.needs_test
-            if needs_test:  # before the next broadcast: a test's first launch waits for it, for good if a member died
+            is_alone = is_checked or part.bucket.needs_test or part.bucket.names[0] in self._refused
+            if is_alone:  # before the next broadcast: a test's first launch waits for it, for good if a member died
                 self._load_and_test(updater, group, part, check, is_checked=is_checked)
             if following is not None:  # before this bucket's copies, so that it arrives while they are made
                 coming = broadcast(following.flat, group)
-            if not needs_test:
+            if not is_alone:
                 self._load(updater, group, part)
         finish(buffers[0], group)
 
@@ -202,10 +202,10 @@ class DirectUpdates:
         bucket = part.bucket
         if is_checked:
             check_arrival(part.flat, group, bucket.names[0])
+        finish(part.flat, group)
         if not bucket.targets:
-            self._load(updater, group, part)
+            load_alone(updater.get_model(), bucket, part.flat)
         else:
-            finish(part.flat, group)
             bucket.is_tested = check.passes(bucket, part.flat, lambda: bucket.copy(self._buffers, part.buffer))
             if not bucket.is_tested:
                 self._refuse(bucket)

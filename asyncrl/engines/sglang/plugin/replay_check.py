@@ -15,6 +15,7 @@ Invariant: no broadcast is in flight during a test.  A test may launch a CUDA ke
 the whole device, and would wait for good if the trainer has died.
 """
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -23,8 +24,10 @@ from typing import Any
 
 from asyncrl.engines.sglang.plugin.copies import RecordedBucket
 
-Storages = dict[int, Any]
-"""The bytes of tensors, by storage address.  Views that share memory appear once."""
+Storages = dict[int, tuple[Any, str | None]]
+"""The bytes of tensors and the number of their layer, by storage address.  Views that share memory appear once."""
+
+logger = logging.getLogger(__name__)
 
 
 class ReplayCheck:
@@ -44,29 +47,27 @@ class ReplayCheck:
         """
         # Invariant: ``flat`` is ours: all of it has arrived (``finish``), and the caller asks for the next broadcast
         # only after the test.  The bytes change twice, so that the trainer's are in ``flat`` at the last load.
+        try:
+            loaded, replayed = self._with_changed_bytes(bucket, flat, replay)
+            is_alike = _are_equal(loaded, replayed)
+        except Exception:  # a loader may refuse the changed values: then SGLang loads this bucket from now on
+            logger.warning("asyncrl: the bucket of %s cannot be tested", bucket.names[0], exc_info=True)
+            is_alike = False
+        replay()
+        replayed = self._checksums(bucket)
+        load_alone(self._model, bucket, flat)
+        return is_alike and _are_equal(replayed, self._checksums(bucket))
+
+    def _with_changed_bytes(self, bucket: RecordedBucket, flat: Any, replay: Callable[[], None]) -> tuple[Any, Any]:
+        """Return the checksums after a load and after a replay of other bytes; restore the trainer's bytes."""
         _change_every_byte(flat)
-        self._load(bucket, flat)
-        loaded_first = self._checksums(bucket)
-        replay()
-        replayed_second = self._checksums(bucket)
-        _change_every_byte(flat)  # restores the trainer's bytes
-        replay()
-        replayed_first = self._checksums(bucket)
-        self._load(bucket, flat)
-        loaded_second = self._checksums(bucket)
-        return _are_equal(loaded_first, replayed_second) and _are_equal(replayed_first, loaded_second)
-
-    def _load(self, bucket: RecordedBucket, flat: Any) -> None:
-        """Load and wait for the device.
-
-        A loader's thread launches on the default stream, and may still read ``flat`` when the loader has returned; the
-        scheduler's stream, which changes ``flat`` next, does not wait for the default stream.
-        """
-        import torch
-
-        self._model.load_weights(bucket.tensors(flat))
-        if flat.device.type != "cpu":
-            torch.cuda.synchronize(flat.device)
+        try:
+            load_alone(self._model, bucket, flat)
+            loaded = self._checksums(bucket)
+            replay()
+            return loaded, self._checksums(bucket)
+        finally:
+            _change_every_byte(flat)
 
     @cached_property
     def _replayed(self) -> Counter[int]:
@@ -79,17 +80,39 @@ class ReplayCheck:
     def _checksums(self, bucket: RecordedBucket) -> dict[Any, Any]:
         """Return the checksums of all storages that the bucket can reach, as one tensor per device.
 
-        A storage that the replays of other buckets write completely is left out, because it is tested with them.
-        Otherwise each bucket would read the whole model, and a model of 1,000 buckets would be read 4,000 times.
+        A storage that the replays of other buckets write completely is left out, because it is tested with them.  One
+        that they write in part counts for buckets of the same layer alone: buckets of DeepSeek mix experts with weights
+        that are never replayed, so that most storages are of this kind.  Otherwise each bucket would read most of the
+        model, and a model of 1,000 buckets would be read 4,000 times.
         """
         from asyncrl.engines.weight_sync.flat import checksums
 
         own = {target.untyped_storage().data_ptr() for target in bucket.targets}
+        layers = set(map(_layer, bucket.names))
         reached = defaultdict[Any, list[Any]](list)
-        for address, stored in _storages(self._model).items():
-            if address in own or self._replayed[address] < stored.numel():
+        for address, (stored, layer) in _storages(self._model).items():
+            replayed = self._replayed[address]
+            if address in own or not replayed or (replayed < stored.numel() and layer in layers):
                 reached[stored.device].append(stored)
         return {device: checksums(storages) for device, storages in reached.items()}
+
+
+def load_alone(model: Any, bucket: RecordedBucket, flat: Any) -> None:
+    """Have SGLang's loaders load a bucket while the device does nothing else.
+
+    A loader's thread launches on the default stream, for which the scheduler's stream does not wait: without the first
+    wait it could read ``flat`` too early, without the second ``flat`` could change while it is read.
+    """
+    _wait_for_device(flat)
+    model.load_weights(bucket.tensors(flat))
+    _wait_for_device(flat)
+
+
+def _wait_for_device(flat: Any) -> None:
+    import torch
+
+    if flat.device.type != "cpu":
+        torch.cuda.synchronize(flat.device)
 
 
 def _are_equal(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
@@ -105,7 +128,10 @@ def _region(target: Any) -> tuple[tuple[int, int], int]:
 
 
 def _change_every_byte(flat: Any) -> None:
-    """Flip the lowest bit of each byte, in place.  A second call undoes it, and numbers stay finite."""
+    """Flip the lowest bit of each byte, in place.  A second call undoes it.
+
+    The largest numbers may become infinite or NaN: in E4M3, 448 does.
+    """
     flat.bitwise_xor_(1)
 
 
@@ -114,8 +140,14 @@ def _storages(model: Any) -> Storages:
     import torch
 
     found: Storages = {}
-    for tensor in chain(model.parameters(), model.buffers()):
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         storage = tensor.untyped_storage()
         if storage.nbytes() and tensor.device.type != "meta" and storage.data_ptr() not in found:
-            found[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            found[storage.data_ptr()] = stored, _layer(name)
     return found
+
+
+def _layer(name: str) -> str | None:
+    """Return the first number in a name like ``model.layers.12.mlp.experts.w13_weight``; None without one."""
+    return next((part for part in name.split(".") if part.isdecimal()), None)

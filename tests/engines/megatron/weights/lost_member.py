@@ -42,7 +42,10 @@ class Model:
     def parameters(self) -> list[torch.Tensor]:
         return [self.weight]
 
-    def buffers(self) -> list[torch.Tensor]:
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return [("weight", self.weight)]
+
+    def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         return []
 
 

@@ -49,7 +49,10 @@ class Model:
     def parameters(self) -> Iterable[torch.Tensor]:
         return self.weights.values()
 
-    def buffers(self) -> Iterable[torch.Tensor]:
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return self.weights.items()
+
+    def named_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
         return ()
 
     def move(self) -> None:

@@ -359,7 +359,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleNamespace, direct.Dir
     monkeypatch.setattr(direct, "wait", lambda coming, flat, group: flat.fill_(1))
     monkeypatch.setattr(direct, "check_arrival", lambda flat, group, name: None)
     monkeypatch.setattr(RecordedBucket, "check", lambda bucket, number: done.append("checked"))
-    model = SimpleNamespace(parameters=weights.values, buffers=tuple, load_weights=load)
+    model = SimpleNamespace(
+        parameters=weights.values, named_parameters=weights.items, named_buffers=tuple, load_weights=load
+    )
     updater, hook = SimpleNamespace(device="cpu", get_model=lambda: model), direct.DirectUpdates()
     for names, dtypes, shapes in ((["a", "c"], ["float32", "bfloat16"], [[4], [3]]), (["b"], ["bfloat16"], [[2, 2]])):
         hook._receive_bucket(updater, None, names, dtypes, shapes)  # noqa: SLF001

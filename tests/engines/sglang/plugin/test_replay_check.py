@@ -12,6 +12,8 @@ import torch
 
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, NOT_REPLAYED, RECORDED
 from asyncrl.engines.sglang.plugin import direct
+from asyncrl.engines.sglang.plugin.copies import RecordedBucket
+from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck
 from asyncrl.engines.weight_sync.flat import checksum, checksums
 
 Loader = Callable[[torch.Tensor, torch.Tensor], object]
@@ -31,8 +33,11 @@ class Model:
     def parameters(self) -> Iterable[torch.Tensor]:
         return self.weights.values()
 
-    def buffers(self) -> Iterable[torch.Tensor]:
-        return (self.odd,)
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return self.weights.items()
+
+    def named_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return (("odd", self.odd),)
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:
@@ -125,6 +130,56 @@ def test_a_refused_bucket_is_not_replayed_in_a_new_group_either(monkeypatch: pyt
     assert engine.receive("flattened_bucket", ["c"], value=3.0) == RECORDED
     assert engine.receive(DIRECT, ["a", "c"], value=4.0) == refused("a")
     assert engine.values() == {"a": [4.0], "b": [4.0], "c": [4.0]}
+
+
+def test_a_bucket_whose_loader_refuses_other_values_is_loaded_by_it_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(target: torch.Tensor, source: torch.Tensor) -> None:
+        if float(source[0, 0]) not in (1.0, 2.0, 3.0):
+            raise ValueError("no such weight")
+        target.copy_(source)
+
+    model = Model()
+    engine = Engine(monkeypatch, model)
+    model.loads_b = load
+    assert engine.receive(DIRECT, ["a", "c"], value=2.0) == refused("a")
+    assert engine.values() == {"a": [2.0], "b": [2.0], "c": [2.0]}
+    assert engine.receive(DIRECT, ["a", "c"], value=3.0) == refused("a")
+    assert engine.values() == {"a": [3.0], "b": [3.0], "c": [3.0]}
+
+
+class Layers:
+    """Two layers; half of each storage is never replayed, as where experts arrive with weights that are computed."""
+
+    def __init__(self) -> None:
+        self.experts = {f"layers.{layer}.experts": torch.zeros(2, 4) for layer in (0, 1)}
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return self.experts.items()
+
+    def named_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return ()
+
+    def bucket(self, layer: int, *, is_own: bool = True) -> RecordedBucket:
+        """The bucket that has the first expert of a layer."""
+        targets = (self.experts[f"layers.{layer}.experts"][0],) if is_own else ()
+        names = (f"layers.{layer}.experts.0",)
+        return RecordedBucket(names=names, dtypes=("float32",), shapes=((4,),), num_bytes=16, targets=targets)
+
+
+def test_a_storage_that_is_replayed_in_part_is_read_for_the_buckets_of_its_layer_alone() -> None:
+    model = Layers()
+    buckets = [model.bucket(0), model.bucket(1)]
+    other = model.bucket(0, is_own=False)  # of layer 0, although it copies nothing there
+    check = ReplayCheck(model, [*buckets, other])
+    for bucket, layer in ((buckets[0], 0), (buckets[1], 1), (other, 0)):
+        (found,) = check._checksums(bucket).values()  # noqa: SLF001
+        before = found.clone()
+        model.experts[f"layers.{1 - layer}.experts"][1] += 1.0
+        assert torch.equal(check._checksums(bucket)[found.device], before)  # noqa: SLF001
+        model.experts[f"layers.{layer}.experts"][1] += 1.0
+        assert not torch.equal(check._checksums(bucket)[found.device], before)  # noqa: SLF001
 
 
 def test_a_buffer_that_a_thread_writes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

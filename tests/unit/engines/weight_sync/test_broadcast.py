@@ -231,13 +231,13 @@ def test_a_pause_begins_when_the_first_engine_reports_to_have_stood_still() -> N
         assert told(0.125, None, times=times).pause_s == pytest.approx(1.25)
 
 
-def test_a_bucket_whose_copies_are_incomplete_is_one_warning_for_each_engine(caplog: pytest.LogCaptureFixture) -> None:
+def test_buckets_whose_copies_are_incomplete_are_one_warning_for_each_engine(caplog: pytest.LogCaptureFixture) -> None:
     """Engines repeat the message with every update; the run's log has the records of this logger."""
     a, b = Engine("a", records=True, not_replayed=("one",)), Engine("b", records=True)
     publish(a, b, trainer=Trainer(), times=3)
     (warning,) = caplog.records
     assert (warning.name, warning.levelname) == ("asyncrl.engines.weight_sync.broadcast", "WARNING")
-    assert warning.getMessage().startswith("a: SGLang's loader did more for the bucket of one than the copies")
+    assert warning.getMessage().startswith("a: SGLang's loader did more for 1 bucket(s) than the copies")
 
 
 def test_one_engine_that_does_not_keep_buckets_makes_all_receive_bucket_by_bucket() -> None:
