@@ -134,6 +134,11 @@ def plainly() -> Iterator[None]:
         raise _first(bugs or errors) from errors
 
 
+def name_of(function: object) -> str:
+    """Return the name of a user's function for errors."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of the error's text, or the name of its type if the text is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -88,18 +88,18 @@ async def run_training(
         parts = _parts(checked, running, timeline)
         async with _failing_well(running):
             with plainly():
-                async with asyncio.TaskGroup() as beside:
+                async with asyncio.TaskGroup() as watchers:
                     watching = [
-                        beside.create_task(running.watch(), name="servers"),
-                        beside.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
+                        watchers.create_task(running.watch(), name="servers"),
+                        watchers.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
                     ]
                     if checked.run.rollout.follow_kv_cache:
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
-                        watching.append(beside.create_task(following, name="kv-limit"))
+                        watching.append(watchers.create_task(following, name="kv-limit"))
                     phase("publishing the first weights")
                     await running.serve(parts.serving.now)
                     phase("generating the first batch")
-                    watching.append(beside.create_task(_show(parts.scheduler, gauges), name="gauges"))
+                    watching.append(watchers.create_task(_show(parts.scheduler, gauges), name="gauges"))
                     freeze_startup_objects()
                     await train(parts, _plan(checked, run_dir), report)
                     for task in watching:
@@ -295,7 +295,7 @@ def _plan(checked: Checked, run_dir: Path) -> RunPlan:
         abort_for_updates=run.rollout.weight_update_mode == "abort",
         first_step=checked.start.step,
         save_interval=run.checkpoint.save_interval,
-        save_beside=run.checkpoint.async_save,
+        save_during_training=run.checkpoint.async_save,
     )
 
 

@@ -90,7 +90,7 @@ def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
         critic=_critic(run, shape),
     )
     if is_sent_by_nccl:
-        work = with_copy(shape, run.parallel, work, limit=limit, wanted=train.update_weights_beside_training)
+        work = with_copy(shape, run.parallel, work, limit=limit, wanted=train.update_weights_during_training)
     engine = engine_memory(
         shape,
         gpus_per_engine=cluster.rollout_num_gpus_per_engine,

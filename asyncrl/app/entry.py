@@ -108,7 +108,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
                 ray_session(checked.num_processes + 1, hold_signals=signals.hold) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_conducted(ray, checked, run_dir, view, reporter, signals))
+                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals))
         finally:
             view.close()
             done = history.steps_before + history.steps
@@ -139,7 +139,7 @@ def _interruption(run: RunConfig, done: int, signal: str) -> str:
     return f"{said}; the newest checkpoint is {newest}; to resume, repeat the command with --load {folder}"
 
 
-async def _conducted(
+async def _run_in_session(
     ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: Signals
 ) -> None:
     def report(facts: StepFacts) -> None:

@@ -14,7 +14,7 @@ from asyncrl.types import GroupId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class Dispatch:
     """A group and the last step that may train on it.  Deadlines never decrease as ``order`` grows."""
 
     order: int
@@ -45,27 +45,27 @@ class Outstanding:
         self._last_deadline = -1
         self.num_finished = 0
 
-    def start(self, due: Due) -> None:
+    def start(self, dispatch: Dispatch) -> None:
         """Add a newly dispatched group.  Raises ValueError if its deadline precedes that of an earlier group."""
-        if due.deadline < self._last_deadline:
-            raise ValueError(f"deadlines fall: {due} after a deadline of {self._last_deadline}")
-        self._last_deadline = due.deadline
-        self._cohorts.setdefault(due.deadline, _Cohort()).members[due.order] = due
+        if dispatch.deadline < self._last_deadline:
+            raise ValueError(f"deadlines fall: {dispatch} after a deadline of {self._last_deadline}")
+        self._last_deadline = dispatch.deadline
+        self._cohorts.setdefault(dispatch.deadline, _Cohort()).members[dispatch.order] = dispatch
 
-    def finish(self, due: Due) -> None:
+    def finish(self, dispatch: Dispatch) -> None:
         """Mark a group as ready to be trained."""
-        self._cohorts[due.deadline].finished.add(due.order)
+        self._cohorts[dispatch.deadline].finished.add(dispatch.order)
         self.num_finished += 1
 
-    def remove(self, due: Due) -> None:
+    def remove(self, dispatch: Dispatch) -> None:
         """Remove a group that was taken for training or dropped."""
-        cohort = self._cohorts[due.deadline]
-        del cohort.members[due.order]
-        if due.order in cohort.finished:
-            cohort.finished.remove(due.order)
+        cohort = self._cohorts[dispatch.deadline]
+        del cohort.members[dispatch.order]
+        if dispatch.order in cohort.finished:
+            cohort.finished.remove(dispatch.order)
             self.num_finished -= 1
         if not cohort.members:
-            del self._cohorts[due.deadline]
+            del self._cohorts[dispatch.deadline]
 
     def num_unfinished(self, step: int) -> int:
         """Return the number of unfinished groups that are not overdue at ``step``."""
@@ -73,19 +73,19 @@ class Outstanding:
             len(cohort.members) - len(cohort.finished) for deadline, cohort in self._cohorts.items() if deadline >= step
         )
 
-    def finished(self) -> Iterator[Due]:
+    def finished(self) -> Iterator[Dispatch]:
         """Yield the finished groups, oldest first."""
         for cohort in self._cohorts.values():
             if cohort.finished:
-                yield from (due for order, due in cohort.members.items() if order in cohort.finished)
+                yield from (dispatch for order, dispatch in cohort.members.items() if order in cohort.finished)
 
-    def oldest(self, *, size: int) -> tuple[Due, ...] | NotYet:
+    def oldest(self, *, size: int) -> tuple[Dispatch, ...] | NotYet:
         """Return the ``size`` oldest finished groups, regardless of unfinished ones."""
         if self.num_finished < size:
             return NotYet(deadline=float("inf"), missing=size - self.num_finished)
         return tuple(islice(self.finished(), size))
 
-    def oldest_in_time(self, *, step: int, size: int) -> tuple[Due, ...] | NotYet:
+    def oldest_in_time(self, *, step: int, size: int) -> tuple[Dispatch, ...] | NotYet:
         """Return the ``size`` oldest finished groups, unless an older unfinished group would then miss its deadline.
 
         A finished group may overtake an older unfinished one only while all remaining groups can still be trained in
@@ -111,29 +111,32 @@ class Outstanding:
                 return NotYet(deadline=deadline, missing=left - room)
         return None
 
-    def doomed(self, *, step: int, size: int) -> tuple[Due, ...]:
+    def doomed(self, *, step: int, size: int) -> tuple[Dispatch, ...]:
         """Return the groups that no step from ``step`` on can train in time.
 
         Finished older groups fill every place before their deadline.  Unfinished groups fill none, because a filter
         may still reject them.
         """
-        places, lost = 0, list[Due]()
+        places, lost = 0, list[Dispatch]()
         for deadline, cohort in self._cohorts.items():
             room = (deadline - step + 1) * size
             if places + len(cohort.finished) < room:
                 places += len(cohort.finished)
                 continue
-            for order, due in cohort.members.items():
+            for order, dispatch in cohort.members.items():
                 if places >= room:
-                    lost.append(due)
+                    lost.append(dispatch)
                 elif order in cohort.finished:
                     places += 1
         return tuple(lost)
 
-    def overdue(self, *, step: int) -> tuple[Due, ...]:
+    def overdue(self, *, step: int) -> tuple[Dispatch, ...]:
         """Return the groups whose deadline is before ``step``, oldest first."""
         return tuple(
-            due for deadline, cohort in self._cohorts.items() if deadline < step for due in cohort.members.values()
+            dispatch
+            for deadline, cohort in self._cohorts.items()
+            if deadline < step
+            for dispatch in cohort.members.values()
         )
 
 
@@ -143,7 +146,7 @@ class _Cohort:
     __slots__ = ("finished", "members")
 
     def __init__(self) -> None:
-        self.members: dict[int, Due] = {}  # by order, ascending
+        self.members: dict[int, Dispatch] = {}  # by order, ascending
         self.finished: set[int] = set()
         """``order`` of the finished members."""
 

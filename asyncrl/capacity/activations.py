@@ -21,7 +21,7 @@ MLP_COPIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class LayerActivations:
     """Elements that one rank keeps of one layer."""
 
     residual: float
@@ -39,7 +39,7 @@ class Kept:
         return self.residual + self.norms + self.attention + self.mlp
 
 
-def layer_kept(shape: ModelShape, layer: int, parallel: ParallelConfig, num_tokens: float) -> Kept:
+def layer_activations(shape: ModelShape, layer: int, parallel: ParallelConfig, num_tokens: float) -> LayerActivations:
     """Count the elements that a rank keeps of layer ``layer``.
 
     The rank has ``num_tokens`` of a microbatch, which its tensor-parallel ranks split.  Tokens are assumed to spread
@@ -56,7 +56,7 @@ def layer_kept(shape: ModelShape, layer: int, parallel: ParallelConfig, num_toke
         sent = hidden + MLP_COPIES * experts.ffn_hidden_size / each
         shared = MLP_COPIES * experts.num_shared * experts.ffn_hidden_size
         mlp = tokens * (experts.num_chosen * each * sent + shared) + stacked(shape, layer, parallel)
-    return Kept(
+    return LayerActivations(
         residual=tokens * hidden * (4 if shape.has_output_norms else 2),
         norms=tokens * hidden * 2,
         attention=tokens * (attention + latent_up),

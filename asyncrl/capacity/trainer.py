@@ -13,7 +13,7 @@ Not counted are the CUDA context, NCCL's own buffers, and gaps between the alloc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from asyncrl.capacity.activations import Kept, layer_kept
+from asyncrl.capacity.activations import LayerActivations, layer_activations
 from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.ranges import must
 from asyncrl.models.shape import ModelShape
@@ -139,16 +139,16 @@ def _stage_memory(shape: ModelShape, parallel: ParallelConfig, work: RankWorkloa
         held.append(_held(replace(work.critic, ties_embeddings=True), parallel, stage, has_words=False))
     numbers = sum(_per_rank(size, parallel) for size in held)
     sharded = [numbers for size in held for numbers in _optimized(size, parallel, work.num_ranks)]
-    kept = _activations(shape, parallel, work, stage)
+    activations = _activations(shape, parallel, work, stage)
     if work.critic is not None:
-        kept = max(kept, _activations(work.critic, parallel, work, stage))
+        activations = max(activations, _activations(work.critic, parallel, work, stage))
     states = 3 if work.weight_bytes < FLOAT32 else 2
     return RankMemory(
         stage=stage,
         weights=numbers * work.weight_bytes,
         gradients=numbers * FLOAT32,
         optimizer=sum(sharded) * states * FLOAT32,
-        activations=kept,
+        activations=activations,
         working=max(
             _backwards(shape, parallel, work, stage),
             _words(shape, parallel, work) if stage == parallel.pipeline_model_parallel_size - 1 else 0.0,
@@ -194,29 +194,29 @@ def _optimized(size: Size, parallel: ParallelConfig, num_ranks: int) -> tuple[fl
 def _activations(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, stage: int) -> float:
     """Return the bytes kept for the backward pass of as many microbatches as there are stages from here on (1F1B)."""
     layers = stage_layers(shape.num_layers, parallel)[stage]
-    kept = [layer_kept(shape, layer, parallel, work.num_tokens) for layer in layers]
-    numbers = sum(_stays(each, place, parallel) for place, each in enumerate(kept))
+    activations = [layer_activations(shape, layer, parallel, work.num_tokens) for layer in layers]
+    numbers = sum(_stays(each, place, parallel) for place, each in enumerate(activations))
     return (parallel.pipeline_model_parallel_size - stage) * numbers * work.weight_bytes
 
 
-def _stays(kept: Kept, place: int, parallel: ParallelConfig) -> float:
+def _stays(layer: LayerActivations, place: int, parallel: ParallelConfig) -> float:
     """Count the elements kept of one layer, the ``place``-th of its stage, without the recomputed ones."""
     if parallel.recompute_granularity == "selective":
-        return kept.total - _let_go(kept, parallel)
+        return layer.total - _let_go(layer, parallel)
     if parallel.recompute_granularity is None:
-        return kept.total
+        return layer.total
     every, is_block = parallel.recompute_num_layers or 1, parallel.recompute_method == "block"
     if is_block and place >= every:
-        return kept.total
-    return kept.norms / 2 if is_block or place % every == 0 else 0.0  # the layer's input, as large as a norm's output
+        return layer.total
+    return layer.norms / 2 if is_block or place % every == 0 else 0.0  # the layer's input, as large as a norm's output
 
 
-def _let_go(kept: Kept, parallel: ParallelConfig) -> float:
+def _let_go(layer: LayerActivations, parallel: ParallelConfig) -> float:
     """Count the elements that selective recomputation frees.
 
     ``core_attn`` frees rotated queries and keys but keeps them unrotated.  ``moe_act`` has nothing to free.
     """
-    sizes = {"layernorm": kept.norms, "mla_up_proj": kept.latent_up, "mlp": kept.mlp, "moe": kept.mlp}
+    sizes = {"layernorm": layer.norms, "mla_up_proj": layer.latent_up, "mlp": layer.mlp, "moe": layer.mlp}
     modules = set(parallel.recompute_modules)
     if {"mlp", "moe"} <= modules:
         modules.remove("moe")
@@ -230,15 +230,15 @@ def _backwards(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, 
     gathered input of a matrix with tensor parallelism.
     """
     layers = stage_layers(shape.num_layers, parallel)[stage]
-    kept = [layer_kept(shape, layer, parallel, work.num_tokens) for layer in layers]
+    activations = [layer_activations(shape, layer, parallel, work.num_tokens) for layer in layers]
     again = 0.0
     if parallel.recompute_granularity == "full":
         at_once = 1 if parallel.recompute_method == "block" else parallel.recompute_num_layers or 1
-        again = max(sum(each.total for each in kept[at : at + at_once]) for at in range(len(kept)))
+        again = max(sum(each.total for each in activations[at : at + at_once]) for at in range(len(activations)))
     elif parallel.recompute_granularity == "selective":
-        again = max(_let_go(each, parallel) for each in kept)
+        again = max(_let_go(each, parallel) for each in activations)
     gathered = work.num_tokens * shape.hidden_size if parallel.tensor_model_parallel_size > 1 else 0.0
-    return (again + max(each.mlp for each in kept) + gathered) * work.weight_bytes
+    return (again + max(each.mlp for each in activations) + gathered) * work.weight_bytes
 
 
 def _words(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.compat.slime_types import SlimeArgs
+from asyncrl.errors import name_of
 
 if TYPE_CHECKING:  # imports torch, which a run without such a function does not need
     from asyncrl.algorithms.custom_functions import AdvantageFn, StepSamples
@@ -15,7 +16,7 @@ def advantage_from_slime(function: Callable[..., Any], args: SlimeArgs) -> "Adva
     The function receives the whole training step; in slime it receives one rank's share.  ``returns`` are ignored,
     because only a critic would use them.
     """
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
 
     def advantage(samples: "StepSamples", /) -> Any:
         rollout_data = _rollout_data(samples)

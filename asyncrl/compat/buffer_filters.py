@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncrl.compat.slime_types import Sample, SlimeArgs, group_to_slime
-from asyncrl.errors import FilterFailed
+from asyncrl.errors import FilterFailed, name_of
 from asyncrl.protocols import PickFn
 from asyncrl.types import GroupId, Picked, ScoredGroup
 
@@ -16,7 +16,7 @@ def pick_from_slime(function: Callable[..., Any], args: SlimeArgs) -> PickFn:
     neither returns nor leaves in ``buffer`` are dropped, with the function's name as the reason.  ``rollout_id`` is
     the step.
     """
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
     translated: dict[GroupId, list[Sample]] = {}  # a cache: the filter is called for every group that ends
 
     def pick(step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:

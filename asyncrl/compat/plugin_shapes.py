@@ -5,7 +5,7 @@ from numbers import Real
 from typing import Any
 
 from asyncrl.compat.slime_types import SlimeArgs, group_to_slime, to_slime
-from asyncrl.errors import RewardFailed
+from asyncrl.errors import RewardFailed, name_of
 from asyncrl.protocols import KeepFn, RewardFn
 from asyncrl.types import Prompt, Sample, ScoredGroup
 
@@ -27,7 +27,7 @@ def filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> KeepFn:
 
     The function returns a bool or an object with ``keep`` and ``reason``.
     """
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
 
     def keep(group: ScoredGroup, /) -> str | None:
         verdict = function(args, group_to_slime(group))

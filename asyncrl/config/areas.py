@@ -390,7 +390,7 @@ class TrainConfig:
     update_weight_buffer_size: Annotated[
         int, "Size of one bucket of a weight update, in bytes. Each engine keeps two buffers of this size."
     ] = 512 * 1024**2
-    update_weights_beside_training: Annotated[
+    update_weights_during_training: Annotated[
         bool | None,
         "Copy the weights on the trainer's first GPU, so that training continues while they are sent. Default: on "
         "where the copy takes at most a tenth of that GPU's memory and everything else still fits.",

@@ -112,9 +112,9 @@ def _colocation(run: RunConfig) -> list[str]:
             "leave out max-engine-restarts",
         )
         + must(
-            not run.train.update_weights_beside_training,
-            "colocate with update-weights-beside-training: engines take weights only while the trainer is paused; "
-            "leave out update-weights-beside-training",
+            not run.train.update_weights_during_training,
+            "colocate with update-weights-during-training: engines take weights only while the trainer is paused; "
+            "leave out update-weights-during-training",
         )
         + must(
             not run.train.check_weight_updates,
@@ -288,7 +288,7 @@ def _transport(train: TrainConfig) -> list[str]:
             "no files; give update-weight-transport disk",
         )
     given = {
-        "update-weights-beside-training": train.update_weights_beside_training,
+        "update-weights-during-training": train.update_weights_during_training,
         "check-weight-updates": train.check_weight_updates,
     }
     names = ", ".join(name for name, is_given in given.items() if is_given)

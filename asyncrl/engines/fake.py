@@ -85,7 +85,7 @@ class FakeEngine:
         """Hold every request where it is."""
         self._going_on.clear()
 
-    def go_on(self, weights: Weights) -> None:
+    def continue_generation(self, weights: Weights) -> None:
         """Resume requests, under ``weights``."""
         self._weights = weights
         self._going_on.set()
@@ -136,7 +136,7 @@ class FakeEngine:
 class FakeUpdater:
     """A ``WeightUpdater`` that gives new versions to fake engines, with a pause of ``seconds``."""
 
-    def __init__(self, *engines: FakeEngine, seconds: float = 0.1, goes_beside: bool = True) -> None:
+    def __init__(self, *engines: FakeEngine, seconds: float = 0.1, is_copied: bool = True) -> None:
         self.published: list[Weights] = []
         self.before_snapshot: Callable[[], None] = lambda: None
         self.rejoined = asyncio.Event()
@@ -147,7 +147,7 @@ class FakeUpdater:
         """Whether the snapshot survives such a failure."""
         self._engines = engines
         self._seconds = seconds
-        self._goes_beside = goes_beside
+        self._is_copied = is_copied
         self._has_snapshot = False
 
     async def wait_for_rejoined(self) -> None:
@@ -159,8 +159,8 @@ class FakeUpdater:
         """See ``WeightUpdater.snapshot``."""
         self.before_snapshot()
         await asyncio.sleep(0)
-        self._has_snapshot = self._goes_beside
-        return self._goes_beside
+        self._has_snapshot = self._is_copied
+        return self._is_copied
 
     async def resnapshot(self) -> bool:
         """See ``WeightUpdater.resnapshot``."""
@@ -177,7 +177,7 @@ class FakeUpdater:
             self._has_snapshot &= self.keeps_copies
             raise UpdateInterrupted("an engine was lost")
         for engine in self._engines:
-            engine.go_on(weights)
+            engine.continue_generation(weights)
         await asyncio.sleep(self._seconds)  # chunks under the new weights may arrive before publish returns
         self.published.append(weights)
         return UpdateReport(pause_s=self._seconds, total_s=2 * self._seconds, num_bytes=0)

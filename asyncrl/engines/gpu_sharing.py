@@ -79,7 +79,7 @@ class SharedGpus:
         if self.holder == "update":
             raise AssertionError("engines must receive the new weights before the next training step")
         start = loop_time()
-        await give_back(self._engines, self._timeout_s)
+        await release_engines(self._engines, self._timeout_s)
         await self._ask("fetching the trainer's memory", self._trainer.fetch())
         self._pass_to("trainer", start)
 
@@ -116,7 +116,7 @@ class SharedGpus:
         await _all(self._engines, doing, ask, self._timeout_s)
 
 
-async def give_back(engines: Sequence[MemoryLender], timeout_s: float) -> None:
+async def release_engines(engines: Sequence[MemoryLender], timeout_s: float) -> None:
     """Have engines without requests release all the memory that they can.  Raises GpuSharingFailed."""
     await _all(engines, "emptying engines", lambda engine: engine.empty(), timeout_s)
     await _all(engines, "releasing memory", lambda engine: engine.release((*WEIGHTS, *CACHES)), timeout_s)

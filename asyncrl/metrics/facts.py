@@ -95,13 +95,13 @@ class StepFacts:
     engines_idle_s: float
     """Seconds of this step without any sample in flight."""
     train_s: float
-    """Seconds of training, measured in the controller."""
+    """Seconds of training, measured in the driver."""
     late_update_s: float
     """Seconds after training until the previous update and the engines' log-probs of the same tokens were complete."""
     step_s: float
     """Seconds of the whole step: waiting, training, and the snapshot of the weights."""
     loop_lag_ms: float
-    """Longest delay of the controller's event loop, in milliseconds."""
+    """Longest delay of the driver's event loop, in milliseconds."""
     logprob_diff: float | None
     """Mean absolute difference between engine and trainer log-probs of the same tokens under the same weights.  None if
     the engines serve other weights than the trainer held."""

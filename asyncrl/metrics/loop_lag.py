@@ -1,4 +1,4 @@
-"""The delay of the controller's event loop.  A long delay means that something blocks the loop."""
+"""The delay of the driver's event loop.  A long delay means that something blocks the loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -4,7 +4,6 @@ A part of a name in capitals stands for any text: ``filter/REASON``.  ``docs/met
 checks that.  A number that does not exist (no update followed the step, no token was trained) is left out of its row.
 """
 
-import re
 from dataclasses import dataclass
 
 
@@ -120,11 +119,3 @@ METRICS: tuple[Metric, ...] = (
         "train/logprob_diff", "nat", "mean absolute difference of engine and trainer log-probs under the same weights"
     ),
 )
-
-
-def is_declared(name: str) -> bool:
-    """Whether ``name`` is one of ``METRICS``, where capitals stand for any text."""
-    return _DECLARED.fullmatch(name) is not None
-
-
-_DECLARED = re.compile("|".join(re.sub(r"[A-Z]{2,}", ".+", re.escape(metric.name)) for metric in METRICS))

@@ -46,16 +46,16 @@ def changes(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
         found[_key(shape, "max_positions")] = shape.max_positions
     if shape.norm_eps != before.norm_eps:
         found[_key(shape, "norm_eps")] = shape.norm_eps
-    turned: dict[str, Any] = {}
+    rotary_changes: dict[str, Any] = {}
     if shape.rope.theta != before.rope.theta:
-        turned["rope_theta"] = shape.rope.theta
+        rotary_changes["rope_theta"] = shape.rope.theta
     if shape.rope.fraction != before.rope.fraction:
-        turned["partial_rotary_factor"] = shape.rope.fraction
+        rotary_changes["partial_rotary_factor"] = shape.rope.fraction
     for place in ("rope_scaling", "rope_parameters"):  # transformers 4 and 5
         inner = config.get(place) or {}
-        if again := {key: value for key, value in turned.items() if key in inner}:
+        if again := {key: value for key, value in rotary_changes.items() if key in inner}:
             found[place] = {**inner, **again}
-    return found | turned
+    return found | rotary_changes
 
 
 def server_changes(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def _problems(shape: ModelShape, name: str, value: float, theirs: float) -> list
     said = f"{flag(name)} {value}: config.json says {theirs}"
     if name not in _FREE:
         return [f"{said}, and the checkpoint's tensors have that size"]
-    turns_part = shape.rope.fraction != 1.0
+    rotates_partly = shape.rope.fraction != 1.0
     return must(
-        name != "rotary_percent" or turns_part, f"{said}: {shape.architecture} always rotates whole heads"
+        name != "rotary_percent" or rotates_partly, f"{said}: {shape.architecture} always rotates whole heads"
     ) + must(
         name != "norm_epsilon" or shape.latent is None,
         f"{said}, and engines would also use it within latent attention, where the trainer does not",

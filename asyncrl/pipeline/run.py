@@ -68,7 +68,7 @@ class RunPlan:
     """Steps done by the run that this one resumes."""
     save_interval: int | None = None
     """Steps between checkpoints.  The last step is always followed by one."""
-    save_beside: bool = True
+    save_during_training: bool = True
     """Continue training while a checkpoint is written."""
 
 
@@ -130,7 +130,7 @@ class _Run:
         self._plan = plan
         self._stages = stages
         self._report = report
-        self._updates = WeightUpdates(
+        self._weight_updates = WeightUpdates(
             updater=parts.updater,
             engine=parts.engine,
             serving=parts.serving,
@@ -198,7 +198,7 @@ class _Run:
 
     async def welcome_rejoined(self) -> None:
         """Publish the trainer's weights to restarted engines, until cancelled."""
-        await self._updates.welcome_rejoined()
+        await self._weight_updates.welcome_rejoined()
 
     async def reported(self) -> None:
         """Wait until all steps so far are published and reported."""
@@ -207,7 +207,7 @@ class _Run:
 
     async def _tell(self, facts: StepFacts) -> None:
         """Report a step after its weight update."""
-        update = await self._updates.published()
+        update = await self._weight_updates.published()
         scheduler = replace(facts.scheduler, weights=self._parts.serving.now)
         self._report(replace(facts, update=update, scheduler=scheduler))
 
@@ -240,15 +240,15 @@ class _Run:
     async def _checkpoint(self, state: RunState) -> float:
         """Start a checkpoint and return the seconds that training waited.  Engines keep generating.
 
-        With ``save_beside``, the files are written after this returns.
+        With ``save_during_training``, the files are written after this returns.
         """
         if self._parts.checkpointer is None:
             raise AssertionError("there is no checkpointer")
         start = loop_time()
         try:
-            async with self._updates.trainer:
+            async with self._weight_updates.trainer_lock:
                 await self._parts.checkpointer.begin(state.step, state.as_json())
-                if not self._plan.save_beside:
+                if not self._plan.save_during_training:
                     await self._parts.checkpointer.finish()
         except CheckpointFailed:
             if state.step == self._plan.num_steps:  # without it, the whole run would be lost
@@ -269,7 +269,7 @@ class _Run:
     async def _train(self, batch: Batch) -> _Trained:
         """Train on ``batch`` while the engines score some of its tokens, if they serve the trainer's weights."""
         training = self._stages.create_task(self._train_alone(batch), name=f"train-{batch.step}")
-        await self._updates.published()
+        await self._weight_updates.published()
         deadline = loop_time() + SCORING_S
         scoring = self._stages.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
         trained = await training
@@ -283,11 +283,11 @@ class _Run:
         return trained
 
     async def _train_alone(self, batch: Batch) -> _Trained:
-        async with self._updates.trainer:
+        async with self._weight_updates.trainer_lock:
             start = loop_time()
             report = await self._parts.trainer.train(batch)
             stop = loop_time()
-            self._updates.trained = batch.step + 1
+            self._weight_updates.trained_step = batch.step + 1
         num_tokens = sum(group.num_tokens for group in batch.groups)
         self._parts.timeline.span("trainer", f"step {batch.step}", start, stop, tokens=num_tokens)
         logger.info("step %d: trained on %d tokens, loss %.4g", batch.step, num_tokens, report.loss)
@@ -312,8 +312,8 @@ class _Run:
     async def _begin_to_publish(self, step: int) -> float | None:
         """Start to publish the weights if that is due; return the seconds that the trainer waited, or None."""
         if self._publish_is_due(step):
-            return await self._updates.begin_to_publish(self._stages, step)
-        self._updates.skip()
+            return await self._weight_updates.begin_to_publish(self._stages, step)
+        self._weight_updates.skip()
         return None
 
     # ---- evaluation
@@ -342,7 +342,7 @@ class _Run:
         if self._plan.eval_interval is None or steps_left == 1:
             return report
         if steps_left == 0 or self._eval_is_due(step):
-            await self._updates.published()
+            await self._weight_updates.published()
         if steps_left == 0:
             self._evaluate()
             return await self._evaluation if self._evaluation is not None else report

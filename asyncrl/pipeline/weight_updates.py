@@ -55,9 +55,9 @@ class WeightUpdates:
         self._version = serving.now.version
         self._snapshot_step = trained
         """Training step of the last snapshot."""
-        self.trained = trained
+        self.trained_step = trained
         """Training step of the live weights.  Incremented by the caller of ``train``."""
-        self.trainer = asyncio.Lock()
+        self.trainer_lock = asyncio.Lock()
         """Lock on the trainer's ranks, held during a step, a snapshot, and a checkpoint's copying or waiting."""
         self._one_at_a_time = asyncio.Lock()
         self._publishing: asyncio.Task[UpdateReport] | None = None
@@ -102,10 +102,10 @@ class WeightUpdates:
                     again = True
 
     async def _publish_anew(self, is_free: asyncio.Event) -> UpdateReport:
-        async with self.trainer:
-            goes_beside = await self._updater.snapshot()
-            self._snapshot_step = self.trained
-            if not goes_beside:
+        async with self.trainer_lock:
+            is_copied = await self._updater.snapshot()
+            self._snapshot_step = self.trained_step
+            if not is_copied:
                 report = await self._publish()
                 is_free.set()
                 return report
@@ -126,7 +126,7 @@ class WeightUpdates:
         if self._gpu_sharing is not None:
             await self._gpu_sharing.acquire_for_generation()
         self._serving.set(weights)
-        self._engine.go_on()
+        self._engine.continue_generation()
         self._look_again()
         name = f"update to version {weights.version}"
         self._timeline.span("engines", name, start, loop_time(), bytes=update.num_bytes)

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 
-from asyncrl.errors import FilterFailed
+from asyncrl.errors import FilterFailed, name_of
 from asyncrl.protocols import PickFn
 from asyncrl.types import GroupId, Picked, ScoredGroup
 
 
 def checked_pick(pick: PickFn) -> PickFn:
     """Return ``pick`` with checks.  It raises FilterFailed if ``pick`` raises or its result is not allowed."""
-    name = getattr(pick, "__name__", type(pick).__name__)
+    name = name_of(pick)
 
     def checked(step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
         try:

@@ -99,7 +99,9 @@ def setting_of(setup: Setup, run: ArrangementRun, costs: Costs) -> Setting:
     lengths = _Shifted(forced=_forced(setup, run.seed), first=first_row(kind, setup.groups))
     try:
         return Setting(
-            schedule=Schedule(staleness=kind.staleness, interval=1, collects_before_push=kind.collects_before_push),
+            schedule=Schedule(
+                staleness=kind.staleness, interval=1, collects_before_publish=kind.collects_before_publish
+            ),
             costs=replace(costs, engine=replace(costs.engine, max_running=setup.slots)),
             workload=Workload(lengths=lengths, prompt_tokens=setup.prompt_tokens, grain=1),
             gpus=setup.gpus,

@@ -175,7 +175,7 @@ def _measured(session: Session, signals: Signals) -> int:
                 ray_session(num_processes + 1, hold_signals=signals.hold) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_conducted(ray, session, checkpoint, signals))
+                runner.run(_run_in_session(ray, session, checkpoint, signals))
     except ConfigError:
         raise
     except (Exception, asyncio.CancelledError) as error:  # finished measurements are shown all the same
@@ -190,7 +190,7 @@ def _measured(session: Session, signals: Signals) -> int:
     return signals.exit_code if signals.received else int(failed or not is_all)
 
 
-async def _conducted(ray: ModuleType, session: Session, checkpoint: Path, signals: Signals) -> None:
+async def _run_in_session(ray: ModuleType, session: Session, checkpoint: Path, signals: Signals) -> None:
     with signals.cancelling(), ExitStack() as stack:
         timeline = TimelineFile(_fresh(session.asked.out), asyncio.get_running_loop().time())
         stack.callback(timeline.close)
@@ -219,10 +219,10 @@ async def _all_runs(
         stage = Stage(running, session.setup, load_tokenizer(checkpoint), timeline, session.say)
         freeze_startup_objects()
         with plainly():
-            async with asyncio.TaskGroup() as beside:
+            async with asyncio.TaskGroup() as watchers:
                 watching = [
-                    beside.create_task(running.watch(), name="servers"),
-                    beside.create_task(watch_loop(stage.loop_lag), name="loop-lag"),
+                    watchers.create_task(running.watch(), name="servers"),
+                    watchers.create_task(watch_loop(stage.loop_lag), name="loop-lag"),
                 ]
                 session.say("one step of short answers, not counted: kernels are compiled, caches filled")
                 await stage.run(
@@ -236,7 +236,7 @@ async def _all_runs(
                 for task in watching:
                     task.cancel()
         session.say("stopping")
-    running.give_up()
+    running.release_resources()
 
 
 async def _full_rate(session: Session, stage: Stage) -> None:

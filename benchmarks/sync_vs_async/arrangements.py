@@ -20,7 +20,7 @@ class Arrangement:
     staleness: int
     colocates: bool = False
     """Whether all GPUs both train and generate, alternately; this needs another deployment."""
-    collects_before_push: bool = False
+    collects_before_publish: bool = False
     """Whether to publish only once the next batch is complete, as slime's train_async does."""
 
     @property
@@ -38,7 +38,7 @@ def arrangement(name: str) -> Arrangement:
     if name in ("sync", "sync-colocate"):
         return Arrangement(name=name, staleness=0, colocates=name == "sync-colocate")
     if name == "one-step":
-        return Arrangement(name=name, staleness=1, collects_before_push=True)
+        return Arrangement(name=name, staleness=1, collects_before_publish=True)
     letter, _, number = name.partition("=")
     if letter != "S" or not number.isdecimal() or not 1 <= int(number) <= MAX_STALENESS:
         raise ValueError(f"unknown arrangement {name!r}; use sync, sync-colocate, one-step or S=1 to S={MAX_STALENESS}")

@@ -86,7 +86,7 @@ def _too_small(asked: argparse.Namespace) -> list[str]:
         num_tokens = _row_tokens(asked) / parallel.context_parallel_size
         work = RankWorkload(num_ranks=num_ranks, num_tokens=num_tokens, weight_bytes=2)
         if not colocates:
-            work = with_copy(shape, parallel, work, limit=limit, wanted=asked.update_weights_beside_training)
+            work = with_copy(shape, parallel, work, limit=limit, wanted=asked.update_weights_during_training)
         stages = trainer_memory(shape, parallel, work)
         lines += trainer_problems(stages, num_tokens=num_tokens, limit=limit)
     return lines
@@ -117,7 +117,7 @@ def setup(asked: argparse.Namespace) -> Setup:
         prompt_tokens=asked.prompt_tokens,
         max_tokens_per_gpu=asked.max_tokens_per_gpu,
         parallel={name: value for name, value in given.items() if value != getattr(default, name)},
-        updates_beside_training=asked.update_weights_beside_training,
+        updates_beside_training=asked.update_weights_during_training,
     )
 
 
@@ -146,7 +146,7 @@ def deployment(
                 max_tokens_per_gpu=asked.max_tokens_per_gpu,
                 lr=1e-6,
                 balance_data=True,
-                update_weights_beside_training=asked.update_weights_beside_training,
+                update_weights_during_training=asked.update_weights_during_training,
             ),
             parallel=parallel_of(asked),
             device=asked.device,
@@ -204,7 +204,7 @@ def _add_deployment(group: Any) -> None:
     add_option(group, "--concurrency", int, "samples in flight per engine", 256)
     add_option(group, "--max-tokens-per-gpu", int, "tokens per microbatch of the trainer", 16_384)
     group.add_argument(
-        "--update-weights-beside-training",
+        "--update-weights-during-training",
         action=argparse.BooleanOptionalAction,
         help="the flag of a run (default: where memory allows)",
     )

@@ -136,7 +136,7 @@ class Stage:
         )
         prompts = Prompts(workload, first_row(arrangement, self._setup.groups))
         scheduler = self._scheduler(arrangement, prompts, sampler, slots, serving)
-        before = scheduler.batch_ready if arrangement.collects_before_push else None
+        before = scheduler.batch_ready if arrangement.collects_before_publish else None
         updater = WatchedUpdater(self._running.updater, before)
         parts = Parts(
             scheduler=scheduler,

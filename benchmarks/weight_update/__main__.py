@@ -80,7 +80,7 @@ class UpdateFigures:
     pauses_s: tuple[float, ...]
     totals_s: tuple[float, ...]
     """Seconds of each update, the first two included."""
-    goes_beside: bool
+    is_copied: bool
     about: dict[str, Any]
 
     @property
@@ -123,9 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     add_option(parser, "--updates", int, "number of updates; the first two are shown separately", 12)
     add_option(parser, "--bucket-mib", int, "size of a bucket of weights, in MiB", 512)
     parser.add_argument(
-        "--beside",
+        "--during-training",
         action=argparse.BooleanOptionalAction,
-        help="--update-weights-beside-training of a run (default: where memory allows)",
+        help="--update-weights-during-training of a run (default: where memory allows)",
     )
     parser.add_argument("--verify", action="store_true", help="--check-weight-updates of a run, which takes time")
     parser.add_argument(
@@ -155,7 +155,7 @@ def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) 
             ray_session(asked.trainer_gpus + asked.engine_gpus + 1, hold_signals=signals.hold) as ray,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            rows, sent, goes_beside = runner.run(_updates(ray, asked, checkpoint, signals, console))
+            rows, sent, is_copied = runner.run(_updates(ray, asked, checkpoint, signals, console))
     found = UpdateFigures(
         model=asked.model,
         num_bytes=sent,
@@ -166,7 +166,7 @@ def _measured(asked: argparse.Namespace, argv: Sequence[str], console: Console) 
         waits_s=tuple(wait for wait, _ in rows),
         pauses_s=tuple(report.pause_s for _, report in rows),
         totals_s=tuple(report.total_s for _, report in rows),
-        goes_beside=goes_beside,
+        is_copied=is_copied,
         about=about,
     )
     (asked.out / "update.json").write_bytes(orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2))
@@ -185,28 +185,28 @@ async def _updates(
             ray, _deployment(asked, checkpoint), lambda text: console.print(text, highlight=False)
         ) as up:
             with plainly():
-                async with asyncio.TaskGroup() as beside:
-                    tasks = [beside.create_task(up.watch())]
+                async with asyncio.TaskGroup() as watchers:
+                    tasks = [watchers.create_task(up.watch())]
                     if asked.in_flight:
-                        tasks.append(beside.create_task(_traffic(up, asked)))
-                    found = await _pushes(up, asked.updates)
+                        tasks.append(watchers.create_task(_traffic(up, asked)))
+                    found = await _timed_updates(up, asked.updates)
                     for task in tasks:
                         task.cancel()
     return found
 
 
-async def _pushes(up: Running, times: int) -> tuple[Rows, int, bool]:
+async def _timed_updates(up: Running, times: int) -> tuple[Rows, int, bool]:
     clock = asyncio.get_running_loop().time
-    rows, goes_beside, num_bytes = Rows(), False, 0
+    rows, is_copied, num_bytes = Rows(), False, 0
     for version in range(1, times + 1):
         await asyncio.sleep(BETWEEN_S)
         start = clock()
-        goes_beside = await up.updater.snapshot()
+        is_copied = await up.updater.snapshot()
         taken = clock()
         report = await up.updater.publish(Weights(version=version, step=version))
-        rows.append((taken - start if goes_beside else clock() - start, report))
+        rows.append((taken - start if is_copied else clock() - start, report))
         num_bytes = report.num_bytes
-    return rows, num_bytes, goes_beside
+    return rows, num_bytes, is_copied
 
 
 async def _traffic(up: Running, asked: argparse.Namespace) -> None:
@@ -239,7 +239,7 @@ def _deployment(asked: argparse.Namespace, checkpoint: Path) -> Deployment:
             model=ModelConfig(hf_checkpoint=checkpoint, seed=1),
             train=TrainConfig(
                 update_weight_buffer_size=asked.bucket_mib * 2**20,
-                update_weights_beside_training=asked.beside,
+                update_weights_during_training=asked.during_training,
                 check_weight_updates=asked.verify,
             ),
             parallel=parallel_of(asked),
@@ -286,7 +286,7 @@ def _table(found: Sequence[UpdateFigures]) -> Table:
             str(each.in_flight),
             f"{1000 * each.raw_s:.1f}",
             f"{each.num_bytes / each.raw_s / 1e9:.0f}",
-            f"{1000 * median(each.waits_s[2:]):.1f}" + ("" if each.goes_beside else " (sends)"),
+            f"{1000 * median(each.waits_s[2:]):.1f}" + ("" if each.is_copied else " (sends)"),
             f"{1000 * each.pause_s:.1f}",
             f"{1000 * max(rest):.1f}",
             f"{1000 * median(each.totals_s[2:]):.1f}",

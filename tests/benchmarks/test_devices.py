@@ -1,4 +1,4 @@
-"""Benchmarks of GPUs where there are none."""
+"""Benchmarks that need a GPU end in one line on a machine without one."""
 
 import importlib
 
@@ -13,7 +13,9 @@ REHEARSED = ["configs/qwen3-4b.sh", "--config", "tests/launch/models/qwen3-4b/co
     ("name", "words"),
     [("trainer", []), ("weight_update", []), ("lost_engine", []), ("sync_vs_async", []), ("rehearse", REHEARSED)],
 )
-def test_without_a_gpu_it_ends_in_one_line(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_a_benchmark_ends_in_one_line(
+    name: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(f"benchmarks.{name}.__main__").main(words)
     assert ended.value.code == 2

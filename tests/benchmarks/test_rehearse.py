@@ -9,11 +9,11 @@ import pytest
 import transformers
 
 from asyncrl.data.tokenizer import load_tokenizer
-from asyncrl.metrics.names import is_declared
-from benchmarks.common import random_reward as _random_reward
+from benchmarks.common import random_reward
 from benchmarks.common.background_run import BackgroundRun, command_line
 from benchmarks.rehearse.__main__ import COLUMNS, main, report
 from benchmarks.sync_vs_async.workload import write_shape
+from tests.declared_metrics import is_declared
 from tests.unit.metrics.made import group, scored
 
 MODELS = Path(__file__).parents[1] / "launch" / "models"
@@ -78,7 +78,7 @@ def test_weights_of_any_shape_are_written_with_a_tokenizer_that_chats(tmp_path: 
 def test_rewards_are_by_chance_and_the_same_for_the_same_answer() -> None:
     def reward_of(text: str) -> float:
         answer = replace(scored(0, 0.0, (1,), (0, 0, 1)).sample, text=text)
-        return asyncio.run(_random_reward.reward(group(0).prompt, answer))
+        return asyncio.run(random_reward.reward(group(0).prompt, answer))
 
     found = [reward_of(str(number)) for number in range(100)]
     assert found == [reward_of(str(number)) for number in range(100)]

@@ -164,7 +164,7 @@ def test_whole_rounds_are_measured_after_one(name: str, steps: int, seconds: flo
 def test_arrangements_by_name() -> None:
     assert arrangement("sync") == Arrangement(name="sync", staleness=0)
     assert arrangement("sync-colocate") == Arrangement(name="sync-colocate", staleness=0, colocates=True)
-    assert arrangement("one-step") == Arrangement(name="one-step", staleness=1, collects_before_push=True)
+    assert arrangement("one-step") == Arrangement(name="one-step", staleness=1, collects_before_publish=True)
     assert arrangement("S=4") == Arrangement(name="S=4", staleness=4)
     for name in ("S=0", "S", "colocate", f"S={MAX_STALENESS + 1}"):
         with pytest.raises(ValueError, match=name):

@@ -89,7 +89,7 @@ def test_a_pause_stops_every_request_and_may_cost_the_cache() -> None:
     decoder.pause()
     assert decoder.next_event_s() is None
     decoder.advance(5.0)
-    decoder.go_on(recompute=True)
+    decoder.continue_generation(recompute=True)
     assert decoder.next_event_s() == pytest.approx(0.105 + 5 * 0.012)
     assert decoder.work.recomputed == pytest.approx(105)
 

@@ -86,7 +86,7 @@ def test_tokens_on_either_side_of_an_update_name_their_version() -> None:
             await asyncio.sleep(0.115)  # ten and a half tokens
             fleet.pause()
             await asyncio.sleep(1.0)
-            fleet.go_on(NEW, recompute=False)
+            fleet.continue_generation(NEW, recompute=False)
 
         return await during(fleet, update)
 

@@ -25,7 +25,6 @@ MASKING = SimulationResult(
     stale=0.0,
     failed=0.0,
     recomputed=0.0,
-    retractions_per_step=0.0,
 )
 
 

@@ -58,7 +58,7 @@ def test_a_snapshot_delays_training_and_the_pause_may_delay_it_longer() -> None:
 
 def test_one_step_off_policy_steps_take_as_long_as_the_slower_side() -> None:
     # Collecting begins with training and the update waits for it, so that every answer begins at the same moment.
-    one_step = replace(alike(1).schedule, collects_before_push=True)
+    one_step = replace(alike(1).schedule, collects_before_publish=True)
     result = simulate(_with_trainer(replace(alike(1), schedule=one_step), 5.0))
     assert result.step_s == pytest.approx(5.0, rel=0.01)
     assert (result.lag_mean, result.lag_max) == (1.0, 1)

@@ -1,6 +1,6 @@
 """Classes that run inside Ray's worker processes; ``placement.py`` makes actors of them.
 
-An actor runs its methods on one thread, in the order of the calls.  A trainer rank has a second thread, ``BESIDE``.
+An actor runs its methods on one thread, in the order of the calls.  A trainer rank has a second thread, ``CONCURRENT``.
 """
 
 import gc
@@ -16,7 +16,7 @@ from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.internals import naming_imports
 
-BESIDE = "beside"
+CONCURRENT = "concurrent"
 """Ray's concurrency group for calls that cannot wait until a training step has ended.
 
 In an actor with such a group, all other methods also leave the main thread: they run on one dedicated thread, always
@@ -97,9 +97,9 @@ class RankActor(NetworkPlace):
         gc.freeze()  # a full collection takes 0.3 s, possibly during a weight update, and a step leaves it no garbage
         return self._rank.layers
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the rank, on the thread of the caller's concurrency group, by default the main group's."""
-        return getattr(self._rank, method)(*args)
+        return getattr(self._rank, method)(*args, **kwargs)
 
 
 def _is_free(port: int) -> bool:

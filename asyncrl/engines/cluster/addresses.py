@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from asyncrl.engines.cluster.actors import BESIDE
+from asyncrl.engines.cluster.actors import CONCURRENT
 from asyncrl.engines.cluster.calls import answered
 from asyncrl.errors import ServerFailed
 
@@ -31,7 +31,7 @@ class Addresses:
 
     async def rank(self, actor: Any) -> tuple[str, int]:
         """Return the host of a trainer rank and a free port there; possible while the rank trains."""
-        host, (port,) = await self._of(actor, 1, self._num_engines + 1, concurrency_group=BESIDE)
+        host, (port,) = await self._of(actor, 1, self._num_engines + 1, concurrency_group=CONCURRENT)
         return host, port
 
     async def _of(self, actor: Any, num_ports: int, share: int, **options: str) -> tuple[str, tuple[int, ...]]:

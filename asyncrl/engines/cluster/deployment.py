@@ -26,7 +26,7 @@ from asyncrl.engines.cluster.placement import Layout, Placement, reserve
 from asyncrl.engines.cluster.ray_trainer import RayTrainer
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.cluster.supervisor import EngineSupervisor, StartedEngine
-from asyncrl.engines.gpu_sharing import SharedGpus, give_back
+from asyncrl.engines.gpu_sharing import SharedGpus, release_engines
 from asyncrl.engines.megatron.checkpoint.directory import Origin
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.client.control import EngineControl, wait_for_router
@@ -105,7 +105,7 @@ class Running:
     load_probe: EngineLoads
     servers: tuple[Server, ...]
     supervisor: EngineSupervisor
-    give_up: Callable[[], None]
+    release_resources: Callable[[], None]
     """Ends the ranks, for another deployment in the same session; a run leaves this to Ray's shutdown."""
     gpu_sharing: GpuSharing | None = None
     """The time-sharing of the GPUs, which the trainer holds first; None if trainer and engines have separate GPUs."""
@@ -227,7 +227,7 @@ class _Builder:
             supervisor=EngineSupervisor(
                 engines, membership, engine, max_restarts=max_engine_restarts(failures, cluster)
             ),
-            give_up=self._placement.give_up,
+            release_resources=self._placement.release_resources,
             gpu_sharing=SharedGpus(controls, trainer, holder="trainer", timeout_s=failures.control_timeout_s)
             if cluster.colocate
             else None,
@@ -246,7 +246,7 @@ class _Builder:
         gpus = await self._every(ranks, "GPUs", lambda actor, _: actor.gpus.remote())
         engines, router_url = await self._engines(gpus)
         try:
-            await give_back([self._control(engine.url) for engine in engines], self._failures.control_timeout_s)
+            await release_engines([self._control(engine.url) for engine in engines], self._failures.control_timeout_s)
         except GpuSharingFailed:
             await _look_for_the_dead(self._servers)
             raise

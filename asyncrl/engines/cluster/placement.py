@@ -15,7 +15,7 @@ from math import lcm
 from types import ModuleType
 from typing import Any, Literal
 
-from asyncrl.engines.cluster.actors import BESIDE
+from asyncrl.engines.cluster.actors import CONCURRENT
 from asyncrl.engines.cluster.calls import answered
 from asyncrl.errors import ConfigError, ServerFailed
 from asyncrl.internals import Internal
@@ -60,8 +60,8 @@ class Layout:
     def bundles(self) -> list[dict[str, float]]:
         """The resources of each bundle, as requested from Ray."""
         together = self.ranks_together
-        beside = together // self.gpus_per_engine if self.is_shared else 0
-        ranks = [self._bundle(together, together + beside)] * self.num_rank_bundles
+        num_engines = together // self.gpus_per_engine if self.is_shared else 0
+        ranks = [self._bundle(together, together + num_engines)] * self.num_rank_bundles
         return ranks + ([] if self.is_shared else [self._bundle(self.gpus_per_engine, 1)] * self.num_engines)
 
     def _bundle(self, gpus: int, actors: int) -> dict[str, float]:
@@ -82,7 +82,7 @@ class Placement:
     def rank(self, kind: type, rank: int) -> Any:
         """Create an actor of ``kind`` for a trainer rank, with its GPU."""
         bundle = self._rank_bundles[rank // self._layout.ranks_together]
-        return self._actor(self._ray.remote(concurrency_groups={BESIDE: 1})(kind), bundle, gpus=1)
+        return self._actor(self._ray.remote(concurrency_groups={CONCURRENT: 1})(kind), bundle, gpus=1)
 
     def engine(self, kind: type, number: int) -> Any:
         """Create an actor for an engine, with its GPUs or, if shared, in the bundle of the ranks that have them."""
@@ -96,7 +96,7 @@ class Placement:
         """Create an actor that needs no reserved resources."""
         return self._ray.remote(kind).options(num_cpus=0).remote()
 
-    def give_up(self) -> None:
+    def release_resources(self) -> None:
         """End trainer ranks and engines, and free their resources.  The router has no reserved resources."""
         self._ray.util.remove_placement_group(self._group)
 

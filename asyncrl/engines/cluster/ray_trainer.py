@@ -1,4 +1,4 @@
-"""The controller's view of the trainer: all ranks as one object, called through Ray.
+"""The driver's view of the trainer: all ranks as one object, called through Ray.
 
     RayTrainer.save ──▶ a recorded call of MegatronRank.save ──Ray──▶ RankActor.call ──▶ MegatronRank.save
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from asyncrl.engines.cluster.actors import BESIDE
+from asyncrl.engines.cluster.actors import CONCURRENT
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
 from asyncrl.engines.weight_sync.buckets import WeightBucket
@@ -79,7 +79,9 @@ class RayTrainer:
         self, *, master_address: str, master_port: int, world_size: int, group_name: str, backend: str
     ) -> None:
         """See ``WeightSender.join_engines``."""
-        await self._beside(lambda rank: rank.join_engines(master_address, master_port, world_size, group_name, backend))
+        await self._concurrently(
+            lambda rank: rank.join_engines(master_address, master_port, world_size, group_name, backend)
+        )
 
     async def snapshot(self, *, is_checked: bool) -> bool:
         """See ``WeightSender.snapshot``."""
@@ -88,7 +90,7 @@ class RayTrainer:
 
     async def resend(self, *, is_checked: bool) -> bool:
         """See ``WeightSender.resend``."""
-        return await self._beside(lambda rank: rank.resend(is_checked))
+        return await self._concurrently(lambda rank: rank.resend(is_checked))
 
     async def send(self, *, is_checked: bool, timeout_s: float) -> None:
         """See ``WeightSender.send``."""
@@ -96,7 +98,7 @@ class RayTrainer:
 
     async def abandon(self, group_name: str) -> None:
         """See ``WeightSender.abandon``."""
-        await self._beside(lambda rank: rank.abandon(group_name))
+        await self._concurrently(lambda rank: rank.abandon(group_name))
 
     async def share(self, bucket: int) -> list[str]:
         """See ``TensorSharer.share``."""
@@ -122,9 +124,9 @@ class RayTrainer:
         """See ``WeightWriter.write_weights``."""
         await self._all(lambda rank: rank.write_weights(folder), timeout_s)
 
-    async def _beside[T](self, ask: Ask[T]) -> T:
+    async def _concurrently[T](self, ask: Ask[T]) -> T:
         """Ask rank 0 on the second thread of its actor, also while the first one is busy."""
-        return await self._first(ask, concurrency_group=BESIDE)
+        return await self._first(ask, concurrency_group=CONCURRENT)
 
     async def _first[T](self, ask: Ask[T], **options: str) -> T:
         """Ask rank 0 alone."""
@@ -148,17 +150,20 @@ class _Call:
 
     method: str
     args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
     def sent_to(self, rank: Any, **options: str) -> Any:
         """Send the call and return Ray's reference to the answer.  Ray and ``ps`` show the method's name."""
-        return rank.call.options(name=f"RankActor.{self.method}", **options).remote(self.method, *self.args)
+        return rank.call.options(name=f"RankActor.{self.method}", **options).remote(
+            self.method, *self.args, **self.kwargs
+        )
 
 
 class _Recorder:
     """A stand-in for a rank whose methods return the call instead of running it."""
 
     def __getattr__(self, method: str) -> Callable[..., _Call]:
-        return lambda *args: _Call(method, args)
+        return lambda *args, **kwargs: _Call(method, args, kwargs)
 
 
 def _recorded(ask: Ask[Any]) -> _Call:

@@ -1,4 +1,4 @@
-"""The controller's view of a server process, which runs behind an actor."""
+"""The driver's view of a server process, which runs behind an actor."""
 
 import asyncio
 import contextlib

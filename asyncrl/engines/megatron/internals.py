@@ -9,19 +9,20 @@ from asyncrl.engines.megatron.model.build import INTERNALS as MODEL
 from asyncrl.engines.megatron.model.implementation import INTERNALS as IMPLEMENTATION
 from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
 from asyncrl.engines.megatron.setup.fused_adam import INTERNALS as FUSED
-from asyncrl.engines.megatron.train.forward_step import INTERNALS as PASSES
+from asyncrl.engines.megatron.train.forward_step import INTERNALS as FORWARD_STEP
 from asyncrl.engines.megatron.train.learner import INTERNALS as LEARNER
-from asyncrl.engines.megatron.train.offload import INTERNALS as STASH
+from asyncrl.engines.megatron.train.offload import INTERNALS as OFFLOAD
 from asyncrl.engines.megatron.weights.handles import INTERNALS as HANDLES
 from asyncrl.engines.megatron.weights.hf_weights import INTERNALS as WEIGHTS
 from asyncrl.engines.megatron.weights.update_group import INTERNALS as UPDATE_GROUP
-from asyncrl.engines.megatron.weights.weight_sender import INTERNALS as OUTBOX
+from asyncrl.engines.megatron.weights.weight_sender import INTERNALS as WEIGHT_SENDER
 from asyncrl.engines.weight_sync.group_abort import INTERNALS as GROUPS
 from asyncrl.internals import check_internals
 
 TRAINER = (
     *ATTENTION,
     *CHECKPOINT,
+    *FORWARD_STEP,
     *FUSED,
     *GROUPS,
     *HANDLES,
@@ -29,12 +30,11 @@ TRAINER = (
     *LAYERS,
     *LEARNER,
     *MODEL,
-    *OUTBOX,
-    *PASSES,
-    *STASH,
+    *OFFLOAD,
     *STATE,
     *UPDATE_GROUP,
     *WEIGHTS,
+    *WEIGHT_SENDER,
 )
 
 

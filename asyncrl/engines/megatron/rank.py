@@ -71,7 +71,7 @@ class MegatronRank:
         self._shape = overridden(read_shape(settings.model.hf_checkpoint), settings.shape)
         check_layout(self._shape, settings.parallel, settings.device)
         critic = critic_shape(settings, self._shape) if has_critic(settings.train) else None
-        _check_beside(settings, self._shape, critic)
+        _check_other_models(settings, self._shape, critic)
         self._device = _device(settings.device, rank)
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         check_alike(settings)
@@ -89,12 +89,12 @@ class MegatronRank:
             self._model,
             self._shape,
             settings.train.update_weight_buffer_size,
-            beside=_copies_weights(settings, self._shape, critic, world_size, self._device),
+            is_copied=_copies_weights(settings, self._shape, critic, world_size, self._device),
             fp8=fp8_of(settings.model.hf_checkpoint, self._shape),
         )
         critics = [] if self._critic is None else [self._critic.learner]
         self._memory = TrainerMemory([self._learner, *critics])
-        self._engines: dist.ProcessGroup | None = None
+        self._update_group: dist.ProcessGroup | None = None
         self._send_lock = Lock()
         """Held while ``send`` runs, so that no other thread destroys the update group under it."""
         self._saver: Saver | None = None
@@ -148,7 +148,7 @@ class MegatronRank:
         """
         self._leave_engines()
         try:
-            self._engines = join_update_group(
+            self._update_group = join_update_group(
                 master_address, master_port, world_size, group_name, backend, self._settings.timeout_s
             )
         except RuntimeError as error:
@@ -159,9 +159,9 @@ class MegatronRank:
 
         Another thread may call it.  Operations of the group that wait for engines end, here and in engines.
         """
-        engines = self._engines
-        if engines is not None and engines.group_name == group_name:
-            abandon(engines)
+        group = self._update_group
+        if group is not None and group.group_name == group_name:
+            abandon(group)
 
     def snapshot(self, is_checked: bool) -> bool:
         """Copy the present weights and start to broadcast the copy from rank 0 to the engines.
@@ -170,7 +170,7 @@ class MegatronRank:
         Raises WeightUpdateFailed.
         """
         self._check_joined()
-        return self._weight_sender.snapshot(self._engines, is_checked=is_checked)
+        return self._weight_sender.snapshot(self._update_group, is_checked=is_checked)
 
     def resend(self, is_checked: bool) -> bool:
         """Start to broadcast the last snapshot once more, from rank 0 to the engines.
@@ -178,14 +178,14 @@ class MegatronRank:
         Returns False, without a broadcast, if that snapshot is gone.  Another thread may call it while this rank
         trains.  Raises WeightUpdateFailed.
         """
-        engines = self._engines
-        return engines is not None and self._weight_sender.resend(engines, is_checked=is_checked)
+        group = self._update_group
+        return group is not None and self._weight_sender.resend(group, is_checked=is_checked)
 
     def send(self, is_checked: bool) -> None:
         """Broadcast the present weights from rank 0 to the receiving engines.  Raises WeightUpdateFailed."""
         self._check_joined()
         with self._send_lock:
-            self._weight_sender.send(self._engines, is_checked=is_checked)
+            self._weight_sender.send(self._update_group, is_checked=is_checked)
 
     def share(self, bucket: int) -> str:
         """Return a handle of a bucket's present weights, for an engine on this rank's device."""
@@ -263,17 +263,17 @@ class MegatronRank:
         dist.destroy_process_group()
 
     def _check_joined(self) -> None:
-        if self._rank == 0 and self._engines is None:
+        if self._rank == 0 and self._update_group is None:
             raise ValueError("no engines have joined: call join_engines first")
 
     def _leave_engines(self) -> None:
-        if self._engines is None:
+        if self._update_group is None:
             return
-        abandon(self._engines)
+        abandon(self._update_group)
         with self._send_lock:
             self._weight_sender.abandon()
-            dist.destroy_process_group(self._engines)
-            self._engines = None
+            dist.destroy_process_group(self._update_group)
+            self._update_group = None
 
     def _load_reference(self) -> ReferenceWeights:
         """Load the reference weights by way of the policy's model, which gets its weights back."""
@@ -372,7 +372,7 @@ class MegatronRank:
         return tuple(tuple(found[index].tolist()) if index in found else () for index in range(num_samples))
 
 
-def _check_beside(settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None) -> None:
+def _check_other_models(settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None) -> None:
     """Check that reference model and critic fit the policy.  Raises ConfigError."""
     path = ref_load(settings.train, settings.model)
     is_other = path != settings.model.hf_checkpoint
@@ -402,7 +402,7 @@ def _copies_weights(
         critic=critic,
     )
     memory = _memory_of(device)
-    return has_copy(shape, parallel, work, memory=memory, wanted=train.update_weights_beside_training)
+    return has_copy(shape, parallel, work, memory=memory, wanted=train.update_weights_during_training)
 
 
 def _memory_of(device: torch.device) -> int | None:

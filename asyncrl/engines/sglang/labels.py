@@ -9,7 +9,7 @@ PACKED = "asyncrl/"
 DIRECT, DIRECT_CHECKED = "asyncrl_direct", "asyncrl_direct_checked"
 """``load_format`` of an update of all buckets at once, each named by its first tensor (``plugin/direct``)."""
 
-KEPT = "asyncrl: kept"
+RECORDED = "asyncrl: recorded"
 """The plug-in's answer to an update: it can receive the same buckets in one ``DIRECT`` update from now on."""
 
 NOT_REPLAYED = "asyncrl: buckets that are never replayed again: "

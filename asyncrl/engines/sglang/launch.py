@@ -15,7 +15,7 @@ STREAM_INTERVAL = 512
 """Tokens per streamed chunk.  The first token and the end of an answer do not wait for a chunk to fill.
 
 A chunk costs nearly the same whatever its length, so a 1,000-token answer comes in 3 pieces instead of 64.  The
-controller needs 0.8 of the CPU time at 512 that it needs at 256, and no less at 1,000 than at 512.  Spans do not depend
+driver needs 0.8 of the CPU time at 512 that it needs at 256, and no less at 1,000 than at 512.  Spans do not depend
 on the interval, because tokens are stamped one by one (``plugin/token_versions``).
 
 A longer interval loses more tokens with a server and shows progress in larger steps.  The silence between chunks also

@@ -69,7 +69,7 @@ class WeightSender(Protocol):
 class Received:
     """An engine's answer once it has loaded a bucket."""
 
-    is_kept: bool
+    is_recorded: bool
     """Whether the engine can receive this bucket with others in ``receive_all`` from now on."""
     still_s: float | None = None
     """Seconds since the end of the engine's last forward pass, sent with the last bucket; None if unknown."""
@@ -241,16 +241,16 @@ class BroadcastUpdater:
 
         Returns the event loop's time at which the first engine had ended its last forward pass; None unless all know.
         """
-        kept: list[bool] = []
+        recorded: list[bool] = []
         still = Stillness()
-        receive = partial(self._receive_all, still) if self.is_direct else partial(self._receive_each, still, kept)
+        receive = partial(self._receive_all, still) if self.is_direct else partial(self._receive_each, still, recorded)
         timeout_s = self._timeout_s * (1 if self.is_direct else len(self._buckets))
         sending = {engine.url: receive(engine, label) for engine in self._round.engines}
         if not self._is_sending:
             sending["trainer"] = self._sender.send(is_checked=self._checks, timeout_s=timeout_s)
         self._is_sending = False
         await gather("sending the weights", sending, timeout_s)
-        self.is_direct = self.is_direct or all(kept)
+        self.is_direct = self.is_direct or all(recorded)
         return still.first()
 
     async def _receive_all(self, still: Stillness, engine: WeightReceiver, label: str) -> None:
@@ -260,13 +260,13 @@ class BroadcastUpdater:
         still.note(received.still_s)
         self._warn_of(engine, received)
 
-    async def _receive_each(self, still: Stillness, kept: list[bool], engine: WeightReceiver, label: str) -> None:
+    async def _receive_each(self, still: Stillness, recorded: list[bool], engine: WeightReceiver, label: str) -> None:
         """Receive bucket by bucket.  The last bucket carries the label, because only then all weights are new."""
         *others, last = self._buckets
         for bucket in others:
-            kept.append((await engine.receive_bucket(bucket, group_name=self.group_name, label=None)).is_kept)
+            recorded.append((await engine.receive_bucket(bucket, group_name=self.group_name, label=None)).is_recorded)
         received = await engine.receive_bucket(last, group_name=self.group_name, label=label)
-        kept.append(received.is_kept)
+        recorded.append(received.is_recorded)
         still.note(received.still_s)
 
     def _warn_of(self, engine: WeightReceiver, received: Received) -> None:

@@ -24,13 +24,13 @@ class EngineMembership[M: Member]:
 
     def __init__(self, members: Iterable[M]) -> None:
         """Start with all ``members`` present; they get their first weights with the first update."""
-        # Invariant: only the event loop's thread uses this object, and no method awaits between a change and ``_move``.
-        # A waiter that checks its condition before the change therefore always sees it.
+        # Invariant: only the event loop's thread uses this object, and no method awaits between a change and
+        # ``_wake_waiters``.  A waiter that checks its condition before the change therefore always sees it.
         self._all: Mapping[str, M] = {member.url: member for member in members}
         self._lost = set[str]()
         self._waiting = set[str]()
         self._unresponsive = dict[str, str]()
-        self._moved = asyncio.Event()
+        self._changed_event = asyncio.Event()
         self.num_changes = 0
         """The number of losses and restarts of engines.  A group formed before the last one is of no use."""
 
@@ -58,39 +58,39 @@ class EngineMembership[M: Member]:
         """Mark a running engine unresponsive.  No-op if it is already lost."""
         if url not in self._lost:
             self._unresponsive[url] = why
-            self._move()
+            self._wake_waiters()
 
     async def wait_until_unresponsive(self, url: str) -> str:
         """Return the reason once this engine is unresponsive."""
         while url not in self._unresponsive:
-            await self._moved.wait()
+            await self._changed_event.wait()
         return self._unresponsive[url]
 
     def mark_synced(self, members: Iterable[Member]) -> None:
         """Mark engines that have received the trainer's weights."""
         self._waiting.difference_update(member.url for member in members)
-        self._move()
+        self._wake_waiters()
 
     async def wait_for_rejoined(self) -> None:
         """Return once a restarted engine waits for weights."""
         while not self._waiting:
-            await self._moved.wait()
+            await self._changed_event.wait()
 
     async def wait_until_synced(self, url: str) -> None:
         """Return once this restarted engine has the trainer's weights."""
         while url in self._waiting:
-            await self._moved.wait()
+            await self._changed_event.wait()
 
     async def wait_for_change(self, since: int) -> None:
         """Return once ``num_changes`` differs from ``since``."""
         while self.num_changes == since:
-            await self._moved.wait()
+            await self._changed_event.wait()
 
     def _change(self) -> None:
         self.num_changes += 1
-        self._move()
+        self._wake_waiters()
 
-    def _move(self) -> None:
+    def _wake_waiters(self) -> None:
         """Wake all current waiters; each checks its condition again."""
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._changed_event.set()
+        self._changed_event = asyncio.Event()

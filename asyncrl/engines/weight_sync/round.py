@@ -54,7 +54,7 @@ class Pausable(Protocol):
         May return while a forward pass still runs; other commands wait for its end.
         """
 
-    async def go_on(self) -> None:
+    async def continue_generation(self) -> None:
         """Resume the paused requests."""
 
     async def probe(self, timeout_s: float) -> None:
@@ -136,7 +136,7 @@ class PausedRound[E: Pausable]:
             self._is_mixed = True
             stood_still = await receive()
             self._is_mixed = False
-            await gather("resuming", {engine.url: engine.go_on() for engine in engines}, self._timeout_s)
+            await gather("resuming", {engine.url: engine.continue_generation() for engine in engines}, self._timeout_s)
         self._membership.mark_synced(engines)
         pause_s = clock() - (paused if stood_still is None else stood_still)
         return UpdateReport(pause_s=pause_s, total_s=max(pause_s, clock() - began), num_bytes=num_bytes)
@@ -205,19 +205,19 @@ class PausedRound[E: Pausable]:
             await gather("pausing", {engine.url: pause(engine) for engine in engines}, self._timeout_s)
         except WeightUpdateFailed:
             if not self._is_mixed:
-                await self._all_go_on(engines)
+                await self._all_continue(engines)
             raise
         return min(answered)
 
-    async def _all_go_on(self, engines: Sequence[Pausable]) -> None:
+    async def _all_continue(self, engines: Sequence[Pausable]) -> None:
         """Resume the engines that can resume.  Ignores errors, because an earlier failure is the one to report."""
 
-        async def go_on(engine: Pausable) -> None:
+        async def continue_generation(engine: Pausable) -> None:
             with contextlib.suppress(AsyncRLError):
-                await engine.go_on()
+                await engine.continue_generation()
 
         with contextlib.suppress(WeightUpdateFailed):
-            await gather("resuming", {engine.url: go_on(engine) for engine in engines}, PROBE_S)
+            await gather("resuming", {engine.url: continue_generation(engine) for engine in engines}, PROBE_S)
 
 
 async def _gave_up(give_up: GiveUp) -> bool:

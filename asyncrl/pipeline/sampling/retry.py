@@ -68,11 +68,11 @@ class RetryingEngine:
                 return reached
 
     async def interrupt(self) -> None:
-        """End every attempt and begin none before ``go_on``; calls of ``generate`` wait until then."""
+        """End every attempt and begin none before ``continue_generation``; calls of ``generate`` wait until then."""
         self._open.clear()
         await self._engine.interrupt()
 
-    def go_on(self) -> None:
+    def continue_generation(self) -> None:
         """Let interrupted calls continue."""
         self._open.set()
 

@@ -65,14 +65,14 @@ class Slots:
         """Return an ``async with`` context that waits for a slot, yields its number, and gives it back at the end."""
         return _Held(self)
 
-    async def take(self) -> int:
-        """Wait for a slot and return its number; the caller must call ``give_back``."""
+    async def acquire(self) -> int:
+        """Wait for a slot and return its number; the caller must call ``release``."""
         number = await self._free.get() if self._free.empty() else self._free.get_nowait()
         if self._idle_since is not None:
             self._close_idle(loop_time())
         return number
 
-    def give_back(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Return a slot."""
         self._free.put_nowait(number)
         self._balance()
@@ -112,8 +112,8 @@ class _Held:
         self._number = -1
 
     async def __aenter__(self) -> int:
-        self._number = await self._slots.take()
+        self._number = await self._slots.acquire()
         return self._number
 
     async def __aexit__(self, *failure: object) -> None:
-        self._slots.give_back(self._number)
+        self._slots.release(self._number)

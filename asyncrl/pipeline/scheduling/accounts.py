@@ -37,9 +37,9 @@ class Accounts:
         """Record a resumed group."""
         self._ledger.resume(group_id)
 
-    def deliver(self, rollout: GroupInFlight, num_tokens: int) -> None:
+    def deliver(self, group: GroupInFlight, num_tokens: int) -> None:
         """Count delivered tokens; tokens of a group that is gone count as stale."""
-        if rollout.is_gone:
+        if group.is_gone:
             self._ledger.waste(num_tokens)
         else:
             self._ledger.generate(num_tokens)
@@ -48,12 +48,12 @@ class Accounts:
         """Record an answer that was generated to its end."""
         self._lengths.finished(len(sample.token_ids))
 
-    def leave(self, rollout: GroupInFlight, outcome: GroupOutcome) -> None:
+    def leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:
         """Record an unscored group that will not be trained."""
-        self._ledger.drop(rollout.group_id, outcome, rollout.num_tokens)
-        for length in rollout.cut_lengths():
+        self._ledger.drop(group.group_id, outcome, group.num_tokens)
+        for length in group.cut_lengths():
             self._lengths.cut(length)
-        for sample in rollout.samples.values():
+        for sample in group.samples.values():
             self._lengths.dropped(len(sample.token_ids))
 
     # ---- scored groups

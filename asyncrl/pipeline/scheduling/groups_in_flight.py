@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from asyncrl.buffer import Due, masked_until
+from asyncrl.buffer import Dispatch, masked_until
 from asyncrl.errors import plainly
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.sampler import Sampler
@@ -15,7 +15,7 @@ from asyncrl.types import GroupId, Prompt, Sample, ScoredGroup, ScoredSample, We
 class GroupInFlight:
     """A group in flight.  An interrupted group resumes as a new GroupInFlight with the same id and its tokens."""
 
-    due: Due
+    dispatch: Dispatch
     prompt: Prompt
     dispatched: Weights
     """The weights that the engines served when the group was admitted or last resumed."""
@@ -34,7 +34,7 @@ class GroupInFlight:
     @property
     def group_id(self) -> GroupId:
         """Id of the group, the same after an interruption."""
-        return self.due.group_id
+        return self.dispatch.group_id
 
     @property
     def claims(self) -> int:
@@ -75,14 +75,14 @@ class GroupsInFlight:
     def __iter__(self) -> Iterator[GroupInFlight]:
         return iter(self._by_id.values())
 
-    def add(self, rollout: GroupInFlight) -> None:
+    def add(self, group: GroupInFlight) -> None:
         """Add an admitted or resumed group."""
-        self._by_id[rollout.group_id] = rollout
+        self._by_id[group.group_id] = group
 
-    def remove(self, rollout: GroupInFlight) -> None:
+    def remove(self, group: GroupInFlight) -> None:
         """Remove a group that ended for any reason, and mark it as gone."""
-        rollout.is_gone = True
-        del self._by_id[rollout.group_id]
+        group.is_gone = True
+        del self._by_id[group.group_id]
 
     def by_id(self, group_id: GroupId) -> GroupInFlight | None:
         """Return the group with this id, or None if it is not in flight."""
@@ -90,7 +90,7 @@ class GroupsInFlight:
 
 
 async def complete(
-    rollout: GroupInFlight,
+    group: GroupInFlight,
     sampler: Sampler,
     *,
     on_tokens: Callable[[int], None],
@@ -105,23 +105,19 @@ async def complete(
     """
 
     async def one(partial: PartialSample) -> None:
-        if partial.index not in rollout.samples:
-            name = f"g{rollout.group_id}" + (f"~{rollout.num_interruptions}" if rollout.num_interruptions else "")
-            sample = await sampler.generate(name, rollout.group_id, rollout.prompt, partial, on_tokens)
-            rollout.samples[partial.index] = sample
+        if partial.index not in group.samples:
+            name = f"g{group.group_id}" + (f"~{group.num_interruptions}" if group.num_interruptions else "")
+            sample = await sampler.generate(name, group.group_id, group.prompt, partial, on_tokens)
+            group.samples[partial.index] = sample
             on_sample(sample)
-        if partial.index not in rollout.scored:
-            rollout.scored[partial.index] = await sampler.score(rollout.prompt, rollout.samples[partial.index])
+        if partial.index not in group.scored:
+            group.scored[partial.index] = await sampler.score(group.prompt, group.samples[partial.index])
 
     with plainly():
         async with asyncio.TaskGroup() as samples:
-            for partial in rollout.partials:
-                samples.create_task(one(partial), name=f"sample-{rollout.group_id}.{partial.index}")
-    scored = (rollout.scored[partial.index] for partial in rollout.partials)
-    if mask_resumed and rollout.num_interruptions:
-        scored = (
-            masked_until(each, partial.resumed_at) for each, partial in zip(scored, rollout.partials, strict=True)
-        )
-    return ScoredGroup(
-        group_id=rollout.group_id, prompt=rollout.prompt, dispatched=rollout.dispatched, samples=tuple(scored)
-    )
+            for partial in group.partials:
+                samples.create_task(one(partial), name=f"sample-{group.group_id}.{partial.index}")
+    scored = (group.scored[partial.index] for partial in group.partials)
+    if mask_resumed and group.num_interruptions:
+        scored = (masked_until(each, partial.resumed_at) for each, partial in zip(scored, group.partials, strict=True))
+    return ScoredGroup(group_id=group.group_id, prompt=group.prompt, dispatched=group.dispatched, samples=tuple(scored))

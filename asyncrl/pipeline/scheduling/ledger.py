@@ -113,6 +113,6 @@ def check_balance(tokens: TokenCounts, groups: GroupCounts) -> None:
     spent = tokens.trained + tokens.masked + tokens.filtered + tokens.stale + tokens.failed + tokens.held
     if tokens.generated != spent:
         raise AssertionError(f"{tokens.generated} tokens generated, {spent} accounted for: {tokens}")
-    settled = groups.trained + groups.filtered + groups.stale + groups.failed
-    if groups.admitted != settled + groups.in_flight + groups.partial + groups.buffered + groups.training:
+    closed = groups.trained + groups.filtered + groups.stale + groups.failed
+    if groups.admitted != closed + groups.in_flight + groups.partial + groups.buffered + groups.training:
         raise AssertionError(f"{groups.admitted} groups admitted, but the account says {groups}")

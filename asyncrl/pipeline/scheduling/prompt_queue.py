@@ -29,6 +29,6 @@ class PromptQueue:
         self.num_taken += 1
         return self._source.take()
 
-    def give_back(self, prompt: Prompt) -> None:
+    def return_prompt(self, prompt: Prompt) -> None:
         """Return a prompt whose group will not be trained."""
         self._returned.append(prompt)

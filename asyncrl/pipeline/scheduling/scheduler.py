@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from asyncrl.buffer import Due, NotYet, Outstanding, masked_before
+from asyncrl.buffer import Dispatch, NotYet, Outstanding, masked_before
 from asyncrl.errors import (
     AsyncRLError,
     EngineRejected,
@@ -64,7 +64,7 @@ class StalenessPolicy:
 class _Waiting:
     """A scored group in the buffer."""
 
-    due: Due
+    dispatch: Dispatch
     group: ScoredGroup
 
 
@@ -131,8 +131,8 @@ class Scheduler:
             async with asyncio.TaskGroup() as groups:
                 while True:
                     await self._admission()
-                    rollout = self._admit()
-                    rollout.task = groups.create_task(self._generate_group(rollout), name=f"group-{rollout.group_id}")
+                    group = self._admit()
+                    group.task = groups.create_task(self._generate_group(group), name=f"group-{group.group_id}")
 
     async def next_batch(self) -> Batch:
         """Wait for the groups of the next step and take them.
@@ -171,7 +171,7 @@ class Scheduler:
     def gauges(self) -> Gauges:
         """Return the counts of groups, tokens and slots.  Raises AssertionError if an account does not balance."""
         scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
-        held = sum(rollout.num_tokens for rollout in (*self._in_flight, *self._parked))
+        held = sum(group.num_tokens for group in (*self._in_flight, *self._parked))
         tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
         return Gauges(
             tokens=tokens,
@@ -197,7 +197,7 @@ class Scheduler:
             slot_limit=self._slots.limit,
             weights=self._serving.now,
             lengths=self._accounts.lengths(
-                length for rollout in (*self._in_flight, *self._parked) for length in rollout.cut_lengths()
+                length for group in (*self._in_flight, *self._parked) for length in group.cut_lengths()
             ),
         )
 
@@ -208,9 +208,7 @@ class Scheduler:
         """
         stats = self.stats()
         tokens, groups = without_unfinished(stats.tokens, stats.groups)
-        held: dict[GroupId, Prompt] = {
-            rollout.group_id: rollout.prompt for rollout in (*self._in_flight, *self._parked)
-        }
+        held: dict[GroupId, Prompt] = {group.group_id: group.prompt for group in (*self._in_flight, *self._parked)}
         held |= {group_id: waiting.group.prompt for group_id, waiting in self._buffered.items()}
         prompts = (*(held[group_id] for group_id in sorted(held)), *self._prompt_queue.returned)
         return RunState(
@@ -249,90 +247,90 @@ class Scheduler:
         now, weights = loop_time(), self._serving.now
         if self._parked:
             parked = self._parked.popleft()
-            rollout = replace(parked, due=self._due(parked.group_id), dispatched=weights, since=now)
-            self._accounts.resume(rollout.group_id)
+            group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
+            self._accounts.resume(group.group_id)
         else:
-            rollout = GroupInFlight(
-                due=self._due(GroupId(self._next_id)),
+            group = GroupInFlight(
+                dispatch=self._dispatch(GroupId(self._next_id)),
                 prompt=self._prompt_queue.take(),
                 dispatched=weights,
                 partials=[self._sampler.partial(index) for index in range(self._limits.group_size)],
                 since=now,
             )
             self._next_id += 1
-            self._accounts.admit(rollout.group_id)
-        self._slots.claim(rollout.claims)
-        self._in_flight.add(rollout)
-        self._outstanding.start(rollout.due)
-        return rollout
+            self._accounts.admit(group.group_id)
+        self._slots.claim(group.claims)
+        self._in_flight.add(group)
+        self._outstanding.start(group.dispatch)
+        return group
 
-    def _due(self, group_id: GroupId) -> Due:
+    def _dispatch(self, group_id: GroupId) -> Dispatch:
         self._next_order += 1
         last = min(self._serving.now.step + self._limits.max_staleness, self._limits.num_steps - 1)
-        return Due(order=self._next_order, deadline=last, group_id=group_id)
+        return Dispatch(order=self._next_order, deadline=last, group_id=group_id)
 
     # ---- one group
 
-    async def _generate_group(self, rollout: GroupInFlight) -> None:
+    async def _generate_group(self, group: GroupInFlight) -> None:
         try:
-            group = await complete(
-                rollout,
+            scored_group = await complete(
+                group,
                 self._sampler,
-                on_tokens=lambda num_tokens: self._count(rollout, num_tokens),
-                on_sample=lambda sample: self._generated(rollout, sample),
+                on_tokens=lambda num_tokens: self._count(group, num_tokens),
+                on_sample=lambda sample: self._generated(group, sample),
                 mask_resumed=self._policy.mask_resumed,
             )
-            if not rollout.is_gone:
-                self._finish_group(rollout, group, verdict(self._keep, group))
+            if not group.is_gone:
+                self._finish_group(group, scored_group, verdict(self._keep, scored_group))
         except GROUP_FAILURES as error:
-            if not rollout.is_gone:
-                self._fail(rollout, error)
+            if not group.is_gone:
+                self._fail(group, error)
         self._watchdog.moved()
         self._moved.set()
-        if rollout.due.deadline <= self._wakes.deadline:
+        if group.dispatch.deadline <= self._wakes.deadline:
             self._missing -= 1
             if self._missing <= 0:
                 self._finished.set()
 
-    def _count(self, rollout: GroupInFlight, num_tokens: int) -> None:
-        self._accounts.deliver(rollout, num_tokens)
+    def _count(self, group: GroupInFlight, num_tokens: int) -> None:
+        self._accounts.deliver(group, num_tokens)
         self._watchdog.moved()
 
-    def _generated(self, rollout: GroupInFlight, sample: Sample) -> None:
-        if not rollout.is_gone:
+    def _generated(self, group: GroupInFlight, sample: Sample) -> None:
+        if not group.is_gone:
             self._accounts.finish(sample)
             self._slots.unclaim(1)
 
-    def _finish_group(self, rollout: GroupInFlight, group: ScoredGroup, reason: str | None) -> None:
-        self._in_flight.remove(rollout)
+    def _finish_group(self, group: GroupInFlight, scored_group: ScoredGroup, reason: str | None) -> None:
+        self._in_flight.remove(group)
         self._acceptance.note(reason is None)
         if reason is None:
             self._streaks.kept()
-            self._accounts.buffer(group.group_id)
-            self._outstanding.finish(rollout.due)
-            self._buffered[group.group_id] = _Waiting(due=rollout.due, group=group)
+            self._accounts.buffer(scored_group.group_id)
+            self._outstanding.finish(group.dispatch)
+            self._buffered[scored_group.group_id] = _Waiting(dispatch=group.dispatch, group=scored_group)
             self._timeline.counter("groups buffered", loop_time(), len(self._buffered))
         else:
-            self._outstanding.remove(rollout.due)
-            self._accounts.reject(group, reason)
+            self._outstanding.remove(group.dispatch)
+            self._accounts.reject(scored_group, reason)
             self._streaks.filtered(reason)
 
-    def _fail(self, rollout: GroupInFlight, error: AsyncRLError) -> None:
-        self._leave(rollout, GroupOutcome.FAILED)
-        logger.warning("group %d failed: %s", rollout.group_id, error)
-        logger.debug("where group %d failed", rollout.group_id, exc_info=error)
+    def _fail(self, group: GroupInFlight, error: AsyncRLError) -> None:
+        self._leave(group, GroupOutcome.FAILED)
+        logger.warning("group %d failed: %s", group.group_id, error)
+        logger.debug("where group %d failed", group.group_id, exc_info=error)
         self._streaks.failed(error)
 
-    def _leave(self, rollout: GroupInFlight, outcome: GroupOutcome) -> None:
+    def _leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:
         """Drop a group in flight."""
-        self._end_rollout(rollout)
-        self._accounts.leave(rollout, outcome)
+        self._end_group(group)
+        self._accounts.leave(group, outcome)
 
-    def _end_rollout(self, rollout: GroupInFlight) -> None:
+    def _end_group(self, group: GroupInFlight) -> None:
         """Remove a group from those in flight, and give up its claims on slots."""
-        self._slots.unclaim(rollout.claims)
-        self._in_flight.remove(rollout)
-        self._outstanding.remove(rollout.due)
+        self._slots.unclaim(group.claims)
+        self._in_flight.remove(group)
+        self._outstanding.remove(group.dispatch)
 
     # ---- batches
 
@@ -345,8 +343,8 @@ class Scheduler:
 
     def _choose(self, step: int) -> tuple[GroupId, ...] | NotYet:
         """Return the groups of the step's batch with all too old tokens masked, or what to wait for."""
-        while not isinstance(dues := self._due_now(step), NotYet):
-            chosen = self._picked(step) if self._pick else tuple(due.group_id for due in dues)
+        while not isinstance(dispatches := self._due_now(step), NotYet):
+            chosen = self._picked(step) if self._pick else tuple(dispatch.group_id for dispatch in dispatches)
             if len(chosen) < self._limits.groups_per_step:
                 self._passed_over = len(self._buffered)  # not counted in admission until the filter is called again
                 self._moved.set()
@@ -354,10 +352,10 @@ class Scheduler:
             if not (worthless := [group_id for group_id in chosen if not self._mask(group_id, step)]):
                 return chosen
             for group_id in worthless:
-                self._give_up(group_id)
-        return dues
+                self._expire(group_id)
+        return dispatches
 
-    def _due_now(self, step: int) -> tuple[Due, ...] | NotYet:
+    def _due_now(self, step: int) -> tuple[Dispatch, ...] | NotYet:
         size = self._limits.groups_per_step
         if self._policy.stale == "wait":
             return self._outstanding.oldest_in_time(step=step, size=size)
@@ -367,7 +365,7 @@ class Scheduler:
         """Return the groups that the buffer filter picks, and drop the groups that it rejects."""
         if self._pick is None:
             raise AssertionError("there is no function to pick groups")
-        groups = [self._buffered[due.group_id].group for due in self._outstanding.finished()]
+        groups = [self._buffered[dispatch.group_id].group for dispatch in self._outstanding.finished()]
         picked = self._pick(step, groups, self._limits.groups_per_step)
         for group_id, reason in picked.drop.items():
             self._accounts.unpick(self._unbuffer(group_id), reason)
@@ -402,50 +400,50 @@ class Scheduler:
             late = self._outstanding.doomed(step=step, size=size)
         else:  # the buffer filter may pick any group: only the deadline counts
             late = self._outstanding.overdue(step=step)
-        for due in late:
-            rollout = self._in_flight.by_id(due.group_id)
-            if rollout is None:
-                self._give_up(due.group_id)
+        for dispatch in late:
+            group = self._in_flight.by_id(dispatch.group_id)
+            if group is None:
+                self._expire(dispatch.group_id)
             else:
-                self._stop(rollout)
+                self._stop(group)
         while is_over and self._parked:
             parked = self._parked.popleft()
             self._accounts.leave(parked, GroupOutcome.STALE)
-            self._prompt_queue.give_back(parked.prompt)
+            self._prompt_queue.return_prompt(parked.prompt)
 
-    def _give_up(self, group_id: GroupId) -> None:
+    def _expire(self, group_id: GroupId) -> None:
         """Drop a scored group as stale and return its prompt."""
         group = self._unbuffer(group_id)
         self._accounts.expire(group)
-        self._prompt_queue.give_back(group.prompt)
+        self._prompt_queue.return_prompt(group.prompt)
         self._moved.set()
 
     def _unbuffer(self, group_id: GroupId) -> ScoredGroup:
         """Remove a group from the buffer and return it."""
         waiting = self._buffered.pop(group_id)
-        self._outstanding.remove(waiting.due)
+        self._outstanding.remove(waiting.dispatch)
         return waiting.group
 
-    def _stop(self, rollout: GroupInFlight) -> None:
+    def _stop(self, group: GroupInFlight) -> None:
         """Stop a group in flight that is too old: interrupt it, or drop it and return its prompt."""
-        if rollout.task is None:
-            raise AssertionError(f"group {rollout.group_id} has no task")
-        rollout.task.cancel()
+        if group.task is None:
+            raise AssertionError(f"group {group.group_id} has no task")
+        group.task.cancel()
         if self._policy.partial and self._batches_taken < self._limits.num_steps:
-            self._end_rollout(rollout)
-            self._accounts.interrupt(rollout.group_id)
-            self._parked.append(rollout.resumed())  # a copy: tokens that still arrive for this one are stale
+            self._end_group(group)
+            self._accounts.interrupt(group.group_id)
+            self._parked.append(group.resumed())  # a copy: tokens that still arrive for this one are stale
         else:
-            self._leave(rollout, GroupOutcome.STALE)
-            self._prompt_queue.give_back(rollout.prompt)
+            self._leave(group, GroupOutcome.STALE)
+            self._prompt_queue.return_prompt(group.prompt)
 
     def _who_waits_for_whom(self) -> str:
         ready, size = len(self._buffered), self._limits.groups_per_step
-        first = sorted(self._in_flight, key=lambda rollout: rollout.due.order)[:3]
+        first = sorted(self._in_flight, key=lambda group: group.dispatch.order)[:3]
         held = "; ".join(
-            f"group {rollout.group_id} (row {rollout.prompt.row}) for {loop_time() - rollout.since:.0f} s with "
-            f"{rollout.num_tokens} tokens"
-            for rollout in first
+            f"group {group.group_id} (row {group.prompt.row}) for {loop_time() - group.since:.0f} s with "
+            f"{group.num_tokens} tokens"
+            for group in first
         )
         return (
             f"step {self._batches_taken} has {ready} of {size} groups; {len(self._in_flight)} groups in flight, "

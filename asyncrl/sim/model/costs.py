@@ -129,7 +129,7 @@ class Costs:
     sharing: Sharing = Sharing()
     failures: Failures = Failures()
     step_overhead_s: float = 0.0
-    """Seconds that the controller takes between two steps, in which the trainer waits."""
+    """Seconds that the driver takes between two steps, in which the trainer waits."""
 
     def ideal_rate(self, moments: Moments, prompt_tokens: int, gpus: int, gpus_per_engine: int) -> float:
         """Tokens per second, generated and trained, if no GPU ever waited and every engine were always full.

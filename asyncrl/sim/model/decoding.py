@@ -147,7 +147,7 @@ class Decoder:
         """Stop decoding and prefill.  Call ``advance`` first."""
         self._paused = True
 
-    def go_on(self, *, recompute: bool) -> None:
+    def continue_generation(self, *, recompute: bool) -> None:
         """Resume after a pause; ``recompute`` prefills the KV cache of all running requests again."""
         self._paused = False
         if recompute:

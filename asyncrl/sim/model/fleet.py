@@ -145,12 +145,12 @@ class Fleet:
             engine.decoder.pause()
             engine.look_again()
 
-    def go_on(self, weights: Weights, *, recompute: bool) -> None:
+    def continue_generation(self, weights: Weights, *, recompute: bool) -> None:
         """Resume under ``weights``; ``recompute`` prefills the KV cache again."""
         self._weights = weights
         for engine in self._engines:
             engine.finish_due()
-            engine.decoder.go_on(recompute=recompute)
+            engine.decoder.continue_generation(recompute=recompute)
             engine.look_again()
 
     @property

@@ -19,8 +19,8 @@ class ModelledTrainer:
         self._gpus = gpus
         self._grain = grain
         self._fleet = fleet
-        self._turned = asyncio.Event()
-        fleet.notify(self._turned.set)
+        self._busy_changed = asyncio.Event()
+        fleet.notify(self._busy_changed.set)
 
     async def train(self, batch: Batch) -> TrainReport:
         """See ``Trainer.train``."""
@@ -49,11 +49,11 @@ class ModelledTrainer:
             return
         self._fleet.slow_down(sharing.engine)
         while left_s > 1e-9:  # a nanosecond: the remainder is rounding
-            self._turned.clear()
+            self._busy_changed.clear()
             start, factor = loop_time(), sharing.trainer if self._fleet.is_busy else 1.0
             try:
                 async with asyncio.timeout(left_s * factor):
-                    await self._turned.wait()
+                    await self._busy_changed.wait()
             except TimeoutError:
                 pass
             left_s -= (loop_time() - start) / factor
@@ -101,5 +101,5 @@ class ModelledUpdater:
         start = loop_time()
         self._fleet.pause()
         await asyncio.sleep(self._costs.pause_s)
-        self._fleet.go_on(weights, recompute=self._recompute)
+        self._fleet.continue_generation(weights, recompute=self._recompute)
         return UpdateReport(pause_s=loop_time() - start, total_s=loop_time() - start, num_bytes=0)

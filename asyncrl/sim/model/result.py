@@ -64,7 +64,6 @@ class SimulationResult:
     """Share of the generated tokens lost with groups that failed."""
     recomputed: float
     """Tokens prefilled again, divided by generated tokens."""
-    retractions_per_step: float
 
     @property
     def in_batches_per_s(self) -> float:
@@ -98,7 +97,6 @@ def outcome(marks: Sequence[Mark], *, grain: int, num_engines: int, batch: int) 
         stale=(last.tokens.stale - first.tokens.stale) / generated,
         failed=(last.tokens.failed - first.tokens.failed) / generated,
         recomputed=(last.work.recomputed - first.work.recomputed) / generated,
-        retractions_per_step=(last.work.retractions - first.work.retractions) / len(times),
     )
 
 

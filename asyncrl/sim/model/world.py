@@ -45,7 +45,7 @@ class Schedule:
     interval: int
     stale: Literal["wait", "mask", "drop"] = "wait"
     update_mode: Literal["in_place", "retract", "abort"] = "in_place"
-    collects_before_push: bool = False
+    collects_before_publish: bool = False
     """Publish only once the next batch is complete: slime's train_async keeps updates out of generation in this way."""
 
 
@@ -149,7 +149,7 @@ def _parts(
         seed=setting.workload.seed,
     )
     scheduler = _scheduler(setting, sampler, slots, serving, timeline)
-    before = _before_push(setting, scheduler)
+    before = _before_publish(setting, scheduler)
     recompute = setting.schedule.update_mode == "retract"
     return Parts(
         scheduler=scheduler,
@@ -187,17 +187,17 @@ def _scheduler(
     )
 
 
-def _before_push(setting: Setting, scheduler: Scheduler) -> Callable[[], Awaitable[object]] | None:
-    """The wait of ``collects_before_push`` before a snapshot.  The last step has no next batch and does not wait."""
-    pushes_left = setting.num_steps // setting.schedule.interval
+def _before_publish(setting: Setting, scheduler: Scheduler) -> Callable[[], Awaitable[object]] | None:
+    """The wait of ``collects_before_publish`` before a snapshot.  The last step has no next batch and does not wait."""
+    updates_left = setting.num_steps // setting.schedule.interval
 
     async def next_batch_is_there() -> None:
-        nonlocal pushes_left
-        pushes_left -= 1
-        if pushes_left:
+        nonlocal updates_left
+        updates_left -= 1
+        if updates_left:
             await scheduler.batch_ready()
 
-    return next_batch_is_there if setting.schedule.collects_before_push else None
+    return next_batch_is_there if setting.schedule.collects_before_publish else None
 
 
 def _sampling(workload: Workload) -> SamplingParams:

@@ -33,7 +33,7 @@ def policies(
     """
     others = (
         SchedulingPolicy(name=SYNC, schedules=(Schedule(staleness=0, interval=1),)),
-        SchedulingPolicy(name=ONE_STEP, schedules=(Schedule(staleness=1, interval=1, collects_before_push=True),)),
+        SchedulingPolicy(name=ONE_STEP, schedules=(Schedule(staleness=1, interval=1, collects_before_publish=True),)),
         SchedulingPolicy(name=ABORT_RESTART, schedules=_each("drop", 1, intervals)),
     )
     ours = (

@@ -113,14 +113,14 @@ def search(
     climbs = [_Climb(policy=policy, best=replace(start, schedule=0)) for policy in policies]
     short = replace(base, steps=short_steps)
     while wanted := [(climb, choice) for climb in climbs for choice in climb.next(grid)]:
-        settings = [_settled(grid.apply(choice, climb.policy, short)) for climb, choice in wanted]
+        settings = [_warmed_up(grid.apply(choice, climb.policy, short)) for climb, choice in wanted]
         names = [
             f"{climb.policy.name}: {describe(setting)}" for (climb, _), setting in zip(wanted, settings, strict=True)
         ]
         for (climb, choice), result in zip(wanted, _all(settings, names, pool, tick), strict=True):
             climb.note(choice, result)
     finals = [(climb, choice, seed) for climb in climbs for choice in climb.finalists() for seed in seeds]
-    settings = [_seeded(_settled(grid.apply(choice, climb.policy, base)), seed) for climb, choice, seed in finals]
+    settings = [_seeded(_warmed_up(grid.apply(choice, climb.policy, base)), seed) for climb, choice, seed in finals]
     names = [
         f"{climb.policy.name}: {describe(setting)}" for (climb, _, _), setting in zip(finals, settings, strict=True)
     ]
@@ -151,7 +151,7 @@ def _found(
     )
 
 
-def _settled(setting: Setting) -> Setting:
+def _warmed_up(setting: Setting) -> Setting:
     """``setting`` with a longer warm-up of 2 · staleness steps: the oldest group then started in the steady state."""
     return replace(setting, warm_up=setting.warm_up + 2 * setting.schedule.staleness)
 

@@ -25,7 +25,7 @@ async def machines(tensor_parallel):
     place = await reserve(ray, layout, 20.0, together_s=3.0 if tensor_parallel == 4 else 20.0)
     actors = [place.rank(Where, rank) for rank in range(4)] + [place.engine(Where, number) for number in range(2)]
     nodes = ray.get([actor.node.remote() for actor in actors], timeout=30)
-    place.give_up()
+    place.release_resources()
     return "".join("abcdef"[list(dict.fromkeys(nodes)).index(node)] for node in nodes)
 
 three = {"num_cpus": 3, "env_vars": {"RAY_worker_niceness": "0"}}

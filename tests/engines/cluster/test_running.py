@@ -38,7 +38,7 @@ def running(updater: Updater) -> Running:
         load_probe=rest,
         servers=(),
         supervisor=rest,
-        give_up=lambda: None,
+        release_resources=lambda: None,
     )
 
 

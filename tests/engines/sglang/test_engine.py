@@ -53,7 +53,7 @@ def test_a_retracted_request_that_is_interrupted_keeps_all_its_tokens(servers: S
             await control.probe(10.0)
             await asyncio.sleep(0.3)
             await place.engine.interrupt()
-            await control.go_on()
+            await control.continue_generation()
             for task, mine, one in zip(running, chunks, whole, strict=True):
                 got = Answer(task.result(), tuple(mine))
                 assert got.finish == FinishReason.ABORT
@@ -79,7 +79,7 @@ def test_a_server_whose_scheduler_hangs_does_not_answer_a_probe(servers: Servers
             await control.probe(30.0)
             await control.pause("in_place")
             await control.probe(10.0)
-            await control.go_on()
+            await control.continue_generation()
 
     asyncio.run(run())
 

@@ -152,7 +152,7 @@ async def _update_in_flight(servers: Servers, mode: Mode, disk: Path | None) -> 
             await updater.snapshot()
             published[weights.version] = weights  # its tokens may come before publish returns
             await updater.publish(weights)
-            retrying.go_on()
+            retrying.continue_generation()
 
         await publish()
         answers = UpdatedAnswers(first=servers.version)

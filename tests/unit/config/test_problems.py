@@ -64,8 +64,8 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
             "colocate with max-engine-restarts 2: an engine cannot start while the trainer has its GPUs",
         ),
         (
-            "--colocate --max-staleness 0 --update-weights-beside-training",
-            "colocate with update-weights-beside-training: engines take weights only while the trainer is paused",
+            "--colocate --max-staleness 0 --update-weights-during-training",
+            "colocate with update-weights-during-training: engines take weights only while the trainer is paused",
         ),
         ("--colocate --max-staleness 0 --check-weight-updates", "colocate with check-weight-updates, which checks"),
         ("--request-timeout-s 100", "request-timeout-s 100 must be above control-timeout-s 120"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from asyncrl.engines.gpu_sharing import GpuHolder, SharedGpus, give_back
+from asyncrl.engines.gpu_sharing import GpuHolder, SharedGpus, release_engines
 from asyncrl.errors import EngineLost, GpuSharingFailed, TrainerFailed
 from asyncrl.sim.clock import run_virtually
 from tests.steps import Step, failing, hanging, nothing
@@ -138,5 +138,5 @@ def test_taking_shared_gpus_out_of_order_is_refused() -> None:
 
 def test_engines_that_have_just_started_release_all_memory() -> None:
     told: list[str] = []
-    run_virtually(give_back([Engine("a", told)], 5.0))
+    run_virtually(release_engines([Engine("a", told)], 5.0))
     assert told == ["a: empty", "a: release weights kv_cache cuda_graph"]

@@ -3,8 +3,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from asyncrl.metrics.facts import TokenCounts
-from asyncrl.metrics.names import METRICS, is_declared
+from asyncrl.metrics.names import METRICS
 from asyncrl.metrics.reporter import row
+from tests.declared_metrics import is_declared
 from tests.unit.metrics.made import UPDATE, evaluation, facts
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"

@@ -125,7 +125,7 @@ class World:
         if self.score is not None:
             self.engine.score = self.score  # type: ignore[method-assign]
         self.trainer = FakeTrainer(self.train_seconds)
-        self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, goes_beside=self.trains_during_updates)
+        self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, is_copied=self.trains_during_updates)
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_updates
         self.updater.keeps_copies = self.keeps_copies
@@ -162,7 +162,7 @@ class World:
         before = self.before
         first = Weights(version=before.version + 1, step=before.step) if before else Weights(version=0, step=0)
         serving = ServingWeights(first)
-        self.engine.go_on(first)
+        self.engine.continue_generation(first)
         engine = RetryingEngine(self.engine, self.retries, lambda: serving.now)
         sampler = Sampler(
             engine=engine,

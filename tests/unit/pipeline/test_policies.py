@@ -318,7 +318,7 @@ async def plain_loop(world: World, lengths: Any) -> list[list[Any]]:
     """Sample prompts until a batch is full, then train and publish.  Shares only the fake engine's draws."""
     engine, prompts, batches, group_id = FakeEngine(lengths), FakePrompts(world.rows), [], 0
     for step in range(world.steps):
-        engine.go_on(Weights(version=step, step=step))
+        engine.continue_generation(Weights(version=step, step=step))
         batch: list[Any] = []
         while len(batch) < world.groups_per_step:
             prompt = prompts.take()

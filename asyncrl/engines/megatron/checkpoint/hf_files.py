@@ -17,7 +17,7 @@ from asyncrl.errors import ConfigError
 
 SHARD_BYTES = 4 * 1024**3
 """The approximate size of one file of a saved checkpoint, in bytes, like transformers' default."""
-BESIDE_THE_WEIGHTS = ("generation_config.json", "*token*", "vocab*", "merges*", "*.model", "*.jinja", "*.py")
+ACCOMPANYING_FILES = ("generation_config.json", "*token*", "vocab*", "merges*", "*.model", "*.jinja", "*.py")
 """Files that a saved checkpoint copies from the one it started from, besides ``config.json``."""
 HEADER_BYTES = 256 * 1024
 """Bytes reserved for the header at the start of a file, enough for about 1,900 tensors at 140 bytes each.  The header
@@ -97,7 +97,7 @@ def begin_checkpoint(source: Path, target: Path, changes: dict[str, Any]) -> Pat
     partial = partial_of(target)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for pattern in BESIDE_THE_WEIGHTS:
+    for pattern in ACCOMPANYING_FILES:
         for path in source.glob(pattern):
             shutil.copyfile(path, partial / path.name)
     _copy_config(source, partial, changes)

@@ -19,8 +19,8 @@ from asyncrl.config.derived import uses_reference
 from asyncrl.engines.megatron.model.packing import Example, Floats
 from asyncrl.engines.megatron.setup.ranks import on_first_rank
 from asyncrl.engines.megatron.setup.settings import Resolver
-from asyncrl.engines.megatron.train.custom_loss import CheckedLoss, name_of
-from asyncrl.errors import NonFiniteLoss, TrainerFailed
+from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
+from asyncrl.errors import NonFiniteLoss, TrainerFailed, name_of
 from asyncrl.types import Batch
 
 

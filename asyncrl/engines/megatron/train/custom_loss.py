@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.custom_functions import LossFn
 from asyncrl.engines.megatron.setup.ranks import of_every_rank
-from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
+from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed, name_of
 
 CLIP_FRACTION = "clip_fraction"
 """The one number of a custom loss that is reported under a built-in name, ``train/clip_fraction``."""
@@ -166,11 +166,6 @@ def _renamed(told: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         f"train/{name}" if name == CLIP_FRACTION else f"train/custom/{name}": numbers for name, numbers in told.items()
     }
-
-
-def name_of(function: object) -> str:
-    """Return the name of a user's function for errors."""
-    return getattr(function, "__name__", type(function).__name__)
 
 
 def _listed(names: Iterable[str]) -> str:

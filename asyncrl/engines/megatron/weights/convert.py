@@ -32,7 +32,7 @@ from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
 from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
 from asyncrl.engines.megatron.weights.conversion import to_hf, to_torch_dist
 from asyncrl.engines.megatron.weights.hf_weights import INTERNALS as WEIGHTS
-from asyncrl.engines.megatron.weights.meta_model import INTERNALS as UNSTORED
+from asyncrl.engines.megatron.weights.meta_model import INTERNALS as META_MODEL
 from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.internals import check_internals
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     """Convert as ``argv`` asks, and return the exit code."""
     asked = _parser().parse_args(argv)
     try:
-        check_internals(ATTENTION, DIST_FILES, LAYERS, MODEL, STATE, UNSTORED, WEIGHTS)
+        check_internals(ATTENTION, DIST_FILES, LAYERS, META_MODEL, MODEL, STATE, WEIGHTS)
         with _processes():
             asked.convert(asked)
     except AsyncRLError as error:

@@ -63,19 +63,19 @@ class RankWeightSender:
     """
 
     def __init__(
-        self, model: GPTModel, shape: ModelShape, max_bytes: int, *, beside: bool, fp8: BlockFp8 | None = None
+        self, model: GPTModel, shape: ModelShape, max_bytes: int, *, is_copied: bool, fp8: BlockFp8 | None = None
     ) -> None:
         """Plan the buckets.  Collective.
 
-        ``beside``: copy the weights, so that training continues while they are sent.  ``fp8``: the tensors that engines
-        have in FP8, and receive in FP8.
+        ``is_copied``: copy the weights, so that training continues while they are sent.  ``fp8``: the tensors that
+        engines have in FP8, and receive in FP8.
         """
         self.buckets, self._plan = plan_buckets(model, shape, max_bytes, fp8)
         self._fp8 = fp8
         self._model = model
         self._shape = shape
         self._device = next(model.parameters()).device
-        self._goes_beside = beside
+        self._is_copied = is_copied
         self._copies: _Copies | None = None
         self._sending: _Sending | None = None
         self._shared: Tensor | None = None
@@ -88,7 +88,7 @@ class RankWeightSender:
         WeightUpdateFailed if the previous broadcast failed.
         """
         self.finish()
-        if not self._goes_beside:
+        if not self._is_copied:
             self._copies = None  # frees the buffers of an interrupted update
             if group is not None:
                 self._copies = self._new_copies(2)
@@ -112,7 +112,7 @@ class RankWeightSender:
         Returns False if that snapshot is gone.  Raises WeightUpdateFailed if the previous broadcast failed.
         """
         self.finish()
-        if not self._goes_beside or self._copies is None:
+        if not self._is_copied or self._copies is None:
             return False
         self._sending = _Sending(self._copies.flats, group, is_checked=is_checked)
         return True

@@ -7,7 +7,7 @@ from asyncrl.errors import EngineLost
 
 
 class CallInFlight:
-    """One call of ``generate``.  ``async with``: the block raises EngineLost when ``give_up`` ends it."""
+    """One call of ``generate``.  ``async with``: the block raises EngineLost when ``fail`` ends it."""
 
     def __init__(self, rid: str) -> None:
         self.rid = rid
@@ -28,7 +28,7 @@ class CallInFlight:
             except TimeoutError as late:
                 raise EngineLost(f"{self.rid} was not aborted in time") from late
 
-    def give_up(self) -> None:
+    def fail(self) -> None:
         """End the block with EngineLost.  No-op if the block has ended."""
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time())
@@ -60,10 +60,10 @@ class CallsInFlight:
         """Return a copy of the calls in flight."""
         return tuple(self._calls_in_flight.values())
 
-    def give_up(self) -> int:
+    def fail_all(self) -> int:
         """End every call with EngineLost; return their number."""
         for call in self._calls_in_flight.values():
-            call.give_up()
+            call.fail()
         return len(self._calls_in_flight)
 
     async def until_none(self) -> None:

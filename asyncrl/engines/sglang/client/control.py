@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, read_plugins
-from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED, STOOD_STILL
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, NOT_REPLAYED, RECORDED, STOOD_STILL
 from asyncrl.engines.weight_sync.broadcast import Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.round import PauseMode
@@ -56,7 +56,7 @@ class EngineControl:
         """Hold every request where it is.  ``mode`` is explicit because SGLang's default aborts all requests."""
         await self._post("pause_generation", {"mode": mode})
 
-    async def go_on(self) -> None:
+    async def continue_generation(self) -> None:
         """Resume the requests that ``pause`` held."""
         await self._post("continue_generation", {})
 
@@ -168,7 +168,7 @@ def _received(answer: Mapping[str, object]) -> Received:
     """
     message = str(answer.get("message"))
     names = {name for found in _BUCKETS.findall(message) for name in json.loads(found)}
-    return Received(is_kept=KEPT in message, still_s=_still_s(answer), not_replayed=tuple(sorted(names)))
+    return Received(is_recorded=RECORDED in message, still_s=_still_s(answer), not_replayed=tuple(sorted(names)))
 
 
 def _still_s(answer: Mapping[str, object]) -> float | None:

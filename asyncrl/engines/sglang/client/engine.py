@@ -108,7 +108,7 @@ class SGLangEngine:
         # request whose id *starts* with the given one, and refuses an id that it knows already.
         rid = f"{PACKED}{request.request_id}/{self._rid()}."
         body = _generate_body(request, rid)
-        # Invariant: no await between ``some`` and the lease's ``take``, or the last engine could leave in between.
+        # Invariant: no await between ``some`` and ``_LeastBusy.lease``, or the last engine could leave in between.
         await self._choices.some()  # the call is not in flight yet: no interruption waits for it
         call = self._calls_in_flight.begin(rid)
         try:
@@ -132,7 +132,7 @@ class SGLangEngine:
                     async with asyncio.timeout(self._interrupt_s):
                         await self._calls_in_flight.until_none()
                 except TimeoutError:
-                    num_left = self._calls_in_flight.give_up()
+                    num_left = self._calls_in_flight.fail_all()
                     logger.warning("%d requests did not end within %g s after abort: lost", num_left, self._interrupt_s)
                     await self._calls_in_flight.until_none()
                 for task in aborting:
@@ -207,10 +207,10 @@ class SGLangEngine:
             await asyncio.sleep(ABORT_AGAIN_S)
 
     async def _abort_all(self, url: str) -> None:
-        turns = asyncio.Semaphore(_ABORTS_AT_ONCE)
+        abort_slots = asyncio.Semaphore(_ABORTS_AT_ONCE)
 
         async def post(call: CallInFlight) -> None:
-            async with turns:
+            async with abort_slots:
                 # Invariant: set before the POST.  The aborted answer may arrive before the POST's own answer, and
                 # would count as lost.
                 call.is_interrupted = True
@@ -245,14 +245,14 @@ class _LeastBusy:
         """Wait until there is at least one server."""
         await self._is_some.wait()
 
-    def take(self) -> str:
-        """Choose a server and count one more request on it until ``give_back``."""
+    def lease(self) -> str:
+        """Choose a server and count one more request on it until ``release``."""
         now = asyncio.get_running_loop().time()
         url = min(self._busy, key=lambda url: (self._avoid_until[url] > now, self._busy[url]))
         self._busy[url] += 1
         return url
 
-    def give_back(self, url: str) -> None:
+    def release(self, url: str) -> None:
         """Count one request less.  No-op for a server that was removed."""
         if url in self._busy:
             self._busy[url] -= 1
@@ -278,7 +278,7 @@ class _ServerLease:
         self._rid = rid
 
     async def __aenter__(self) -> str:
-        self._url = self._choices.take()
+        self._url = self._choices.lease()
         return self._url
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -289,7 +289,7 @@ class _ServerLease:
                 # Shielded: a second cancellation of the caller must not leave the request running on a server.
                 await asyncio.shield(self._abort(self._rid))
         finally:  # the count drops only after the abort, so the server is not taken for free while it still generates
-            self._choices.give_back(self._url)
+            self._choices.release(self._url)
 
 
 def _generate_body(request: Request, rid: str) -> dict[str, Any]:

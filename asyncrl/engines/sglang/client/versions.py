@@ -4,12 +4,13 @@ Stock SGLang stamps a chunk with the version that its HTTP process knows when th
 that generated it.  A token generated before an update can therefore carry the version after it, in two cases:
 
 - The chunk was being filled when the update came; hence we use the stamp of the chunk *before*.
-- The chunk was still passing through the detokenizer; hence a version counts only ``SETTLE_S`` after it was first seen.
+- The chunk was still passing through the detokenizer; hence a version counts only ``DETOKENIZER_LAG_S`` after
+  it was first seen.
 
 Both rules err towards the older version.
 """
 
-SETTLE_S = 0.1
+DETOKENIZER_LAG_S = 0.1
 """Longest time in seconds for a chunk to reach the HTTP process, during which an update can overtake it.
 
 On a loaded 2-core machine none of 768 requests was overtaken.  The price: the tokens of 0.1 s, and those of the chunk
@@ -27,6 +28,6 @@ class VersionTrail:
         """Return the oldest version that can have generated a chunk stamped ``stamp`` that arrived at ``now``."""
         if not self._seen or stamp > self._seen[-1][0]:
             self._seen.append((stamp, now))
-        while len(self._seen) > 1 and self._seen[1][1] <= now - SETTLE_S:
+        while len(self._seen) > 1 and self._seen[1][1] <= now - DETOKENIZER_LAG_S:
             del self._seen[0]
         return min(stamp, self._seen[0][0])

@@ -17,7 +17,7 @@ Pairs = tuple[list[Any], list[Any]]
 
 
 @dataclass(slots=True, kw_only=True)
-class KeptBucket:
+class RecordedBucket:
     """The recorded copies of one bucket."""
 
     names: tuple[str, ...]

@@ -24,10 +24,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, NOT_REPLAYED, RECORDED
 from asyncrl.engines.sglang.plugin.activation import note_and_answer
 from asyncrl.engines.sglang.plugin.arrival import broadcast, check_arrival, finish, wait
-from asyncrl.engines.sglang.plugin.copies import KeptBucket, num_bytes
+from asyncrl.engines.sglang.plugin.copies import RecordedBucket, num_bytes
 from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck
 from asyncrl.internals import Internal, unlike
 
@@ -103,7 +103,7 @@ class DirectUpdates:
     """The hook of one scheduler process."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, KeptBucket] = {}
+        self._recorded: dict[str, RecordedBucket] = {}
         """Buckets with their recorded copies, by the name of the first tensor."""
         # Invariant: replaced only in ``_make_room``, which also drops the views of the old ones.  Every broadcast and
         # every copy of an update uses these two.
@@ -148,10 +148,10 @@ class DirectUpdates:
         if failure is not None:
             return False, f"weights may be partly updated: {failure}"
         refused = refused_by_any(names, self._refused, ranks)
-        return True, f"{KEPT} {NOT_REPLAYED}{json.dumps(refused)}" if refused else KEPT
+        return True, f"{RECORDED} {NOT_REPLAYED}{json.dumps(refused)}" if refused else RECORDED
 
     def _receive_bucket(self, updater: Any, group: Any, names: Any, dtypes: Any, shapes: Any) -> None:
-        bucket = KeptBucket(
+        bucket = RecordedBucket(
             names=tuple(names),
             dtypes=tuple(dtypes),
             shapes=tuple(map(tuple, shapes)),
@@ -167,12 +167,12 @@ class DirectUpdates:
             bucket.watch(flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
             bucket.launch_once(buffer)
         finish(flat, group)
-        self._kept[bucket.names[0]] = bucket
+        self._recorded[bucket.names[0]] = bucket
         self._places = _places(updater.get_model())
 
     def _receive_all(self, updater: Any, group: Any, names: Sequence[str], *, is_checked: bool) -> None:
         self._forget_if_moved(updater.get_model())
-        buckets = [self._kept[name] for name in names]
+        buckets = [self._recorded[name] for name in names]
         buffers = self._make_room(updater, max(bucket.num_bytes for bucket in buckets))
         parts = [
             _Part(bucket=bucket, flat=buffers[number % 2][: bucket.num_bytes], buffer=number % 2)
@@ -212,7 +212,7 @@ class DirectUpdates:
         if is_checked:
             bucket.check(part.buffer)
 
-    def _refuse(self, bucket: KeptBucket) -> None:
+    def _refuse(self, bucket: RecordedBucket) -> None:
         logger.warning(
             "asyncrl: a replay of the bucket of %s is not all that SGLang's loaders do; they load it in every update",
             bucket.names[0],
@@ -238,7 +238,7 @@ class DirectUpdates:
         if (places := _places(model)) != self._places:
             logger.warning("asyncrl: the model's weights have moved; SGLang's loaders load them from now on")
             self._places = places
-            for bucket in self._kept.values():
+            for bucket in self._recorded.values():
                 bucket.forget()
 
     def _make_room(self, updater: Any, num_bytes: int) -> list[Any]:
@@ -248,7 +248,7 @@ class DirectUpdates:
         # Invariant: called before the first broadcast of an update.  Allocating may wait for the whole GPU, and a
         # broadcast in flight would still write to the old buffers.
         if not self._buffers or self._buffers[0].numel() < num_bytes:
-            for bucket in self._kept.values():
+            for bucket in self._recorded.values():
                 bucket.copies.clear()  # views of the old buffers, which would keep them alive and copy old bytes
             self._buffers = []  # freed first, so that old and new ones are never there at the same time
             size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -260,7 +260,7 @@ class DirectUpdates:
 class _Part:
     """One bucket of an update that sends all buckets."""
 
-    bucket: KeptBucket
+    bucket: RecordedBucket
     flat: Any
     """The bytes that the bucket is received into: the beginning of a buffer."""
     buffer: int

@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from asyncrl.engines.sglang.plugin.copies import KeptBucket
+from asyncrl.engines.sglang.plugin.copies import RecordedBucket
 
 Storages = dict[int, Any]
 """The bytes of tensors, by storage address.  Views that share memory appear once."""
@@ -33,11 +33,11 @@ class ReplayCheck:
     Not kept for the next update: the addresses in ``_replayed`` hold only while model and targets stay where they are.
     """
 
-    def __init__(self, model: Any, buckets: Iterable[KeptBucket]) -> None:
+    def __init__(self, model: Any, buckets: Iterable[RecordedBucket]) -> None:
         self._model = model
         self._buckets = tuple(buckets)
 
-    def passes(self, bucket: KeptBucket, flat: Any, replay: Callable[[], None]) -> bool:
+    def passes(self, bucket: RecordedBucket, flat: Any, replay: Callable[[], None]) -> bool:
         """Return whether ``replay`` and SGLang's loaders write the same bytes; the loaders' are in place afterwards.
 
         The host waits for the device a fixed number of times, whatever the number of weights.
@@ -56,7 +56,7 @@ class ReplayCheck:
         loaded_second = self._checksums(bucket)
         return _are_equal(loaded_first, replayed_second) and _are_equal(replayed_first, loaded_second)
 
-    def _load(self, bucket: KeptBucket, flat: Any) -> None:
+    def _load(self, bucket: RecordedBucket, flat: Any) -> None:
         """Load and wait for the device.
 
         A loader's thread launches on the default stream, and may still read ``flat`` when the loader has returned; the
@@ -76,7 +76,7 @@ class ReplayCheck:
             found[address] += num_bytes
         return found
 
-    def _checksums(self, bucket: KeptBucket) -> dict[Any, Any]:
+    def _checksums(self, bucket: RecordedBucket) -> dict[Any, Any]:
         """Return the checksums of all storages that the bucket can reach, as one tensor per device.
 
         A storage that the replays of other buckets write completely is left out, because it is tested with them.

@@ -98,7 +98,7 @@ def activate() -> None:
     before: dict[str, Callable[..., Any]] = {
         f"{_SCHEDULER}._add_request_to_queue": stamps.before_queueing,
         f"{_SCHEDULER}.pause_generation": stamps.before_pause,
-        f"{_SCHEDULER}.continue_generation": stamps.before_going_on,
+        f"{_SCHEDULER}.continue_generation": stamps.before_continuing,
     }
     if multiprocessing.parent_process() is None:  # schedulers are child processes and write no HTTP
         before[_WRITE_EVENT] = PackedEvents().before_writing
@@ -207,7 +207,7 @@ class TokenStamps:
             self._still_since = self._clock()
 
     @_careful
-    def before_going_on(self, scheduler: Any, asked: Any) -> None:
+    def before_continuing(self, scheduler: Any, asked: Any) -> None:
         """Note that the engine is no longer paused."""
         self._still_since = None
 

@@ -11,8 +11,8 @@ import transformers
 
 from asyncrl.config.areas import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.metrics.names import is_declared
 from asyncrl.types import Batch
+from tests.declared_metrics import is_declared
 from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 
 TEMPERATURE = 0.8

@@ -25,8 +25,8 @@ from asyncrl.engines.megatron.train.custom_advantage import custom_advantages
 from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.train.sample_advantages import outcomes_of
 from asyncrl.errors import NonFiniteLoss, PluginError, TrainerFailed
-from asyncrl.metrics.names import is_declared
 from asyncrl.plugins import load_custom
+from tests.declared_metrics import is_declared
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.engines.megatron.train import custom_process
 from tests.engines.megatron.train.custom_process import BY_PATH, BY_TOKEN, OURS, SLIMES, TOUCHY, run

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from asyncrl.engines.sglang.labels import KEPT
+from asyncrl.engines.sglang.labels import RECORDED
 from asyncrl.engines.sglang.plugin.direct import around_join
 from asyncrl.engines.weight_sync.group_abort import without_watchdog
 from tests.engines.megatron.tiny import free_port
@@ -51,9 +51,9 @@ def test_an_update_group_outlives_the_death_of_a_member(device: str, backend: st
     assert second[1] != "None"
     assert left_in_s < 20.0
     (*first, second, third, values, joined_in_s) = json.loads(engine[0])
-    assert first == [[True, KEPT]]
+    assert first == [[True, RECORDED]]
     assert second[0] is (device == "cpu")  # with gloo nothing went through the one that died
-    assert third == [True, KEPT]
+    assert third == [True, RECORDED]
     assert values == [2]
     assert joined_in_s < 30.0
 

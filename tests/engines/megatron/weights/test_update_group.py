@@ -101,7 +101,7 @@ def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(
         monkeypatch.context() as fakes,
         ThreadPoolExecutor(2) as threads,
     ):
-        rank._engines = "a group"  # type: ignore[assignment]  # noqa: SLF001 (never used)
+        rank._update_group = "a group"  # type: ignore[assignment]  # noqa: SLF001 (never used)
         fakes.setattr(rank._weight_sender, "send", send)  # noqa: SLF001
         fakes.setattr("asyncrl.engines.megatron.rank.abandon", lambda group: told.append("given up"))
         fakes.setattr("torch.distributed.destroy_process_group", lambda group: told.append("left"))

@@ -21,9 +21,9 @@ from torch.distributed import ProcessGroup
 from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.engines.megatron.weights import weight_sender
 from asyncrl.engines.megatron.weights.weight_sender import _wait_for
-from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, RECORDED
 from asyncrl.engines.sglang.plugin import direct
-from asyncrl.engines.sglang.plugin.copies import KeptBucket
+from asyncrl.engines.sglang.plugin.copies import RecordedBucket
 from asyncrl.engines.weight_sync.flat import checksum, views
 from asyncrl.engines.weight_sync.group_abort import abandon
 from asyncrl.errors import WeightUpdateFailed
@@ -83,7 +83,7 @@ def both(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Both]:
             assert rank.snapshot(is_checked=False)
             for bucket in rank.weight_buckets():
                 engine.ask("flattened_bucket", **{key: asdict(bucket)[key] for key in ("names", "dtypes", "shapes")})
-                assert engine.answer() == [True, KEPT, len(bucket.names)]
+                assert engine.answer() == [True, RECORDED, len(bucket.names)]
             yield rank, engine, [bucket.names[0] for bucket in rank.weight_buckets()]
     finally:
         engine.process.kill()
@@ -92,7 +92,7 @@ def both(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Both]:
 
 def engines_of(rank: MegatronRank) -> ProcessGroup:
     """The group that the trainer and its engines share."""
-    group = rank._engines  # noqa: SLF001
+    group = rank._update_group  # noqa: SLF001
     assert group is not None
     return group
 
@@ -113,7 +113,7 @@ def test_later_updates_are_copies_of_the_snapshot(both: Both, tmp_path: Path) ->
         rank.train(random_batch(step=step, seed=9))  # trains before any engine has received
         engine.ask(load_format, names, target=tmp_path / "received")
         worked, said, num_loaded = engine.answer()
-        assert (worked, said) == (True, KEPT)
+        assert (worked, said) == (True, RECORDED)
         assert same(tmp_path / "taken", tmp_path / "received")
         with_norms = {bucket.names[0]: bucket for bucket in rank.weight_buckets() if "norm" in " ".join(bucket.names)}
         num_cast = sum(len(bucket.names) for bucket in with_norms.values())
@@ -128,7 +128,7 @@ def test_another_thread_resends_the_snapshot_while_the_trainer_trains(both: Both
     rank.write_weights(tmp_path / "taken")
     assert rank.snapshot(is_checked=False)
     engine.ask(DIRECT, names, target=tmp_path / "first")
-    assert engine.answer()[:2] == [True, KEPT]
+    assert engine.answer()[:2] == [True, RECORDED]
     may_end = Event()
 
     def train() -> None:
@@ -142,7 +142,7 @@ def test_another_thread_resends_the_snapshot_while_the_trainer_trains(both: Both
         try:
             assert rank.resend(is_checked=True)
             engine.ask(DIRECT_CHECKED, names, target=tmp_path / "again")
-            assert engine.answer()[:2] == [True, KEPT]
+            assert engine.answer()[:2] == [True, RECORDED]
         finally:
             may_end.set()
         training.result()
@@ -165,7 +165,7 @@ def test_weights_that_were_moved_are_loaded_again(both: Both, tmp_path: Path) ->
 
 def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_path: Path) -> None:
     rank, engine, names = both
-    rank._weight_sender._goes_beside = False  # noqa: SLF001
+    rank._weight_sender._is_copied = False  # noqa: SLF001
     assert len(names) > 3  # there are two buffers
     for step in range(2):
         rank.train(random_batch(step=step))
@@ -174,7 +174,7 @@ def test_a_trainer_without_room_for_copies_sends_while_it_waits(both: Both, tmp_
         assert not rank.resend(is_checked=True)  # the buffers hold a part of the weights
         engine.ask(DIRECT_CHECKED, names, target=tmp_path / "received")
         rank.send(is_checked=True)
-        assert engine.answer()[:2] == [True, KEPT]
+        assert engine.answer()[:2] == [True, RECORDED]
         assert same(tmp_path / "sent", tmp_path / "received")
 
 
@@ -194,7 +194,7 @@ def test_a_failed_update_still_gathers_every_bucket(both: Both, monkeypatch: pyt
 
     monkeypatch.setattr(weight_sender._Copies, "snapshot", counted)  # noqa: SLF001
     monkeypatch.setattr(weight_sender, "_broadcast", fails)
-    rank._weight_sender._goes_beside = False  # noqa: SLF001
+    rank._weight_sender._is_copied = False  # noqa: SLF001
     assert not rank.snapshot(is_checked=False)
     with pytest.raises(WeightUpdateFailed, match="an engine died"):
         rank.send(is_checked=False)
@@ -358,7 +358,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleNamespace, direct.Dir
     monkeypatch.setattr(direct, "broadcast", lambda flat, group: done.append("asked"))
     monkeypatch.setattr(direct, "wait", lambda coming, flat, group: flat.fill_(1))
     monkeypatch.setattr(direct, "check_arrival", lambda flat, group, name: None)
-    monkeypatch.setattr(KeptBucket, "check", lambda bucket, number: done.append("checked"))
+    monkeypatch.setattr(RecordedBucket, "check", lambda bucket, number: done.append("checked"))
     model = SimpleNamespace(parameters=weights.values, buffers=tuple, load_weights=load)
     updater, hook = SimpleNamespace(device="cpu", get_model=lambda: model), direct.DirectUpdates()
     for names, dtypes, shapes in ((["a", "c"], ["float32", "bfloat16"], [[4], [3]]), (["b"], ["bfloat16"], [[2, 2]])):

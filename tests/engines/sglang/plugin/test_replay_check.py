@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, KEPT, NOT_REPLAYED
+from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, NOT_REPLAYED, RECORDED
 from asyncrl.engines.sglang.plugin import direct
 from asyncrl.engines.weight_sync.flat import checksum, checksums
 
@@ -89,7 +89,7 @@ def in_a_thread(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def refused(*names: str) -> str:
-    return f"{KEPT} {NOT_REPLAYED}{json.dumps(names)}"
+    return f"{RECORDED} {NOT_REPLAYED}{json.dumps(names)}"
 
 
 @pytest.mark.parametrize("load_format", [DIRECT, DIRECT_CHECKED])
@@ -122,7 +122,7 @@ def test_a_refused_bucket_is_not_replayed_in_a_new_group_either(monkeypatch: pyt
     engine = Engine(monkeypatch, Model(loads_b=in_a_thread))
     engine.receive(DIRECT, ["a", "c"], value=2.0)
     assert engine.receive("flattened_bucket", ["a", "b"], value=3.0) == refused("a")
-    assert engine.receive("flattened_bucket", ["c"], value=3.0) == KEPT
+    assert engine.receive("flattened_bucket", ["c"], value=3.0) == RECORDED
     assert engine.receive(DIRECT, ["a", "c"], value=4.0) == refused("a")
     assert engine.values() == {"a": [4.0], "b": [4.0], "c": [4.0]}
 
@@ -148,7 +148,7 @@ def test_a_loader_that_only_copies_is_tested_once_and_replayed_from_then_on(
     num_loaded = []
     for load_format, value in ((DIRECT, 2.0), (DIRECT, 3.0), (DIRECT_CHECKED, 4.0), (DIRECT, 5.0)):
         before = engine.model.num_loaded
-        assert engine.receive(load_format, ["a", "c"], value=value) == KEPT
+        assert engine.receive(load_format, ["a", "c"], value=value) == RECORDED
         assert engine.values() == {"a": [value], "b": [value], "c": [value]}
         num_loaded.append(engine.model.num_loaded - before)
     assert num_loaded == [6, 0, 6, 0]
@@ -158,7 +158,7 @@ def test_a_loader_that_only_copies_is_tested_once_and_replayed_from_then_on(
 def test_a_loader_that_changes_where_it_writes_is_found_by_a_checked_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that moves experts writes the same bytes to other places."""
     engine = Engine(monkeypatch, Model())
-    assert engine.receive(DIRECT, ["a", "c"], value=2.0) == KEPT
+    assert engine.receive(DIRECT, ["a", "c"], value=2.0) == RECORDED
     weights = engine.model.weights
     weights["a"], weights["c"] = weights["c"], weights["a"]
     engine.hook._places = direct._places(engine.model)  # noqa: SLF001

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncrl.engines.cluster.actors import BESIDE
+from asyncrl.engines.cluster.actors import CONCURRENT
 from asyncrl.engines.cluster.placement import Layout, Placement, reserve
 from asyncrl.engines.sglang.launch import SERVER_ENVIRONMENT, ServerLaunch, server_command
 from asyncrl.errors import ConfigError
@@ -47,7 +47,7 @@ def placed(layout: Layout, machines: str = "aaaaaaaa") -> list[tuple[int, float]
 
 def test_ranks_have_a_second_thread() -> None:
     place: Any = Placement(Ray(), layout(is_shared=False), "group")  # type: ignore[arg-type]
-    assert place.rank(object, 0)["concurrency_groups"] == {BESIDE: 1}
+    assert place.rank(object, 0)["concurrency_groups"] == {CONCURRENT: 1}
     assert "concurrency_groups" not in place.engine(object, 0)
 
 

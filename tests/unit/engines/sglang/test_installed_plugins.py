@@ -154,7 +154,7 @@ def unlike_sglang(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     registry.HookType = SimpleNamespace(AFTER="after")
     registry.HookRegistry = SimpleNamespace(register=lambda target, hook, kind: hooks.update({target: hook}))
     scheduler: Any = sys.modules["sglang.srt.managers.scheduler"]
-    scheduler.Scheduler = SimpleNamespace(get_internal_state=None)
+    scheduler.Scheduler = SimpleNamespace(get_internal_state=lambda self, recv_req: None)
     monkeypatch.setattr(activation, "_notes", {})
     return hooks
 

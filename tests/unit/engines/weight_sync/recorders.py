@@ -27,7 +27,7 @@ class PausableRecorder(Recorder):
     async def pause(self, mode: PauseMode) -> None:
         await self._do(f"pause {mode}")
 
-    async def go_on(self) -> None:
+    async def continue_generation(self) -> None:
         await self._do("continue")
 
 

@@ -33,7 +33,7 @@ class Engine(PausableRecorder):
         num_ranks: int = 1,
         step: Step = nothing,
         *,
-        keeps: bool = False,
+        records: bool = False,
         still_s: float | None = None,
         probed: Exception | None = None,
         not_replayed: tuple[str, ...] = (),
@@ -42,7 +42,7 @@ class Engine(PausableRecorder):
         self._probed = probed
         self.num_probes = 0
         self._still_s = still_s
-        self._keeps = keeps
+        self._records = records
         self._not_replayed = not_replayed
         self.num_ranks = num_ranks
 
@@ -60,14 +60,14 @@ class Engine(PausableRecorder):
 
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         await self._do(f"{bucket.names[0]} {label}")
-        return Received(is_kept=self._keeps, still_s=None if label is None else self._still_s)
+        return Received(is_recorded=self._records, still_s=None if label is None else self._still_s)
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
     ) -> Received:
         names = " and ".join(bucket.names[0] for bucket in buckets)
         await self._do(f"{names} {label}{' checked' if is_checked else ''}")
-        return Received(is_kept=True, still_s=self._still_s, not_replayed=self._not_replayed)
+        return Received(is_recorded=True, still_s=self._still_s, not_replayed=self._not_replayed)
 
 
 class Trainer(Recorder, TwoBuckets):
@@ -201,7 +201,7 @@ def test_engines_continue_if_nothing_was_sent_and_stay_paused_otherwise() -> Non
 
 
 def test_engines_that_keep_buckets_receive_all_at_once_in_later_updates() -> None:
-    a, b = Engine("a", keeps=True), Engine("b", keeps=True)
+    a, b = Engine("a", records=True), Engine("b", records=True)
     publish(a, b, trainer=Trainer(), times=2)
     assert a.told[1:] == b.told[1:]
     assert a.told[1:] == [
@@ -222,7 +222,7 @@ def test_a_pause_begins_when_the_first_engine_reports_to_have_stood_still() -> N
         await asyncio.sleep({"two 3": 1.0, "one and two 4": 1.0, "continue": 0.25}.get(step, 0.0))
 
     def told(*still_s: float | None, times: int) -> UpdateReport:
-        engines = [Engine(str(each), step=slow, keeps=True, still_s=each) for each in still_s]
+        engines = [Engine(str(each), step=slow, records=True, still_s=each) for each in still_s]
         return publish(*engines, trainer=Trainer(), times=times)
 
     for times in (1, 2):  # bucket by bucket, and all at once
@@ -233,7 +233,7 @@ def test_a_pause_begins_when_the_first_engine_reports_to_have_stood_still() -> N
 
 def test_a_bucket_whose_copies_are_incomplete_is_one_warning_for_each_engine(caplog: pytest.LogCaptureFixture) -> None:
     """Engines repeat the message with every update; the run's log has the records of this logger."""
-    a, b = Engine("a", keeps=True, not_replayed=("one",)), Engine("b", keeps=True)
+    a, b = Engine("a", records=True, not_replayed=("one",)), Engine("b", records=True)
     publish(a, b, trainer=Trainer(), times=3)
     (warning,) = caplog.records
     assert (warning.name, warning.levelname) == ("asyncrl.engines.weight_sync.broadcast", "WARNING")
@@ -241,7 +241,7 @@ def test_a_bucket_whose_copies_are_incomplete_is_one_warning_for_each_engine(cap
 
 
 def test_one_engine_that_does_not_keep_buckets_makes_all_receive_bucket_by_bucket() -> None:
-    a, b = Engine("a", keeps=True), Engine("b")
+    a, b = Engine("a", records=True), Engine("b")
     publish(a, b, trainer=Trainer(), times=2)
     assert a.told[-4:] == b.told[-4:] == ["pause in_place", "one None", "two 4", "continue"]
 
@@ -256,7 +256,7 @@ def test_a_trainer_that_sends_from_its_snapshot_is_not_told_to_send() -> None:
 
 
 def test_only_updates_of_all_buckets_at_once_are_checked() -> None:
-    engine, trainer = Engine("a", keeps=True), Trainer()
+    engine, trainer = Engine("a", records=True), Trainer()
     publish(engine, trainer=trainer, times=2, is_checked=True)
     assert engine.told[-2] == "one and two 4 checked"
     assert trainer.told == ["join", "snapshot", "send", "snapshot checked", "send checked"]
@@ -274,7 +274,7 @@ def test_no_exception_group_is_raised() -> None:
 
 
 def test_a_lost_engine_interrupts_the_update_and_is_left_out_of_the_next_one() -> None:
-    a, c = Engine("a", keeps=True), Engine("c", keeps=True)
+    a, c = Engine("a", records=True), Engine("c", records=True)
 
     async def dies(step: str) -> None:
         if step.startswith("two"):
@@ -295,7 +295,7 @@ def test_a_lost_engine_interrupts_the_update_and_is_left_out_of_the_next_one() -
 
 
 def test_a_restarted_engine_joins_the_next_group_and_is_synced_after_it() -> None:
-    a, b = Engine("a", keeps=True), Engine("b", keeps=True)
+    a, b = Engine("a", records=True), Engine("b", records=True)
     membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
     membership.mark_lost("b")
     membership.mark_restarted("b")
@@ -329,7 +329,7 @@ def test_a_restarted_engine_joins_the_next_group_and_is_synced_after_it() -> Non
 
 
 def test_without_engines_training_continues_and_a_restarted_engine_gets_its_update() -> None:
-    a = Engine("a", keeps=True)
+    a = Engine("a", records=True)
     membership: EngineMembership[WeightReceiver] = EngineMembership((a,))
     trainer = Trainer()
 
@@ -359,7 +359,7 @@ def test_the_snapshot_is_resent_to_the_remaining_and_the_restarted_engines() -> 
             membership.mark_lost("b")
             raise EngineLost("gone")
 
-    a, b = Engine("a", keeps=True), Engine("b", step=dies, keeps=True)
+    a, b = Engine("a", records=True), Engine("b", step=dies, records=True)
     membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
     trainer = Trainer(copies=True)
 
@@ -609,7 +609,7 @@ def test_an_update_is_interrupted_also_when_the_trainer_cannot_abandon_it() -> N
 
 def test_a_trainer_has_as_long_to_send_as_the_engines_to_receive() -> None:
     trainer = Trainer()
-    publish(Engine("a", keeps=True), trainer=trainer, times=2, timeout_s=5.0)
+    publish(Engine("a", records=True), trainer=trainer, times=2, timeout_s=5.0)
     assert trainer.within_s == [10.0, 5.0]
 
 

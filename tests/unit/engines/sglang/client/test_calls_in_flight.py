@@ -24,8 +24,8 @@ def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> N
     async def main() -> None:
         loop, calls = asyncio.get_running_loop(), CallsInFlight()
         call = calls.begin("one")
-        loop.call_later(2.0, calls.give_up)
-        loop.call_later(2.0, calls.give_up)
+        loop.call_later(2.0, calls.fail_all)
+        loop.call_later(2.0, calls.fail_all)
         with pytest.raises(EngineLost, match="one was not aborted in time"):
             await waiting(call)
         assert loop.time() == pytest.approx(2.0)
@@ -38,10 +38,10 @@ def test_a_call_that_is_given_up_is_lost_at_once_also_when_given_up_twice() -> N
 def test_a_call_that_has_ended_cannot_be_given_up() -> None:
     async def main() -> None:
         loop, call = asyncio.get_running_loop(), CallInFlight("one")
-        call.give_up()
+        call.fail()
         async with call:
             await asyncio.sleep(1.0)
-        call.give_up()
+        call.fail()
         await asyncio.sleep(1.0)
         assert loop.time() == pytest.approx(2.0)  # neither sleep was cut short
         assert_not_cancelled()
@@ -53,7 +53,7 @@ def test_a_call_that_ends_as_it_is_given_up_has_ended() -> None:
     async def main() -> None:
         loop, call = asyncio.get_running_loop(), CallInFlight("one")
         async with call:
-            call.give_up()
+            call.fail()
         await asyncio.sleep(1.0)
         assert loop.time() == pytest.approx(1.0)
         assert_not_cancelled()
@@ -80,7 +80,7 @@ def test_a_call_that_is_cancelled_from_elsewhere_is_cancelled(at_s: float) -> No
             task = tasks.create_task(waiting(call))
             await asyncio.sleep(0)
             loop.call_later(at_s, task.cancel)
-            loop.call_later(2.0, call.give_up)
+            loop.call_later(2.0, call.fail)
         assert task.cancelled()
 
     run_virtually(main())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.engines.sglang.client.control import EngineControl
-from asyncrl.engines.sglang.labels import KEPT, NOT_REPLAYED, STOOD_STILL
+from asyncrl.engines.sglang.labels import NOT_REPLAYED, RECORDED, STOOD_STILL
 from asyncrl.engines.weight_sync.broadcast import Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 
@@ -32,13 +32,16 @@ def control(message: str) -> EngineControl:
     ("message", "received"),
     [
         # SGLang adds a sentence; with data-parallel attention it joins the answers of all ranks.
-        (f"{KEPT} {STOOD_STILL}0.012345 Weight version updated to 4.", Received(is_kept=True, still_s=0.012345)),
-        (f"ok {STOOD_STILL}1.5 | ok {STOOD_STILL}1.6", Received(is_kept=False, still_s=1.6)),
         (
-            f'{KEPT} {NOT_REPLAYED}["b", "a"] | {KEPT} {NOT_REPLAYED}["b"] {STOOD_STILL}1.5',
-            Received(is_kept=True, still_s=1.5, not_replayed=("a", "b")),
+            f"{RECORDED} {STOOD_STILL}0.012345 Weight version updated to 4.",
+            Received(is_recorded=True, still_s=0.012345),
         ),
-        ("Succeeded to update. Weight version updated to 4.", Received(is_kept=False)),
+        (f"ok {STOOD_STILL}1.5 | ok {STOOD_STILL}1.6", Received(is_recorded=False, still_s=1.6)),
+        (
+            f'{RECORDED} {NOT_REPLAYED}["b", "a"] | {RECORDED} {NOT_REPLAYED}["b"] {STOOD_STILL}1.5',
+            Received(is_recorded=True, still_s=1.5, not_replayed=("a", "b")),
+        ),
+        ("Succeeded to update. Weight version updated to 4.", Received(is_recorded=False)),
     ],
 )
 def test_the_answer_to_an_update_reports_kept_buckets_and_the_pause(message: str, received: Received) -> None:

@@ -96,7 +96,7 @@ def test_an_update_reports_the_time_since_the_last_forward_pass() -> None:
     stamps.before_pause(over, None)  # once more, after that failure: it still stands still
     later(0.25)
     assert updated(stamps, over, "2") == f" {STOOD_STILL}10.750000"
-    stamps.before_going_on(over, None)
+    stamps.before_continuing(over, None)
     assert updated(stamps, over, "3") == ""
 
 

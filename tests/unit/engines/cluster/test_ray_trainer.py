@@ -1,0 +1,54 @@
+"""Calls of a rank are recorded in the driver, and sent to its actor as they were written."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from ray.exceptions import RayError
+
+from asyncrl.engines.cluster.ray_trainer import RayTrainer
+from asyncrl.errors import TrainerFailed
+
+
+class RankActor:
+    """A trainer rank's actor that answers with the call it got, or fails."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.call = self
+        self._failure = failure
+        self._options: dict[str, str] = {}
+
+    def options(self, **options: str) -> "RankActor":
+        self._options = options
+        return self
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        async def answer() -> Any:
+            if self._failure is not None:
+                raise self._failure
+            return args, kwargs, self._options
+
+        return answer()
+
+
+def trainer(*ranks: RankActor) -> RayTrainer:
+    return RayTrainer(ranks, train_timeout_s=5.0, control_timeout_s=5.0)
+
+
+def test_call_reaches_the_rank_with_its_arguments_by_position_and_by_name() -> None:
+    ours = trainer(RankActor())
+    told: Any = asyncio.run(ours._first(lambda rank: rank.snapshot(is_checked=True)))  # noqa: SLF001
+    assert told == (("snapshot",), {"is_checked": True}, {"name": "RankActor.snapshot"})
+    told = asyncio.run(ours._first(lambda rank: rank.snapshot(True)))  # noqa: SLF001
+    assert told == (("snapshot", True), {}, {"name": "RankActor.snapshot"})
+
+
+def test_resend_runs_on_the_second_thread_of_rank_0_alone() -> None:
+    told: Any = asyncio.run(trainer(RankActor(), RankActor()).resend(is_checked=False))
+    assert told == (("resend", False), {}, {"name": "RankActor.resend", "concurrency_group": "concurrent"})
+
+
+def test_failed_rank_is_named() -> None:
+    ours = trainer(RankActor(), RankActor(RayError("out of memory")))
+    with pytest.raises(TrainerFailed, match=r"^trainer rank 1, put_away_weights: out of memory$"):
+        asyncio.run(ours.put_away_weights())
