@@ -11,8 +11,8 @@ from typing import Any
 from asyncrl.app.resume import Start, find_start
 from asyncrl.capacity.layout import check_layout
 from asyncrl.config import RunConfig, check_passthrough
+from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import longest_responses, weight_bytes
-from asyncrl.config.ranges import must, refuse
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
@@ -172,11 +172,11 @@ def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _reward(run: RunConfig) -> RewardFn:
-    if run.rollout.custom_rm_path is not None:
-        return load_plugin(run.rollout.custom_rm_path, REWARD, _plugin_args(run))
-    if run.rollout.rm_type is None:
+    if run.reward.custom_rm_path is not None:
+        return load_plugin(run.reward.custom_rm_path, REWARD, _plugin_args(run))
+    if run.reward.rm_type is None:
         raise AssertionError("checked by the configuration: there is a reward")
-    return BUILT_IN[run.rollout.rm_type]
+    return BUILT_IN[run.reward.rm_type]
 
 
 def _keep(run: RunConfig) -> KeepFn:

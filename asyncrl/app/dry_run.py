@@ -16,6 +16,7 @@ from asyncrl.app.checks import CheckedModel, check_files, check_flags, check_fun
 from asyncrl.capacity.engine import EngineMemory, engine_memory, engine_problems
 from asyncrl.capacity.trainer import SPREAD, RankMemory, RankWorkload, trainer_memory, trainer_problems, with_copy
 from asyncrl.config import RunConfig, missing_files
+from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import (
     critic_load,
     filled_in,
@@ -25,7 +26,6 @@ from asyncrl.config.derived import (
     row_tokens,
     weight_bytes,
 )
-from asyncrl.config.ranges import must, refuse
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.models.sizes import model_size
 

@@ -12,7 +12,7 @@ Scores of routers, sums of squares and the like are left out: they are less than
 
 from dataclasses import dataclass
 
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.models.shape import ModelShape
 from asyncrl.models.sizes import layer_size
 

@@ -8,7 +8,7 @@ The last part is for activations, CUDA graphs and, later, the two buffers of wei
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from asyncrl.config.ranges import must
+from asyncrl.config.areas.ranges import must
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import ModelShape
 from asyncrl.models.sizes import Size, fp8_bytes, fp8_size, model_size

@@ -1,7 +1,7 @@
 """The check that a model can be split as asked.  Imports neither torch nor Megatron: it runs first."""
 
-from asyncrl.config.parallel import ParallelConfig
-from asyncrl.config.ranges import must, refuse
+from asyncrl.config.areas.parallel import ParallelConfig
+from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.models.shape import ExpertShape, ModelShape
 
 MULTIPLE_ON_GPU = 8

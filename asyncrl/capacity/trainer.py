@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from asyncrl.capacity.activations import LayerActivations, layer_activations
-from asyncrl.config.parallel import ParallelConfig
-from asyncrl.config.ranges import must
+from asyncrl.config.areas.parallel import ParallelConfig
+from asyncrl.config.areas.ranges import must
 from asyncrl.models.shape import ModelShape
 from asyncrl.models.sizes import Size, layer_size, sent_bytes, vocabulary_size
 

@@ -8,16 +8,17 @@ from asyncrl.config.areas import (
     FailureConfig,
     ModelConfig,
     OutputConfig,
+    RewardConfig,
     RolloutConfig,
     RunConfig,
     TrainConfig,
 )
+from asyncrl.config.areas.parallel import ParallelConfig
+from asyncrl.config.areas.shape_flags import ShapeConfig
 from asyncrl.config.load import load_run
-from asyncrl.config.parallel import ParallelConfig
 from asyncrl.config.passthrough import check_passthrough
 from asyncrl.config.problems import missing_files
 from asyncrl.config.resolved import flat, resolved
-from asyncrl.config.shape_flags import ShapeConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -28,6 +29,7 @@ __all__ = [
     "ModelConfig",
     "OutputConfig",
     "ParallelConfig",
+    "RewardConfig",
     "RolloutConfig",
     "RunConfig",
     "ShapeConfig",

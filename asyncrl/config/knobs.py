@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from asyncrl.config import areas, parallel
-from asyncrl.config import shape_flags as shape
-from asyncrl.config.ranges import flag
+from asyncrl.config import areas
+from asyncrl.config.areas.ranges import flag
 
 AREAS: dict[str, type[Any]] = {
     "model": areas.ModelConfig,
-    "shape": shape.ShapeConfig,
+    "shape": areas.ShapeConfig,
     "cluster": areas.ClusterConfig,
-    "parallel": parallel.ParallelConfig,
+    "parallel": areas.ParallelConfig,
     "data": areas.DataConfig,
     "rollout": areas.RolloutConfig,
+    "reward": areas.RewardConfig,
     "failures": areas.FailureConfig,
     "train": areas.TrainConfig,
     "checkpoint": areas.CheckpointConfig,

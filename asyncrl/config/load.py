@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.areas import RunConfig
+from asyncrl.config.areas.ranges import refuse
 from asyncrl.config.command_line import Given, read_flags
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
 from asyncrl.config.passthrough import owned
 from asyncrl.config.problems import contradictions, missing_files
-from asyncrl.config.ranges import refuse
 from asyncrl.config.toml_file import read_toml
 from asyncrl.errors import ConfigError
 

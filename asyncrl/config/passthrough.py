@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from asyncrl.config.areas import RunConfig
+from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.knobs import PASSED_THROUGH, knobs, nearest
-from asyncrl.config.ranges import must, refuse
 from asyncrl.config.values import WrongValue, shown
 
 _LAUNCHER = "asyncrl sets it when it starts the servers"

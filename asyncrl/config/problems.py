@@ -1,6 +1,6 @@
 """The checks for contradictions between settings and for missing files.
 
-``areas.py`` checks the ranges of single fields.
+``config.areas`` checks the ranges of single fields.
 """
 
 from pathlib import Path
@@ -13,13 +13,14 @@ from asyncrl.config.areas import (
     FailureConfig,
     ModelConfig,
     OutputConfig,
+    RewardConfig,
     RolloutConfig,
     RunConfig,
     TrainConfig,
 )
+from asyncrl.config.areas.parallel import parallel_problems
+from asyncrl.config.areas.ranges import must
 from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout
-from asyncrl.config.parallel import parallel_problems
-from asyncrl.config.ranges import must
 
 
 def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
@@ -39,7 +40,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_colocation(run),
         *_layers(run),
         *parallel_problems(run.parallel, run.cluster.num_trainer_ranks),
-        *_reward(run.rollout, run.data),
+        *_reward(run.reward, run.data),
         *_staleness(run.rollout),
         *_supply(run.rollout),
         *_batch(run.rollout, run.train),
@@ -138,14 +139,14 @@ def _folders(train: TrainConfig) -> list[str]:
     return lines + must(reference is None or reference.is_dir(), f"ref-load {reference}: no such folder")
 
 
-def _reward(rollout: RolloutConfig, data: DataConfig) -> list[str]:
-    if rollout.custom_rm_path is not None:
+def _reward(reward: RewardConfig, data: DataConfig) -> list[str]:
+    if reward.custom_rm_path is not None:
         return []
-    if rollout.rm_type is None:
+    if reward.rm_type is None:
         return ["no reward is set: give rm-type or custom-rm-path"]
     return must(
         data.label_key is not None,
-        f"rm-type {rollout.rm_type} without label-key: the reward compares with a label; give label-key",
+        f"rm-type {reward.rm_type} without label-key: the reward compares with a label; give label-key",
     )
 
 

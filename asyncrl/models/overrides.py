@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from asyncrl.config.ranges import flag, must, refuse
-from asyncrl.config.shape_flags import ShapeConfig
+from asyncrl.config.areas.ranges import flag, must, refuse
+from asyncrl.config.areas.shape_flags import ShapeConfig
 from asyncrl.models.families import FAMILIES
 from asyncrl.models.shape import ModelShape, shape_of
 

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 
 
 def add_parallel(group: Any) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from asyncrl.capacity.trainer import RankWorkload, trainer_memory, trainer_problems, with_copy
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
-from asyncrl.config.parallel import ParallelConfig, parallel_problems
-from asyncrl.config.ranges import refuse
+from asyncrl.config.areas.parallel import ParallelConfig, parallel_problems
+from asyncrl.config.areas.ranges import refuse
 from asyncrl.engines.cluster.deployment import Deployment
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import ConfigError

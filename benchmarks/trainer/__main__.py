@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.config.areas import TransformerImpl
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.common.parallel_options import add_parallel

@@ -36,8 +36,8 @@ from rich.table import Table
 
 from asyncrl.app.signals import Signals
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
-from asyncrl.config.parallel import parallel_problems
-from asyncrl.config.ranges import refuse
+from asyncrl.config.areas.parallel import parallel_problems
+from asyncrl.config.areas.ranges import refuse
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.setup.settings import TrainerSettings

@@ -12,7 +12,8 @@ PACKAGE = ROOT / "asyncrl"
 
 LEAVES = {"types", "errors", "event_loop", "internals", "protocols"}
 MODELS = {"models", "models.families"}
-MEGATRON_INPUTS = LEAVES | MODELS | {"config", "engines.megatron.setup"}
+CONFIG = {"config", "config.areas"}
+MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
 EMULATION = "engines.megatron.setup.cpu_emulation"
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
@@ -22,20 +23,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocols": {"types"},
     "algorithms": set(),
     "buffer": {"types", "errors"},
-    "capacity": {"errors", "config", "models"},
-    "compat": LEAVES | {"config", "algorithms"},
-    "config": {"errors"},
-    "data": LEAVES | {"config"},
+    "capacity": CONFIG | {"errors", "models"},
+    "compat": LEAVES | CONFIG | {"algorithms"},
+    "config": {"errors", "config.areas"},
+    "config.areas": {"errors"},
+    "data": LEAVES | CONFIG,
     "engines": LEAVES,
     "engines.cluster": LEAVES
     | {"engines", "engines.megatron", "engines.megatron.checkpoint", "engines.megatron.setup"}
-    | {"engines.sglang", "engines.sglang.client", "engines.weight_sync", "config", "models"},
+    | {"engines.sglang", "engines.sglang.client", "engines.weight_sync", "models"}
+    | CONFIG,
     "engines.megatron": MEGATRON_INPUTS
     | {"capacity", "engines.weight_sync", "engines.megatron.checkpoint", "engines.megatron.model", EMULATION}
     | {"engines.megatron.train", "engines.megatron.weights"},
     "engines.megatron.checkpoint": MEGATRON_INPUTS | {"engines"},
     "engines.megatron.model": MEGATRON_INPUTS,
-    "engines.megatron.setup": LEAVES | MODELS | {"config", "algorithms"},
+    "engines.megatron.setup": LEAVES | MODELS | CONFIG | {"algorithms"},
     EMULATION: {"internals"},
     "engines.megatron.train": MEGATRON_INPUTS | {"algorithms", "engines.megatron.model", "engines.megatron.weights"},
     "engines.megatron.weights": MEGATRON_INPUTS
@@ -46,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines.weight_sync": LEAVES | {"engines"},
     "filters": LEAVES | {"buffer"},
     "metrics": {"types", "errors"},
-    "models": {"errors", "config", "models.families"},
+    "models": CONFIG | {"errors", "models.families"},
     "models.families": set(),
     "pipeline": LEAVES | {"metrics", "pipeline.sampling", "pipeline.scheduling"},
     "pipeline.sampling": LEAVES | {"metrics"},

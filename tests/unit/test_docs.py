@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_arrows import LEAVES, MAY_IMPORT, MODELS
+from tests.unit.test_arrows import CONFIG, LEAVES, MAY_IMPORT, MODELS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -129,7 +129,9 @@ def may_import(cell: str, folder: str) -> set[str]:
     if "leaves" in cell or "inputs" in cell:
         found |= LEAVES
     if "inputs" in cell:
-        found |= MODELS | {"config"}
+        found |= MODELS | CONFIG
+    if "config" in found:
+        found |= CONFIG
     if "all folders of" in cell:
         found |= {name for name in MAY_IMPORT if name.startswith(f"{folder}.")} - {folder}
         found -= {folder}

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from asyncrl.engines.megatron.rank import MegatronRank
 
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron import TrainerSettings
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
 from asyncrl.engines.megatron.weights.gathering import whole_weights

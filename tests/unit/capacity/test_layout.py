@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from asyncrl.capacity.layout import check_layout
-from asyncrl.config.parallel import ParallelConfig, parallel_problems
+from asyncrl.config.areas.parallel import ParallelConfig, parallel_problems
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import shape_of
 

@@ -17,7 +17,7 @@ from asyncrl.capacity.trainer import (
     trainer_memory,
     with_copy,
 )
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import ModelShape, read_shape, shape_of
 from asyncrl.models.sizes import model_size

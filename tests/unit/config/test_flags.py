@@ -46,7 +46,7 @@ def test_relative_paths_of_flags_start_at_the_working_directory(tmp_path: Path) 
     words = ["--run-dir", "out", "--custom-rm-path", "my/rewards.py:f", "--dynamic-sampling-filter-path", "a.b:c"]
     run = load(tmp_path, *words)
     assert run.output.run_dir == Path.cwd() / "out"
-    assert run.rollout.custom_rm_path == f"{Path.cwd()}/my/rewards.py:f"
+    assert run.reward.custom_rm_path == f"{Path.cwd()}/my/rewards.py:f"
     assert run.rollout.dynamic_sampling_filter_path == "a.b:c"
 
 

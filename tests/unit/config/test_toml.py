@@ -35,7 +35,7 @@ def test_a_file_alone_is_a_run_and_its_paths_start_at_its_folder(tmp_path: Path)
     assert run.name == "quick"
     assert run.model.hf_checkpoint == tmp_path / "tiny-model"
     assert run.evaluation.data_sets == (("held", tmp_path / "held.jsonl"),)
-    assert run.rollout.custom_rm_path == f"{tmp_path}/my.py:f"
+    assert run.reward.custom_rm_path == f"{tmp_path}/my.py:f"
     assert (run.train.lr, run.rollout.rollout_stop) == (1.0, ("a",))
 
 

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor
 
 from asyncrl.config.areas import TransformerImpl
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron.model.attention import PackedAttention
 from asyncrl.engines.megatron.model.implementation import norm_keys
 from asyncrl.engines.megatron.model.layers import AddNormed, GroupedExperts, LatentAttention, RMSNorm

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.areas import TrainConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.derived import use_dynamic_batch_size
-from asyncrl.config.parallel import ParallelConfig
 from asyncrl.types import Batch
 
 Floats = NDArray[np.float32]

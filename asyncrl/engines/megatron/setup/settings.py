@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
-from asyncrl.config.parallel import ParallelConfig
-from asyncrl.config.shape_flags import ShapeConfig
+from asyncrl.config.areas.parallel import ParallelConfig
+from asyncrl.config.areas.shape_flags import ShapeConfig
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.custom_functions import Custom

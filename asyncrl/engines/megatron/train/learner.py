@@ -16,7 +16,7 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron.model.packing import Example, Floats, microbatches, packing_of
 from asyncrl.engines.megatron.setup.fused_adam import fuse
 from asyncrl.engines.megatron.setup.ranks import from_last_stage

@@ -15,7 +15,7 @@ import torch
 from megatron.core.extensions.transformer_engine import HAVE_TE
 
 from asyncrl.config.areas import ModelConfig, TransformerImpl
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron import TrainerSettings
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of, latest
 from asyncrl.engines.megatron.model.build import transformer_config

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from asyncrl.engines.megatron.rank import MegatronRank
 
 from asyncrl.compat import SlimeArgs
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.errors import AsyncRLError
 from asyncrl.plugins import load_custom
 from asyncrl.types import Batch

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asyncrl.config.parallel import ParallelConfig
+from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron.train.offload import HostMemory, Stash
 from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from asyncrl.config.ranges import above, at_least, must, refuse
+from asyncrl.config.areas.ranges import above, at_least, must, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

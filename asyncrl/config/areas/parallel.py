@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from asyncrl.config.ranges import at_least, must, refuse
+from asyncrl.config.areas.ranges import at_least, must, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,19 @@
+"""The rewards of samples."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """The rewards of samples."""
+
+    custom_rm_path: Annotated[
+        str | None,
+        "Reward function, in the notation of --dynamic-sampling-filter-path. Takes precedence over --rm-type.",
+    ] = None
+    rm_type: Annotated[
+        Literal["number", "exact"] | None,
+        "Built-in reward: number compares the last number in the response with the label; exact compares the "
+        "stripped texts.",
+    ] = None
