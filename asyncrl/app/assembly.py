@@ -22,6 +22,7 @@ from asyncrl.config.derived import (
     dtype,
     eval_max_response_len,
     eval_temperature,
+    lr_decay_iters,
     num_steps_per_rollout,
     row_tokens,
     use_rollout_logprobs,
@@ -173,6 +174,7 @@ def _trainer_settings(checked: Checked, device: Device) -> TrainerSettings:
         timeout_s=60 * run.cluster.distributed_timeout_minutes,
         save_timeout_s=run.failures.train_timeout_s,
         row_tokens=row_tokens(run),
+        lr_decay_iters=lr_decay_iters(run.train, run.rollout),
         custom=checked.custom,
     )
 

@@ -106,6 +106,16 @@ def critic_lr(train: TrainConfig) -> float:
     return train.lr if train.critic_lr is None else train.critic_lr
 
 
+def lr_decay_iters(train: TrainConfig, rollout: RolloutConfig) -> int:
+    """The training step at which the decay of the learning rate ends."""
+    return train.lr_decay_iters or rollout.num_rollout
+
+
+def lr_warmup_iters(train: TrainConfig, decay_iters: int) -> int:
+    """The number of training steps of the policy's warm-up, for a decay that ends at step ``decay_iters``."""
+    return train.lr_warmup_iters if train.lr_warmup_fraction is None else round(train.lr_warmup_fraction * decay_iters)
+
+
 def ref_load(train: TrainConfig, model: ModelConfig) -> Path:
     """The folder of the reference model."""
     return train.ref_load or model.hf_checkpoint
@@ -154,6 +164,7 @@ def filled_in(run: RunConfig) -> dict[str, object]:
         "use-rollout-logprobs": (train.use_rollout_logprobs, use_rollout_logprobs(train, rollout)),
         "global-batch-size": (train.global_batch_size, global_batch_size(train, rollout)),
         "num-steps-per-rollout": (train.num_steps_per_rollout, num_steps_per_rollout(train, rollout)),
+        "lr-decay-iters": (train.lr_decay_iters, lr_decay_iters(train, rollout)),
         "eval-temperature": (evaluation.eval_temperature, eval_temperature(evaluation, rollout)),
         "eval-max-response-len": (evaluation.eval_max_response_len, eval_max_response_len(evaluation, rollout)),
     }

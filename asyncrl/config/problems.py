@@ -21,6 +21,7 @@ from asyncrl.config.areas import (
 from asyncrl.config.areas.parallel import parallel_problems
 from asyncrl.config.areas.ranges import must
 from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout
+from asyncrl.config.learning_rate_problems import learning_rate_problems
 
 
 def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
@@ -45,6 +46,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_supply(run.rollout),
         *_batch(run.rollout, run.train),
         *_estimator(run.train),
+        *learning_rate_problems(run.train, run.rollout),
         *_reference(run.train),
         *_transport(run.train),
         *_corrections(run.train),

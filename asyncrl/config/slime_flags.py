@@ -57,7 +57,6 @@ INSTEAD: Mapping[str, str] = {
         "not needed: attention runs in torch's kernel for packed sequences",
     ),
     "accumulate-allreduce-grads-in-fp32": "not needed: gradients always accumulate in float32",
-    "lr-decay-style": "not needed: the learning rate is constant after --lr-warmup-iters",
     "optimizer": "not needed: the optimizer is AdamW (--weight-decay, --adam-beta1, ...)",
     "train-backend": "not needed: the trainer is Megatron",
     "log-probs-chunk-size": "not needed: log-probs are always computed in chunks",

@@ -128,6 +128,18 @@ class TrainConfig:
     ] = False
     lr: Annotated[float, "AdamW learning rate."] = 1e-6
     lr_warmup_iters: Annotated[int, "Number of training steps over which the learning rate rises linearly from 0."] = 0
+    lr_warmup_fraction: Annotated[
+        float | None, "Warm-up as a fraction of --lr-decay-iters, in whole training steps. Default: --lr-warmup-iters."
+    ] = None
+    lr_decay_style: Annotated[
+        Literal["constant", "cosine", "linear"],
+        "Learning rate after the warm-up: constant, or a decay to --min-lr; also of the critic.",
+    ] = "constant"
+    lr_decay_iters: Annotated[
+        int | None,
+        "Training step at which the decay of the learning rate ends, counted with the warm-up. Default: --num-rollout.",
+    ] = None
+    min_lr: Annotated[float, "Learning rate at the end of its decay."] = 0.0
     weight_decay: Annotated[float, "AdamW weight decay."] = 0.01
     adam_beta1: Annotated[float, "AdamW beta1."] = 0.9
     adam_beta2: Annotated[float, "AdamW beta2."] = 0.98
@@ -165,8 +177,11 @@ class TrainConfig:
             + at_least(self, 0, "critic_lr_warmup_iters", "num_critic_only_steps")
             + must(0 <= self.gamma <= 1, f"gamma must be at least 0 and at most 1, got {self.gamma}")
             + must(0 <= self.lambd <= 1, f"lambd must be at least 0 and at most 1, got {self.lambd}")
-            + at_least(self, 0, "lr_warmup_iters", "weight_decay", "clip_grad")
-            + at_least(self, 1, "global_batch_size", "num_steps_per_rollout", "max_tokens_per_gpu")
+            + at_least(self, 0, "lr_warmup_iters", "lr_warmup_fraction", "min_lr", "weight_decay", "clip_grad")
+            + must(
+                (self.lr_warmup_fraction or 0) < 1, f"lr-warmup-fraction must be below 1, got {self.lr_warmup_fraction}"
+            )
+            + at_least(self, 1, "global_batch_size", "num_steps_per_rollout", "max_tokens_per_gpu", "lr_decay_iters")
             + at_least(self, 1, "micro_batch_size")
             + at_least(self, 1, "update_weight_buffer_size")
             + [f"{name} must be at least 0 and below 1, got {b}" for name, b in betas.items() if not 0 <= b < 1]

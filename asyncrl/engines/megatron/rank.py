@@ -35,6 +35,7 @@ from asyncrl.engines.megatron.train.critic import Critic, critic_shape
 from asyncrl.engines.megatron.train.custom_advantage import custom_advantages, custom_of
 from asyncrl.engines.megatron.train.forward_step import logprob_step, loss_step
 from asyncrl.engines.megatron.train.learner import Gradients, Learner
+from asyncrl.engines.megatron.train.learning_rates import policy_schedule
 from asyncrl.engines.megatron.train.objective import Objective
 from asyncrl.engines.megatron.train.offload import TrainerMemory
 from asyncrl.engines.megatron.train.optimizer_updates import Update, updates_of
@@ -318,13 +319,8 @@ class MegatronRank:
         return totals
 
     def _set_learning_rate(self, step: int) -> float:
-        """Set and return the learning rate of training step ``step``, counted from 0.
-
-        The rate rises linearly to the full rate in step ``lr_warmup_iters``, counted from 1, and is constant
-        afterwards.
-        """
-        train = self._settings.train
-        rate = train.lr * min(1.0, (step + 1) / max(1, train.lr_warmup_iters))
+        """Set the learning rates of training step ``step``, counted from 0, and return the policy's."""
+        rate = policy_schedule(self._settings).rate(step)
         self._learner.set_rate(rate)
         if self._critic is not None:
             self._critic.set_rate(step)

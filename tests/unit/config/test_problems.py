@@ -115,6 +115,37 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ),
         ("--use-tis --tis-clip-low 3", "tis-clip-low 3 must be at most tis-clip 2"),
         ("--advantage-estimator gspo --n-samples-per-prompt 1", "advantage-estimator gspo compares responses"),
+        ("--min-lr 1e-7", "min-lr with lr-decay-style constant, which has no decay; give cosine or linear"),
+        ("--lr-decay-iters 9", "lr-decay-iters with lr-decay-style constant, which has no decay"),
+        ("--lr-decay-style cosine --lr 1e-6 --min-lr 1e-5", "min-lr 1e-05 must be at most lr 1e-06"),
+        (
+            "--lr-decay-style linear --lr-warmup-iters 3",
+            "lr-decay-iters 3 (from num-rollout) must be above lr-warmup-iters 3: the decay starts after the warm-up",
+        ),
+        (
+            "--lr-decay-style linear --lr-decay-iters 5 --lr-warmup-iters 6",
+            "lr-decay-iters 5 must be above lr-warmup-iters 6",
+        ),
+        (
+            "--advantage-estimator ppo --lr-decay-style linear --critic-lr 1e-7 --lr 1e-5 --min-lr 1e-6",
+            "min-lr 1e-06 must be at most critic-lr 1e-07",
+        ),
+        (
+            "--advantage-estimator ppo --lr-decay-style linear --critic-lr-warmup-iters 4",
+            "lr-decay-iters 3 (from num-rollout) must be above critic-lr-warmup-iters 4",
+        ),
+        (
+            "--lr-warmup-fraction 0.1 --lr-warmup-iters 1",
+            "lr-warmup-fraction 0.1 with lr-warmup-iters 1; leave one out",
+        ),
+        (
+            "--recompute-activations --recompute-granularity full",
+            "recompute-activations with recompute-granularity full: it stands for recompute-granularity selective",
+        ),
+        (
+            "--recompute-activations --recompute-num-layers 2",
+            "recompute-num-layers without recompute-granularity full",
+        ),
         ("--run-dir /usr", "run-dir /usr is not empty and not from a run; give another folder"),
         ("--run-dir /dev/null", "run-dir /dev/null is not a folder"),
     ],
@@ -131,6 +162,14 @@ def test_a_contradiction_is_one_line_with_the_numbers(tmp_path: Path, words: str
         ("--rollout-top-p 1.5", "rollout-top-p must be above 0 and at most 1, got 1.5"),
         ("--rollout-top-k 0", "rollout-top-k must be -1 (off) or at least 1, got 0"),
         ("--lr 0", "lr must be above 0, got 0.0"),
+        (
+            "--lr-decay-style inverse-square-root",
+            '--lr-decay-style must be one of constant, cosine, linear, got "inverse-square-root"',
+        ),
+        ("--lr-decay-style WSD", '--lr-decay-style must be one of constant, cosine, linear, got "WSD"'),
+        ("--lr-decay-iters 0", "lr-decay-iters must be at least 1, got 0"),
+        ("--min-lr -1", "min-lr must be at least 0, got -1.0"),
+        ("--lr-warmup-fraction 1", "lr-warmup-fraction must be below 1, got 1.0"),
         ("--num-rollout 0", "num-rollout must be at least 1, got 0"),
         ("--max-staleness -1", "max-staleness must be at least 0, got -1"),
         ("--adam-beta2 1", "adam-beta2 must be at least 0 and below 1, got 1.0"),
@@ -180,6 +219,27 @@ def test_the_reward_is_one_of_two_and_built_in_ones_need_labels(tmp_path: Path) 
     assert problems(no_reward) == ["no reward is set: give rm-type or custom-rm-path"]
     assert problems(no_label) == ["rm-type exact without label-key: the reward compares with a label; give label-key"]
     assert problems(own) == []
+
+
+def test_the_decay_of_the_learning_rate_ends_with_the_run_unless_it_is_given(tmp_path: Path) -> None:
+    run = load(tmp_path, "--num-rollout", "30", "--lr-decay-style", "cosine", "--lr-warmup-fraction", "0.1")
+    assert problems(run) == []
+    assert derived.lr_decay_iters(run.train, run.rollout) == 30
+    assert derived.lr_warmup_iters(run.train, 30) == 3
+    longer = load(tmp_path, "--lr-decay-style", "cosine", "--lr-decay-iters", "100", "--lr-warmup-iters", "7")
+    assert derived.lr_decay_iters(longer.train, longer.rollout) == 100
+    assert derived.lr_warmup_iters(longer.train, 100) == 7
+
+
+def test_recompute_activations_is_selective_recomputation(tmp_path: Path) -> None:
+    short, written_out = (
+        load(tmp_path, *words)
+        for words in (["--recompute-activations"], ["--recompute-activations", "--recompute-granularity", "selective"])
+    )
+    assert (short.parallel.recomputes, written_out.parallel.recomputes) == ("selective", "selective")
+    assert load(tmp_path, "--recompute-activations", "--recompute-modules", "mlp").parallel.recomputes == "selective"
+    assert load(tmp_path, "--recompute-granularity", "full").parallel.recomputes == "full"
+    assert load(tmp_path).parallel.recomputes is None
 
 
 def test_an_empty_run_dir_is_taken(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ class TrainerSettings:
     row_tokens: int | None = None
     """The maximum number of tokens of a microbatch, summed over the context-parallel ranks that split it.  Default:
     ``max_tokens_per_gpu`` on each of them."""
+    lr_decay_iters: int = 1
+    """The training step at which the decay of the learning rates ends."""
     custom: Resolver | None = None
     """A resolver for the user's advantage or loss function; None if the user has neither."""
 

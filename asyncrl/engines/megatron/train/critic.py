@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from asyncrl.config.derived import critic_load, critic_lr
+from asyncrl.config.derived import critic_load
 from asyncrl.engines.megatron.model.build import build_model
 from asyncrl.engines.megatron.model.packing import Floats
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.megatron.train.forward_step import value_loss_step, value_step
 from asyncrl.engines.megatron.train.learner import Gradients, Learner
+from asyncrl.engines.megatron.train.learning_rates import critic_schedule
 from asyncrl.engines.megatron.train.objective import ValueObjective
 from asyncrl.engines.megatron.train.optimizer_updates import Update
 from asyncrl.engines.megatron.weights.hf_weights import load_hf
@@ -24,17 +25,13 @@ class Critic:
     def __init__(self, settings: TrainerSettings, shape: ModelShape, device: torch.device) -> None:
         """Load the weights of ``--critic-load``, a model of ``shape``."""
         self._train = settings.train
+        self._schedule = critic_schedule(settings)
         self._device = device
         self.learner = Learner(_model(settings, shape, device), settings, name="critic")
 
     def set_rate(self, step: int) -> None:
-        """Set the learning rate of training step ``step``, counted from 0.
-
-        The rate rises linearly to the full rate in step ``critic_lr_warmup_iters``, counted from 1, and is constant
-        afterwards.
-        """
-        rise = min(1.0, (step + 1) / max(1, self._train.critic_lr_warmup_iters))
-        self.learner.set_rate(critic_lr(self._train) * rise)
+        """Set the learning rate of training step ``step``, counted from 0."""
+        self.learner.set_rate(self._schedule.rate(step))
 
     def values(self, updates: list[Update]) -> dict[int, Floats]:
         """Compute the value before each response token of this rank's share of the samples, by index in the batch."""
