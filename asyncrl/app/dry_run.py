@@ -191,7 +191,7 @@ def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
 def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
     rank, limit = found.fullest, run.cluster.gpu_memory_gb
     shared = "sharded over data-parallel ranks" if run.parallel.use_distributed_optimizer else "replicated"
-    recompute = run.parallel.recompute_granularity or "nothing"
+    recompute = run.parallel.recomputes or "nothing"
     table.add_section()
     table.add_row("[bold]trainer rank", "", f"pipeline stage {rank.stage} of {len(found.stages)}, the fullest")
     _add(table, "weights", rank.weights, "")

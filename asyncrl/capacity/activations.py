@@ -28,6 +28,8 @@ class LayerActivations:
     norms: float
     """Outputs of the norms."""
     attention: float
+    gathered: float = 0.0
+    """The part of ``attention`` that context-parallel ranks gather, less one copy of the rank's own keys."""
     latent_up: float = 0.0
     """The part of ``attention`` that latent attention can recompute from its narrow vectors."""
     mlp: float
@@ -60,6 +62,7 @@ def layer_activations(shape: ModelShape, layer: int, parallel: ParallelConfig, n
         residual=tokens * hidden * (4 if shape.has_output_norms else 2),
         norms=tokens * hidden * 2,
         attention=tokens * (attention + latent_up),
+        gathered=tokens * (0 if shape.latent else _gathered(shape, parallel.context_parallel_size)),
         latent_up=tokens * latent_up,
         mlp=mlp,
     )
@@ -76,10 +79,16 @@ def _attention(shape: ModelShape, num_sharing: int) -> float:
     queries, keys = shape.num_heads * shape.head_dim, shape.num_query_groups * shape.head_dim
     made = queries + 2 * keys
     read = queries if shape.has_qk_norms else 0  # the norm of queries reads a copy
-    # A rank alone keeps rotated keys, and values in ``made``.  With several ranks, each keeps both as gathered: on
-    # average for half of all tokens.
-    seen = keys if num_sharing == 1 else keys * (2 * num_sharing + 1)
-    return made + read + 2 * queries + seen
+    # A rank alone keeps rotated keys, and values in ``made``.
+    return made + read + 2 * queries + keys + _gathered(shape, num_sharing)
+
+
+def _gathered(shape: ModelShape, num_sharing: int) -> float:
+    """Count the elements of gathered keys and values per token of one of ``num_sharing`` ranks, less its own keys.
+
+    Each rank keeps both on average for half of all tokens: ``2 * num_sharing + 1`` times its keys.
+    """
+    return 0 if num_sharing == 1 else 2 * num_sharing * shape.num_query_groups * shape.head_dim
 
 
 def _latent_attention(shape: ModelShape) -> float:

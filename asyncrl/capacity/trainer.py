@@ -201,9 +201,9 @@ def _activations(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload
 
 def _stays(layer: LayerActivations, place: int, parallel: ParallelConfig) -> float:
     """Count the elements kept of one layer, the ``place``-th of its stage, without the recomputed ones."""
-    if parallel.recompute_granularity == "selective":
+    if parallel.recomputes == "selective":
         return layer.total - _let_go(layer, parallel)
-    if parallel.recompute_granularity is None:
+    if parallel.recomputes is None:
         return layer.total
     every, is_block = parallel.recompute_num_layers or 1, parallel.recompute_method == "block"
     if is_block and place >= every:
@@ -214,10 +214,17 @@ def _stays(layer: LayerActivations, place: int, parallel: ParallelConfig) -> flo
 def _let_go(layer: LayerActivations, parallel: ParallelConfig) -> float:
     """Count the elements that selective recomputation frees.
 
-    ``core_attn`` frees rotated queries and keys but keeps them unrotated.  ``moe_act`` has nothing to free.
+    ``core_attn`` frees rotated queries and keys but keeps them unrotated, so it only frees what context-parallel ranks
+    gather.  ``moe_act`` has nothing to free.
     """
-    sizes = {"layernorm": layer.norms, "mla_up_proj": layer.latent_up, "mlp": layer.mlp, "moe": layer.mlp}
-    modules = set(parallel.recompute_modules)
+    sizes = {
+        "core_attn": layer.gathered,
+        "layernorm": layer.norms,
+        "mla_up_proj": layer.latent_up,
+        "mlp": layer.mlp,
+        "moe": layer.mlp,
+    }
+    modules = set(parallel.recompute_modules or ("core_attn",))
     if {"mlp", "moe"} <= modules:
         modules.remove("moe")
     return sum(sizes.get(module, 0.0) for module in modules)
@@ -232,10 +239,10 @@ def _backwards(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, 
     layers = stage_layers(shape.num_layers, parallel)[stage]
     activations = [layer_activations(shape, layer, parallel, work.num_tokens) for layer in layers]
     again = 0.0
-    if parallel.recompute_granularity == "full":
+    if parallel.recomputes == "full":
         at_once = 1 if parallel.recompute_method == "block" else parallel.recompute_num_layers or 1
         again = max(sum(each.total for each in activations[at : at + at_once]) for at in range(len(activations)))
-    elif parallel.recompute_granularity == "selective":
+    elif parallel.recomputes == "selective":
         again = max(_let_go(each, parallel) for each in activations)
     gathered = work.num_tokens * shape.hidden_size if parallel.tensor_model_parallel_size > 1 else 0.0
     return (again + max(each.mlp for each in activations) + gathered) * work.weight_bytes

@@ -41,6 +41,9 @@ class ParallelConfig:
         "Activations to recompute in the backward pass instead of keeping them: whole layers (full), or the parts in "
         "--recompute-modules (selective). Default: keep all.",
     ] = None
+    recompute_activations: Annotated[
+        bool, "Megatron's short form of --recompute-granularity selective, which recomputes core attention."
+    ] = False
     recompute_method: Annotated[
         Literal["uniform", "block"] | None,
         "Layers to recompute with --recompute-granularity full. uniform keeps the input of every "
@@ -59,6 +62,11 @@ class ParallelConfig:
             + at_least(self, 1, "expert_model_parallel_size", "expert_tensor_parallel_size", "recompute_num_layers")
             + at_least(self, 1, "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         )
+
+    @property
+    def recomputes(self) -> Literal["full", "selective"] | None:
+        """The granularity of recomputation, from either of its flags."""
+        return "selective" if self.recompute_activations else self.recompute_granularity
 
     @property
     def num_expert_tensor_ranks(self) -> int:
@@ -114,12 +122,17 @@ def parallel_problems(parallel: ParallelConfig, num_ranks: int) -> list[str]:
 
 
 def _recompute(parallel: ParallelConfig) -> list[str]:
-    is_full, is_selective = (parallel.recompute_granularity == kind for kind in ("full", "selective"))
+    is_full, is_selective = (parallel.recomputes == kind for kind in ("full", "selective"))
     given = {
         "recompute-method": parallel.recompute_method is not None,
         "recompute-num-layers": parallel.recompute_num_layers is not None,
     }
     names = ", ".join(name for name, is_given in given.items() if is_given)
+    if parallel.recompute_activations and parallel.recompute_granularity == "full":
+        return [
+            "recompute-activations with recompute-granularity full: it stands for recompute-granularity selective; "
+            "leave one of them out"
+        ]
     return must(
         is_full or not names, f"{names} without recompute-granularity full: give it, or leave out {names}"
     ) + must(

@@ -168,6 +168,13 @@ def test_selective_recomputation_frees_the_recomputed_activations() -> None:
     assert rank("1.7b", recompute_granularity="selective").activations == nothing.activations
 
 
+def test_recomputed_attention_frees_what_context_parallel_ranks_gather() -> None:
+    shared = {"context_parallel_size": 2}
+    nothing, selective = rank("1.7b", **shared), rank("1.7b", **shared, recompute_activations=True)
+    assert nothing.activations - selective.activations == 28 * 16_384 * (2 * 2) * (8 * 128) * 2
+    assert selective == rank("1.7b", **shared, recompute_granularity="selective", recompute_modules=("core_attn",))
+
+
 def test_stages_have_the_layers_that_they_were_given() -> None:
     layout = ParallelConfig(
         pipeline_model_parallel_size=4, decoder_first_pipeline_num_layers=2, decoder_last_pipeline_num_layers=5

@@ -231,9 +231,9 @@ def _memory_settings(parallel: ParallelConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "num_layers_in_first_pipeline_stage": parallel.decoder_first_pipeline_num_layers,
         "num_layers_in_last_pipeline_stage": parallel.decoder_last_pipeline_num_layers,
-        "recompute_granularity": parallel.recompute_granularity,
+        "recompute_granularity": parallel.recomputes,
     }
-    if parallel.recompute_granularity == "full":
+    if parallel.recomputes == "full":
         settings["recompute_method"] = parallel.recompute_method or "uniform"
         settings["recompute_num_layers"] = parallel.recompute_num_layers or 1
     if parallel.recompute_modules:

@@ -24,7 +24,7 @@ PLAIN = {"use_distributed_optimizer": False, "overlap_grad_reduce": False}
 """Settings with which every rank has whole gradients that can be compared."""
 TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
-FULL = {"recompute_granularity": "full"}
+FULL, SELECTIVE = {"recompute_granularity": "full"}, {"recompute_activations": True}
 UNEVEN = {"decoder_first_pipeline_num_layers": 1}
 LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
     # layouts of four ranks first: the other two ranks then end and wait for no other
@@ -40,7 +40,7 @@ LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
         "tensor": ("dense", TENSOR | PLAIN),
         "tensor, mixture": ("mixture", TENSOR | PLAIN),
         "pipeline": ("dense", PIPELINE | PLAIN | UNEVEN),
-        "context": ("dense", CONTEXT | PLAIN),
+        "context": ("dense", CONTEXT | PLAIN | SELECTIVE),
         "context, mixture": ("mixture", CONTEXT | FULL),
         "pipeline, latent attention": ("latent", PIPELINE | PLAIN | UNEVEN),
         "experts": ("mixture", EXPERT | PLAIN),
