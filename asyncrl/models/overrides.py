@@ -96,6 +96,8 @@ _FREE = frozenset({"max_position_embeddings", "rotary_base", "rotary_percent", "
 
 def _problems(shape: ModelShape, name: str, value: float, theirs: float) -> list[str]:
     said = f"{flag(name)} {value}: config.json says {theirs}"
+    if name == "kv_channels" and shape.latent is not None and value == shape.latent.rotary_dim:
+        return []  # Megatron's latent attention does not read it, and scripts for Kimi K2 give this number
     if name not in _FREE:
         return [f"{said}, and the checkpoint's tensors have that size"]
     rotates_partly = shape.rope.fraction != 1.0

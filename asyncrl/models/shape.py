@@ -126,7 +126,8 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         if config.get(key, value) != value:
             raise ConfigError(f"hf-checkpoint: cannot train {name} with {key} = {config[key]!r}, only {value!r}")
     try:
-        return _shape(name, family, {**family.absent, **{key: it for key, it in config.items() if it is not None}})
+        given = {key: it for key, it in config.items() if it is not None}
+        return _shape(name, family, {**family.absent, **given, **_dense_layers(name, given)})
     except KeyError as error:
         raise ConfigError(f"hf-checkpoint: config.json of {name} has no {error}") from error
 
@@ -146,6 +147,25 @@ def _shape(name: str, family: Family, config: Mapping[str, Any]) -> ModelShape:
         experts=experts,
         latent=LatentShape(**_fields(config, family.latent_keys)) if family.latent_keys else None,
     )
+
+
+def _dense_layers(name: str, config: Mapping[str, Any]) -> dict[str, int]:
+    """Return ``first_k_dense_replace`` as ``mlp_layer_types`` gives it, where transformers 5 wrote the latter."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return {}
+    count = kinds.count("dense")
+    if kinds != ["dense"] * count + ["sparse"] * (len(kinds) - count) or len(kinds) != config["num_hidden_layers"]:
+        raise ConfigError(
+            f"hf-checkpoint: cannot train {name} with mlp_layer_types = {kinds!r}, only one entry for each layer, with "
+            "all dense layers first"
+        )
+    if config.get("first_k_dense_replace", count) != count:
+        raise ConfigError(
+            f"hf-checkpoint: config.json of {name} has first_k_dense_replace = {config['first_k_dense_replace']}, but "
+            f"{count} dense layers in mlp_layer_types"
+        )
+    return {"first_k_dense_replace": count}
 
 
 def _fields(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:

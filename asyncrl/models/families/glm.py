@@ -1,6 +1,9 @@
-"""GLM-4-0414 with GLM-Z1, and GLM-4.5 with its successors up to 4.7."""
+"""GLM-4-0414 with GLM-Z1, GLM-4.5 with its successors up to 4.7, and GLM-4.7-Flash."""
+
+from dataclasses import replace
 
 from asyncrl.models.families import parts
+from asyncrl.models.families.deepseek import DEEPSEEK_V3
 from asyncrl.models.families.family import Family, Rule
 
 _KEYS = {**parts.KEYS, "has_qkv_bias": "attention_bias"}
@@ -39,3 +42,10 @@ GLM4_MOE = Family(
         *parts.SHARED_EXPERTS,
     ),
 )
+GLM4_MOE_LITE = replace(
+    DEEPSEEK_V3,
+    absent={**DEEPSEEK_V3.absent, "first_k_dense_replace": 1, "partial_rotary_factor": 1.0},
+    only={**DEEPSEEK_V3.only, "partial_rotary_factor": 1.0},
+    rope_types=("default",),
+)
+"""DeepSeek V3's attention and router with GLM's sizes and default rotary embedding."""

@@ -85,6 +85,12 @@ TINY: Mapping[str, Tiny] = {
         config={**COMMON, **EXPERTS, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
     ),
     "glm4.5-air": Tiny(name="Glm4Moe", config={**COMMON, **EXPERTS, "head_dim": 16, "attention_bias": True}),
+    "glm4.7-flash": Tiny(
+        name="Glm4MoeLite",
+        config={key: it for key, it in LATENT.items() if key != "first_k_dense_replace"}
+        | {"q_lora_rank": 24, "n_shared_experts": 1, "routed_scaling_factor": 1.8},
+        written={"topk_method": "noaux_tc", "first_k_dense_replace": 1, "partial_rotary_factor": 1.0},
+    ),
     "deepseek-v3": Tiny(
         name="DeepseekV3",
         config={

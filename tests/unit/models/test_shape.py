@@ -54,6 +54,25 @@ DEEPSEEK = {
     "num_nextn_predict_layers": 1,
 }
 """The values of DeepSeek V3 for keys that Qwen3 lacks."""
+FLASH = {
+    **DEEPSEEK,
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.8,
+    "first_k_dense_replace": 1,
+    "partial_rotary_factor": 1.0,
+    "rope_scaling": None,
+}
+"""The values of GLM-4.7-Flash for keys that Qwen3 lacks."""
 
 
 def written(folder: Path, **changes: object) -> Path:
@@ -84,6 +103,18 @@ def test_deepseek_v3s_numbers_are_read(tmp_path: Path) -> None:
     assert (shape.fp8_block, shape.num_next_token_layers) == ((128, 128), 1)
 
 
+def test_glm_flashs_numbers_are_read_as_released_and_as_transformers_writes_them(tmp_path: Path) -> None:
+    shape = read_shape(written(tmp_path, **FLASH))
+    assert shape.latent is not None and shape.experts is not None
+    assert (shape.latent.query_rank, shape.latent.plain_dim, shape.latent.value_dim) == (768, 192, 256)
+    assert (shape.experts.num_experts, shape.experts.num_dense_layers, shape.experts.weight_scale) == (64, 1, 1.8)
+    assert shape.experts.scores == "sigmoid" and shape.experts.has_bias
+    saved = {**FLASH, "first_k_dense_replace": None, "mlp_layer_types": ["dense", "sparse"], "head_dim": 64}
+    assert read_shape(written(tmp_path, **saved)) == shape
+    without = {key: it for key, it in FLASH.items() if key not in ("first_k_dense_replace", "partial_rotary_factor")}
+    assert read_shape(written(tmp_path, **without)) == shape
+
+
 def test_null_in_config_json_means_absent(tmp_path: Path) -> None:
     changes = {"architectures": ["LlamaForCausalLM"], "head_dim": None, "partial_rotary_factor": None}
     shape = read_shape(written(tmp_path, **changes))
@@ -96,7 +127,8 @@ def test_null_in_config_json_means_absent(tmp_path: Path) -> None:
         (
             {"architectures": ["GemmaForCausalLM"]},
             "cannot train GemmaForCausalLM; supported: Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, "
-            "LlamaForCausalLM, Glm4ForCausalLM, Glm4MoeForCausalLM, DeepseekV3ForCausalLM",
+            "LlamaForCausalLM, Glm4ForCausalLM, Glm4MoeForCausalLM, "
+            "Glm4MoeLiteForCausalLM, DeepseekV3ForCausalLM",
         ),
         ({"architectures": None}, "config.json names no architectures"),
         ({"attention_bias": True}, "attention_bias = True, only False"),
@@ -109,6 +141,14 @@ def test_null_in_config_json_means_absent(tmp_path: Path) -> None:
         ({**DEEPSEEK, "scoring_func": "softmax"}, "scoring_func = 'softmax', only 'sigmoid'"),
         ({**DEEPSEEK, "num_experts_per_tok": 6}, "num_experts_per_tok = 6 from topk_group = 4 groups"),
         ({**DEEPSEEK, "num_experts_per_tok": 1, "n_group": 1}, "num_experts_per_tok = 1 and sigmoid"),
+        ({**FLASH, "mlp_layer_types": ["sparse", "dense"]}, "only one entry for each layer, with all dense layers"),
+        ({**FLASH, "mlp_layer_types": ["dense"]}, "only one entry for each layer, with all dense layers first"),
+        (
+            {**FLASH, "mlp_layer_types": ["dense", "dense"]},
+            "has first_k_dense_replace = 1, but 2 dense layers in mlp_layer_types",
+        ),
+        ({**FLASH, "partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5, only 1.0"),
+        ({**FLASH, "rope_scaling": YARN}, "rope_type = 'yarn', only 'default'"),
         ({**DEEPSEEK, "rope_scaling": {**YARN, "truncate": False}}, "truncate = False in yarn, only True"),
     ],
 )
