@@ -11,6 +11,7 @@ from typing import Any
 from asyncrl.app.resume import Start, find_start
 from asyncrl.capacity.layout import check_layout
 from asyncrl.config import RunConfig, check_passthrough
+from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import longest_responses, weight_bytes
 from asyncrl.config.resolved import flat
@@ -42,7 +43,7 @@ class CheckedModel:
     """The parsed ``config.json``."""
     shape: ModelShape
     """The shape in ``config``, with the run's shape flags applied."""
-    server_flags: dict[str, str | bool]
+    server_flags: dict[str, FlagWords]
     """The SGLang server's flags: the user's, and shape flags that override ``config.json``."""
 
 
@@ -149,7 +150,7 @@ def check_flags(run: RunConfig) -> None:
     check_passthrough(run, *_known_flags(run.cluster.use_router))
 
 
-def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) -> dict[str, str | bool]:
+def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) -> dict[str, FlagWords]:
     """The user's server flags, and one with the values of ``shape`` that engines must not take from ``config.json``.
 
     Raises ConfigError.
