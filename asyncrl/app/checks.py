@@ -22,6 +22,7 @@ from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
 from asyncrl.engines.weight_sync.disk import check_disk
 from asyncrl.errors import ConfigError
+from asyncrl.models.described import otherwise
 from asyncrl.models.overrides import overridden, server_changes
 from asyncrl.models.shape import ModelShape, read_config, shape_of
 from asyncrl.models.sizes import sent_bytes
@@ -105,6 +106,7 @@ def check_model(run: RunConfig) -> CheckedModel:
     """Read ``config.json`` and check that the run can train, split and serve its model.  Raises ConfigError."""
     config = read_config(run.model.hf_checkpoint)
     shape = overridden(shape_of(config), run.shape)
+    refuse(otherwise(config, shape, run.foreign))
     check_layout(shape, run.parallel, run.cluster.device)
     check_served(run.model.hf_checkpoint, shape, run.cluster.device)
     server_flags = _server_flags(run, config, shape)
