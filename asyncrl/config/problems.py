@@ -96,18 +96,12 @@ def _colocation(run: RunConfig) -> list[str]:
     cluster, staleness = run.cluster, run.rollout.staleness
     if not cluster.colocate:
         return []
-    trainer, engines, restarts = cluster.num_trainer_ranks, cluster.num_rollout_gpus, run.failures.max_engine_restarts
-    default = " (the default)" if run.rollout.max_staleness is None else ""
+    restarts = run.failures.max_engine_restarts
     return (
         must(
-            engines == trainer,
-            f"colocate with rollout-num-gpus {engines}: the engines have the trainer's {trainer} GPUs; leave out "
-            "rollout-num-gpus",
-        )
-        + must(
             staleness == 0,
-            f"colocate with max-staleness {staleness}{default}: engines have no memory while the trainer works, so "
-            "generation cannot overlap with training; give max-staleness 0",
+            f"colocate with max-staleness {staleness}: engines have no memory while the trainer works, so "
+            "generation cannot overlap with training; leave out max-staleness",
         )
         + must(
             not restarts,
@@ -163,15 +157,10 @@ def _staleness(rollout: RolloutConfig) -> list[str]:
 
 
 def _supply(rollout: RolloutConfig) -> list[str]:
-    batch, sizes = rollout.rollout_batch_size, {}
-    sizes["over-sampling-batch-size"] = rollout.over_sampling_batch_size
-    sizes["async-buffer-size"] = rollout.async_buffer_size
-    lines = [
-        f"{name} {size} must be at least rollout-batch-size {batch}"
-        for name, size in sizes.items()
-        if size is not None and size < batch
-    ]
-    return lines + must(
+    batch, over = rollout.rollout_batch_size, rollout.over_sampling_batch_size
+    return must(
+        over is None or over >= batch, f"over-sampling-batch-size {over} must be at least rollout-batch-size {batch}"
+    ) + must(
         rollout.partial_rollout or not rollout.mask_offpolicy_in_partial_rollout,
         "mask-offpolicy-in-partial-rollout without partial-rollout: no group is resumed; give partial-rollout as well",
     )
@@ -186,11 +175,6 @@ def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
         or train.custom_advantage_function_path is not None,
         f"advantage-estimator {train.advantage_estimator} compares responses to one prompt: n-samples-per-prompt must "
         f"be at least 2, got {each}",
-    )
-    lines += must(
-        not (train.use_dynamic_batch_size and train.micro_batch_size),
-        f"micro-batch-size {train.micro_batch_size} with use-dynamic-batch-size, which fills microbatches by tokens; "
-        "leave one of them out",
     )
     size, updates = train.global_batch_size, num_steps_per_rollout(train, rollout)
     if size is not None and train.num_steps_per_rollout is not None and size * updates != samples:

@@ -74,7 +74,7 @@ OTHER_REWARD = "; give any other reward as a function with --custom-rm-path"
             ": prompt-key: the setting input-key is given under two names; leave one of them out",
         ),
         ("[rollout]\nlr = 1", ": [rollout] is a table; write its keys at the top level, named like the flags"),
-        ("sglang-x = [1]", ": sglang-x must be text, a number or true, got [1]"),
+        ("[sglang-x]\ny = 1", ": sglang-x must be text, a number, true, or a list of these, got {'y': 1}"),
         ("lr = 1\nnum-rollout = = 3", ":2: not TOML: Invalid value, column 15"),
         ("lr = 1\nlr = 2\n", ":2: not TOML: a key is given twice, column 7"),
         ('input-key = "a', ": not TOML: Unterminated string (at end of document)"),
@@ -122,6 +122,24 @@ def test_resolved_text_gives_the_same_run(
         again = folder / f"{run.name}.toml"
         again.write_text(resolved(run), encoding="utf-8", newline="")
         assert load_run(["--config", str(again)]) == run
+
+
+def test_resolved_text_has_the_flags_that_are_no_settings(tmp_path: Path) -> None:
+    custom = tmp_path / "custom.yaml"
+    custom.write_text("lr: 1e-3\nmax_calls: 3\n")
+    words = "--optimizer adam --swiglu --spec a.b c --bf16 --sglang-cuda-graph-bs 1 2 --colocate --rollout-num-gpus 4"
+    run = load_run([*complete(tmp_path), *words.split(), "--custom-config-path", str(custom)], program="train.py")
+    again = tmp_path / f"{run.name}.toml"
+    again.write_text(resolved(run))
+    assert load_run(["--config", str(again)]) == run
+    assert (run.train.lr, run.attributes) == (1e-3, {"max_calls": 3})
+
+
+def test_lists_of_flags_that_are_passed_on_are_lists_in_the_file(tmp_path: Path) -> None:
+    more = 'sglang-cuda-graph-bs = [1, 2, 4]\nrouter-request-id-headers = ["x-a"]\n'
+    run = load_run(["--config", str(file(tmp_path, REQUIRED + more))])
+    assert run.sglang == {"cuda-graph-bs": ("1", "2", "4")}
+    assert run.router == {"request-id-headers": "x-a"}
 
 
 def test_errors_are_config_errors_and_pickle() -> None:
