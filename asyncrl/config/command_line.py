@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from asyncrl.config.areas import Secret
 from asyncrl.config.knobs import ALIASES, AREAS, PASSED_THROUGH, Knob, knobs, nearest
 from asyncrl.config.passthrough import passed_through
 from asyncrl.config.slime_flags import INSTEAD
@@ -84,7 +85,7 @@ def _add(group: argparse._ArgumentGroup, knob: Knob) -> None:
     group.add_argument(*names, dest=knob.name, nargs=nargs, metavar=metavar, help=text)
 
 
-_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", Secret: "TEXT"}
 
 
 def _title(cls: type[Any]) -> str:

@@ -10,7 +10,6 @@ _NO_DEBUG = "not supported: use --dry-run to check a run, or python -m benchmark
 _NO_OPD = "not supported: asyncrl has no distillation; use --custom-loss-function-path for another loss"
 _COLOCATE = "use --colocate; without it trainer and engines have separate GPUs"
 _EVAL_KEYS = "not supported: --input-key and --label-key apply to all data sets"
-_TENSORBOARD = "not supported: use --use-tensorboard, or metrics.jsonl in the run directory"
 _WHOLE = "not supported: every update sends all weights"
 
 INSTEAD: Mapping[str, str] = {
@@ -128,19 +127,6 @@ INSTEAD: Mapping[str, str] = {
     "save-hf": "not needed: the final model is in the run directory; "
     "asyncrl.engines.megatron.weights.convert exports other checkpoints",
     # reports
-    **dict.fromkeys(
-        (
-            "use-wandb",
-            "wandb-mode",
-            "wandb-dir",
-            "wandb-key",
-            "wandb-host",
-            "wandb-team",
-            "wandb-group",
-            "wandb-project",
-        ),
-        _TENSORBOARD,
-    ),
     **dict.fromkeys(
         (
             "debug-rollout-only",

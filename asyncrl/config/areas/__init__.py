@@ -18,6 +18,7 @@ from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
 from asyncrl.config.areas.run import RunConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
+from asyncrl.config.areas.trackers import Secret, TrackerConfig
 from asyncrl.config.areas.train import TrainConfig
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
+    "Secret",
     "ShapeConfig",
+    "TrackerConfig",
     "TrainConfig",
     "TransformerImpl",
 ]

@@ -13,6 +13,7 @@ from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
+from asyncrl.config.areas.trackers import TrackerConfig
 from asyncrl.config.areas.train import TrainConfig
 
 
@@ -34,6 +35,7 @@ class RunConfig:
     checkpoint: CheckpointConfig
     evaluation: EvalConfig
     output: OutputConfig
+    trackers: TrackerConfig
     sglang: dict[str, str | bool] = field(default_factory=dict)
     """The SGLang server's flags by name without ``--sglang-``; True is a flag without a value."""
     router: dict[str, str | bool] = field(default_factory=dict)
