@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from asyncrl.app.resume import Start, find_start
+from asyncrl.app.trackers import check_trackers
 from asyncrl.capacity.layout import check_layout
 from asyncrl.config import RunConfig, check_passthrough
 from asyncrl.config.areas import FlagWords
@@ -79,6 +80,7 @@ def check(run: RunConfig) -> Checked:
 
 def check_files(run: RunConfig, model: CheckedModel) -> Checked:
     """Read and resolve everything but the model.  Raises ConfigError, DataError or PluginError."""
+    check_trackers(run.trackers)
     custom = _custom(run)
     if run.train.update_weight_disk_dir is not None:
         check_disk(run.train.update_weight_disk_dir, sent_bytes(model.shape, weight_bytes(run.model)))

@@ -26,11 +26,12 @@ import uvloop
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.app.assembly import VERSIONS_FILE, run_training
+from asyncrl.app.assembly import LOGS_FOLDER, VERSIONS_FILE, run_training
 from asyncrl.app.checks import Checked, check
 from asyncrl.app.dry_run import dry_run
 from asyncrl.app.signals import Signals
 from asyncrl.config import Program, RunConfig, load_run, resolved
+from asyncrl.app.trackers import Trackers, open_trackers
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.checkpoint.directory import latest
@@ -104,12 +105,14 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         history = History(steps_before=checked.start.step)
         before = checked.start.before
         view.note(_beginning(checked, plan, has_rows=(run_dir / METRICS_FILE).exists()))
-        reporter = Reporter(_sinks(run, run_dir, history), before.tokens if before else None)
+        trackers = open_trackers(run, run_dir, run_dir / LOGS_FOLDER)
+        sinks = _sinks(run, run_dir, history, trackers)
+        reporter = Reporter(sinks, before.tokens if before else None)
         stack.callback(reporter.close)
         view.phase("starting Ray")
         try:
             with (
-                ray_session(checked.num_processes + 1, hold_signals=signals.hold) as ray,
+                ray_session(checked.num_processes + 1, hold_signals=signals.hold, spared=trackers.pids) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
                 runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals))
@@ -178,9 +181,9 @@ def _timeline(run: RunConfig, run_dir: Path) -> Iterator[Timeline]:
         timeline.close()
 
 
-def _sinks(run: RunConfig, run_dir: Path, history: History) -> list[Sink]:
-    sinks: list[Sink] = [JsonlSink(run_dir), history]
-    return [*sinks, TensorBoardSink(run_dir)] if run.output.use_tensorboard else sinks
+def _sinks(run: RunConfig, run_dir: Path, history: History, trackers: Trackers) -> list[Sink]:
+    files: list[Sink] = [TensorBoardSink(run_dir)] if run.output.use_tensorboard else []
+    return [JsonlSink(run_dir), history, *files, *trackers.sinks]
 
 
 def _open_run_dir(run: RunConfig) -> Path:

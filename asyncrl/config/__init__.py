@@ -11,6 +11,7 @@ from asyncrl.config.areas import (
     RewardConfig,
     RolloutConfig,
     RunConfig,
+    TrackerConfig,
     TrainConfig,
 )
 from asyncrl.config.areas.parallel import ParallelConfig
@@ -35,6 +36,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "ShapeConfig",
+    "TrackerConfig",
     "TrainConfig",
     "check_passthrough",
     "flat",

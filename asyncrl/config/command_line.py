@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from asyncrl.config.areas import FlagWords
+from asyncrl.config.areas import FlagWords, Secret
 from asyncrl.config.knobs import ALIASES, AREAS, PASSED_THROUGH, Knob, knobs, nearest
 from asyncrl.config.passthrough import given_words, passed_through
 from asyncrl.config.slime.status import FlagStatus, Kind
@@ -91,7 +91,7 @@ def _add(group: argparse._ArgumentGroup, knob: Knob) -> None:
         group.add_argument(*names, dest=knob.name, metavar=metavar, help=text)
 
 
-_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH", Secret: "TEXT"}
 
 
 def _title(cls: type[Any]) -> str:

@@ -24,6 +24,7 @@ AREAS: dict[str, type[Any]] = {
     "evaluation": areas.EvalConfig,
     "plugins": areas.PluginConfig,
     "output": areas.OutputConfig,
+    "trackers": areas.TrackerConfig,
 }
 """The areas by the name of their field in RunConfig."""
 
@@ -44,7 +45,7 @@ class Knob:
     """The field of RunConfig that holds the setting."""
     field: str
     type: Any
-    """The type of one value: bool, int, float, str or Path."""
+    """The type of one value: bool, int, float, str, Path or Secret."""
     choices: tuple[str, ...]
     """The allowed values; empty if there is no such limit."""
     is_many: bool

@@ -20,6 +20,7 @@ from asyncrl.config.areas import (
 )
 from asyncrl.config.areas.parallel import parallel_problems
 from asyncrl.config.areas.ranges import must
+from asyncrl.config.areas.trackers import tracker_problems
 from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout
 from asyncrl.config.learning_rate_problems import learning_rate_problems
 
@@ -54,6 +55,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_evaluation(run.evaluation),
         *_deadlines(run.failures),
         *_output(run.output, run.checkpoint),
+        *tracker_problems(run.trackers),
     ]
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from asyncrl.config.areas import FlagWords, RunConfig
+from asyncrl.config.areas import FlagWords, RunConfig, Secret
 from asyncrl.config.derived import filled_in
 from asyncrl.config.knobs import AREAS, knobs
 from asyncrl.config.values import shown
@@ -12,7 +12,7 @@ from asyncrl.config.values import shown
 def resolved(run: RunConfig) -> str:
     """Return TOML text for ``--config``, with absolute paths.  Derived defaults are comments.
 
-    Saved as ``{run.name}.toml``, it loads as an equal RunConfig.
+    Saved as ``{run.name}.toml``, it loads as an equal RunConfig, but for secrets, which it does not contain.
     """
     meant, lines = filled_in(run), []
     for area, cls in AREAS.items():
@@ -21,7 +21,9 @@ def resolved(run: RunConfig) -> str:
             if knob.area != area:
                 continue
             value = getattr(getattr(run, area), knob.field)
-            if value is not None:
+            if isinstance(value, Secret):
+                lines.append(f"# {knob.name} is secret and not written")
+            elif value is not None:
                 lines.append(f"{knob.name} = {shown(value)}")
             elif knob.name in meant:
                 lines.append(f"# {knob.name} = {shown(meant[knob.name])}")
@@ -34,11 +36,16 @@ def resolved(run: RunConfig) -> str:
 def flat(run: RunConfig) -> dict[str, Any]:
     """Return the value of every flag, keyed by the name with underscores, including the server's and the router's.
 
-    Accepted flags of slime and Megatron, and the other keys of ``--custom-config-path``, are included as well.
+    Accepted flags of slime and Megatron, and the other keys of ``--custom-config-path``, are included as well.  A secret
+    is None.
     """
-    ours = {knob.field: getattr(getattr(run, knob.area), knob.field) for knob in knobs().values()}
+    ours = {knob.field: _public(getattr(getattr(run, knob.area), knob.field)) for knob in knobs().values()}
     others = run.foreign | _passed(run)
     return {name.replace("-", "_"): value for name, value in others.items()} | run.attributes | ours
+
+
+def _public(value: Any) -> Any:
+    return None if isinstance(value, Secret) else value
 
 
 def _passed(run: RunConfig) -> dict[str, FlagWords]:

@@ -7,9 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.areas import Secret
 from asyncrl.config.knobs import Knob
 
-KINDS = {int: "a whole number", float: "a number", str: "text", Path: "a path", bool: "true or false"}
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    bool: "true or false",
+    Secret: "text",
+}
 """The name of a value of each type in error lines."""
 
 PLUGINS = (
@@ -69,7 +77,7 @@ def _from_text(knob: Knob, text: str) -> Any:
 
 
 def _from_typed(knob: Knob, given: Any) -> Any:
-    wanted = str if knob.type is Path else knob.type
+    wanted = str if knob.type in (Path, Secret) else knob.type
     if wanted is float and isinstance(given, int) and not isinstance(given, bool):
         given = float(given)
     if not isinstance(given, wanted) or (wanted is int and isinstance(given, bool)):
@@ -91,6 +99,8 @@ def _checked(knob: Knob, value: Any) -> Any:
 def _located(knob: Knob, value: Any, folder: Path) -> Any:
     if knob.type is Path:
         return absolute(value, folder)
+    if knob.type is Secret:
+        return Secret(value)
     if knob.name == "eval-prompt-data":
         return tuple(str(absolute(word, folder)) if place % 2 else word for place, word in enumerate(value))
     if knob.name in PLUGINS:

@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines.weight_sync": LEAVES | {"engines"},
     "filters": LEAVES | {"buffer"},
     "metrics": {"types", "errors"},
+    "metrics.trackers": {"errors", "metrics"},
     "models": CONFIG | {"errors", "models.families"},
     "models.families": set(),
     "pipeline": LEAVES | {"metrics", "pipeline.sampling", "pipeline.scheduling"},

@@ -19,6 +19,7 @@ from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
 from asyncrl.config.areas.run import FlagWords, RunConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
+from asyncrl.config.areas.trackers import Secret, TrackerConfig
 from asyncrl.config.areas.train import TrainConfig
 
 __all__ = [
@@ -35,7 +36,9 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
+    "Secret",
     "ShapeConfig",
+    "TrackerConfig",
     "TrainConfig",
     "TransformerImpl",
 ]

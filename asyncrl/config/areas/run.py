@@ -15,6 +15,7 @@ from asyncrl.config.areas.plugins import PluginConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
+from asyncrl.config.areas.trackers import TrackerConfig
 from asyncrl.config.areas.train import TrainConfig
 
 FlagWords = str | bool | tuple[str, ...]
@@ -40,6 +41,7 @@ class RunConfig:
     evaluation: EvalConfig
     plugins: PluginConfig
     output: OutputConfig
+    trackers: TrackerConfig
     sglang: dict[str, FlagWords] = field(default_factory=dict)
     """The SGLang server's flags by name without ``--sglang-``."""
     router: dict[str, FlagWords] = field(default_factory=dict)

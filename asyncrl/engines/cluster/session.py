@@ -8,7 +8,7 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,11 +51,14 @@ STARTED_BY_HAND = Path("/tmp/ray/ray_current_cluster")
 
 
 @contextmanager
-def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[ModuleType]:
+def ray_session(
+    num_cpus: int, hold_signals: Callable[[], None], spared: Callable[[], Collection[int]] = frozenset
+) -> Iterator[ModuleType]:
     """Yield the connected ``ray`` module; end every process of the session afterwards.
 
     ``num_cpus`` is the minimum that a cluster started here offers.  Ray counts logical CPUs, and each rank and server
-    requests one.  ``hold_signals`` restores the program's signal handlers, which Ray replaces.
+    requests one.  ``hold_signals`` restores the program's signal handlers, which Ray replaces.  ``spared`` returns the
+    ids of processes that are not the session's, although they may start during it; they live on with their children.
 
     Raises ServerFailed or InternalsChanged.
     """
@@ -76,7 +79,7 @@ def ray_session(num_cpus: int, hold_signals: Callable[[], None]) -> Iterator[Mod
         try:
             hold_signals()
             # Listed first: a server whose parent is gone is no longer found below this process.
-            started = [process for process in _descendants() if process not in before]
+            started = [process for process in _descendants(spared()) if process not in before]
             _shut_down(ray, hold_signals)
         finally:
             end(started)
@@ -157,5 +160,12 @@ def end(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(stubborn, timeout=STOP_GRACE_S)
 
 
-def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def _descendants(spared: Collection[int] = ()) -> list[psutil.Process]:
+    """Return the processes below this one, without those in ``spared`` and their descendants."""
+    everyone = psutil.Process().children(recursive=True)
+    others: set[psutil.Process] = set()
+    for process in everyone:
+        if process.pid in spared:
+            with suppress(psutil.NoSuchProcess):
+                others |= {process, *process.children(recursive=True)}
+    return [process for process in everyone if process not in others]

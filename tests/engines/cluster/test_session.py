@@ -31,6 +31,7 @@ ray._private = types.SimpleNamespace(utils=types.SimpleNamespace(set_sigterm_han
 sys.modules["ray"] = ray
 kill = lambda: os.kill(os.getpid(), signal.SIGTERM)
 during_init = during_shutdown = lambda: None
+spared = []
 {setting}
 from asyncrl.engines.cluster import session
 {internals}
@@ -45,7 +46,7 @@ with Signals.caught() as signals:
     {before}
     signals.remember()
     try:
-        with ray_session(1, hold_signals=signals.hold):
+        with ray_session(1, hold_signals=signals.hold, spared=lambda: spared):
             asyncio.Runner(loop_factory=uvloop.new_event_loop).run(run())
     except BaseException as error:
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
@@ -117,3 +118,20 @@ def test_an_unexpected_ray_is_refused_in_one_line_and_nothing_is_started() -> No
     line = done.stderr.strip()
     assert line.startswith("error: InternalsChanged: ray._private.utils.set_sigterm_handler takes (handler), not (sig")
     assert "\n" not in line
+
+
+PARENT = "import subprocess, time; print(subprocess.Popen(['sleep', '100']).pid, flush=True); time.sleep(100)"
+"""A program with a child process."""
+
+
+def test_spared_processes_and_their_children_outlive_the_session() -> None:
+    pipes = "stdout=subprocess.PIPE, stderr=subprocess.DEVNULL"
+    start = f"child = subprocess.Popen([sys.executable, '-c', {PARENT!r}], {pipes})"
+    done = run(body=f"{start}; spared.append(child.pid); print(child.pid, int(child.stdout.readline()), flush=True)")
+    ray, *pids = [psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None for pid in done.stdout.split()]
+    for process in filter(None, pids):
+        process.kill()
+    assert done.returncode == 0, done.stderr
+    assert ray is None
+    assert len(pids) == 2
+    assert None not in pids
