@@ -11,6 +11,7 @@ from typing import Any
 from asyncrl.app.resume import Start, find_start
 from asyncrl.capacity.layout import check_layout
 from asyncrl.config import RunConfig, check_passthrough
+from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import longest_responses, skip_special_tokens, weight_bytes
 from asyncrl.config.resolved import flat
@@ -21,6 +22,7 @@ from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
 from asyncrl.engines.weight_sync.disk import check_disk
 from asyncrl.errors import ConfigError
+from asyncrl.models.described import otherwise
 from asyncrl.models.overrides import overridden, server_changes
 from asyncrl.models.shape import ModelShape, read_config, shape_of
 from asyncrl.models.sizes import sent_bytes
@@ -42,7 +44,7 @@ class CheckedModel:
     """The parsed ``config.json``."""
     shape: ModelShape
     """The shape in ``config``, with the run's shape flags applied."""
-    server_flags: dict[str, str | bool]
+    server_flags: dict[str, FlagWords]
     """The SGLang server's flags: the user's, and shape flags that override ``config.json``."""
 
 
@@ -106,6 +108,7 @@ def check_model(run: RunConfig) -> CheckedModel:
     """Read ``config.json`` and check that the run can train, split and serve its model.  Raises ConfigError."""
     config = read_config(run.model.hf_checkpoint)
     shape = overridden(shape_of(config), run.shape)
+    refuse(otherwise(config, shape, run.foreign))
     check_layout(shape, run.parallel, run.cluster.device)
     check_served(run.model.hf_checkpoint, shape, run.cluster.device)
     server_flags = _server_flags(run, config, shape)
@@ -151,7 +154,7 @@ def check_flags(run: RunConfig) -> None:
     check_passthrough(run, *_known_flags(run.cluster.use_router))
 
 
-def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) -> dict[str, str | bool]:
+def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) -> dict[str, FlagWords]:
     """The user's server flags, and one with the values of ``shape`` that engines must not take from ``config.json``.
 
     Raises ConfigError.

@@ -8,6 +8,7 @@ The last part is for activations, CUDA graphs and, later, the two buffers of wei
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import ModelShape
@@ -60,7 +61,7 @@ def engine_memory(
     gpus_per_engine: int,
     limit: float,
     weight_bytes: int,
-    flags: Mapping[str, str | bool],
+    flags: Mapping[str, FlagWords],
     update_buffer_size: int,
 ) -> EngineMemory:
     """Estimate the memory of a server on ``gpus_per_engine`` GPUs of ``limit`` bytes each.
@@ -110,13 +111,14 @@ def _left_free(limit: float, gpus_per_engine: int) -> float:
     return max(mebis, 10 * 1024 if limit > 60 * 1024 * MEBI else 0) * MEBI
 
 
-def _number(flags: Mapping[str, str | bool], name: str) -> float | None:
+def _number(flags: Mapping[str, FlagWords], name: str) -> float | None:
     if name not in flags:
         return None
+    given = flags[name]
     try:
-        return float(flags[name])
+        return float(given if isinstance(given, str) else "")
     except ValueError:
-        raise ConfigError(f"--sglang-{name} must be a number, got {flags[name]}") from None
+        raise ConfigError(f"--sglang-{name} must be a number, got {given}") from None
 
 
 def engine_problems(memory: EngineMemory, *, gpus_per_engine: int, longest: int) -> list[str]:

@@ -15,6 +15,7 @@ from asyncrl.config.areas import (
 )
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
+from asyncrl.config.flag_status import status_of
 from asyncrl.config.load import load_run
 from asyncrl.config.passthrough import check_passthrough
 from asyncrl.config.problems import missing_files
@@ -39,4 +40,5 @@ __all__ = [
     "load_run",
     "missing_files",
     "resolved",
+    "status_of",
 ]

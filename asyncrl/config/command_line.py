@@ -9,9 +9,11 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from asyncrl.config.areas import FlagWords
 from asyncrl.config.knobs import ALIASES, AREAS, PASSED_THROUGH, Knob, knobs, nearest
-from asyncrl.config.passthrough import passed_through
-from asyncrl.config.slime_flags import INSTEAD
+from asyncrl.config.passthrough import given_words, passed_through
+from asyncrl.config.slime.status import FlagStatus, Kind
+from asyncrl.config.slime.table import TABLE
 from asyncrl.config.values import WrongValue, from_flag, shown
 from asyncrl.errors import ConfigError
 
@@ -22,27 +24,30 @@ class Given:
 
     values: dict[str, Any]
     """The values by the setting's name."""
-    passed: dict[str, dict[str, str | bool]]
+    passed: dict[str, dict[str, FlagWords]]
     """The flags of other programs by prefix, then by bare name."""
+    foreign: dict[str, FlagWords]
+    """The flags of slime and Megatron that are accepted without a setting, by name."""
     mistakes: list[str]
 
 
 def read_flags(argv: Sequence[str]) -> tuple[Path | None, Given]:
     """Return the file given with ``--config`` and the other settings.  ``--help`` prints and exits."""
-    own, passed = _split(argv)
+    given = Given(values={}, passed={prefix: {} for prefix in PASSED_THROUGH}, foreign={}, mistakes=[])
     try:
-        found, extra = parser().parse_known_args(own)
+        found, extra = parser().parse_known_args(_split(argv, given))
     except ConfigError as error:
-        return None, Given(values={}, passed=passed, mistakes=[str(error)])
+        given.mistakes.append(str(error))
+        return None, given
     texts = vars(found)
     config = texts.pop("config", None)
-    values, mistakes = {}, _stray(extra)
+    given.mistakes.extend(_stray(extra))
     for name, text in texts.items():
         try:
-            values[name] = from_flag(knobs()[name], text, Path.cwd())
+            given.values[name] = from_flag(knobs()[name], text, Path.cwd())
         except WrongValue as error:
-            mistakes.append(f"--{name} {error}")
-    return Path(config) if config else None, Given(values=values, passed=passed, mistakes=mistakes)
+            given.mistakes.append(f"--{name} {error}")
+    return Path(config) if config else None, given
 
 
 @functools.cache
@@ -79,9 +84,11 @@ def _add(group: argparse._ArgumentGroup, knob: Knob) -> None:
         group.add_argument(*names, dest=knob.name, action=argparse.BooleanOptionalAction, help=text)
         return
     metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else _METAVARS[knob.type]
-    nargs = "*" if knob.is_many else None
     metavar = "NAME PATH" if knob.name == "eval-prompt-data" else metavar
-    group.add_argument(*names, dest=knob.name, nargs=nargs, metavar=metavar, help=text)
+    if knob.is_many:  # a repeated flag adds to the list
+        group.add_argument(*names, dest=knob.name, nargs="*", action="extend", metavar=metavar, help=text)
+    else:
+        group.add_argument(*names, dest=knob.name, metavar=metavar, help=text)
 
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
@@ -99,23 +106,39 @@ def _default(knob: Knob) -> str:
     return f"  (default: {shown(knob.default) if knob.type is bool else knob.default})"
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], dict[str, dict[str, str | bool]]]:
+def _split(argv: Sequence[str], given: Given) -> list[str]:
+    """Add the flags of other programs, of slime and of Megatron to ``given``, and return the other words."""
     own: list[str] = []
-    passed: dict[str, dict[str, str | bool]] = {prefix: {} for prefix in PASSED_THROUGH}
     words = list(argv)
     while words:
         word = words.pop(0)
         name, equals, text = word.removeprefix("--").partition("=")
-        target = passed_through(name) if word.startswith("--") else None
-        if target is None:
+        row = TABLE.get(name)
+        target = passed_through(name)
+        if not word.startswith("--") or (target is None and (row is None or not row.is_read)):
             own.append(word)
             continue
-        prefix, bare = target
-        if not equals and words and not words[0].startswith("--"):
-            passed[prefix][bare] = words.pop(0)
-        else:
-            passed[prefix][bare] = text if equals else True
-    return own, passed
+        followed = [text] if equals else _followed(words, row)
+        del words[: 0 if equals else len(followed)]
+        if target is not None:
+            prefix, bare = target
+            given_words(given.passed[prefix], bare, followed)
+        elif row is not None:
+            _read(given, row, followed)
+    return own
+
+
+def _followed(words: Sequence[str], row: FlagStatus | None) -> list[str]:
+    """The words that belong to a flag which ``words`` follow: all up to the next flag, or as many as ``row`` takes."""
+    most = {"none": 0, "one": 1, "many": None}[row.words] if row else None
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), words))[:most]
+
+
+def _read(given: Given, row: FlagStatus, followed: Sequence[str]) -> None:
+    if row.words != "none" and not followed:
+        given.mistakes.append(f"--{row.name}: expected {'one argument' if row.words == 'one' else 'arguments'}")
+    else:
+        given_words(given.foreign, row.name, followed)
 
 
 def _stray(extra: Sequence[str]) -> list[str]:
@@ -137,8 +160,9 @@ def unknown(what: str, written: str, name: str, dashes: str = "") -> str:
 
     For a flag of slime or Megatron it names the replacement.
     """
-    if (instead := INSTEAD.get(name)) is not None:
-        return f"unknown {what} {written} (of slime or Megatron); {instead}"
+    row = TABLE.get(name)
+    if row is not None and row.kind is Kind.NOT_HERE:
+        return f"{written} (of slime or Megatron) is not here: {row.text}"
     negated = {f"no-{knob.name}" for knob in knobs().values() if knob.type is bool} if dashes else set()
     guess = nearest(name, {*knobs(), *ALIASES, *negated})
     return f"unknown {what} {written}" + (f"; did you mean {dashes}{guess}?" if guess else "")

@@ -22,11 +22,12 @@ AREAS: dict[str, type[Any]] = {
     "train": areas.TrainConfig,
     "checkpoint": areas.CheckpointConfig,
     "evaluation": areas.EvalConfig,
+    "plugins": areas.PluginConfig,
     "output": areas.OutputConfig,
 }
 """The areas by the name of their field in RunConfig."""
 
-ALIASES = {"prompt-key": "input-key"}
+ALIASES = {"prompt-key": "input-key", "reward-fn-path": "custom-rm-path"}
 """The alternative spellings of flags."""
 
 PASSED_THROUGH = ("sglang-", "router-")

@@ -1,14 +1,17 @@
 """The entry point: command line and TOML file in, one checked RunConfig out."""
 
-from collections.abc import Sequence
-from dataclasses import MISSING
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.areas import RunConfig
+from asyncrl.config.areas import FlagWords, RunConfig
 from asyncrl.config.areas.ranges import refuse
 from asyncrl.config.command_line import Given, read_flags
+from asyncrl.config.custom_file import read_custom
+from asyncrl.config.foreign import unlike
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
+from asyncrl.config.notes import notes_of
 from asyncrl.config.passthrough import owned
 from asyncrl.config.problems import contradictions, missing_files
 from asyncrl.config.toml_file import read_toml
@@ -22,14 +25,42 @@ def load_run(argv: Sequence[str]) -> RunConfig:
     With ``--dry-run`` missing files are accepted.
     """
     path, flags = read_flags(argv)
-    file = read_toml(path) if path else Given(values={}, passed={}, mistakes=[])
-    values = file.values | flags.values
-    passed = {prefix: file.passed.get(prefix, {}) | flags.passed[prefix] for prefix in PASSED_THROUGH}
-    mistakes = file.mistakes + flags.mistakes + owned(*passed.values())
-    refuse(mistakes or _missing(values))
-    run = _assembled(path, values, passed)
-    refuse([*([] if run.output.dry_run else missing_files(run)), *contradictions(run)])
-    return run
+    file = read_toml(path) if path else Given(values={}, passed={}, foreign={}, mistakes=[])
+    given, attributes = _with_custom_file(_joined(file, flags))
+    refuse([*given.mistakes, *owned(*given.passed.values())] or _missing(given.values))
+    implied = _imply(given.values, given.foreign)
+    run = replace(_assembled(path, given), attributes=attributes)
+    refuse([*([] if run.output.dry_run else missing_files(run)), *unlike(run), *contradictions(run)])
+    return replace(run, notes=(*implied, *notes_of(run)))
+
+
+def _joined(file: Given, flags: Given) -> Given:
+    """The settings of file and command line; a flag's value replaces the file's."""
+    return Given(
+        values=file.values | flags.values,
+        passed={prefix: file.passed.get(prefix, {}) | flags.passed[prefix] for prefix in PASSED_THROUGH},
+        foreign=file.foreign | flags.foreign,
+        mistakes=file.mistakes + flags.mistakes,
+    )
+
+
+def _with_custom_file(given: Given) -> tuple[Given, dict[str, Any]]:
+    """Replace settings by those of ``--custom-config-path``, as slime does, and return its other keys as well."""
+    path = given.values.get("custom-config-path")
+    if path is None:
+        return given, {}
+    custom, attributes = read_custom(path)
+    return _joined(given, custom), attributes
+
+
+def _imply(values: dict[str, Any], foreign: Mapping[str, FlagWords]) -> list[str]:
+    """Add the settings that follow from others to ``values``, and return one line for each that needs saying."""
+    if "bf16" in foreign and values.get("dtype", "auto") == "auto":
+        values["dtype"] = "bfloat16"
+    if values.get("colocate") and "max-staleness" not in values:
+        values["max-staleness"] = 0
+        return ["colocate implies max-staleness 0: trainer and engines alternate"]
+    return []
 
 
 def _missing(values: dict[str, Any]) -> list[str]:
@@ -40,8 +71,8 @@ def _missing(values: dict[str, Any]) -> list[str]:
     ]
 
 
-def _assembled(path: Path | None, values: dict[str, Any], passed: dict[str, dict[str, str | bool]]) -> RunConfig:
-    areas, broken = {}, []
+def _assembled(path: Path | None, given: Given) -> RunConfig:
+    areas, broken, values = {}, [], given.values
     for area, cls in AREAS.items():
         mine = {knob.field: values[name] for name, knob in knobs().items() if knob.area == area and name in values}
         try:
@@ -49,5 +80,10 @@ def _assembled(path: Path | None, values: dict[str, Any], passed: dict[str, dict
         except ConfigError as error:
             broken.append(str(error))
     refuse(broken)
-    name = path.stem if path else values["hf-checkpoint"].name
-    return RunConfig(name=name, sglang=passed["sglang-"], router=passed["router-"], **areas)
+    return RunConfig(
+        name=path.stem if path else values["hf-checkpoint"].name,
+        sglang=given.passed["sglang-"],
+        router=given.passed["router-"],
+        foreign=given.foreign,
+        **areas,
+    )

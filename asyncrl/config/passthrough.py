@@ -1,9 +1,9 @@
 """The flags that are passed through to the SGLang server (``--sglang-*``) and to its router (``--router-*``)."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from asyncrl.config.areas import RunConfig
+from asyncrl.config.areas import FlagWords, RunConfig
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.knobs import PASSED_THROUGH, knobs, nearest
 from asyncrl.config.values import WrongValue, shown
@@ -12,6 +12,8 @@ _LAUNCHER = "asyncrl sets it when it starts the servers"
 _CLUSTER = "an engine runs on one node; use --rollout-num-gpus and --rollout-num-gpus-per-engine"
 _REPLICAS = ("dp-size", "data-parallel-size")
 _TENSOR_PARALLEL = "use --rollout-num-gpus-per-engine"
+
+_PD = "every engine does prefill and decode; leave it out"
 
 OWNED = {
     "sglang-": {
@@ -37,11 +39,32 @@ OWNED = {
         "config": "give each server flag as --sglang-FLAG",
         "weight-version": "asyncrl sets it with each weight update",
         "incremental-streaming-output": "asyncrl always turns it on",
+        "router-ip": "asyncrl starts the router; --no-use-router does without it",
+        "router-port": "asyncrl starts the router; --no-use-router does without it",
+        "router-request-timeout-secs": "use --request-timeout-s, the time without a token",
+        "router-policy": "use --router-policy",
+        "disaggregation-mode": _PD,
+        "disaggregation-transfer-backend": _PD,
+        "disaggregation-ib-device": _PD,
+        "disaggregation-bootstrap-port": _PD,
+        "disaggregation-decode-enable-radix-cache": _PD,
+        "disaggregation-decode-enable-offload-kvcache": _PD,
+        "disaggregation-decode-extra-slots": _PD,
+        "disaggregation-decode-polling-interval": _PD,
+        "num-reserved-decode-tokens": _PD,
     },
     "router-": {
         "worker-urls": _LAUNCHER,
         "host": _LAUNCHER,
         "port": _LAUNCHER,
+        "pd-disaggregation": _PD,
+        "prefill": _PD,
+        "decode": _PD,
+        "prefill-policy": _PD,
+        "decode-policy": _PD,
+        "prefill-selector": _PD,
+        "decode-selector": _PD,
+        "mini-lb": _PD,
     },
 }
 """The flags that asyncrl sets itself, by prefix, each with its reason or replacement."""
@@ -54,13 +77,27 @@ def passed_through(name: str) -> tuple[str, str] | None:
     return next(((prefix, name.removeprefix(prefix)) for prefix in PASSED_THROUGH if name.startswith(prefix)), None)
 
 
-def as_flag_text(given: Any) -> str | bool:
-    """Convert a TOML value to text for the other program's command line."""
-    if isinstance(given, bool | str):
-        return given
-    if isinstance(given, int | float):
-        return str(given)
-    raise WrongValue(f"must be text, a number or true, got {shown(given)}")
+def given_words(flags: dict[str, FlagWords], name: str, words: Sequence[str]) -> None:
+    """Add a flag that ``words`` follow.  The word true stands for a flag without a value, false for none."""
+    if len(words) > 1:
+        flags[name] = tuple(words)
+    elif not words or words[0].lower() == "true":
+        flags[name] = True
+    elif words[0].lower() == "false":
+        flags.pop(name, None)
+    else:
+        flags[name] = words[0]
+
+
+def flag_words(given: Any) -> list[str]:
+    """Convert a TOML value to the words of a command line."""
+    if isinstance(given, list):
+        return [word for item in given for word in flag_words(item)]
+    if isinstance(given, bool):
+        return ["true" if given else "false"]
+    if isinstance(given, str | int | float):
+        return [str(given)]
+    raise WrongValue(f"must be text, a number, true, or a list of these, got {shown(given)}")
 
 
 def owned(sglang: Collection[str], router: Collection[str]) -> list[str]:

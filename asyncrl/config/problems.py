@@ -94,18 +94,12 @@ def _colocation(run: RunConfig) -> list[str]:
     cluster, staleness = run.cluster, run.rollout.staleness
     if not cluster.colocate:
         return []
-    trainer, engines, restarts = cluster.num_trainer_ranks, cluster.num_rollout_gpus, run.failures.max_engine_restarts
-    default = " (the default)" if run.rollout.max_staleness is None else ""
+    restarts = run.failures.max_engine_restarts
     return (
         must(
-            engines == trainer,
-            f"colocate with rollout-num-gpus {engines}: the engines have the trainer's {trainer} GPUs; leave out "
-            "rollout-num-gpus",
-        )
-        + must(
             staleness == 0,
-            f"colocate with max-staleness {staleness}{default}: engines have no memory while the trainer works, so "
-            "generation cannot overlap with training; give max-staleness 0",
+            f"colocate with max-staleness {staleness}: engines have no memory while the trainer works, so "
+            "generation cannot overlap with training; leave out max-staleness",
         )
         + must(
             not restarts,
@@ -184,11 +178,6 @@ def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
         or train.custom_advantage_function_path is not None,
         f"advantage-estimator {train.advantage_estimator} compares responses to one prompt: n-samples-per-prompt must "
         f"be at least 2, got {each}",
-    )
-    lines += must(
-        not (train.use_dynamic_batch_size and train.micro_batch_size),
-        f"micro-batch-size {train.micro_batch_size} with use-dynamic-batch-size, which fills microbatches by tokens; "
-        "leave one of them out",
     )
     size, updates = train.global_batch_size, num_steps_per_rollout(train, rollout)
     if size is not None and train.num_steps_per_rollout is not None and size * updates != samples:

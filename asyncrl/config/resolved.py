@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from asyncrl.config.areas import RunConfig
+from asyncrl.config.areas import FlagWords, RunConfig
 from asyncrl.config.derived import filled_in
 from asyncrl.config.knobs import AREAS, knobs
 from asyncrl.config.values import shown
@@ -25,19 +25,23 @@ def resolved(run: RunConfig) -> str:
                 lines.append(f"{knob.name} = {shown(value)}")
             elif knob.name in meant:
                 lines.append(f"# {knob.name} = {shown(meant[knob.name])}")
-    passed = _passed(run)
-    lines += ["", "# Passed through"] if passed else []
-    lines += [f"{_key(name)} = {shown(value)}" for name, value in passed.items()]
+    for title, flags in {"# Passed through": _passed(run), "# Flags of slime and Megatron": run.foreign}.items():
+        lines += ["", title] if flags else []
+        lines += [f"{_key(name)} = {shown(value)}" for name, value in flags.items()]
     return "\n".join(lines[1:]) + "\n"
 
 
 def flat(run: RunConfig) -> dict[str, Any]:
-    """Return the value of every flag, keyed by the name with underscores, including the server's and the router's."""
+    """Return the value of every flag, keyed by the name with underscores, including the server's and the router's.
+
+    Accepted flags of slime and Megatron, and the other keys of ``--custom-config-path``, are included as well.
+    """
     ours = {knob.field: getattr(getattr(run, knob.area), knob.field) for knob in knobs().values()}
-    return {name.replace("-", "_"): value for name, value in _passed(run).items()} | ours
+    others = run.foreign | _passed(run)
+    return {name.replace("-", "_"): value for name, value in others.items()} | run.attributes | ours
 
 
-def _passed(run: RunConfig) -> dict[str, str | bool]:
+def _passed(run: RunConfig) -> dict[str, FlagWords]:
     return {f"sglang-{name}": value for name, value in run.sglang.items()} | {
         f"router-{name}": value for name, value in run.router.items()
     }

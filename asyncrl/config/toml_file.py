@@ -7,7 +7,8 @@ from typing import Any
 
 from asyncrl.config.command_line import Given, unknown
 from asyncrl.config.knobs import ALIASES, PASSED_THROUGH, knobs
-from asyncrl.config.passthrough import as_flag_text, passed_through
+from asyncrl.config.passthrough import flag_words, given_words, passed_through
+from asyncrl.config.slime.table import TABLE
 from asyncrl.config.values import WrongValue, absolute, from_toml
 from asyncrl.errors import ConfigError
 
@@ -18,7 +19,7 @@ def read_toml(path: Path) -> Given:
     Raises ConfigError if the file cannot be read or parsed; wrong keys and values are listed in ``mistakes``.
     """
     folder = absolute(path, Path.cwd()).parent
-    given = Given(values={}, passed={prefix: {} for prefix in PASSED_THROUGH}, mistakes=[])
+    given = Given(values={}, passed={prefix: {} for prefix in PASSED_THROUGH}, foreign={}, mistakes=[])
     for key, value in _table(path).items():
         try:
             _take(given, key, value, folder)
@@ -37,9 +38,9 @@ def _take(given: Given, key: str, value: Any, folder: Path) -> None:
         given.values[name] = from_toml(knobs()[name], value, folder)
     elif target := passed_through(name):
         prefix, bare = target
-        text = as_flag_text(value)
-        if text is not False:
-            given.passed[prefix][bare] = text
+        given_words(given.passed[prefix], bare, flag_words(value))
+    elif name in TABLE and TABLE[name].is_read:
+        given_words(given.foreign, name, flag_words(value))
     elif isinstance(value, dict):
         raise ConfigError(f"[{key}] is a table; write its keys at the top level, named like the flags")
     else:

@@ -71,7 +71,7 @@ def test_a_folder_without_config_json_is_a_mistake(tmp_path: Path) -> None:
         ("--sglang-no-such-flag 1", "unknown flag --sglang-no-such-flag"),
         ("--custom-rm-path no_such_module.reward", "no_such_module"),
         ("--max-staleness 0 --update-weights-interval 3", "max-staleness 0 is impossible with"),
-        ("--colocate", "colocate with max-staleness 1"),
+        ("--colocate --max-staleness 1", "colocate with max-staleness 1"),
         (
             "--colocate --max-staleness 0 --gpu-memory-gb 16 --update-weight-buffer-size 1000000000",
             "a weight update needs 18.1 GB of a GPU that trainer and engine share, which has 16 GB",

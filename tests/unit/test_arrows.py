@@ -12,7 +12,7 @@ PACKAGE = ROOT / "asyncrl"
 
 LEAVES = {"types", "errors", "event_loop", "internals", "protocols"}
 MODELS = {"models", "models.families"}
-CONFIG = {"config", "config.areas"}
+CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
 EMULATION = "engines.megatron.setup.cpu_emulation"
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,8 +25,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "buffer": {"types", "errors"},
     "capacity": CONFIG | {"errors", "models"},
     "compat": LEAVES | CONFIG | {"algorithms"},
-    "config": {"errors", "config.areas"},
+    "config": {"errors", "config.areas", "config.slime"},
     "config.areas": {"errors"},
+    "config.slime": set(),
     "data": LEAVES | CONFIG,
     "engines": LEAVES,
     "engines.cluster": LEAVES

@@ -14,9 +14,10 @@ from asyncrl.config.areas.failures import FailureConfig
 from asyncrl.config.areas.model import ModelConfig, TransformerImpl
 from asyncrl.config.areas.output import OutputConfig
 from asyncrl.config.areas.parallel import ParallelConfig
+from asyncrl.config.areas.plugins import PluginConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
-from asyncrl.config.areas.run import RunConfig
+from asyncrl.config.areas.run import FlagWords, RunConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
 from asyncrl.config.areas.train import TrainConfig
 
@@ -26,9 +27,11 @@ __all__ = [
     "DataConfig",
     "EvalConfig",
     "FailureConfig",
+    "FlagWords",
     "ModelConfig",
     "OutputConfig",
     "ParallelConfig",
+    "PluginConfig",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",

@@ -19,14 +19,14 @@ class ClusterConfig:
     ] = 1
     rollout_num_gpus: Annotated[
         int | None,
-        "Number of GPUs of all rollout engines together; on CPUs, number of engines. Default: 1, or the trainer's "
-        "number with --colocate.",
+        "Number of GPUs of all rollout engines together; on CPUs, number of engines. Default: 1. Without effect with "
+        "--colocate, where it is the trainer's number.",
     ] = None
     rollout_num_gpus_per_engine: Annotated[int, "Number of GPUs of one engine (its tensor-parallel size)."] = 1
     colocate: Annotated[
         bool,
         "Share the same GPUs between trainer and engines, which alternate: each frees its memory while the other "
-        "works. Requires synchronous training (--max-staleness 0).",
+        "works. Implies synchronous training (--max-staleness 0).",
     ] = False
     use_router: Annotated[
         bool, "Place sglang-router in front of the engines. If off, requests are spread over the engines in rotation."
@@ -54,9 +54,9 @@ class ClusterConfig:
     @property
     def num_rollout_gpus(self) -> int:
         """The number of GPUs of all rollout engines together."""
-        if self.rollout_num_gpus is not None:
-            return self.rollout_num_gpus
-        return self.num_trainer_ranks if self.colocate else 1
+        if self.colocate:
+            return self.num_trainer_ranks
+        return 1 if self.rollout_num_gpus is None else self.rollout_num_gpus
 
     @property
     def num_engines(self) -> int:

@@ -1,6 +1,7 @@
 """The whole run."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from asyncrl.config.areas.checkpoint import CheckpointConfig
 from asyncrl.config.areas.cluster import ClusterConfig
@@ -10,10 +11,14 @@ from asyncrl.config.areas.failures import FailureConfig
 from asyncrl.config.areas.model import ModelConfig
 from asyncrl.config.areas.output import OutputConfig
 from asyncrl.config.areas.parallel import ParallelConfig
+from asyncrl.config.areas.plugins import PluginConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
 from asyncrl.config.areas.train import TrainConfig
+
+FlagWords = str | bool | tuple[str, ...]
+"""The value of a flag that is not a setting: one word, several words, or True for a flag without a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +38,15 @@ class RunConfig:
     train: TrainConfig
     checkpoint: CheckpointConfig
     evaluation: EvalConfig
+    plugins: PluginConfig
     output: OutputConfig
-    sglang: dict[str, str | bool] = field(default_factory=dict)
-    """The SGLang server's flags by name without ``--sglang-``; True is a flag without a value."""
-    router: dict[str, str | bool] = field(default_factory=dict)
+    sglang: dict[str, FlagWords] = field(default_factory=dict)
+    """The SGLang server's flags by name without ``--sglang-``."""
+    router: dict[str, FlagWords] = field(default_factory=dict)
     """The router's flags by name without ``--router-``."""
+    foreign: dict[str, FlagWords] = field(default_factory=dict)
+    """The flags of slime and Megatron that are accepted without a setting, by name."""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """The keys of ``--custom-config-path`` that are not settings, and their values."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Lines for the user: flags that are true anyway or have no effect, and settings that follow from others."""

@@ -34,7 +34,7 @@ from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.loads import EngineLoads
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, Plugin, missing_warning, start_hint
-from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.engines.sglang.launch import Command, Flags, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.cuda_ipc import TensorUpdater
 from asyncrl.engines.weight_sync.disk import DiskUpdater
@@ -59,8 +59,8 @@ class Deployment:
     failures: FailureConfig
     trainer: TrainerSettings
     """The trainer's settings.  Engines serve its model, on the same kind of device and in the same dtype."""
-    server_flags: Mapping[str, str | bool] = field(default_factory=dict)
-    router_flags: Mapping[str, str | bool] = field(default_factory=dict)
+    server_flags: Flags = field(default_factory=dict)
+    router_flags: Flags = field(default_factory=dict)
     logs: Path
     """Folder for the servers' output."""
     origin: Origin | None = None

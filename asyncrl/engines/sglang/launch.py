@@ -8,8 +8,11 @@ from typing import Literal
 
 from asyncrl.engines.sglang.labels import SAVES_GRAPHS
 
-Flags = Mapping[str, str | bool]
-"""Flags by name, without the leading dashes.  True is a flag without a value; False removes our default."""
+Flags = Mapping[str, str | bool | tuple[str, ...]]
+"""Flags by name, without the leading dashes.
+
+True is a flag without a value, a tuple is several words, and False removes our default.
+"""
 
 STREAM_INTERVAL = 512
 """Tokens per streamed chunk.  The first token and the end of an answer do not wait for a chunk to fill.
@@ -184,5 +187,6 @@ def _arguments(flags: Flags) -> tuple[str, ...]:
     arguments: list[str] = []
     for name, value in flags.items():
         if value is not False:
-            arguments += [f"--{name}"] if value is True else [f"--{name}", value]
+            words = () if value is True else (value,) if isinstance(value, str) else value
+            arguments += [f"--{name}", *words]
     return tuple(arguments)

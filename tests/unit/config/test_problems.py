@@ -22,7 +22,6 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
             "--global-batch-size 5",
             "x n-samples-per-prompt 4 = 32 samples, which is not a multiple of global-batch-size 5",
         ),
-        ("--micro-batch-size 4 --use-dynamic-batch-size", "micro-batch-size 4 with use-dynamic-batch-size"),
         ("--transformer-impl transformer_engine --device cpu", "transformer-impl transformer_engine with device cpu"),
         (
             "--transformer-impl transformer_engine --recompute-granularity selective --recompute-modules layernorm",
@@ -46,10 +45,9 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
             "check-weight-updates with update-weight-transport disk",
         ),
         ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "rollout-num-gpus 3 is not a multiple of"),
-        ("--colocate", "colocate with max-staleness 1 (the default): engines have no memory while the trainer works"),
         (
-            "--colocate --max-staleness 0 --rollout-num-gpus 2",
-            "colocate with rollout-num-gpus 2: the engines have the trainer's 1 GPUs; leave out rollout-num-gpus",
+            "--colocate --max-staleness 1",
+            "colocate with max-staleness 1: engines have no memory while the trainer works",
         ),
         (
             "--colocate --max-staleness 0 --actor-num-gpus-per-node 3 --rollout-num-gpus-per-engine 2",

@@ -1,51 +1,235 @@
-"""The errors for flags that slime's users have in their scripts."""
+"""The table of slime's and Megatron's flags: complete, true, and the same in docs/slime.md."""
 
 import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from asyncrl.config import RunConfig, status_of
 from asyncrl.config.command_line import parser, read_flags
-from asyncrl.config.slime_flags import INSTEAD
+from asyncrl.config.knobs import ALIASES, knobs
+from asyncrl.config.slime.status import Kind
+from asyncrl.config.slime.table import BEING_ADDED, SECTIONS, TABLE
+from tests.unit.config.runs import complaints, complete, load
 
 PAGE = Path(__file__).parents[3] / "docs" / "slime.md"
+DATA = Path(__file__).parent / "slime"
 OURS = {flag for action in parser()._actions for flag in action.option_strings}  # noqa: SLF001
 
 
-def test_flags_of_slime_without_an_equivalent_are_not_flags() -> None:
-    assert not {f"--{name}" for name in INSTEAD} & OURS
+def lines(name: str) -> list[str]:
+    return [line for line in (DATA / name).read_text().splitlines() if line and not line.startswith("#")]
 
 
-def test_every_replacement_of_a_slime_flag_is_a_flag() -> None:
-    named = {flag for text in INSTEAD.values() for flag in re.findall(r"--[a-z0-9-]+", text)}
-    assert named <= OURS
+def slime_flags() -> dict[str, str]:
+    """The words (none, one or many) that follow each flag of slime."""
+    return dict(line.split() for line in lines("flags.txt"))
 
 
-def test_the_docs_list_the_same_flags_of_slime() -> None:
+def scripts() -> Iterator[tuple[str, list[list[str]]]]:
+    """The name of each script of slime, and the flags of its training program, each with its words."""
+    for block in "\n".join(lines("scripts.txt")).split("[run-")[1:]:
+        title, *flags = block.splitlines()
+        yield f"run-{title}", [shlex.split(line) for line in flags]
+
+
+def script_flags() -> set[str]:
+    used = {words[0].removeprefix("--") for _, flags in scripts() for words in flags}
+    return used | set(lines("more_flags.txt"))
+
+
+def test_the_data_is_complete() -> None:
+    assert len(slime_flags()) == 223
+    assert len(list(scripts())) == 29
+    assert len(script_flags() - slime_flags().keys()) > 100
+
+
+@pytest.mark.parametrize("name", sorted(slime_flags().keys() | script_flags()))
+def test_every_flag_has_a_status(name: str) -> None:
+    status = status_of(name)
+    assert status is not None
+    assert status.text
+    if status.setting is not None and name not in BEING_ADDED:
+        assert status.setting in knobs()
+
+
+def test_an_accepted_flag_takes_as_many_words_as_in_slime() -> None:
+    accepted = {name: row.words for name, row in TABLE.items() if row.is_read and name in slime_flags()}
+    assert accepted == {name: slime_flags()[name] for name in accepted}
+
+
+def test_the_table_has_no_flag_twice_and_only_differing_settings() -> None:
+    assert len(TABLE) == sum(len(rows) for rows in SECTIONS.values())
+    assert {name for name in TABLE if f"--{name}" in OURS} == {name for name, row in TABLE.items() if row.setting}
+
+
+def test_flags_that_are_settings_by_now_are_not_listed_as_being_added() -> None:
+    assert not {f"--{name}" for name in BEING_ADDED} & OURS
+
+
+def test_every_replacement_is_a_flag() -> None:
+    named = {flag for row in TABLE.values() for flag in re.findall(r"--[a-z0-9-]+", row.text)}
+    assert named <= OURS | {f"--{name}" for name in BEING_ADDED}
+
+
+def test_the_docs_have_the_same_table() -> None:
     told = {
-        flag: text
-        for flags, text in re.findall(
-            r"^\| (`--.*`) \| (.*) \|$", PAGE.read_text().partition("| here |\n|---|---|\n")[2], re.MULTILINE
-        )
+        flag: (kind, text)
+        for flags, kind, text in re.findall(r"^\| (`--.*`) \| (.*?) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+        if kind in list(Kind)
         for flag in re.findall(r"`--([a-z0-9-]+)`", flags)
     }
-    assert told == dict(INSTEAD)
+    assert told == {name: (row.kind.value, row.text) for name, row in TABLE.items()}
+
+
+def test_the_docs_count_slimes_flags_and_megatrons() -> None:
+    def count(names: set[str]) -> list[int]:
+        kinds = Counter(status.kind for name in names if (status := status_of(name)))
+        return [kinds[kind] for kind in Kind]
+
+    megatron = {name for name in script_flags() - slime_flags().keys() if not name.startswith("sglang-")}
+    rows = {
+        title: [int(number) for number in numbers.split(" | ")]
+        for title, numbers in re.findall(r"^\| (slime|Megatron) \| ([0-9 |]+) \|$", PAGE.read_text(), re.MULTILINE)
+    }
+    assert rows == {
+        "slime": [len(slime_flags()), *count(set(slime_flags()))],
+        "Megatron": [len(megatron), *count(megatron)],
+    }
+
+
+@pytest.mark.parametrize(("script", "flags"), list(scripts()), ids=[name for name, _ in scripts()])
+def test_a_script_of_slime_has_no_unknown_and_no_ignored_flag(script: str, flags: list[list[str]]) -> None:
+    _, given = read_flags([word for words in flags for word in words])
+    passed = {f"{prefix}{name}" for prefix, names in given.passed.items() for name in names}
+    read = {*given.values, *given.foreign, *passed}
+    named = {found[1] for line in given.mistakes if (found := re.match(r"--([a-z0-9-]+) ", line))}
+    for name in (words[0].removeprefix("--") for words in flags):
+        if name not in BEING_ADDED:
+            assert ALIASES.get(name, name).removeprefix("no-") in {flag.removeprefix("no-") for flag in read | named}
+    bare = [line for line in given.mistakes if "(of slime or Megatron) is not here: " not in line]
+    assert [line for line in bare if not expected(line)] == []
+
+
+def expected(line: str) -> bool:
+    """Whether a mistake is a named one, or a flag whose setting is being added."""
+    name = line.removeprefix("unknown flag --").partition(";")[0]
+    return name in BEING_ADDED or line.startswith("--rm-type must be one of")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--optimizer adam",
+        "--optimizer=adam",
+        "--attention-dropout 0.0 --hidden-dropout 0",
+        "--use-fault-tolerance",
+        "--swiglu --normalization RMSNorm --vocab-size 151936",
+        "--moe-layer-freq [0]*3+[1]*58",
+        "--spec slime_plugins.models.glm4 get_glm_spec",
+        "--loss-type policy_loss",
+        "--colocate --offload-train --offload",
+        "--no-offload-train",
+        "--rollout-health-check-interval 30",
+        "--num-epoch 3",
+    ],
+)
+def test_a_flag_that_is_true_anyway_or_has_no_effect_is_accepted_with_a_note(tmp_path: Path, words: str) -> None:
+    run = load(tmp_path, *words.split())
+    for name in re.findall(r"--([a-z-]+)", words):
+        if name in TABLE:
+            assert [note for note in run.notes if f"--{name}" in note] != []
+
+
+def test_one_note_names_all_flags_that_are_true_anyway(tmp_path: Path) -> None:
+    words = ["--optimizer", "adam", "--swiglu", "--use-fault-tolerance", "--attention-dropout", "0.0"]
+    assert load(tmp_path, *words).notes == (
+        "true anyway, so these flags may be left out: --optimizer adam, --swiglu, --use-fault-tolerance, "
+        "--attention-dropout 0.0",
+    )
+    assert load(tmp_path).notes == ()
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        ("--optimizer sgd", "--optimizer sgd: the optimizer is AdamW; leave it out or give adam or adamw"),
+        ("--attention-dropout 0.1", "--attention-dropout 0.1: there is no dropout; leave it out or give 0"),
         (
-            ["--swiglu"],
-            "unknown flag --swiglu (of slime or Megatron); not needed: read from the model's config.json",
+            "--moe-aux-loss-coeff 1e-3",
+            "--moe-aux-loss-coeff 1e-3: there is no load-balancing loss; leave it out or give 0",
         ),
-        (["--offload-train"], "unknown flag --offload-train (of slime or Megatron); use --colocate"),
-        (
-            ["--num-epoch", "3"],
-            "unknown flag --num-epoch (of slime or Megatron); use --num-rollout, which counts training",
-        ),
+        ("--loss-type sft_loss", "--loss-type sft_loss: the loss is the policy's, or that of"),
+        ("--loss-type custom_loss", "--loss-type custom_loss without custom-loss-function-path"),
+        ("--offload-train", "--offload-train without colocate: trainer and engines keep their GPUs"),
+        ("--colocate --no-offload-train", "--no-offload-train with colocate, which moves both sides"),
+        ("--bf16 --dtype float32", "--bf16 with dtype float32; leave one of them out"),
+        ("--use-fault-tolerance --max-engine-restarts 0", "--use-fault-tolerance with max-engine-restarts 0"),
+        ("--distributed-backend nccl --device cpu", "--distributed-backend nccl with device cpu"),
+        ("--update-weight-mode delta", "--update-weight-mode delta: every update sends all weights"),
     ],
 )
-def test_the_error_for_a_flag_of_slime_names_its_replacement(words: list[str], line: str) -> None:
-    (mistake,) = read_flags(words)[1].mistakes
-    assert mistake.startswith(line)
+def test_a_value_that_the_run_does_not_have_is_an_error(tmp_path: Path, words: str, line: str) -> None:
+    text = [found for found in complaints(*complete(tmp_path), *words.split()) if found.startswith(line)]
+    assert len(text) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--optimizer", "--optimizer: expected one argument"),
+        ("--swiglu adam", 'unexpected word "adam": every setting is a flag'),
+        ("--release-train", "--release-train (of slime or Megatron) is not here: use --colocate"),
+        ("--max-turns 5", "--max-turns (of slime or Megatron) is not here: every response is a single turn so far"),
+        ("--sglang-disaggregation-mode prefill", "--sglang-disaggregation-mode cannot be given: every engine does"),
+        ("--router-pd-disaggregation", "--router-pd-disaggregation cannot be given: every engine does"),
+        ("--sglang-router-ip 10.0.0.1", "--sglang-router-ip cannot be given: asyncrl starts the router"),
+    ],
+)
+def test_a_flag_that_is_not_here_is_one_line_with_its_replacement(words: str, line: str) -> None:
+    (mistake,) = [found for found in complaints(*words.split()) if found.startswith(line)]
+    assert mistake
+
+
+def test_accepted_flags_are_keys_of_the_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    text = 'swiglu = true\noptimizer = "adam"\nattention-dropout = 0.0\nspec = ["a.b", "c"]\nbf16 = true\n'
+    file.write_text(text + "use-fault-tolerance = false\n")
+    run = load(tmp_path, "--config", str(file), "--optimizer", "adamw")
+    assert run.foreign == {
+        "swiglu": True,
+        "optimizer": "adamw",
+        "attention-dropout": "0.0",
+        "spec": ("a.b", "c"),
+        "bf16": True,
+    }
+    assert run.model.dtype == "bfloat16"
+
+
+def test_a_flag_without_a_value_has_none_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("swiglu = [1, 2]\noptimizer = [1, 2]\n")
+    assert complaints(*complete(tmp_path), "--config", str(file)) == [
+        "--swiglu 1 2: takes no value; give --swiglu alone",
+        "--optimizer 1 2: must have one value",
+    ]
+
+
+def test_a_key_that_is_not_here_names_its_replacement(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("ci-test = true\n")
+    (line,) = complaints(*complete(tmp_path), "--config", str(file))
+    assert line == f"{file}: ci-test (of slime or Megatron) is not here: slime's own tests need it"
+
+
+def args_of(run: RunConfig) -> dict[str, object]:
+    from asyncrl.config import flat
+
+    return flat(run)
+
+
+def test_user_functions_see_accepted_flags_as_attributes(tmp_path: Path) -> None:
+    assert args_of(load(tmp_path, "--moe-router-topk", "8"))["moe_router_topk"] == "8"

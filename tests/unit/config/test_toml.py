@@ -74,7 +74,7 @@ OTHER_REWARD = "; give any other reward as a function with --custom-rm-path"
             ": prompt-key: the setting input-key is given under two names; leave one of them out",
         ),
         ("[rollout]\nlr = 1", ": [rollout] is a table; write its keys at the top level, named like the flags"),
-        ("sglang-x = [1]", ": sglang-x must be text, a number or true, got [1]"),
+        ("[sglang-x]\ny = 1", ": sglang-x must be text, a number, true, or a list of these, got {'y': 1}"),
         ("lr = 1\nnum-rollout = = 3", ":2: not TOML: Invalid value, column 15"),
         ("lr = 1\nlr = 2\n", ":2: not TOML: a key is given twice, column 7"),
         ('input-key = "a', ": not TOML: Unterminated string (at end of document)"),

@@ -1,0 +1,46 @@
+"""The notes of a run: what its flags say that it does already, or does in another way."""
+
+from asyncrl.config.areas import RunConfig
+from asyncrl.config.foreign import written
+from asyncrl.config.slime.status import Kind
+from asyncrl.config.slime.table import TABLE
+
+
+def notes_of(run: RunConfig) -> list[str]:
+    """One line for all flags that are true anyway together, and one for each setting or flag without effect."""
+    already = [written(name, value) for name, value in run.foreign.items() if TABLE[name].kind is Kind.TRUE_ANYWAY]
+    others = [
+        f"{written(name, value)} has no effect: {TABLE[name].text}"
+        for name, value in run.foreign.items()
+        if TABLE[name].kind is Kind.DIFFERENT
+    ]
+    together = [f"true anyway, so these flags may be left out: {', '.join(already)}"] if already else []
+    return [*together, *others, *_settings(run), *_attributes(run)]
+
+
+def _attributes(run: RunConfig) -> list[str]:
+    """One line for each key of the user's file that is a flag of slime, but has no effect in asyncrl."""
+    rows = ((key, TABLE.get(key.replace("_", "-"))) for key in run.attributes)
+    return [
+        f"{key} of custom-config-path is an attribute of args, and otherwise has no effect: {row.text}"
+        for key, row in rows
+        if row is not None
+    ]
+
+
+def _settings(run: RunConfig) -> list[str]:
+    """One line for each setting that another one overrides."""
+    lines = []
+    if run.train.use_dynamic_batch_size and run.train.micro_batch_size is not None:
+        lines.append(
+            f"micro-batch-size {run.train.micro_batch_size} has no effect: use-dynamic-batch-size fills microbatches "
+            f"up to max-tokens-per-gpu {run.train.max_tokens_per_gpu}"
+        )
+    if run.cluster.colocate and run.cluster.rollout_num_gpus is not None:
+        lines.append(
+            f"rollout-num-gpus {run.cluster.rollout_num_gpus} has no effect: with colocate the engines have the "
+            f"trainer's {run.cluster.num_trainer_ranks} GPUs"
+        )
+    if run.cluster.colocate and "use-fault-tolerance" in run.foreign and run.failures.max_engine_restarts is None:
+        lines.append("with colocate no engine restarts: a lost engine ends the run")
+    return lines

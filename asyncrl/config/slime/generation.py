@@ -1,0 +1,52 @@
+"""slime's flags of data, generation, rewards and evaluation."""
+
+from collections.abc import Sequence
+
+from asyncrl.config.slime.status import Rows, differs, not_here, true_anyway, without_effect
+
+_SINGLE_TURN = "every response is a single turn so far"
+_CONTEXT = "use --rollout-max-prompt-len and --rollout-max-response-len"
+_BUFFER = "the buffer is in the driver process; use --buffer-filter-path to choose from it"
+
+_DATA: Sequence[Rows] = (
+    differs("default: none, slime's is metadata", "metadata-key"),
+    without_effect("--num-rollout counts the training steps: num-epoch x prompts // rollout-batch-size", "num-epoch"),
+    not_here("use --data-source-path, whose class owns its data", "disable-rollout-global-dataset"),
+    not_here("prompts are text", "multimodal-keys"),
+)
+
+_ROLLOUT: Sequence[Rows] = (
+    differs("default: 1,024 tokens, slime has none", "rollout-max-response-len"),
+    differs("limits the groups in flight; slime starts this many at a time", "over-sampling-batch-size"),
+    differs("picks from finished groups; slime's buffer has unfinished ones", "buffer-filter-path"),
+    true_anyway(
+        "the rollout loop is fixed",
+        "rollout-function-path",
+        words="one",
+        accepted=("slime.rollout.sglang_rollout.generate_rollout",),
+    ),
+    not_here(
+        _SINGLE_TURN,
+        "custom-generate-function-path",
+        "rollout-generate-func-path",
+        "max-turns",
+        "loss-mask-type",
+        "log-multi-turn",
+    ),
+    not_here(_CONTEXT, "rollout-max-context-len"),
+    not_here("use --rollout-max-prompt-len and --eval-max-response-len", "eval-max-context-len"),
+    not_here("use --rollout-all-samples-process-path or --custom-rm-path", "rollout-sample-hook-path"),
+    not_here("use --custom-loss-function-path, which sees masks and log-probs", "rollout-data-postprocess-path"),
+    not_here(
+        _BUFFER,
+        "rollout-buffer-url",
+        "fetch-trajectory-retry-times",
+        "min-batch-collection-ratio",
+        "rollout-task-type",
+    ),
+    without_effect("samples travel through Ray's object store", "rollout-data-transport"),
+    without_effect("requests leave from one event loop", "use-distributed-post", words="none"),
+    not_here("requests go to the engines directly, without a proxy", "http-proxy"),
+)
+
+GENERATION: Rows = tuple(row for part in (_DATA, _ROLLOUT) for rows in part for row in rows)
