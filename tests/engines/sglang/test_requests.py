@@ -91,8 +91,8 @@ def test_every_right_request_is_answered(servers: Servers) -> None:
 
 
 def test_a_seeded_request_gets_the_same_tokens_alone_and_with_any_mates(servers: Servers) -> None:
-    seeded = {"temperature": 1.0, "max_new_tokens": 40, "sampling_seed": 11}
-    mates = [{"temperature": 0}, {"top_p": 0.7}, {"top_k": 3}, {"min_p": 0.2, "top_p": 0.9}]
+    seeded: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 40, "sampling_seed": 11}
+    mates: list[dict[str, Any]] = [{"temperature": 0}, {"top_p": 0.7}, {"top_k": 3}, {"min_p": 0.2, "top_p": 0.9}]
     (alone,) = batch(servers, [seeded])
     together = batch(servers, [seeded, *({**seeded, **mate} for mate in mates)])
     assert together[0] == alone

@@ -99,4 +99,6 @@ def test_requests_without_a_seed_get_different_ones_on_a_cpu_only() -> None:
 
 
 def test_a_request_for_embeddings_passes() -> None:
-    RequestCheck().after_checks(SimpleNamespace(input_ids=array("q", [99])), manager())
+    asked = SimpleNamespace(input_ids=array("q", [99]))
+    RequestCheck().after_checks(asked, manager())
+    assert not hasattr(asked, "sampling_params")

@@ -1,5 +1,7 @@
 """The draws that replace SGLang's on a CPU have the right distribution and depend only on seed and position."""
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -37,13 +39,20 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     assert set(draw_with_seed(logprobs, torch.arange(DRAWS), torch.arange(DRAWS)).view(-1).tolist()) == {1, 2}
 
 
-GREEDY, FREE = {"top_k": 1}, dict[str, float]()
-LIMITS = [GREEDY, {"top_p": 0.6}, {"top_k": 5}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.05}]
+Limits = dict[str, float]
+FREE: Limits = {}
+LIMITS: list[Limits] = [
+    {"top_k": 1},
+    {"top_p": 0.6},
+    {"top_k": 5},
+    {"min_p": 0.2},
+    {"top_k": 9, "top_p": 0.8, "min_p": 0.05},
+]
 EVERY_TOKEN = 1 << 30
 """SGLang's top-k of a request without one."""
 
 
-def drawn(probs: torch.Tensor, rows: list[dict[str, float]], seeds: torch.Tensor, positions: torch.Tensor) -> list[int]:
+def drawn(probs: Any, rows: list[Limits], seeds: Any, positions: Any) -> list[int]:
     """Draw one token for each row of ``probs``, within the limits of the same row of ``rows``."""
     found = draw_within_limits(
         probs,
@@ -60,7 +69,7 @@ def drawn(probs: torch.Tensor, rows: list[dict[str, float]], seeds: torch.Tensor
 
 
 @pytest.mark.parametrize("mate", LIMITS, ids=str)
-def test_a_row_without_limits_gets_the_same_token_alone_and_with_any_mate(mate: dict[str, float]) -> None:
+def test_a_row_without_limits_gets_the_same_token_alone_and_with_any_mate(mate: Limits) -> None:
     torch.manual_seed(0)
     probs = torch.softmax(torch.randn(64, 100), -1)
     seeds, positions = torch.arange(64), torch.arange(64) * 3
@@ -71,7 +80,7 @@ def test_a_row_without_limits_gets_the_same_token_alone_and_with_any_mate(mate: 
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
-def test_a_row_with_limits_gets_the_same_token_alone_and_with_any_mate(limits: dict[str, float]) -> None:
+def test_a_row_with_limits_gets_the_same_token_alone_and_with_any_mate(limits: Limits) -> None:
     torch.manual_seed(1)
     probs = torch.softmax(torch.randn(len(LIMITS) + 1, 100), -1)
     probs[1:] = probs[0]
@@ -82,7 +91,7 @@ def test_a_row_with_limits_gets_the_same_token_alone_and_with_any_mate(limits: d
 
 def test_limits_apply_jointly_to_the_given_probabilities() -> None:
     probs = torch.tensor([[0.05, 0.4, 0.25, 0.1, 0.2]])
-    expected = {
+    expected: dict[str, tuple[Limits, set[int]]] = {
         "top_k=2": ({"top_k": 2}, {1, 2}),
         "top_p=0.65 ends with the token that reaches it": ({"top_p": 0.65}, {1, 2}),
         "top_p=0.7": ({"top_p": 0.7}, {1, 2, 4}),
