@@ -145,7 +145,7 @@ class Tokenizer(Protocol):
         """Return the token ids of ``text``, without added special tokens."""
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
-        """Return the text of ``token_ids``, without special tokens."""
+        """Return the text of ``token_ids``; ``--rollout-skip-special-tokens`` decides about special tokens."""
 
 
 class RewardFn(Protocol):

@@ -14,7 +14,7 @@ from asyncrl.capacity.layout import check_layout
 from asyncrl.config import RunConfig, check_passthrough
 from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
-from asyncrl.config.derived import longest_responses, weight_bytes
+from asyncrl.config.derived import longest_responses, skip_special_tokens, weight_bytes
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
@@ -84,7 +84,9 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
     custom = _custom(run)
     if run.train.update_weight_disk_dir is not None:
         check_disk(run.train.update_weight_disk_dir, sent_bytes(model.shape, weight_bytes(run.model)))
-    tokenizer = load_tokenizer(run.model.hf_checkpoint)
+    tokenizer = load_tokenizer(
+        run.model.hf_checkpoint, skip_special_tokens=skip_special_tokens(run.rollout, run.reward)
+    )
     prompts = load_prompts(run.data, tokenizer)
     return Checked(
         run=run,

@@ -12,6 +12,7 @@ from asyncrl.config.areas import (
     EvalConfig,
     FailureConfig,
     ModelConfig,
+    RewardConfig,
     RolloutConfig,
     RunConfig,
     TrainConfig,
@@ -126,6 +127,17 @@ def eps_clip_high(train: TrainConfig) -> float:
     return train.eps_clip if train.eps_clip_high is None else train.eps_clip_high
 
 
+def skip_special_tokens(rollout: RolloutConfig, reward: RewardConfig) -> bool:
+    """Whether special tokens are left out of a response's text.
+
+    The rewards ``exact`` and ``number`` compare the text with a label, which has no special tokens.  For all other
+    rewards the default is slime's.
+    """
+    if rollout.rollout_skip_special_tokens is not None:
+        return rollout.rollout_skip_special_tokens
+    return reward.custom_rm_path is None and reward.rm_type in ("exact", "number")
+
+
 def eval_temperature(evaluation: EvalConfig, rollout: RolloutConfig) -> float:
     """The sampling temperature in evaluation; 0 is greedy."""
     return rollout.rollout_temperature if evaluation.eval_temperature is None else evaluation.eval_temperature
@@ -165,6 +177,10 @@ def filled_in(run: RunConfig) -> dict[str, object]:
         "global-batch-size": (train.global_batch_size, global_batch_size(train, rollout)),
         "num-steps-per-rollout": (train.num_steps_per_rollout, num_steps_per_rollout(train, rollout)),
         "lr-decay-iters": (train.lr_decay_iters, lr_decay_iters(train, rollout)),
+        "rollout-skip-special-tokens": (
+            rollout.rollout_skip_special_tokens,
+            skip_special_tokens(rollout, run.reward),
+        ),
         "eval-temperature": (evaluation.eval_temperature, eval_temperature(evaluation, rollout)),
         "eval-max-response-len": (evaluation.eval_max_response_len, eval_max_response_len(evaluation, rollout)),
     }

@@ -8,10 +8,10 @@ from operator import itemgetter
 import tokenizers  # type: ignore[import-untyped]
 
 
-def bytes_of_tokens(words: tokenizers.Tokenizer) -> list[bytes] | None:
+def bytes_of_tokens(words: tokenizers.Tokenizer, *, skip_special_tokens: bool = False) -> list[bytes] | None:
     """Return the table for ``joined``: the bytes of each token by id, and one empty entry at the end.
 
-    Special tokens have no bytes.  Returns None if decoding needs more than joining bytes.
+    With ``skip_special_tokens``, special tokens have no bytes.  Returns None if decoding needs more than joining bytes.
     """
     if not isinstance(words.decoder, tokenizers.decoders.ByteLevel):
         return None
@@ -27,7 +27,7 @@ def bytes_of_tokens(words: tokenizers.Tokenizer) -> list[bytes] | None:
                 return None
             table[number] = bytes(byte_of[character] for character in token)
     for number, token in added.items():
-        table[number] = b"" if token.special else _added(token.content, byte_of)
+        table[number] = b"" if token.special and skip_special_tokens else _added(token.content, byte_of)
     return [*table, b""]
 
 

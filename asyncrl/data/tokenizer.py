@@ -24,8 +24,11 @@ Message = dict[str, Any]
 """One chat message: role, content and any other keys that the template uses."""
 
 
-def load_tokenizer(path: Path) -> "TextTokenizer":
-    """Load the tokenizer of a local checkpoint folder.  Raises DataError if its files are missing or unreadable."""
+def load_tokenizer(path: Path, *, skip_special_tokens: bool = False) -> "TextTokenizer":
+    """Load the tokenizer of a local checkpoint folder.  Raises DataError if its files are missing or unreadable.
+
+    With ``skip_special_tokens``, decoded texts lack special tokens.
+    """
     file = path / "tokenizer.json"
     if not file.is_file():
         raise DataError(f"{file}: no such file; save_pretrained() of the model's AutoTokenizer writes it")
@@ -35,16 +38,19 @@ def load_tokenizer(path: Path) -> "TextTokenizer":
         raise DataError(f"{file}: not a tokenizer: {error}") from error
     words.no_padding()
     words.no_truncation()
-    return TextTokenizer(words, _chat_template(path))
+    return TextTokenizer(words, _chat_template(path), skip_special_tokens=skip_special_tokens)
 
 
 class TextTokenizer:
-    """Converts text and chats to tokens and back."""
+    """Converts text and chats to tokens and back; decoded texts keep special tokens unless told to skip them."""
 
-    def __init__(self, words: tokenizers.Tokenizer, chat: jinja2.Template | None) -> None:
+    def __init__(
+        self, words: tokenizers.Tokenizer, chat: jinja2.Template | None, *, skip_special_tokens: bool = False
+    ) -> None:
         self._words = words
         self._chat = chat
-        self._bytes = bytes_of_tokens(words)
+        self._skips = skip_special_tokens
+        self._bytes = bytes_of_tokens(words, skip_special_tokens=skip_special_tokens)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text``, without added special tokens."""
@@ -56,11 +62,11 @@ class TextTokenizer:
         return [found.ids for found in self._words.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
-        """Return the text of ``token_ids``, without special tokens."""
+        """Return the text of ``token_ids``.  Ids that the tokenizer lacks have no text."""
         if self._bytes is not None:
             with suppress(IndexError):  # a padded vocabulary has ids that the tokenizer lacks
                 return joined(self._bytes, token_ids).decode("utf-8", "replace")
-        text: str = self._words.decode(list(token_ids), skip_special_tokens=True)
+        text: str = self._words.decode(list(token_ids), skip_special_tokens=self._skips)
         return text
 
     def render(self, messages: Sequence[Message]) -> str:

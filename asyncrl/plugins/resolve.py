@@ -67,3 +67,12 @@ def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
 
 def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def signature_problem(function: Any, kind: Kind[Any]) -> str | None:
+    """Return why ``function`` cannot be a function of this kind, judged by its signature; None if it can."""
+    try:
+        _checked_shape(function, kind)
+    except PluginError as error:
+        return str(error)
+    return None

@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config.areas": {"errors"},
     "config.slime": set(),
     "data": LEAVES | CONFIG,
+    "doctor": CONFIG | {"errors", "compat", "plugins", "engines.sglang"},
     "engines": LEAVES,
     "engines.cluster": LEAVES
     | {"engines", "engines.megatron", "engines.megatron.checkpoint", "engines.megatron.setup"}

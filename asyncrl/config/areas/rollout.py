@@ -21,6 +21,11 @@ class RolloutConfig:
     rollout_stop_token_ids: Annotated[
         tuple[int, ...], "Ids of tokens that end a response, in addition to the model's end token."
     ] = ()
+    rollout_skip_special_tokens: Annotated[
+        bool | None,
+        "Leave special tokens, such as the end token, out of a response's text. Default: off; on with --rm-type exact "
+        "or number.",
+    ] = None
     sglang_server_concurrency: Annotated[int, "Maximum number of samples in flight per rollout engine."] = 512
     update_weights_interval: Annotated[int, "Number of training steps between weight updates of the engines."] = 1
     max_staleness: Annotated[

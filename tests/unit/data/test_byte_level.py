@@ -31,6 +31,7 @@ def byte_level() -> Any:
 
 WORDS = byte_level()
 OURS = TextTokenizer(WORDS, None)
+OURS_SKIPPING = TextTokenizer(WORDS, None, skip_special_tokens=True)
 SIZE = WORDS.get_vocab_size(with_added_tokens=True)
 
 
@@ -39,7 +40,14 @@ SIZE = WORDS.get_vocab_size(with_added_tokens=True)
 def test_any_tokens_decode_as_the_library_decodes_them(draws: bytes) -> None:
     drawn = [int.from_bytes(pair) % (SIZE + 3) for pair in batched(draws, 2)]  # a draw for each would be slow
     for token_ids in batched(drawn, 1 + draws[0] % 60):
-        assert OURS.decode(token_ids) == WORDS.decode(token_ids, skip_special_tokens=True)
+        assert OURS.decode(token_ids) == WORDS.decode(token_ids, skip_special_tokens=False)
+        assert OURS_SKIPPING.decode(token_ids) == WORDS.decode(token_ids, skip_special_tokens=True)
+
+
+def test_special_tokens_stay_in_the_text_unless_skipped() -> None:
+    answer = (*OURS.encode("the cat"), WORDS.token_to_id("<|end|>"))
+    assert OURS.decode(answer) == "the cat<|end|>"
+    assert OURS_SKIPPING.decode(answer) == "the cat"
 
 
 def test_the_table_is_used_for_byte_level_tokenizers_only() -> None:
@@ -49,8 +57,10 @@ def test_the_table_is_used_for_byte_level_tokenizers_only() -> None:
 
 def test_the_quickstarts_decode_as_the_library_decodes_them() -> None:
     for file in sorted(QUICKSTART.rglob("tokenizer.json")):
-        words, ours = tokenizers.Tokenizer.from_file(str(file)), load_tokenizer(file.parent)
+        words, skips = tokenizers.Tokenizer.from_file(str(file)), load_tokenizer(file.parent, skip_special_tokens=True)
+        keeps = load_tokenizer(file.parent)
         rng = random.Random(1)
         for _ in range(50):
             drawn = [rng.randrange(words.get_vocab_size()) for _ in range(30)]
-            assert ours.decode(tuple(drawn)) == words.decode(drawn, skip_special_tokens=True)
+            assert skips.decode(tuple(drawn)) == words.decode(drawn, skip_special_tokens=True)
+            assert keeps.decode(tuple(drawn)) == words.decode(drawn, skip_special_tokens=False)

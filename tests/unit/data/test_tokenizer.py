@@ -13,7 +13,8 @@ def test_text_to_tokens_and_back(tmp_path: Path) -> None:
     words = tokenizer(tmp_path)
     assert words.encode("one two three") == [1, 2, 3]
     assert words.encode_all(["one", "two three"]) == [[1], [2, 3]]
-    assert words.decode((1, 2, 0)) == "one two"
+    assert words.decode((1, 2, 0)) == "one two <end>"
+    assert load_tokenizer(tmp_path, skip_special_tokens=True).decode((1, 2, 0)) == "one two"
 
 
 def test_chats_are_rendered_up_to_the_answer(tmp_path: Path) -> None:

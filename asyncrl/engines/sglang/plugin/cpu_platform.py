@@ -1,13 +1,15 @@
 """The CPU platform that ``platform.activate`` offers to SGLang.
 
-Two functions are replaced through SGLang's hook registry, because upstream only has them as Triton kernels:
+Three functions are replaced through SGLang's hook registry:
 
-- Sampling a token with a per-request seed.
-- The switch to batch-invariant kernels; on a CPU, float32 rows do not depend on the batch anyway.
+- Sampling a token with a per-request seed, which upstream only has as a Triton kernel.
+- Sampling within top-k, top-p and min-p, where upstream's result depends on the other requests of the batch, and min-p
+  with a seed ends the server.
+- The switch to batch-invariant kernels, which need Triton; on a CPU, float32 rows do not depend on the batch anyway.
 
-With both, ``sampling_seed`` repeats a sample on a CPU.
+With these, ``sampling_seed`` repeats a sample on a CPU.
 
-A third function is changed: scheduler and detokenizer are forked from the server, which has imported everything.
+A fourth function is changed: scheduler and detokenizer are forked from the server, which has imported everything.
 SGLang spawns them, as CUDA requires, so that each imports everything again.  With a fork a start takes 0.4 of the CPU
 time.
 
@@ -21,13 +23,19 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.interface import PlatformEnum, SRTPlatform
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from asyncrl.engines.sglang.plugin.draw import draw_with_seed
+from asyncrl.engines.sglang.plugin.draw import draw_with_seed, draw_within_limits
 from asyncrl.internals import Internal
 
 INTERNALS = (
     Internal(
         name="sglang.srt.layers.sampler.multinomial_with_seed",
         parameters=("logprobs", "seed", "positions"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        parameters=("probs", "top_ks", "top_ps", "min_ps", "need_min_p_sampling", "sampling_seed", "positions"),
         is_exact=True,
         used_in=__name__,
     ),
@@ -94,6 +102,9 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # sglang 
     def __init__(self) -> None:
         replace = HookType.REPLACE
         HookRegistry.register("sglang.srt.layers.sampler.multinomial_with_seed", draw_with_seed, replace)
+        HookRegistry.register(
+            "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch", draw_within_limits, replace
+        )
         HookRegistry.register(
             "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
             _leave_kernels_alone,

@@ -14,6 +14,49 @@ def draw_with_seed(logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.
     return torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logprobs.shape[1] - 1)
 
 
+def draw_within_limits(
+    probs: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+    need_min_p_sampling: bool,
+    sampling_seed: torch.Tensor | None,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Sample one token id (n,) for each row of ``probs`` (n, m), within the row's top-k, top-p and min-p.
+
+    SGLang 0.5.16 calls this for a whole batch as soon as one row has a limit or is greedy.  Its own function draws a
+    rank instead of a token id, so that a row without limits gets another token than it gets alone.  It also refuses
+    min-p together with seeds.  Here a row without limits is drawn as by ``draw_with_seed``, and each row's token
+    depends on that row alone.
+    """
+    greedy = top_ks <= 1
+    is_limited = ~greedy & ((top_ks < probs.shape[1]) | (top_ps < 1) | (min_ps > 0))
+    kept = probs.clone()  # the caller reports log-probs from ``probs``
+    rows = is_limited.nonzero().view(-1)
+    if len(rows):
+        kept[rows] = _limited(probs[rows], top_ks[rows], top_ps[rows], min_ps[rows])
+    if sampling_seed is None:
+        drawn = torch.multinomial(kept, num_samples=1)
+    else:
+        drawn = draw_with_seed(kept.log(), sampling_seed, positions)
+    return torch.where(greedy, probs.argmax(dim=1), drawn.view(-1)).to(torch.int32)
+
+
+def _limited(probs: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor) -> torch.Tensor:
+    """Return ``probs`` with 0 for each token outside the row's limits, which apply jointly to the given probabilities.
+
+    Equal probabilities are ranked by token id.
+    """
+    ordered, token_ids = probs.sort(dim=1, descending=True, stable=True)
+    before = ordered.cumsum(dim=1) - ordered
+    ranks = torch.arange(probs.shape[1], device=probs.device)
+    kept = ranks < top_ks.unsqueeze(1)
+    kept &= (before <= top_ps.unsqueeze(1)) | (top_ps >= 1).unsqueeze(1)  # rounded sums may exceed 1
+    kept &= ordered >= (ordered[:, 0] * min_ps).unsqueeze(1)
+    return torch.zeros_like(probs).scatter_(1, token_ids, ordered * kept)
+
+
 def _uniform(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Return numbers uniform on [0, 1) with 53 bits, by splitmix64's finalizer on int64 that wraps around."""
     bits = _mixed(_mixed(seed) + position)

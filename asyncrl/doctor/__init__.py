@@ -1,0 +1,1 @@
+"""The translation of slime's launch scripts; see ``python -m asyncrl.doctor --help``."""

@@ -1,0 +1,182 @@
+"""The report on a launch script: its training command in asyncrl's terms, and what stands in the way."""
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.config import check_passthrough, load_run
+from asyncrl.config.knobs import knobs
+from asyncrl.doctor.bash import read_script
+from asyncrl.doctor.launch import PROGRAMS, Flag, Launch, find_launch
+from asyncrl.doctor.settings import Translation, Verdict, as_toml, translate, variables
+from asyncrl.doctor.shell import Shell
+from asyncrl.doctor.symbols import UserFunction, examine
+from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
+from asyncrl.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that was found in a launch script."""
+
+    toml: str
+    """The settings as a TOML file."""
+    launch: Launch
+    translation: Translation
+    functions: tuple[UserFunction, ...]
+    refusals: tuple[str, ...]
+    """asyncrl's error lines for the TOML file."""
+    missing_files: tuple[str, ...]
+    """Files that the script includes, and that were not found."""
+    absent: tuple[str, ...]
+    """Paths of data and checkpoints that do not exist on this machine."""
+    assumed: tuple[str, ...]
+    """Assumptions about the script."""
+
+    @property
+    def num_obstacles(self) -> int:
+        """The number of reasons why the script's run does not start as it is."""
+        flags = self.translation.of(Verdict.MISSING) + self.translation.of(Verdict.UNKNOWN_VALUE)
+        problems = {line for function in self.functions for line in function.problems}
+        imports = {each for function in self.functions for each in function.imports}
+        return (
+            len(flags)
+            + len(problems)
+            + len(imports)
+            + len(self.refusals)
+            + len(self.missing_files)
+            + len(self.launch.stray)
+        )
+
+
+def examine_script(path: Path, given: Mapping[str, str]) -> Report:
+    """Read a launch script with the variables ``given``.
+
+    Raises DataError if it cannot be read or has no training command.
+    """
+    shell = read_script(path, given)
+    launch = find_launch(shell)
+    if launch is None:
+        raise DataError(f"{path}: no training command: no python with {' or '.join(PROGRAMS)} was found")
+    translation = translate(launch.program, launch.flags)
+    toml = as_toml(translation, [f"{path.name} of slime, translated by python -m asyncrl.doctor."])
+    return Report(
+        toml=toml,
+        launch=launch,
+        translation=translation,
+        functions=tuple(_functions(launch, shell)),
+        refusals=tuple(_refusals(toml)),
+        missing_files=tuple(shell.missing_files),
+        absent=tuple(_absent(launch.flags)),
+        assumed=tuple(f"{note.place}: {note.text}" for note in shell.notes) + launch.notes,
+    )
+
+
+def _functions(launch: Launch, shell: Shell) -> Iterator[UserFunction]:
+    roots = _roots(launch, shell)
+    for flag in launch.flags:
+        if flag.name.endswith("-path") and len(flag.values) == 1 and _is_function(flag.values[0].value):
+            yield examine(flag.name, flag.values[0].value, roots)
+
+
+def _is_function(path: str) -> bool:
+    """Whether a path names a function instead of a file or folder."""
+    return ".py:" in path or (
+        os.sep not in path and path.replace("_", "a").replace(":", ".").replace(".", "a").isalnum()
+    )
+
+
+def _roots(launch: Launch, shell: Shell) -> list[Path]:
+    """Return the folders that Python would search: the script's, those above it, and those on PYTHONPATH."""
+    written = launch.environment.get("PYTHONPATH")
+    entries = variables(written, launch.environment).split(":") if written else []
+    named = [found for entry in entries if entry and (found := shell.located(entry)) is not None and found.is_dir()]
+    return list(dict.fromkeys([*named, Path.cwd(), *shell.script.parents][:-1]))
+
+
+def _refusals(toml: str) -> list[str]:
+    """Return asyncrl's error lines for a TOML file, without those about missing files."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "script.toml"
+        file.write_text(toml, encoding="utf-8")
+        try:
+            run = load_run(["--config", str(file), "--dry-run"])
+            check_passthrough(run, known_server_flags(), known_router_flags())
+        except ConfigError as error:
+            return [line.removeprefix(f"{file}: ") for line in str(error).splitlines()]
+        except ModuleNotFoundError:  # SGLang is not installed here, so its flags are not checked
+            return []
+    return []
+
+
+def _absent(flags: Iterable[Flag]) -> Iterator[str]:
+    for flag in flags:
+        knob = knobs().get(flag.name)
+        if knob is None or not (knob.type is Path or knob.name == "eval-prompt-data") or knob.name == "save":
+            continue
+        for value in flag.values:
+            path = value.value.partition("@[")[0]
+            if value.is_known and os.sep in path and not os.path.exists(path):
+                yield f"--{flag.name} {value.value}"
+
+
+def written(report: Report) -> str:
+    """Return the report as text for a person."""
+    sections = [
+        (f"{report.launch.place}: {report.launch.program} with {len(report.launch.flags)} flags", []),
+        *_flag_sections(report.translation),
+        *_function_sections(report.functions),
+        ("Words that belong to no flag", list(report.launch.stray)),
+        ("Files that the script includes, and that were not found", list(report.missing_files)),
+        ("asyncrl refuses these settings", list(report.refusals)),
+        ("Assumed about the script, which was not run", list(report.assumed)),
+        ("Environment of the training command; export what you need", _environment(report.launch)),
+        ("Paths that do not exist on this machine", list(report.absent)),
+    ]
+    text = "\n\n".join(_section(title, lines) for place, (title, lines) in enumerate(sections) if lines or not place)
+    return f"{text}\n\n{_verdict(report.num_obstacles)}"
+
+
+def _verdict(num_obstacles: int) -> str:
+    if not num_obstacles:
+        return "Nothing is missing: the TOML file starts this run as it is."
+    return f"{num_obstacles} thing{'s' * (num_obstacles > 1)} to change before this run starts."
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"{title}:" if lines else title, *(f"  {line}" for line in lines)])
+
+
+def _flag_sections(translation: Translation) -> Iterator[tuple[str, list[str]]]:
+    found = translation.of(Verdict.TRUE_ANYWAY)
+    yield f"True anyway ({len(found)})", [", ".join(finding.flag.written for finding in found)] * bool(found)
+    for verdict, title in (
+        (Verdict.DIFFERENT, "Different"),
+        (Verdict.MISSING, "Missing"),
+        (Verdict.UNKNOWN_VALUE, "Unknown values"),
+    ):
+        findings = translation.of(verdict)
+        yield f"{title} ({len(findings)})", [f"{finding.flag.written}: {finding.reason}" for finding in findings]
+
+
+def _function_sections(functions: Sequence[UserFunction]) -> Iterator[tuple[str, list[str]]]:
+    imports = list(dict.fromkeys(each for function in functions for each in function.imports))
+    yield "User functions", [f"--{each.flag} {each.path}: {each.file or 'no file'}" for each in functions]
+    yield (
+        "User functions that cannot be used",
+        list(dict.fromkeys(line for each in functions for line in each.problems)),
+    )
+    yield (
+        "Imports to change",
+        [f"{each.place}: {each.symbol} is {each.equivalent}" for each in imports if each.equivalent],
+    )
+    yield (
+        "Symbols of slime that asyncrl lacks",
+        [f"{each.place}: {each.symbol}" for each in imports if not each.equivalent],
+    )
+
+
+def _environment(launch: Launch) -> list[str]:
+    return [f"{name}={value.value}" for name, value in sorted(launch.environment.items())]
