@@ -98,7 +98,7 @@ INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("update-weight-mode", "update-weight-delta-encoding", "update-weight-delta-checksum"), _WHOLE),
     "check-weight-update-equal": "use --check-weight-updates",
     # generation
-    **dict.fromkeys(("custom-generate-function-path", "tool-key", "log-multi-turn", "loss-mask-type"), _NO_GENERATE),
+    **dict.fromkeys(("custom-generate-function-path", "log-multi-turn", "loss-mask-type"), _NO_GENERATE),
     "rollout-function-path": "not supported: the rollout loop is fixed; rewards, filters and losses are replaceable",
     "eval-function-path": "not supported: evaluation generates with --eval-temperature and uses the same reward",
     "rollout-max-context-len": "use --rollout-max-prompt-len and --rollout-max-response-len",

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "config.areas"},
     "config.areas": {"errors"},
     "data": LEAVES | CONFIG,
+    "data.streaming": LEAVES | CONFIG | {"data"},
     "engines": LEAVES,
     "engines.cluster": LEAVES
     | {"engines", "engines.megatron", "engines.megatron.checkpoint", "engines.megatron.setup"}

@@ -125,7 +125,7 @@ class Scheduler:
     async def run(self) -> None:
         """Start groups as admission allows, until cancelled.
 
-        Raises FailureBudgetSpent or FilterBudgetSpent, DataError of the source of prompts, or the bug that ended a group.
+        Raises FailureBudgetSpent, FilterBudgetSpent, the source's DataError, or the bug that ended a group.
         """
         with plainly():
             async with asyncio.TaskGroup() as groups:
