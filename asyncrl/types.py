@@ -25,6 +25,10 @@ is also pickled as bytes, not as 1,000 objects.
 """
 
 
+type JsonValue = bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None
+"""A value as JSON has it."""
+
+
 class FinishReason(enum.Enum):
     """The reason why a sample ended: a stop token, the length limit, or an abort."""
 
@@ -48,12 +52,15 @@ class Prompt:
     """One question, tokenised."""
 
     row: int
-    """Row in its file, from 0."""
+    """Identity of the row within an epoch: its number over all files, from 0, or its address in a stream."""
     epoch: int
     text: str
     token_ids: tuple[int, ...]
-    label: str | None
+    label: JsonValue
+    """The reference answer as it is in the file; None without one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    """The chat messages of a row, if ``text`` is their rendering and the run does not ask for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

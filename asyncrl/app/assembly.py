@@ -27,6 +27,7 @@ from asyncrl.config.derived import (
     row_tokens,
     use_rollout_logprobs,
 )
+from asyncrl.data.streaming import PromptStream
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
@@ -94,6 +95,8 @@ async def run_training(
                         watchers.create_task(running.watch(), name="servers"),
                         watchers.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
                     ]
+                    if isinstance(checked.prompts, PromptStream):
+                        watching.append(watchers.create_task(checked.prompts.run(), name="prompts"))
                     if checked.run.rollout.follow_kv_cache:
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
                         watching.append(watchers.create_task(following, name="kv-limit"))

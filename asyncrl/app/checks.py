@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from asyncrl.app.resume import Start, find_start
 from asyncrl.app.trackers import check_trackers
+from asyncrl.app.resume import ResumablePrompts, Start, find_start
 from asyncrl.capacity.layout import check_layout
 from asyncrl.config import RunConfig, check_passthrough
 from asyncrl.config.areas import FlagWords
@@ -17,7 +17,8 @@ from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import longest_responses, skip_special_tokens, weight_bytes
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
-from asyncrl.data.prompts import EndlessPrompts, load_held_out, load_prompts
+from asyncrl.data.prompts import load_held_out, load_prompts
+from asyncrl.data.streaming import open_stream
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
@@ -57,7 +58,7 @@ class Checked:
     model: CheckedModel
     tokenizer: TextTokenizer
     end_tokens: tuple[int, ...]
-    prompts: EndlessPrompts
+    prompts: ResumablePrompts
     start: Start
     held_out: HeldOut
     reward: RewardFn
@@ -87,7 +88,7 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
     tokenizer = load_tokenizer(
         run.model.hf_checkpoint, skip_special_tokens=skip_special_tokens(run.rollout, run.reward)
     )
-    prompts = load_prompts(run.data, tokenizer)
+    prompts = _prompts(run, tokenizer)
     return Checked(
         run=run,
         model=model,
@@ -104,6 +105,13 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
         pick=_pick(run),
         custom=custom,
     )
+
+
+def _prompts(run: RunConfig, tokenizer: TextTokenizer) -> ResumablePrompts:
+    """Read all prompts, or open a stream of them.  Raises DataError."""
+    if run.data.streaming_data:
+        return open_stream(run.data, tokenizer, run.model.hf_checkpoint)
+    return load_prompts(run.data, tokenizer)
 
 
 def check_model(run: RunConfig) -> CheckedModel:

@@ -3,19 +3,37 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from asyncrl.config import RunConfig
 from asyncrl.config.derived import has_critic
-from asyncrl.data.prompts import EndlessPrompts
+from asyncrl.data.streaming import PromptStream
 from asyncrl.engines.megatron.checkpoint.directory import Origin, check_model, check_save, find_origin, read_notes
 from asyncrl.errors import ConfigError
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.protocols import PromptSource
 from asyncrl.types import Prompt, Weights
 
 logger = logging.getLogger(__name__)
+
+
+class ResumablePrompts(PromptSource, Protocol):
+    """A source of prompts from which another run can resume."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the prompts and their order; positions are comparable only if it is equal."""
+
+    def __len__(self) -> int:
+        """Return a number that is equal for equal prompts."""
+
+    def seek(self, position: int) -> None:
+        """Continue with the prompt at ``position``, counted from 0 over all epochs."""
+
+    def at(self, epoch: int, row: int) -> Prompt:
+        """Return the prompt of a row.  Raises KeyError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +64,7 @@ START = Weights(version=0, step=0)
 """Version and step of a new run's first weights."""
 
 
-def find_start(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
+def find_start(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> Start:
     """Find the start of ``run``, whose model has ``shape``, and move ``prompts`` there.  Raises ConfigError."""
     check_save(run.checkpoint)
     start = _found(run, prompts, shape)
@@ -55,7 +73,7 @@ def find_start(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> St
     return replace(start, about={**about(prompts), "critic": has_critic(run.train)})
 
 
-def _found(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
+def _found(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> Start:
     origin = find_origin(run.checkpoint, run.train.ref_load)
     if origin is None:
         return Start()
@@ -81,7 +99,7 @@ def _found(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
     return start
 
 
-def about(prompts: EndlessPrompts) -> dict[str, Any]:
+def about(prompts: ResumablePrompts) -> dict[str, Any]:
     """Return a checkpoint's notes about the prompts, by which a resumed run recognizes them."""
     return {"prompts": len(prompts), "fingerprint": prompts.fingerprint}
 
@@ -97,7 +115,7 @@ def _checked_notes(run: RunConfig, origin: Origin, shape: ModelShape) -> dict[st
     return notes
 
 
-def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: EndlessPrompts) -> Start:
+def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: ResumablePrompts) -> Start:
     ours = about(prompts)
     known = {name: saved.get(name) for name in ours}
     if known != ours:
@@ -110,7 +128,20 @@ def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: EndlessPrompts) 
         again = tuple(prompts.at(epoch, row) for epoch, row in before.outstanding)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{origin.folder}: {error}") from error
-    prompts.seek(before.prompts_taken)
+    _move(prompts, before)
     return Start(
         origin=replace(origin, optimizer=origin.optimizer and bool(saved.get("optimizer"))), before=before, again=again
     )
+
+
+def _move(prompts: ResumablePrompts, before: RunState) -> None:
+    """Continue behind the prompts that the resumed run has taken.  Raises ConfigError."""
+    if not isinstance(prompts, PromptStream) or before.last_taken is None:
+        prompts.seek(before.prompts_taken)
+        return
+    try:
+        prompts.resume_after(*before.last_taken)
+    except KeyError as error:
+        raise ConfigError(
+            f"prompt-data: the files have no row {error}, with which the checkpoint's run ended"
+        ) from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from asyncrl.types import FinishReason, GroupId, Prompt, ScoredGroup
+from asyncrl.types import FinishReason, GroupId, JsonValue, Prompt, ScoredGroup
 from asyncrl.types import Sample as OurSample
 
 SlimeArgs = SimpleNamespace
@@ -33,13 +33,14 @@ class Sample:
     """The row of the prompt in its file."""
     index: int
     """The position in its group."""
-    prompt: str
+    prompt: str | list[dict[str, Any]]
+    """The text, or the chat messages of the row without --apply-chat-template."""
     tokens: list[int]
     """The tokens of prompt and response."""
     response: str
     response_length: int
     """The number of response tokens."""
-    label: str | None
+    label: JsonValue
     reward: float | None
     """The reward; None until the sample is scored."""
     loss_mask: list[int]
@@ -72,7 +73,7 @@ def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask:
     return Sample(
         group_index=prompt.row,
         index=sample.index,
-        prompt=prompt.text,
+        prompt=prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages],
         tokens=[*prompt.token_ids, *sample.token_ids],
         response=sample.text,
         response_length=len(sample.token_ids),

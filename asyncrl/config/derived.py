@@ -169,6 +169,7 @@ def filled_in(run: RunConfig) -> dict[str, object]:
     meant = {
         "rollout-num-gpus": (run.cluster.rollout_num_gpus, run.cluster.num_rollout_gpus),
         "max-engine-restarts": (run.failures.max_engine_restarts, max_engine_restarts(run.failures, run.cluster)),
+        "num-data-workers": (run.data.num_data_workers, run.data.num_workers),
         "max-staleness": (rollout.max_staleness, rollout.staleness),
         "eps-clip-high": (train.eps_clip_high, eps_clip_high(train)),
         "normalize-advantages": (train.normalize_advantages, normalize_advantages(train)),

@@ -18,6 +18,7 @@ from asyncrl.config.areas import (
     RunConfig,
     TrainConfig,
 )
+from asyncrl.config.areas.data import sliced
 from asyncrl.config.areas.parallel import parallel_problems
 from asyncrl.config.areas.ranges import must
 from asyncrl.config.areas.trackers import tracker_problems
@@ -29,7 +30,7 @@ def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
     """One line for each missing file or folder that the run reads; weights count only if ``needs_weights``."""
     return [
         *_checkpoint(run.model, needs_weights=needs_weights),
-        *_file("prompt-data", run.data.prompt_data),
+        *(line for path in run.data.prompt_data for line in _file("prompt-data", path)),
         *(line for name, path in run.evaluation.data_sets for line in _file(f"eval-prompt-data {name}", path)),
         *_folders(run.train),
     ]
@@ -372,8 +373,7 @@ def _output(output: OutputConfig, checkpoint: CheckpointConfig) -> list[str]:
 
 
 def _file(setting: str, path: Path) -> list[str]:
-    if path.name.find("@[") > 0 and not path.is_file():
-        return [f"{setting} {path}: slices of a file are not supported; give a file with only the wanted lines"]
-    if path.suffix == ".parquet":
-        return [f"{setting} {path}: Parquet is not supported; convert it to JSONL, one object per line"]
-    return must(path.is_file(), f"{setting} {path}: {'is a folder' if path.is_dir() else 'no such file'}")
+    file, _ = sliced(path)
+    if path == file and "@[" in path.name and not path.is_file():
+        return [f"{setting} {path}: not a slice of rows; FILE@[a:b] has the rows a to b, with whole numbers or nothing"]
+    return must(file.is_file(), f"{setting} {file}: {'is a folder' if file.is_dir() else 'no such file'}")

@@ -45,6 +45,8 @@ def from_toml(knob: Knob, given: Any, folder: Path) -> Any:
     """Convert the value of a TOML key.  Relative paths are relative to ``folder``."""
     if not knob.is_many:
         return _located(knob, _from_typed(knob, given), folder)
+    if knob.type is Path and not isinstance(given, list):
+        given = [given]
     if not isinstance(given, list):
         raise WrongValue(f"must be a list, got {shown(given)}")
     return _located(knob, tuple(_from_typed(knob, item) for item in given), folder)
@@ -97,6 +99,8 @@ def _checked(knob: Knob, value: Any) -> Any:
 
 
 def _located(knob: Knob, value: Any, folder: Path) -> Any:
+    if knob.type is Path and knob.is_many:
+        return tuple(absolute(path, folder) for path in value)
     if knob.type is Path:
         return absolute(value, folder)
     if knob.type is Secret:

@@ -1,20 +1,28 @@
-"""Prompts from a file, tokenised once, and an endless seeded iteration over them."""
+"""Prompts from files, tokenised once, and an endless seeded iteration over them."""
 
 import hashlib
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from asyncrl.config.areas import DataConfig
-from asyncrl.data.rows import Row, read_rows
+from asyncrl.data.files import open_files
+from asyncrl.data.making import Broken, Made, PromptMaker, TooLong
+from asyncrl.data.raw_rows import PromptFile, RawRow
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.errors import DataError
 from asyncrl.types import Prompt
 
 logger = logging.getLogger(__name__)
+
+MESSAGES_NOTE = 'key "%s" has lists of messages: the chat template makes their tokens, functions receive the list'
+"""The log line for a run that has chat messages without ``--apply-chat-template``."""
+_AT_ONCE = 1000
+"""Rows that are tokenised together, on all cores."""
 
 
 class EndlessPrompts:
@@ -63,6 +71,9 @@ class EndlessPrompts:
             self._by_row = {prompt.row: prompt for prompt in self._prompts}
         return replace(self._by_row[row], epoch=epoch)
 
+    async def ready(self) -> None:
+        """See ``PromptSource.ready``."""
+
     def take(self) -> Prompt:
         """Return the next prompt.  Never waits."""
         epoch, place = divmod(self._position, len(self._prompts))
@@ -80,47 +91,59 @@ class EndlessPrompts:
 
 def load_prompts(data: DataConfig, tokenizer: TextTokenizer) -> EndlessPrompts:
     """Read the training prompts.  Raises DataError, also if none is within ``--rollout-max-prompt-len``."""
-    prompts = _read(data.prompt_data, data, tokenizer)
-    kept = _short_enough(prompts, data.rollout_max_prompt_len)
+    files = ", ".join(map(str, data.prompt_data))
+    kept, lengths = [], []
+    for row, made in enumerate(_made(data.prompt_data, data, tokenizer)):
+        if isinstance(made, TooLong):
+            lengths.append(made.num_tokens)
+        else:
+            kept.append(made.prompt(row, epoch=0))
     if not kept:
-        shortest = min(len(prompt.token_ids) for prompt in prompts)
         raise DataError(
-            f"{data.prompt_data}: no prompt has at most rollout-max-prompt-len {data.rollout_max_prompt_len} tokens; "
-            f"the shortest has {shortest}"
+            f"{files}: no prompt has at most rollout-max-prompt-len {data.rollout_max_prompt_len} tokens; "
+            f"the shortest has {min(lengths)}"
         )
-    logger.info("%s: %d prompts, %d longer ones left out", data.prompt_data, len(kept), len(prompts) - len(kept))
+    logger.info("%s: %d prompts, %d longer ones left out", files, len(kept), len(lengths))
+    _note_messages(kept, data)
+    if data.num_data_workers is not None:
+        logger.info("num-data-workers has no effect without streaming-data: all cores tokenise before the run")
     return EndlessPrompts(kept, data.rollout_seed if data.rollout_shuffle else None)
 
 
 def load_held_out(path: Path, data: DataConfig, tokenizer: TextTokenizer) -> tuple[Prompt, ...]:
     """Read all prompts of an evaluation file, in file order and without a length limit.
 
-    Rows use the same keys as the training prompts.  Raises DataError.
+    ``path`` may have a slice.  Rows have the keys in ``data``.  Raises DataError.
     """
-    return tuple(_read(path, data, tokenizer))
+    made = _made([path], data, tokenizer, is_limited=False)
+    return tuple(each.prompt(row, epoch=0) for row, each in enumerate(made) if isinstance(each, Made))
 
 
-def _read(path: Path, data: DataConfig, tokenizer: TextTokenizer) -> list[Prompt]:
-    rows = read_rows(path, data)
-    texts = [_text(path, row, tokenizer) for row in rows]
-    prompts = []
-    for place, (row, text, token_ids) in enumerate(zip(rows, texts, tokenizer.encode_all(texts), strict=True)):
-        if not token_ids:
-            raise DataError(f'{path}:{row.line}: key "{data.input_key}" has no tokens')
-        prompts.append(
-            Prompt(row=place, epoch=0, text=text, token_ids=tuple(token_ids), label=row.label, metadata=row.metadata)
-        )
-    return prompts
+def _note_messages(prompts: Iterable[Prompt], data: DataConfig) -> None:
+    """Log one line if a prompt keeps its messages."""
+    if any(prompt.messages is not None for prompt in prompts):
+        logger.info(MESSAGES_NOTE, data.input_key)
 
 
-def _text(path: Path, row: Row, tokenizer: TextTokenizer) -> str:
-    if isinstance(row.prompt, str):
-        return row.prompt
+def _made(
+    paths: Iterable[Path], data: DataConfig, tokenizer: TextTokenizer, *, is_limited: bool = True
+) -> Iterator[Made | TooLong]:
+    """Yield the outcome of every row of all files.  Raises DataError with file and row at the first broken row."""
+    maker = PromptMaker(data, tokenizer)
+    for file in open_files(paths, data):
+        num_rows = 0
+        for rows in itertools.batched(_read(file), _AT_ONCE):
+            num_rows += len(rows)
+            for made in maker.made(rows, is_limited=is_limited):
+                if isinstance(made, Broken):
+                    raise DataError(f"{file.where(made.place, made.line)}: {made.fault}")
+                yield made
+        if not num_rows:
+            raise DataError(f"{file.path}: the file has no rows")
+
+
+def _read(file: PromptFile) -> Iterator[RawRow]:
     try:
-        return tokenizer.render(row.prompt)
-    except DataError as error:
-        raise DataError(f"{path}:{row.line}: {error}") from error
-
-
-def _short_enough(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
-    return prompts if limit is None else [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
+        yield from file.rows()
+    except OSError as error:
+        raise DataError(f"{file.path}: {error.strerror or error}") from error

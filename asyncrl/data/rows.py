@@ -1,98 +1,69 @@
-"""Rows of a JSONL file.  Every error names file and line."""
+"""The keys of a row: prompt, label, metadata and tools.  Errors name the key."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import orjson
-
 from asyncrl.config.areas import DataConfig
+from asyncrl.data import json_text
+from asyncrl.data.json_text import kind
 from asyncrl.errors import DataError
+from asyncrl.types import JsonValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One JSON object of the file."""
+    """A row whose keys have the right types."""
 
-    line: int
-    """Line number from 1, blank lines included."""
     prompt: str | list[dict[str, Any]]
-    """Text, or chat messages if a chat template is applied."""
-    label: str | None
+    """Text, or chat messages."""
+    label: JsonValue
     metadata: dict[str, Any]
+    """The metadata, with the tools under "tools" if the row has any."""
+    tools: list[Any] | None
 
 
-def read_rows(path: Path, data: DataConfig) -> list[Row]:
-    """Read every row of the file; blank lines are skipped.  Raises DataError."""
-    try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from error
-    rows = list(_rows(path, lines, data))
-    if not rows:
-        raise DataError(f"{path}: the file has no rows")
-    return rows
-
-
-def _rows(path: Path, lines: list[bytes], data: DataConfig) -> Iterator[Row]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield _row(number, _object(line), data)
-        except DataError as error:
-            raise DataError(f"{path}:{number}: {error}") from None
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"not JSON: {error.msg}, column {error.colno}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"must be a JSON object, got {_kind(found)}; the file needs one object per line")
-    return found
-
-
-def _row(number: int, found: dict[str, Any], data: DataConfig) -> Row:
+def row_of(found: Mapping[str, Any], data: DataConfig) -> Row:
+    """Check the keys of a row.  Raises DataError with one line that names the key."""
     prompt = _at(found, data.input_key, "input-key")
-    _check_prompt(prompt, data)
-    metadata = {} if data.metadata_key is None else _at(found, data.metadata_key, "metadata-key")
-    if not isinstance(metadata, dict):
-        raise DataError(f'key "{data.metadata_key}" must be an object, got {_kind(metadata)}')
+    _check_prompt(prompt, data.input_key)
     if isinstance(prompt, str) and data.apply_chat_template:
         prompt = [{"role": "user", "content": prompt}]
-    return Row(line=number, prompt=prompt, label=_label(found, data.label_key), metadata=metadata)
+    label = None if data.label_key is None else _at(found, data.label_key, "label-key")
+    metadata = dict(_parsed(found, data.metadata_key, dict) or {})
+    tools = _parsed(found, data.tool_key, list)
+    if tools is not None:
+        metadata["tools"] = tools
+    return Row(prompt=prompt, label=label, metadata=metadata, tools=tools)
 
 
-def _label(found: dict[str, Any], key: str | None) -> str | None:
-    if key is None:
-        return None
-    label = _at(found, key, "label-key")
-    if isinstance(label, bool) or not isinstance(label, str | int | float):
-        raise DataError(f'key "{key}" must be text or a number, got {_kind(label)}')
-    return str(label)
-
-
-def _at(found: dict[str, Any], key: str, flag: str) -> Any:
+def _at(found: Mapping[str, Any], key: str, flag: str) -> Any:
     if key in found:
         return found[key]
     guess = difflib.get_close_matches(key, found, n=1)
     hint = f"did you mean --{flag} {guess[0]}?" if guess else f"--{flag} names the key"
-    raise DataError(f'key "{key}" is missing; the row has: {", ".join(found) or "nothing"}; {hint}')
+    raise DataError(f'key "{key}" is missing; the row has: {_shortened(", ".join(found)) or "nothing"}; {hint}')
 
 
-def _check_prompt(prompt: Any, data: DataConfig) -> None:
-    where = f'key "{data.input_key}"'
-    if isinstance(prompt, list) and not data.apply_chat_template:
-        raise DataError(f"{where} must be text, got a list; chat messages need --apply-chat-template")
+def _parsed(found: Mapping[str, Any], key: str | None, wanted: type[dict[str, Any]] | type[list[Any]]) -> Any:
+    """Return the object or list under ``key``, parsed if it is text; None if the row has none, or an empty value."""
+    if key is None or not (value := found.get(key)):
+        return value if wanted is list and value == [] else None
+    try:
+        parsed = json_text.loads(value) if isinstance(value, str) else value
+    except DataError as error:
+        raise DataError(f'key "{key}": its text is {error}') from None
+    if not isinstance(parsed, wanted):
+        text = " in its text" if isinstance(value, str) else ""
+        raise DataError(f'key "{key}" must be {kind(wanted())}, got {kind(parsed)}{text}')
+    return parsed
+
+
+def _check_prompt(prompt: Any, key: str) -> None:
+    where = f'key "{key}"'
     if not isinstance(prompt, str | list):
-        wanted = "text or a list of messages" if data.apply_chat_template else "text"
-        raise DataError(f"{where} must be {wanted}, got {_kind(prompt)}")
+        raise DataError(f"{where} must be text or a list of messages, got {kind(prompt)}")
     if not prompt:
         raise DataError(f"{where} is empty")
     if isinstance(prompt, list):
@@ -101,8 +72,5 @@ def _check_prompt(prompt: Any, data: DataConfig) -> None:
                 raise DataError(f"{where}, message {place} must be an object with role and content")
 
 
-def _kind(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    names = {str: "text", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return names[type(value)]
+def _shortened(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."

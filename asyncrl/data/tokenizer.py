@@ -5,10 +5,11 @@ Reads ``tokenizer.json`` with the ``tokenizers`` library, which transformers use
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2.ext
@@ -69,16 +70,29 @@ class TextTokenizer:
         text: str = self._words.decode(list(token_ids), skip_special_tokens=self._skips)
         return text
 
-    def render(self, messages: Sequence[Message]) -> str:
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``render`` has a template."""
+        return self._chat is not None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Render a chat with the model's template, up to the start of the answer.
 
-        Raises DataError if there is no template or it refuses the messages.
+        ``tools`` are tool schemas, ``variables`` further variables of the template.  Raises DataError if there is no
+        template or it refuses the messages.
         """
         if self._chat is None:
             raise DataError("apply-chat-template: the checkpoint has no chat template")
+        tools = None if tools is None else list(tools)
+        given = {"messages": list(messages), "tools": tools, "documents": None, "add_generation_prompt": True}
         try:
-            return self._chat.render(messages=list(messages), tools=None, documents=None, add_generation_prompt=True)
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+            return self._chat.render({**variables, **given})
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError, ArithmeticError, RecursionError) as error:
             raise DataError(f"the chat template refuses the messages: {error}") from error
 
 

@@ -1,6 +1,6 @@
 """The reward for an answer that equals the label."""
 
-from asyncrl.errors import RewardFailed
+from asyncrl.rewards.labels import label_text
 from asyncrl.types import Prompt, Sample
 
 
@@ -9,6 +9,4 @@ async def same_text(prompt: Prompt, sample: Sample) -> float:
 
     Raises RewardFailed if the row has no label.
     """
-    if prompt.label is None:
-        raise RewardFailed(f"row {prompt.row} has no label")
-    return float(sample.text.strip() == prompt.label.strip())
+    return float(sample.text.strip() == label_text(prompt).strip())

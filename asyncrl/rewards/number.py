@@ -4,6 +4,7 @@ import re
 from decimal import Decimal
 
 from asyncrl.errors import RewardFailed
+from asyncrl.rewards.labels import label_text
 from asyncrl.types import Prompt, Sample
 
 # After a word, a number or a closing bracket, "-" is a minus operator or a hyphen, not a sign.
@@ -19,9 +20,7 @@ async def same_number(prompt: Prompt, sample: Sample) -> float:
 
     Raises RewardFailed if the row has no label or the label has no number.
     """
-    if prompt.label is None:
-        raise RewardFailed(f"row {prompt.row} has no label")
-    wanted = last_number(prompt.label)
+    wanted = last_number(label_text(prompt))
     if wanted is None:
         raise RewardFailed(f"row {prompt.row}: there is no number in the label {prompt.label!r}")
     return float(last_number(sample.text) == wanted)

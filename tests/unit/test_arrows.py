@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config.slime": set(),
     "data": LEAVES | CONFIG,
     "doctor": CONFIG | {"errors", "compat", "plugins", "engines.sglang"},
+    "data.streaming": LEAVES | CONFIG | {"data"},
     "engines": LEAVES,
     "engines.cluster": LEAVES
     | {"engines", "engines.megatron", "engines.megatron.checkpoint", "engines.megatron.setup"}

@@ -75,14 +75,8 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ("--eval-prompt-data held nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--prompt-data nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--prompt-data /", "prompt-data /: is a folder"),
-        (
-            "--prompt-data all.parquet",
-            "all.parquet: Parquet is not supported; convert it to JSONL, one object per line",
-        ),
-        (
-            "--prompt-data all.jsonl@[0:9]",
-            "slices of a file are not supported; give a file with only the wanted lines",
-        ),
+        ("--prompt-data all.parquet@[0:9]", "all.parquet: no such file"),
+        ("--prompt-data all.jsonl@[0:9:2]", "all.jsonl@[0:9:2]: not a slice of rows; FILE@[a:b] has the rows a to b"),
         ("--hf-checkpoint Qwen/Qwen3-0.6B", "no such folder; give a local folder in Hugging Face format"),
         ("--hf-checkpoint /usr", "hf-checkpoint /usr has no config.json, no tokenizer.json, no *.safetensors"),
         (
@@ -184,6 +178,14 @@ def test_a_contradiction_is_one_line_with_the_numbers(tmp_path: Path, words: str
         ("--tis-clip 0", "tis-clip must be above 0, got 0.0"),
         ("--actor-num-nodes 0", "actor-num-nodes must be at least 1, got 0"),
         ("--rollout-stop=", "rollout-stop must not contain an empty string"),
+        ("--prompt-data", "prompt-data names no file; give JSONL or Parquet files"),
+        ("--num-data-workers 0", "num-data-workers must be at least 1, got 0"),
+        ("--apply-chat-template-kwargs {", "apply-chat-template-kwargs must be a JSON object, got '{': Expecting"),
+        ("--apply-chat-template-kwargs [1]", "apply-chat-template-kwargs must be a JSON object, got '[1]'"),
+        (
+            '--apply-chat-template-kwargs {"tools":1}',
+            "apply-chat-template-kwargs must not have tools: the run sets them",
+        ),
         ("--rollout-max-prompt-len 0", "rollout-max-prompt-len must be at least 1, got 0"),
         ("--input-key=", "input-key must not be empty"),
     ],
