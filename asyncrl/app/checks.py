@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from asyncrl.app.trackers import check_trackers
 from asyncrl.app.resume import ResumablePrompts, Start, find_start
+from asyncrl.app.trackers import check_trackers
 from asyncrl.capacity.layout import check_layout
 from asyncrl.config import RunConfig, check_passthrough
 from asyncrl.config.areas import FlagWords

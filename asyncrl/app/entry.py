@@ -30,8 +30,8 @@ from asyncrl.app.assembly import LOGS_FOLDER, VERSIONS_FILE, run_training
 from asyncrl.app.checks import Checked, check
 from asyncrl.app.dry_run import dry_run
 from asyncrl.app.signals import Signals
-from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.app.trackers import Trackers, open_trackers
+from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.checkpoint.directory import latest

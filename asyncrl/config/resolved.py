@@ -36,8 +36,8 @@ def resolved(run: RunConfig) -> str:
 def flat(run: RunConfig) -> dict[str, Any]:
     """Return the value of every flag, keyed by the name with underscores, including the server's and the router's.
 
-    Accepted flags of slime and Megatron, and the other keys of ``--custom-config-path``, are included as well.  A secret
-    is None.
+    Accepted flags of slime and Megatron, and the other keys of ``--custom-config-path``, are included as well.  Secrets
+    are None.
     """
     ours = {knob.field: _public(getattr(getattr(run, knob.area), knob.field)) for knob in knobs().values()}
     others = run.foreign | _passed(run)
