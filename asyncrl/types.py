@@ -11,7 +11,7 @@ between processes.
 import enum
 from array import array
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NewType
 
 GroupId = NewType("GroupId", int)
@@ -69,6 +69,21 @@ class SamplingParams:
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    """Number of tokens before which no stop token is drawn.  Stop strings end an answer earlier."""
+    repetition_penalty: float = 1.0
+    """Divisor of the positive logits of tokens that the answer already has; 1.0 is off.
+
+    An engine counts only the tokens of the present request, so the tokens before an interruption have no penalty.
+    """
+
+    def after(self, num_tokens: int) -> "SamplingParams":
+        """Return the settings for the rest of an answer that has ``num_tokens`` tokens."""
+        return replace(
+            self,
+            max_new_tokens=self.max_new_tokens - num_tokens,
+            min_new_tokens=max(0, self.min_new_tokens - num_tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
