@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.areas import RunConfig
+from asyncrl.config.areas.evaluation import EvalConfig, EvalEntry
 from asyncrl.config.areas.ranges import refuse
 from asyncrl.config.command_line import Given, read_flags
+from asyncrl.config.eval_file import read_eval_file
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
 from asyncrl.config.passthrough import owned
 from asyncrl.config.problems import contradictions, missing_files
@@ -49,5 +51,12 @@ def _assembled(path: Path | None, values: dict[str, Any], passed: dict[str, dict
         except ConfigError as error:
             broken.append(str(error))
     refuse(broken)
+    entries = _entries(areas["evaluation"])
     name = path.stem if path else values["hf-checkpoint"].name
-    return RunConfig(name=name, sglang=passed["sglang-"], router=passed["router-"], **areas)
+    return RunConfig(name=name, sglang=passed["sglang-"], router=passed["router-"], eval_entries=entries, **areas)
+
+
+def _entries(evaluation: EvalConfig) -> tuple[EvalEntry, ...]:
+    """Return the sets in the file of ``--eval-config``; none if it is missing, which ``missing_files`` reports."""
+    file = evaluation.eval_config
+    return read_eval_file(file) if file is not None and file.is_file() else ()

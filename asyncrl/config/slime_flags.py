@@ -9,7 +9,6 @@ _NO_GROUP = "not supported: a reward sees one response; use --custom-advantage-f
 _NO_DEBUG = "not supported: use --dry-run to check a run, or python -m benchmarks.trainer to run the trainer alone"
 _NO_OPD = "not supported: asyncrl has no distillation; use --custom-loss-function-path for another loss"
 _COLOCATE = "use --colocate; without it trainer and engines have separate GPUs"
-_EVAL_KEYS = "not supported: --input-key and --label-key apply to all data sets"
 _TENSORBOARD = "not supported: use --use-tensorboard, or metrics.jsonl in the run directory"
 _WHOLE = "not supported: every update sends all weights"
 
@@ -100,7 +99,6 @@ INSTEAD: Mapping[str, str] = {
     # generation
     **dict.fromkeys(("custom-generate-function-path", "tool-key", "log-multi-turn", "loss-mask-type"), _NO_GENERATE),
     "rollout-function-path": "not supported: the rollout loop is fixed; rewards, filters and losses are replaceable",
-    "eval-function-path": "not supported: evaluation generates with --eval-temperature and uses the same reward",
     "rollout-max-context-len": "use --rollout-max-prompt-len and --rollout-max-response-len",
     "rollout-buffer-url": "not supported: the buffer is in the driver process",
     **dict.fromkeys(
@@ -117,12 +115,6 @@ INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("group-rm", "custom-reward-post-process-path"), _NO_GROUP),
     **dict.fromkeys(("reward-key", "eval-reward-key"), "not supported: a reward is one number"),
     "rm-url": "use --custom-rm-path with a function that calls the service",
-    # evaluation
-    **dict.fromkeys(("eval-input-key", "eval-label-key", "eval-tool-key"), _EVAL_KEYS),
-    "eval-config": "use --eval-prompt-data NAME PATH ...",
-    **dict.fromkeys(
-        ("eval-top-p", "eval-top-k"), "not supported: evaluation samples with --rollout-top-p and --rollout-top-k"
-    ),
     # checkpoints
     "ref-ckpt-step": "not needed: --ref-load also accepts the folder of one checkpoint",
     "save-hf": "not needed: the final model is in the run directory; "

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from asyncrl.config.areas.checkpoint import CheckpointConfig
 from asyncrl.config.areas.cluster import ClusterConfig
 from asyncrl.config.areas.data import DataConfig
-from asyncrl.config.areas.evaluation import EvalConfig
+from asyncrl.config.areas.evaluation import EvalConfig, EvalEntry
 from asyncrl.config.areas.failures import FailureConfig
 from asyncrl.config.areas.model import ModelConfig
 from asyncrl.config.areas.output import OutputConfig
@@ -34,6 +34,8 @@ class RunConfig:
     checkpoint: CheckpointConfig
     evaluation: EvalConfig
     output: OutputConfig
+    eval_entries: tuple[EvalEntry, ...] = ()
+    """The sets in the file of ``--eval-config``, as they were when the run was loaded."""
     sglang: dict[str, str | bool] = field(default_factory=dict)
     """The SGLang server's flags by name without ``--sglang-``; True is a flag without a value."""
     router: dict[str, str | bool] = field(default_factory=dict)
