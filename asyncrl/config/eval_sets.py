@@ -11,6 +11,7 @@ from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import eval_max_response_len, eval_temperature, eval_top_k, eval_top_p, longest_sample
 from asyncrl.config.eval_file import KEYS
 from asyncrl.config.knobs import knobs
+from asyncrl.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class EvalSet:
     """Ids of tokens that end a response, without the model's end tokens."""
     pass_threshold: float | None
     data: DataConfig
-    """The keys of the rows; its file and its length limit are those of training."""
+    """The keys of the rows; without a length limit, because ``max_prompt_len`` is that of the set."""
     reward: RewardConfig
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Values that replace those in the metadata of every row."""
@@ -112,8 +113,11 @@ def _flag_set(run: RunConfig, name: str, path: Path) -> EvalSet:
         stop=rollout.rollout_stop,
         stop_token_ids=rollout.rollout_stop_token_ids,
         pass_threshold=evaluation.eval_pass_threshold,
-        data=_changed(run.data, {key: value for key, value in keys.items() if value is not None}),
-        reward=run.reward,
+        data=_changed(
+            replace(run.data, rollout_max_prompt_len=None),
+            {key: value for key, value in keys.items() if value is not None},
+        ),
+        reward=_with_eval_key(run.reward),
     )
 
 
@@ -128,14 +132,24 @@ def _file_set(run: RunConfig, entry: EvalEntry) -> EvalSet:
     if rm_type is not None:
         of_area["reward"].setdefault("custom_rm_path", None)  # the set names another reward than the run's function
     named = {} if rm_type is None else {"rm_type": rm_type}
+    origin = str(run.evaluation.eval_config)
+    try:
+        data, reward = _changed(base.data, of_area["data"]), _changed(base.reward, of_area["reward"])
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{origin}: {entry.name}: {line}" for line in str(error).split("\n"))) from None
     return replace(
         base,
         **own,
-        origin=str(run.evaluation.eval_config),
-        data=_changed(base.data, of_area["data"]),
-        reward=_changed(base.reward, of_area["reward"]),
+        origin=origin,
+        data=data,
+        reward=reward,
         metadata={**named, **entry.metadata},
     )
+
+
+def _with_eval_key(reward: RewardConfig) -> RewardConfig:
+    key = reward.eval_reward_key
+    return reward if key is None else replace(reward, reward_key=key)
 
 
 def _changed[T: (DataConfig, RewardConfig)](area: T, changes: Mapping[str, Any]) -> T:

@@ -113,7 +113,6 @@ INSTEAD: Mapping[str, str] = {
     "balance-by-flops": "use --balance-data",
     # rewards
     **dict.fromkeys(("group-rm", "custom-reward-post-process-path"), _NO_GROUP),
-    **dict.fromkeys(("reward-key", "eval-reward-key"), "not supported: a reward is one number"),
     "rm-url": "use --custom-rm-path with a function that calls the service",
     # checkpoints
     "ref-ckpt-step": "not needed: --ref-load also accepts the folder of one checkpoint",

@@ -224,3 +224,16 @@ def test_every_flag_of_a_sampling_setting_has_a_key() -> None:
     in_areas = {"rm_type", "custom_rm_path", "reward_key", "metadata_key", "input_key", "label_key", "tool_key"}
     in_areas |= {"apply_chat_template", "apply_chat_template_kwargs"}
     assert set(EvalSet.__dataclass_fields__) - own == set(KEYS) - in_areas
+
+
+def test_a_set_has_the_reward_key_of_the_file_over_the_evaluations_over_the_runs(tmp_path: Path) -> None:
+    text = "datasets:\n- {name: a, path: b.jsonl}\n- {name: c, path: b.jsonl, reward_key: acc}\n"
+    plain, own = eval_sets(with_file(tmp_path, text, "--reward-key", "score"))
+    assert (plain.reward.reward_key, own.reward.reward_key) == ("score", "acc")
+    plain, own = eval_sets(with_file(tmp_path, text, "--reward-key", "score", "--eval-reward-key", "pass"))
+    assert (plain.reward.reward_key, own.reward.reward_key) == ("pass", "acc")
+
+
+def test_a_sets_prompts_do_not_have_the_length_limit_of_training(tmp_path: Path) -> None:
+    (only,) = eval_sets(with_file(tmp_path, "datasets: {a: {path: b.jsonl}}", "--rollout-max-prompt-len", "5"))
+    assert (only.max_prompt_len, only.data.rollout_max_prompt_len) == (None, None)
