@@ -11,7 +11,7 @@ between processes.
 import enum
 from array import array
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NewType
 
 GroupId = NewType("GroupId", int)
@@ -76,6 +76,21 @@ class SamplingParams:
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    """Number of tokens before which no stop token is drawn.  Stop strings end an answer earlier."""
+    repetition_penalty: float = 1.0
+    """Divisor of the positive logits of tokens that the answer already has; 1.0 is off.
+
+    An engine counts only the tokens of the present request, so the tokens before an interruption have no penalty.
+    """
+
+    def after(self, num_tokens: int) -> "SamplingParams":
+        """Return the settings for the rest of an answer that has ``num_tokens`` tokens."""
+        return replace(
+            self,
+            max_new_tokens=self.max_new_tokens - num_tokens,
+            min_new_tokens=max(0, self.min_new_tokens - num_tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +261,41 @@ class EngineLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvalAnswers:
+    """The answers to one held-out prompt, without the failed ones."""
+
+    prompt: Prompt
+    samples: tuple[ScoredSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over held-out prompts."""
+
+    value: float
+    margin: float | None = None
+    """Half the width of the 95 % confidence interval; None with fewer than two prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSetReport:
+    """The numbers of one set of held-out prompts.  They do not count failed answers."""
+
+    mean: Estimate
+    """Mean reward of the answers."""
+    pass_at: Mapping[int, Estimate] = field(default_factory=dict)
+    """The probability that at least one of k answers is right, by k; empty if answers are not right or wrong."""
+    majority_at: Mapping[int, Estimate] = field(default_factory=dict)
+    """The probability that the most frequent final answer is right, by the number of answers per prompt."""
+    truncated: float | None = None
+    """Share of the answers that the length limit cut, 0 to 1."""
+    tokens_mean: float | None = None
+    tokens_max: int | None = None
+    num_failed: int = 0
+    answers: tuple[EvalAnswers, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
     """The result of one pass over the held-out prompts."""
 
@@ -255,6 +305,10 @@ class EvalReport:
     """The newest weights that generated any of its tokens; newer than ``weights`` after an update during the pass."""
     accuracy: Mapping[str, float]
     """Mean reward by data set name, over the answers that did not fail."""
+    sets: Mapping[str, EvalSetReport] = field(default_factory=dict)
+    """All numbers by data set name; a set without any answer is left out."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers of a user's evaluation function, by its names."""
     num_samples: int
     num_failed: int
     """Answers left out because an engine or the reward failed."""

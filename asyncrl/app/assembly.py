@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, NoReturn
@@ -16,12 +15,11 @@ from uuid import uuid4
 import orjson
 
 from asyncrl.app.checks import Checked, check_served
+from asyncrl.app.evaluation import held_out_sets
 from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
 from asyncrl.config.derived import (
     dtype,
-    eval_max_response_len,
-    eval_temperature,
     lr_decay_iters,
     num_steps_per_rollout,
     row_tokens,
@@ -45,6 +43,7 @@ from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
+from asyncrl.protocols import RewardFn
 from asyncrl.types import SamplingParams
 
 Device = Literal["cpu", "cuda"]
@@ -197,10 +196,10 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
     if start.before is not None:
         engine.retries, engine.aborts = start.before.retries, start.before.aborts
 
-    def sampler(sampling: SamplingParams) -> Sampler:
+    def sampler(sampling: SamplingParams, reward: RewardFn) -> Sampler:
         return Sampler(
             engine=engine,
-            reward=checked.reward,
+            reward=reward,
             reward_timeout_s=run.failures.reward_timeout_s,
             tokenizer=checked.tokenizer,
             sampling=sampling,
@@ -211,14 +210,13 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
         )
 
     evaluator = Evaluator(
-        held_out=checked.held_out,
-        sampler=sampler(_eval_sampling(checked)),
+        sets=held_out_sets(checked.held_out, checked.end_tokens, sampler),
         slots=slots,
         serving=serving,
         timeline=timeline,
     )
     return Parts(
-        scheduler=_scheduler(checked, sampler(_sampling(checked)), slots, serving, timeline),
+        scheduler=_scheduler(checked, sampler(_sampling(checked), checked.reward), slots, serving, timeline),
         evaluator=evaluator if run.evaluation.eval_interval is not None else None,
         engine=engine,
         trainer=running.trainer,
@@ -313,13 +311,4 @@ def _sampling(checked: Checked) -> SamplingParams:
         max_new_tokens=rollout.rollout_max_response_len,
         stop=rollout.rollout_stop,
         stop_token_ids=(*checked.end_tokens, *rollout.rollout_stop_token_ids),
-    )
-
-
-def _eval_sampling(checked: Checked) -> SamplingParams:
-    rollout, evaluation = checked.run.rollout, checked.run.evaluation
-    return replace(
-        _sampling(checked),
-        temperature=eval_temperature(evaluation, rollout),
-        max_new_tokens=eval_max_response_len(evaluation, rollout),
     )

@@ -8,16 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from asyncrl.app.evaluation import CheckedSet, check_eval_lengths, check_eval_rewards, checked_sets
 from asyncrl.app.resume import ResumablePrompts, Start, find_start
 from asyncrl.app.trackers import check_trackers
 from asyncrl.capacity.layout import check_layout
-from asyncrl.config import RunConfig, check_passthrough
+from asyncrl.config import RewardConfig, RunConfig, check_passthrough
 from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
-from asyncrl.config.derived import longest_responses, skip_special_tokens, weight_bytes
+from asyncrl.config.derived import longest_sample, skip_special_tokens, weight_bytes
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
-from asyncrl.data.prompts import load_held_out, load_prompts
+from asyncrl.data.prompts import load_prompts
 from asyncrl.data.streaming import open_stream
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.megatron.setup.settings import Resolver
@@ -28,7 +29,6 @@ from asyncrl.models.described import otherwise
 from asyncrl.models.overrides import overridden, server_changes
 from asyncrl.models.shape import ModelShape, read_config, shape_of
 from asyncrl.models.sizes import sent_bytes
-from asyncrl.pipeline.evaluation import HeldOut
 from asyncrl.plugins import KEEP, PICK, REWARD, load_custom, load_plugin
 from asyncrl.protocols import KeepFn, PickFn, RewardFn
 from asyncrl.rewards import BUILT_IN
@@ -60,7 +60,7 @@ class Checked:
     end_tokens: tuple[int, ...]
     prompts: ResumablePrompts
     start: Start
-    held_out: HeldOut
+    held_out: tuple[CheckedSet, ...]
     reward: RewardFn
     keep: KeepFn
     pick: PickFn | None
@@ -96,11 +96,8 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
         end_tokens=end_tokens(run.model.hf_checkpoint, model.config),
         prompts=prompts,
         start=find_start(run, prompts, model.shape),
-        held_out=HeldOut(
-            prompts={name: load_held_out(path, run.data, tokenizer) for name, path in run.evaluation.data_sets},
-            samples_per_prompt=run.evaluation.n_samples_per_eval_prompt,
-        ),
-        reward=_reward(run),
+        held_out=checked_sets(run, tokenizer, model.shape.max_positions, partial(_reward, run)),
+        reward=_reward(run, run.reward),
         keep=_keep(run),
         pick=_pick(run),
         custom=custom,
@@ -123,23 +120,19 @@ def check_model(run: RunConfig) -> CheckedModel:
     check_served(run.model.hf_checkpoint, shape, run.cluster.device)
     server_flags = _server_flags(run, config, shape)
     refuse(_too_long(run, shape))
+    check_eval_lengths(run, shape.max_positions)
     return CheckedModel(config=config, shape=shape, server_flags=server_flags)
 
 
 def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
-    """One line for each length above the number of positions, because SGLang refuses such requests."""
-    limit, (response, held_out) = run.data.rollout_max_prompt_len, longest_responses(run)
-    prompt = limit or 0
+    """One line if the longest sample has more tokens than positions, because SGLang refuses such requests."""
+    limit, response = run.data.rollout_max_prompt_len, run.rollout.rollout_max_response_len
     there = f"tokens, the model has {shape.max_positions} positions (max-position-embeddings)"
-
-    def line(name: str, length: int) -> str:
-        if limit is None:
-            return f"{name} {length} {there}, and a prompt must have room as well"
-        return f"rollout-max-prompt-len {limit} + {name} {length} = {limit + length} {there}"
-
-    return must(prompt + response <= shape.max_positions, line("rollout-max-response-len", response)) + must(
-        held_out <= response or prompt + held_out <= shape.max_positions, line("eval-max-response-len", held_out)
-    )
+    total = longest_sample(run, response)
+    line = f"rollout-max-response-len {response} {there}, and a prompt must have room as well"
+    if limit is not None:
+        line = f"rollout-max-prompt-len {limit} + rollout-max-response-len {response} = {total} {there}"
+    return must(total <= shape.max_positions, line)
 
 
 def check_served(checkpoint: Path, shape: ModelShape, device: str) -> None:
@@ -153,7 +146,8 @@ def check_served(checkpoint: Path, shape: ModelShape, device: str) -> None:
 
 def check_functions(run: RunConfig) -> None:
     """Find every function that the run names.  Raises PluginError."""
-    _reward(run)
+    _reward(run, run.reward)
+    check_eval_rewards(run, partial(_reward, run))
     _keep(run)
     _pick(run)
     _custom(run)
@@ -186,12 +180,13 @@ def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
         raise ConfigError(f"{error}{hint}") from error
 
 
-def _reward(run: RunConfig) -> RewardFn:
-    if run.reward.custom_rm_path is not None:
-        return load_plugin(run.reward.custom_rm_path, REWARD, _plugin_args(run))
-    if run.reward.rm_type is None:
+def _reward(run: RunConfig, reward: RewardConfig) -> RewardFn:
+    """Return the function of ``reward``, which is the run's or that of a set of held-out prompts."""
+    if reward.custom_rm_path is not None:
+        return load_plugin(reward.custom_rm_path, REWARD, _plugin_args(run))
+    if reward.rm_type is None:
         raise AssertionError("checked by the configuration: there is a reward")
-    return BUILT_IN[run.reward.rm_type]
+    return BUILT_IN[reward.rm_type]
 
 
 def _keep(run: RunConfig) -> KeepFn:

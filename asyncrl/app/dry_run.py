@@ -21,11 +21,10 @@ from asyncrl.config.derived import (
     critic_load,
     filled_in,
     has_critic,
-    longest_responses,
-    longest_sample,
     row_tokens,
     weight_bytes,
 )
+from asyncrl.config.eval_sets import longest_request
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.models.sizes import model_size
 
@@ -152,7 +151,7 @@ def _too_small(run: RunConfig, found: Estimate) -> list[str]:
     return lines + engine_problems(
         found.engine,
         gpus_per_engine=run.cluster.rollout_num_gpus_per_engine,
-        longest=max(longest_sample(run, each) for each in longest_responses(run)),
+        longest=longest_request(run),
     )
 
 
@@ -209,7 +208,7 @@ def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:
 
 def _add_engine(table: Table, run: RunConfig, found: Estimate) -> None:
     engine, cluster = found.engine, run.cluster
-    longest = max(longest_sample(run, each) for each in longest_responses(run))
+    longest = longest_request(run)
     table.add_section()
     table.add_row("[bold]engine", "", f"one of {cluster.num_engines}, on {cluster.rollout_num_gpus_per_engine} GPU(s)")
     _add(table, "weights", engine.weights, "the layers' matrices in fp8" if found.shape.fp8_block else "")

@@ -46,13 +46,6 @@ def longest_sample(run: RunConfig, response: int) -> int:
     return (run.data.rollout_max_prompt_len or 0) + response
 
 
-def longest_responses(run: RunConfig) -> tuple[int, int]:
-    """The maximum response lengths in training and in evaluation, in tokens; equal if there is no evaluation."""
-    response = run.rollout.rollout_max_response_len
-    is_evaluated = run.evaluation.eval_interval is not None
-    return response, eval_max_response_len(run.evaluation, run.rollout) if is_evaluated else response
-
-
 def row_tokens(run: RunConfig) -> int:
     """The maximum number of tokens of a microbatch, summed over the context-parallel ranks that split it."""
     longest = longest_sample(run, run.rollout.rollout_max_response_len)
@@ -143,6 +136,16 @@ def eval_temperature(evaluation: EvalConfig, rollout: RolloutConfig) -> float:
     return rollout.rollout_temperature if evaluation.eval_temperature is None else evaluation.eval_temperature
 
 
+def eval_top_p(evaluation: EvalConfig, rollout: RolloutConfig) -> float:
+    """The top-p of nucleus sampling in evaluation."""
+    return rollout.rollout_top_p if evaluation.eval_top_p is None else evaluation.eval_top_p
+
+
+def eval_top_k(evaluation: EvalConfig, rollout: RolloutConfig) -> int:
+    """The top-k of sampling in evaluation."""
+    return rollout.rollout_top_k if evaluation.eval_top_k is None else evaluation.eval_top_k
+
+
 def eval_max_response_len(evaluation: EvalConfig, rollout: RolloutConfig) -> int:
     """The maximum length of one response in evaluation, in tokens."""
     return evaluation.eval_max_response_len or rollout.rollout_max_response_len
@@ -183,6 +186,8 @@ def filled_in(run: RunConfig) -> dict[str, object]:
             skip_special_tokens(rollout, run.reward),
         ),
         "eval-temperature": (evaluation.eval_temperature, eval_temperature(evaluation, rollout)),
+        "eval-top-p": (evaluation.eval_top_p, eval_top_p(evaluation, rollout)),
+        "eval-top-k": (evaluation.eval_top_k, eval_top_k(evaluation, rollout)),
         "eval-max-response-len": (evaluation.eval_max_response_len, eval_max_response_len(evaluation, rollout)),
     }
     return {name: value for name, (given, value) in meant.items() if given is None}

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from asyncrl.config.areas import FlagWords, RunConfig
+from asyncrl.config.areas.evaluation import EvalConfig, EvalEntry
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.command_line import Given, read_flags
 from asyncrl.config.custom_file import read_custom
+from asyncrl.config.eval_file import read_eval_file
 from asyncrl.config.foreign import unlike
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
 from asyncrl.config.notes import notes_of
@@ -100,5 +102,12 @@ def _assembled(path: Path | None, given: Given) -> RunConfig:
         sglang=given.passed["sglang-"],
         router=given.passed["router-"],
         foreign=given.foreign,
+        eval_entries=_entries(areas["evaluation"]),
         **areas,
     )
+
+
+def _entries(evaluation: EvalConfig) -> tuple[EvalEntry, ...]:
+    """Return the sets in the file of ``--eval-config``; none if it is missing, which ``missing_files`` reports."""
+    file = evaluation.eval_config
+    return read_eval_file(file) if file is not None and file.is_file() else ()

@@ -26,6 +26,7 @@ PLUGINS = (
     "buffer-filter-path",
     "custom-advantage-function-path",
     "custom-loss-function-path",
+    "eval-function-path",
 )
 """The settings that may hold file.py:function."""
 

@@ -91,7 +91,8 @@ class FakeEngine:
         self._going_on.set()
 
     async def _write(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
-        wanted, limit = self._lengths(request), request.sampling.max_new_tokens
+        limit = request.sampling.max_new_tokens
+        wanted = max(self._lengths(request), request.sampling.min_new_tokens)
         length, written = min(wanted, limit), list[int]()
         while len(written) < length:
             weights, size = self._weights, min(self._chunk, length - len(written))

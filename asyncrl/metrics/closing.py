@@ -1,17 +1,21 @@
 """The closing table, which summarizes a run at its end."""
 
+import re
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.metrics.history import History
+from asyncrl.metrics.history import History, SetNumbers, only_margin
 from asyncrl.metrics.live_view import RunTargets
 from asyncrl.metrics.logs import LOG_FILE
 from asyncrl.metrics.sinks import METRICS_FILE, TENSORBOARD_FOLDER
 from asyncrl.metrics.timeline import TIMELINE_FILE
-from asyncrl.metrics.words import bottleneck, duration, percent, share, short_s
+from asyncrl.metrics.words import bottleneck, change, duration, percent, share, short_s
+
+_MOST_SETS = 8
+"""Held-out sets with a separate row, at most."""
 
 _FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
 
@@ -40,6 +44,7 @@ def closing_table(history: History, plan: RunTargets, wall_s: float, run_dir: Pa
 def _add_outcome(table: Table, history: History, plan: RunTargets, wall_s: float) -> None:
     table.add_row("steps", f"{_steps(history):,} of {plan.num_steps:,} in {duration(wall_s)}")
     table.add_row("held-out accuracy", _held_out(history))
+    _add_sets(table, history)
     if history.first_reward is not None:
         table.add_row("reward", f"{history.first_reward:.3f} → {history.last_reward:.3f}")
 
@@ -52,9 +57,33 @@ def _held_out(history: History) -> Text:
     if history.first_accuracy is None or history.last_accuracy is None:
         return Text("not measured", style="dim")
     (first_step, first), (last_step, last) = history.first_accuracy, history.last_accuracy
+    margin = only_margin(history)
     if first_step == last_step:
-        return Text.assemble(f"{last:.3f}", (f"  at step {last_step}", "dim"))
-    return Text.assemble(f"{first:.3f} → {last:.3f}", (f"  at steps {first_step} → {last_step}", "dim"))
+        return Text.assemble(change(last, last, margin), (f"  at step {last_step}", "dim"))
+    means = f"{first:.3f} → {change(last, last, margin)}"
+    return Text.assemble(means, (f"  at steps {first_step} → {last_step}", "dim"))
+
+
+def _add_sets(table: Table, history: History) -> None:
+    """Add a row per held-out set, and pass@k and majority@k for the largest k."""
+    sets = list(history.last_sets.items())
+    for name, now in sets[:_MOST_SETS]:
+        if len(sets) > 1:
+            means = change(history.first_sets[name]["reward"], now["reward"], now.get("reward_ci95"))
+            table.add_row(f"  {name}", means)
+        if passes := _largest(now):
+            table.add_row("", passes)
+    if len(sets) > _MOST_SETS:
+        table.add_row("  ...", f"{len(sets) - _MOST_SETS} more sets in {METRICS_FILE}")
+
+
+def _largest(now: SetNumbers) -> str:
+    """The numbers for the largest k above 1: ``pass@16 0.800, majority@16 0.600``."""
+    found = []
+    for kind in ("pass", "majority"):
+        ks = [int(match[1]) for name in now if (match := re.fullmatch(rf"{kind}@(\d+)", name)) and match[1] != "1"]
+        found += [f"{kind}@{max(ks)}"] if ks else []
+    return ", ".join(f"{name} {now[name]:.3f}" for name in found)
 
 
 def _add_tokens(table: Table, history: History) -> None:

@@ -1,10 +1,14 @@
 """The summary of a run's rows that views and the closing table keep."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from asyncrl.metrics.sinks import Row
 from asyncrl.metrics.words import share
+
+type SetNumbers = Mapping[str, float]
+"""Numbers of one held-out set by the last part of their metric's name: ``reward``, ``pass@4``, ..."""
 
 _RECENT_STEPS = 40
 """Steps in the sparkline and in the estimate of the remaining time; 40 blocks fit a terminal of 80 columns."""
@@ -28,6 +32,10 @@ class History:
     first_accuracy: tuple[int, float] | None = None
     """Training step of the weights, and their accuracy."""
     last_accuracy: tuple[int, float] | None = None
+    first_sets: dict[str, SetNumbers] = field(default_factory=dict)
+    """Numbers of each held-out set when it was first measured."""
+    last_sets: dict[str, SetNumbers] = field(default_factory=dict)
+    """Numbers of each held-out set in the last evaluation."""
     max_lag: int | None = None
     updates: int = 0
     pause_s: float = 0.0
@@ -75,6 +83,8 @@ class History:
         if "eval/accuracy" in row:
             self.last_accuracy = (int(row["eval/step"]), row["eval/accuracy"])
             self.first_accuracy = self.first_accuracy or self.last_accuracy
+            self.last_sets = set_numbers(row)
+            self.first_sets = self.last_sets | self.first_sets
 
     def _remember_reward(self, row: Row) -> None:
         if "reward/mean" in row:
@@ -95,3 +105,23 @@ class History:
         if "time/update_pause_s" in row:
             self.updates += 1
             self.pause_s += row["time/update_pause_s"]
+
+
+def set_numbers(row: Row) -> dict[str, SetNumbers]:
+    """The numbers of each held-out set in ``row``, by the set's name, in the order of the row."""
+    ending = "/reward"
+    names = [name.removeprefix("eval/").removesuffix(ending) for name in row if name.startswith("eval/")]
+    return {
+        name: {
+            number.removeprefix(f"eval/{name}/"): value
+            for number, value in row.items()
+            if number.startswith(f"eval/{name}/")
+        }
+        for name in names
+        if f"eval/{name}{ending}" in row and not name.startswith("function/")
+    }
+
+
+def only_margin(history: History) -> float | None:
+    """The margin of the last accuracy if there is one held-out set; the mean over several sets has none."""
+    return next(iter(history.last_sets.values())).get("reward_ci95") if len(history.last_sets) == 1 else None

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.metrics.facts import Gauges, StepFacts
-from asyncrl.metrics.history import History
+from asyncrl.metrics.history import History, only_margin
 from asyncrl.metrics.sinks import Row
-from asyncrl.metrics.words import bottleneck, duration, share, short_s, sparkline, who_waits
+from asyncrl.metrics.words import bottleneck, change, duration, share, short_s, sparkline, who_waits
 
 _REDRAWS_PER_S = 2
 """Redraws per second: enough for a clock, and calm to look at."""
@@ -25,6 +25,8 @@ _PANEL_WIDTH = 100
 """Largest width in columns: wider lines are harder to read."""
 _LONGEST_SILENCE_S = 60.0
 """Seconds without output after which LineView prints the present state, also in the middle of a step."""
+_MOST_SETS = 4
+"""Held-out sets with a separate line, at most: the panel must fit a screen of 24 lines."""
 _LINES_PER_HEADER = 20
 """Lines per header, so that a screen of 24 lines always shows one."""
 
@@ -161,6 +163,8 @@ class LineView:
         self._say(_aligned(_cells(self._plan, self._history, row)))
         if "eval/accuracy" in row:
             self.note(f"held-out accuracy {_accuracies(self._history)}")
+            for name, text in _sets(self._history, "->").items():
+                self.note(f"  {name} {text}")
 
     def note(self, text: str) -> None:
         """Print the line."""
@@ -205,6 +209,7 @@ def _board(plan: RunTargets, history: History, stats: Gauges) -> RenderableType:
     facts: dict[str, str | Text] = {
         "reward": _reward(history),
         "held-out": _held_out(history),
+        **{f"  {name}": text for name, text in _sets(history, "→").items()},
         "generated": f"{row.get('throughput/tokens_generated_per_s', 0):,.0f} tokens/s",
         "in flight": _in_flight(stats),
         "groups": _fates(stats),
@@ -233,7 +238,19 @@ def _accuracies(history: History, arrow: str = "->") -> str:
     if history.first_accuracy is None or history.last_accuracy is None:
         return "not measured"
     first, last = history.first_accuracy[1], history.last_accuracy[1]
-    return f"{last:.3f}" if history.first_accuracy is history.last_accuracy else f"{first:.3f} {arrow} {last:.3f}"
+    if history.first_accuracy is history.last_accuracy:
+        first = last
+    return change(first, last, only_margin(history), arrow)
+
+
+def _sets(history: History, arrow: str) -> dict[str, str]:
+    """The mean reward of each held-out set by its name; empty for one set, and for more than fit."""
+    if not 1 < len(history.last_sets) <= _MOST_SETS:
+        return {}
+    return {
+        name: change(history.first_sets[name]["reward"], now["reward"], now.get("reward_ci95"), arrow)
+        for name, now in history.last_sets.items()
+    }
 
 
 def _in_flight(stats: Gauges) -> str:

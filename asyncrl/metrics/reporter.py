@@ -8,7 +8,7 @@ from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenC
 from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.life_table import LengthSummary
 from asyncrl.metrics.sinks import Row, Sink
-from asyncrl.types import Batch, EvalReport, FinishReason, Sample, TrainReport, UpdateReport
+from asyncrl.types import Batch, EvalReport, EvalSetReport, FinishReason, Sample, TrainReport, UpdateReport
 
 
 class Reporter:
@@ -93,7 +93,24 @@ def _evaluation(report: EvalReport) -> dict[str, float | int]:
         numbers["eval/accuracy"] = math.fsum(report.accuracy.values()) / len(report.accuracy)
     if len(report.accuracy) > 1:
         numbers |= {f"eval/{name}/accuracy": accuracy for name, accuracy in report.accuracy.items()}
-    return numbers
+    for name, each in report.sets.items():
+        numbers |= {f"eval/{name}/{number}": value for number, value in _eval_set(each).items()}
+    return numbers | {f"eval/function/{name}": value for name, value in report.metrics.items()}
+
+
+def _eval_set(report: EvalSetReport) -> dict[str, float | int]:
+    estimates = {"reward": report.mean}
+    estimates |= {f"pass@{k}": estimate for k, estimate in report.pass_at.items()}
+    estimates |= {f"majority@{k}": estimate for k, estimate in report.majority_at.items()}
+    numbers: dict[str, float | int] = {}
+    for name, estimate in estimates.items():
+        numbers[name] = estimate.value
+        if estimate.margin is not None:
+            numbers[f"{name}_ci95"] = estimate.margin
+    others = {"truncated": report.truncated, "tokens_mean": report.tokens_mean, "tokens_max": report.tokens_max}
+    return (
+        numbers | {name: value for name, value in others.items() if value is not None} | {"failed": report.num_failed}
+    )
 
 
 def _lags(batch: Batch) -> dict[str, float | int]:

@@ -37,6 +37,12 @@ def short_s(seconds: float) -> str:
     return f"{seconds:.{digits}f} s"
 
 
+def change(first: float, last: float, margin: float | None, arrow: str = "→") -> str:
+    """Two means as ``0.125 → 0.500 ± 0.040``; one mean if they are equal.  ``margin`` is that of the last."""
+    means = f"{last:.3f}" if first == last else f"{first:.3f} {arrow} {last:.3f}"
+    return means if margin is None else f"{means} ± {margin:.3f}"
+
+
 def sparkline(values: Sequence[float]) -> str:
     """One block per value, scaled from the lowest value to the highest."""
     finite = [value for value in values if math.isfinite(value)]

@@ -32,7 +32,7 @@ from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.evaluation import Evaluator
+from asyncrl.pipeline.evaluation import Evaluates
 from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import ServingWeights
@@ -77,7 +77,7 @@ class Parts:
     """The parts of a run.  ``scheduler`` and ``evaluator`` share ``slots`` and ``serving``."""
 
     scheduler: Scheduler
-    evaluator: Evaluator | None
+    evaluator: Evaluates | None
     engine: RetryingEngine
     trainer: Trainer
     updater: WeightUpdater

@@ -155,3 +155,16 @@ def test_requests_in_flight_survive_a_weight_update(open_place: OpenPlace) -> No
                 assert sum(len(chunk.token_ids) for chunk in mine) == 1000
 
     asyncio.run(run())
+
+
+def test_a_repetition_penalty_changes_no_other_answer(open_place: OpenPlace) -> None:
+    async def run() -> None:
+        async with open_place() as place:
+            plain = [ask(place, seed, 60) for seed in range(4)]
+            alone = await answers(place.engine, plain)
+            penalised = [ask(place, 10 + seed, 60, repetition_penalty=1.8) for seed in range(4)]
+            mixed = await answers(place.engine, [*plain, *penalised])
+            assert [one.token_ids for one in mixed[:4]] == [one.token_ids for one in alone]
+            assert [len(one.token_ids) for one in mixed[4:]] == [60] * 4
+
+    asyncio.run(run())

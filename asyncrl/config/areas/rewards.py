@@ -17,3 +17,5 @@ class RewardConfig:
         "Built-in reward: number compares the last number in the response with the label; exact compares the "
         "stripped texts.",
     ] = None
+    reward_key: Annotated[str | None, "Entry of a dict reward that is the reward. Default: score with dapo."] = None
+    eval_reward_key: Annotated[str | None, "Like --reward-key, for evaluation. Default: --reward-key."] = None

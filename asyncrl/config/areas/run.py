@@ -6,7 +6,7 @@ from typing import Any
 from asyncrl.config.areas.checkpoint import CheckpointConfig
 from asyncrl.config.areas.cluster import ClusterConfig
 from asyncrl.config.areas.data import DataConfig
-from asyncrl.config.areas.evaluation import EvalConfig
+from asyncrl.config.areas.evaluation import EvalConfig, EvalEntry
 from asyncrl.config.areas.failures import FailureConfig
 from asyncrl.config.areas.model import ModelConfig
 from asyncrl.config.areas.output import OutputConfig
@@ -42,6 +42,8 @@ class RunConfig:
     plugins: PluginConfig
     output: OutputConfig
     trackers: TrackerConfig
+    eval_entries: tuple[EvalEntry, ...] = ()
+    """The sets in the file of ``--eval-config``, as they were when the run was loaded."""
     sglang: dict[str, FlagWords] = field(default_factory=dict)
     """The SGLang server's flags by name without ``--sglang-``."""
     router: dict[str, FlagWords] = field(default_factory=dict)

@@ -96,12 +96,11 @@ class RetryingEngine:
         if attempt == 0:
             waited = request.weights is not serving  # an update ended while this call waited
             return dataclasses.replace(request, weights=serving) if waited else request
-        left = request.sampling.max_new_tokens - len(written)
         return dataclasses.replace(
             request,
             request_id=f"{request.request_id}-{attempt}",
             token_ids=request.token_ids + written,
-            sampling=dataclasses.replace(request.sampling, max_new_tokens=left),
+            sampling=request.sampling.after(len(written)),
             weights=serving,
         )
 

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
@@ -72,7 +71,7 @@ class Sampler:
         return PartialSample(index, self._serving.by_version)
 
     async def generate(
-        self, name: str, seed: int, prompt: Prompt, partial: PartialSample, on_tokens: Callable[[int], None]
+        self, name: str, seed: int | str, prompt: Prompt, partial: PartialSample, on_tokens: Callable[[int], None]
     ) -> Sample:
         """Wait for a slot and generate the rest of ``partial``.
 
@@ -111,19 +110,20 @@ class Sampler:
         return ended(partial.token_ids, self._sampling) if partial.num_tokens else None
 
     def _request(self, request_id: str, seed: int, prompt: Prompt, partial: PartialSample) -> Request:
-        sampling, written = self._sampling, partial.token_ids
-        if written:
-            sampling = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(written))
+        written = partial.token_ids
         return Request(
             request_id=request_id,
             token_ids=prompt.token_ids + written,
-            sampling=sampling,
+            sampling=self._sampling.after(len(written)) if written else self._sampling,
             seed=seed,
             weights=self._serving.now,
         )
 
 
-def sample_seed(run_seed: int, group_seed: int, index: int) -> int:
-    """Return a seed below 2**31 for one answer: the same in every run, unrelated between answers."""
+def sample_seed(run_seed: int, group_seed: int | str, index: int) -> int:
+    """Return a seed below 2**31 for one answer: the same in every run, unrelated between answers.
+
+    ``group_seed`` is a group id, or text that no group id is.
+    """
     digest = hashlib.blake2b(f"{run_seed}:{group_seed}:{index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) & 0x7FFFFFFF

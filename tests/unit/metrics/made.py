@@ -6,7 +6,9 @@ from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenC
 from asyncrl.metrics.length_bias import LengthBias, LengthStats
 from asyncrl.types import (
     Batch,
+    Estimate,
     EvalReport,
+    EvalSetReport,
     FinishReason,
     GroupId,
     Prompt,
@@ -99,6 +101,19 @@ def evaluation(step: int, **accuracy: float) -> EvalReport:
         num_failed=1,
         num_tokens=80,
         seconds=2.0,
+    )
+
+
+def evaluated_set(mean: float) -> EvalSetReport:
+    """The numbers of a set with four answers per prompt."""
+    return EvalSetReport(
+        mean=Estimate(mean, 0.05),
+        pass_at={1: Estimate(mean, 0.05), 4: Estimate(0.75, None)},
+        majority_at={4: Estimate(0.625, 0.02)},
+        truncated=0.125,
+        tokens_mean=10.0,
+        tokens_max=20,
+        num_failed=1,
     )
 
 

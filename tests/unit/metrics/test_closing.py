@@ -10,7 +10,7 @@ from asyncrl.metrics.live_view import RunTargets
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import JsonlSink
 from asyncrl.types import UpdateReport
-from tests.unit.metrics.made import TOKENS, UPDATE, evaluation, facts
+from tests.unit.metrics.made import TOKENS, UPDATE, evaluated_set, evaluation, facts
 
 PLAN = RunTargets(name="tiny", num_steps=3, max_staleness=1)
 
@@ -52,6 +52,39 @@ def test_the_closing_table_adds_up_the_run(tmp_path: Path) -> None:
     assert lines["trainer waited"] == "25 % of the time"
     assert lines["engines idle"] == "12 % of the time"
     assert lines["the run was"] == "taking turns"
+
+
+def test_each_held_out_set_has_a_row_with_its_margin_and_its_largest_k(tmp_path: Path) -> None:
+    history = History()
+    reporter = Reporter([history])
+    for step, (one, two) in enumerate([(0.25, 0.5), (0.5, 0.75)]):
+        report = replace(
+            evaluation(step, aime=one, gsm=two), sets={"aime": evaluated_set(one), "gsm": evaluated_set(two)}
+        )
+        reporter.step(facts(step, evaluated=report))
+    lines = printed(history, tmp_path)
+    assert lines["held-out accuracy"] == "0.375 → 0.625  at steps 0 → 1"
+    assert lines["aime"] == "0.250 → 0.500 ± 0.050"
+    assert lines["gsm"] == "0.500 → 0.750 ± 0.050"
+    assert "pass@4 0.750, majority@4 0.625" in lines
+
+
+def test_one_held_out_set_needs_no_row_of_its_name(tmp_path: Path) -> None:
+    history = History()
+    Reporter([history]).step(facts(0, evaluated=replace(evaluation(0, gsm=0.5), sets={"gsm": evaluated_set(0.5)})))
+    lines = printed(history, tmp_path)
+    assert lines["held-out accuracy"] == "0.500 ± 0.050  at step 0"
+    assert "gsm" not in lines
+
+
+def test_more_sets_than_fit_are_counted(tmp_path: Path) -> None:
+    history, names = History(), [f"set{number}" for number in range(11)]
+    report = replace(evaluation(0, **dict.fromkeys(names, 0.5)), sets={name: evaluated_set(0.5) for name in names})
+    Reporter([history]).step(facts(0, evaluated=report))
+    lines = printed(history, tmp_path)
+    assert lines["..."] == "3 more sets in metrics.jsonl"
+    assert "set7" in lines
+    assert "set8" not in lines
 
 
 def test_steps_of_the_run_before_count(tmp_path: Path) -> None:

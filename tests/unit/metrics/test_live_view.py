@@ -9,7 +9,7 @@ from rich.console import Console
 from asyncrl.metrics.facts import GroupCounts, StepFacts, TokenCounts
 from asyncrl.metrics.live_view import LineView, LiveView, RunTargets, View, open_view
 from asyncrl.metrics.reporter import row
-from tests.unit.metrics.made import UPDATE, evaluation, facts, scheduler
+from tests.unit.metrics.made import UPDATE, evaluated_set, evaluation, facts, scheduler
 
 PLAN = RunTargets(name="tiny", num_steps=10, max_staleness=1)
 
@@ -122,6 +122,23 @@ def test_lines_are_plain_aligned_and_fit_80_columns() -> None:
         "saved step 3",
         "[0:13] evaluating",
     ]
+
+
+def test_a_few_held_out_sets_have_a_line_each_and_many_have_none() -> None:
+    for count, expected in ((1, []), (3, ["set0", "set1", "set2"]), (5, [])):
+        names = [f"set{number}" for number in range(count)]
+        accuracy = dict.fromkeys(names, 0.5)
+        report = replace(evaluation(0, **accuracy), sets={name: evaluated_set(0.5) for name in names})
+        console = screen(terminal=False)
+        take(LineView(console, PLAN, clock=ticking()), facts(0, evaluated=report))
+        lines = [line for line in shown(console) if "set" in line]
+        assert lines == [f"  {name} 0.500 ± 0.050" for name in expected]
+        panel = LiveView(screen(terminal=True), PLAN, clock=ticking())
+        take(panel, facts(0, evaluated=report))
+        panel.close()
+        text = "\n".join(last_panel(panel))
+        assert [name for name in names if name in text] == expected
+        assert ("0.500 ± 0.050  at step 0" in text) == (count == 1)
 
 
 def test_lines_report_the_state_after_a_minute_of_silence() -> None:

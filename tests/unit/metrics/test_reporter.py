@@ -7,7 +7,8 @@ from asyncrl.metrics.facts import TokenCounts
 from asyncrl.metrics.reporter import Reporter, row
 from asyncrl.metrics.sinks import Row
 from asyncrl.types import Batch
-from tests.unit.metrics.made import TOKENS, UPDATE, evaluation, facts, group, scored
+from tests.declared_metrics import is_declared
+from tests.unit.metrics.made import TOKENS, UPDATE, evaluated_set, evaluation, facts, group, scored
 
 BEFORE = TokenCounts(generated=700, trained=500, held=200)
 
@@ -109,6 +110,26 @@ def test_an_evaluation_has_the_step_and_version_of_its_weights_in_the_row_of_ano
     found = row(facts(5, evaluated=evaluation(6, gsm=0.75)), BEFORE)
     expected = {"step": 5, "eval/version": 6, "eval/step": 6, "eval/failed": 1, "eval/accuracy": 0.75}
     assert {name: number for name, number in found.items() if name == "step" or name.startswith("eval/")} == expected
+
+
+def test_each_held_out_set_has_estimates_with_margins() -> None:
+    report = replace(evaluation(6, gsm=0.5), sets={"gsm": evaluated_set(0.5)}, metrics={"aime/len": 3.0})
+    found = {name: number for name, number in row(facts(evaluated=report), BEFORE).items() if name.count("/") > 1}
+    assert found == {
+        "eval/gsm/reward": 0.5,
+        "eval/gsm/reward_ci95": 0.05,
+        "eval/gsm/pass@1": 0.5,
+        "eval/gsm/pass@1_ci95": 0.05,
+        "eval/gsm/pass@4": 0.75,
+        "eval/gsm/majority@4": 0.625,
+        "eval/gsm/majority@4_ci95": 0.02,
+        "eval/gsm/truncated": 0.125,
+        "eval/gsm/tokens_mean": 10.0,
+        "eval/gsm/tokens_max": 20,
+        "eval/gsm/failed": 1,
+        "eval/function/aime/len": 3.0,
+    }
+    assert [name for name in found if not is_declared(name)] == []
 
 
 def test_closing_the_reporter_closes_every_sink_even_when_one_fails() -> None:

@@ -19,7 +19,7 @@ from asyncrl.errors import EngineError
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
-from asyncrl.pipeline.evaluation import Evaluator, HeldOut
+from asyncrl.pipeline.evaluation import Evaluator, HeldOutSet
 from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
@@ -94,6 +94,10 @@ class World:
     max_filtered_groups: int = 50
     watchdog_s: float = 1000.0
     held_out: int = 0
+    held_out_sets: dict[str, tuple[int, int, SamplingParams]] = field(default_factory=dict)
+    """Sets by name, in the place of ``held_out``: number of prompts, answers per prompt, and sampling settings."""
+    eval_rewards: dict[str, Any] = field(default_factory=dict)
+    """Rewards of sets by name; ``reward`` for any other set."""
     max_new_tokens: int = 10_000
     eval_interval: int | None = None
     rows: int = 1_000_000
@@ -136,7 +140,7 @@ class World:
             num_steps=self.steps,
             update_weights_interval=self.interval,
             eval_interval=self.eval_interval,
-            eval_before_train=self.held_out > 0,
+            eval_before_train=self.held_out > 0 or bool(self.held_out_sets),
             temperature=1.0,
             save_to=Path("model"),
             abort_for_updates=self.abort,
@@ -166,20 +170,23 @@ class World:
         serving = ServingWeights(first)
         self.engine.continue_generation(first)
         engine = RetryingEngine(self.engine, self.retries, lambda: serving.now)
-        sampler = Sampler(
-            engine=engine,
-            reward=self.reward,
-            reward_timeout_s=60.0,
-            tokenizer=FakeTokenizer(),
-            sampling=self._sampling(),
-            slots=slots,
-            serving=serving,
-            timeline=timeline,
-            seed=1,
-        )
+
+        def sampler_of(sampling: SamplingParams, reward: Any) -> Sampler:
+            return Sampler(
+                engine=engine,
+                reward=reward,
+                reward_timeout_s=60.0,
+                tokenizer=FakeTokenizer(),
+                sampling=sampling,
+                slots=slots,
+                serving=serving,
+                timeline=timeline,
+                seed=1,
+            )
+
         self.scheduler = Scheduler(
             prompts=self.prompts,
-            sampler=sampler,
+            sampler=sampler_of(self._sampling(), self.reward),
             keep=self.keep,
             limits=Limits(
                 groups_per_step=self.groups_per_step,
@@ -203,11 +210,20 @@ class World:
             again=tuple(self.prompts.at(*which) for which in before.outstanding) if before else (),
         )
         prompts = FakePrompts()
-        held_out = HeldOut(prompts={"held": tuple(prompts.take() for _ in range(self.held_out))}, samples_per_prompt=1)
+        wanted = self.held_out_sets or {"held": (self.held_out, 1, self._sampling())}
+        held_out = [
+            HeldOutSet(
+                name=name,
+                prompts=tuple(prompts.at(0, row) for row in range(rows)),
+                samples_per_prompt=each,
+                sampler=sampler_of(sampling, self.eval_rewards.get(name, self.reward)),
+            )
+            for name, (rows, each, sampling) in wanted.items()
+        ]
         return Parts(
             scheduler=self.scheduler,
-            evaluator=Evaluator(held_out=held_out, sampler=sampler, slots=slots, serving=serving, timeline=timeline)
-            if self.held_out
+            evaluator=Evaluator(sets=held_out, slots=slots, serving=serving, timeline=timeline)
+            if self.held_out or self.held_out_sets
             else None,
             engine=engine,
             trainer=self.trainer,

@@ -313,4 +313,15 @@ def _sampling(sampling: SamplingParams) -> dict[str, Any]:
         "stop_token_ids": sampling.stop_token_ids,
         "skip_special_tokens": False,
         "no_stop_trim": True,
+        **_optional(sampling),
     }
+
+
+def _optional(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the settings that are not off.  SGLang builds a tensor per batch for each setting that is given."""
+    given: dict[str, float] = {}
+    if sampling.min_new_tokens > 0:
+        given["min_new_tokens"] = sampling.min_new_tokens
+    if sampling.repetition_penalty != 1.0:
+        given["repetition_penalty"] = sampling.repetition_penalty
+    return given

@@ -1,0 +1,1 @@
+"""The statistics of answers to held-out prompts."""

@@ -1,0 +1,103 @@
+"""Sets of held-out prompts that are read and checked before a run."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from asyncrl.app.checks import check
+from asyncrl.app.evaluation import eval_sampling
+from asyncrl.config import RunConfig, load_run
+from asyncrl.errors import ConfigError, DataError, PluginError
+from asyncrl.types import SamplingParams
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
+
+
+def run_with(folder: Path, sets: str, *flags: str) -> RunConfig:
+    """Return the quickstart with the sets of a file, whose prompts are short and long."""
+    rows = [{"prompt": "1+1=", "label": "2"}, {"prompt": "1+1=" * 40, "label": "2"}, {"prompt": "2+2=", "label": 4}]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "sets.yaml").write_text(f"datasets:\n{sets}")
+    config = folder / "run.toml"
+    text = QUICKSTART.read_text().replace('"quickstart/', f'"{QUICKSTART.parent}/quickstart/')
+    config.write_text("\n".join(line for line in text.splitlines() if not line.startswith("eval-prompt-data")))
+    return load_run(["--config", str(config), "--eval-config", str(folder / "sets.yaml"), *flags])
+
+
+def complaint(folder: Path, sets: str, *flags: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        check(run_with(folder, sets, *flags))
+    return str(error.value).replace(f"{folder}/", "")
+
+
+def test_each_set_has_its_prompts_settings_and_reward(tmp_path: Path) -> None:
+    short, exact = check(
+        run_with(
+            tmp_path,
+            "- {name: short, path: rows.jsonl, max_prompt_len: 20, max_response_len: 30, metadata_overrides: {a: 1}}\n"
+            "- {name: exact, path: rows.jsonl, rm_type: exact, stop_token_ids: [9], min_new_tokens: 4, top_k: 3}\n",
+        )
+    ).held_out
+    assert [prompt.row for prompt in short.prompts] == [0, 2]
+    assert [prompt.row for prompt in exact.prompts] == [0, 1, 2]
+    assert [dict(prompt.metadata) for prompt in short.prompts] == [{"a": 1}, {"a": 1}]
+    assert exact.prompts[0].metadata == {"rm_type": "exact"}
+    assert short.reward is not exact.reward
+    assert eval_sampling(exact.settings, (1,)) == SamplingParams(
+        temperature=1.0, top_p=1.0, top_k=3, max_new_tokens=64, stop_token_ids=(1, 9), min_new_tokens=4
+    )
+    assert eval_sampling(short.settings, (1,)).max_new_tokens == 30
+
+
+def test_a_set_may_be_longer_than_training_but_not_than_the_model(tmp_path: Path) -> None:
+    check(run_with(tmp_path, "- {name: a, path: rows.jsonl, max_prompt_len: 20, max_response_len: 200}\n"))
+    assert complaint(tmp_path, "- {name: a, path: rows.jsonl, max_response_len: 300}\n") == (
+        "sets.yaml: a: max_response_len 300 tokens, the model has 256 positions (max-position-embeddings), and a "
+        "prompt must have room as well"
+    )
+    assert complaint(tmp_path, "- {name: a, path: rows.jsonl, max_prompt_len: 100, max_response_len: 200}\n") == (
+        "prompts of up to 100 + sets.yaml: a: max_response_len 200 = 300 tokens, the model has 256 positions "
+        "(max-position-embeddings)"
+    )
+
+
+def test_a_held_out_prompt_without_room_for_its_response_is_named(tmp_path: Path) -> None:
+    assert complaint(tmp_path, "- {name: a, path: rows.jsonl, max_response_len: 200}\n") == (
+        "sets.yaml: a: the prompt of row 1 has 160 tokens, with max_response_len 200 that is 360; the model has 256 "
+        "positions (max-position-embeddings); give eval-max-prompt-len"
+    )
+
+
+def test_a_limit_that_leaves_no_prompt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a: no prompt of .*rows.jsonl has at most max_prompt_len 1 tokens"):
+        check(run_with(tmp_path, "- {name: a, path: rows.jsonl, max_prompt_len: 1}\n"))
+
+
+def test_a_minimum_length_needs_the_tokenizers_end_token(tmp_path: Path) -> None:
+    sets = "- {name: a, path: rows.jsonl, max_prompt_len: 20, min_new_tokens: 2}\n"
+    check(run_with(tmp_path, sets))
+    model = tmp_path / "model"
+    shutil.copytree(QUICKSTART.parent / "quickstart" / "model", model)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
+    assert complaint(tmp_path, sets, "--hf-checkpoint", str(model)) == (
+        "sets.yaml: a: min_new_tokens 2: SGLang needs the eos_token in the checkpoint's tokenizer_config.json, which "
+        "has none; leave it out"
+    )
+
+
+def test_a_reward_of_a_set_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="--custom-rm-path 'no_such_module:f'"):
+        check(
+            run_with(
+                tmp_path, "- {name: a, path: rows.jsonl, max_prompt_len: 20, custom_rm_path: 'no_such_module:f'}\n"
+            )
+        )
+
+
+def test_a_key_of_a_set_is_used_for_its_rows_only(tmp_path: Path) -> None:
+    assert 'rows.jsonl:1: key "question" is missing' in complaint(
+        tmp_path, "- {name: a, path: rows.jsonl, input_key: question}\n"
+    )
