@@ -50,7 +50,7 @@ def test_shape_flags_equal_to_config_json_change_nothing() -> None:
     assert overridden(shape_of(OLD), ShapeConfig()) == shape_of(OLD)
     assert overridden(shape_of({**OLD, **DEEPSEEK}), ShapeConfig(kv_channels=128)).num_heads == 128
     assert overridden(shape_of({**OLD, **DEEPSEEK}), ShapeConfig(kv_channels=64)).num_heads == 128  # Kimi K2's scripts
-    with pytest.raises(ConfigError, match="kv-channels 32: config.json says 128"):
+    with pytest.raises(ConfigError, match=r"kv-channels 32: config\.json says 128"):
         overridden(shape_of({**OLD, **DEEPSEEK}), ShapeConfig(kv_channels=32))
 
 
