@@ -22,7 +22,7 @@ MODEL_ARGS = """
     --norm-epsilon 1e-5 --rotary-base 2000000 --vocab-size 96 --kv-channels 16 --qk-layernorm
     --untie-embeddings-and-output-weights --moe-layer-freq [0]*1+[1]*46
 """
-"""As in a script of slime's for Qwen3, with another rotary base than ``config.json``."""
+"""The flags of a script of slime's for Qwen3, with another rotary base than ``config.json``."""
 
 
 @pytest.fixture(autouse=True)
