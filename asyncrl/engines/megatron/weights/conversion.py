@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from torch import Tensor
 
+from asyncrl.config import ShapeConfig
 from asyncrl.engines.megatron.checkpoint.directory import (
     RELEASE,
     TRACKER,
@@ -42,6 +43,7 @@ from asyncrl.engines.megatron.weights.hf_weights import from_hf, saved_changes
 from asyncrl.engines.megatron.weights.hf_weights import to_hf as tensors_of
 from asyncrl.engines.megatron.weights.meta_model import Placed, placed_weights, share
 from asyncrl.errors import CheckpointFailed, ConfigError
+from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
 
 PER_WORD = frozenset({"embedding.word_embeddings.weight", "output_layer.weight"})
@@ -50,13 +52,13 @@ PER_WORD = frozenset({"embedding.word_embeddings.weight", "output_layer.weight"}
 logger = logging.getLogger(__name__)
 
 
-def to_torch_dist(source: Path, target: Path, vocab_size: int | None = None) -> None:
+def to_torch_dist(source: Path, target: Path, vocab_size: int | None = None, flags: ShapeConfig | None = None) -> None:
     """Write the weights of the Hugging Face folder ``source`` to ``target/release``.  Collective.
 
-    With ``vocab_size``, rows of zeros pad embeddings and output layer to that size.  Raises ConfigError or
-    CheckpointFailed.
+    With ``vocab_size``, rows of zeros pad embeddings and output layer to that size.  ``flags`` are the shape flags that
+    the run will have.  Raises ConfigError or CheckpointFailed.
     """
-    shape, folder = read_shape(source), target / RELEASE
+    shape, folder = overridden(read_shape(source), flags or ShapeConfig()), target / RELEASE
     if (target / TRACKER).exists() or is_complete(folder):
         raise ConfigError(f"{target} has checkpoints already: convert to an empty folder")
     if vocab_size is not None and vocab_size < shape.vocab_size:

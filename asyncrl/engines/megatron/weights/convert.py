@@ -1,7 +1,8 @@
-"""Convert weights between a Hugging Face folder and Megatron's torch_dist format, without a run.
+"""Convert weights between a Hugging Face folder and the formats of trainers, without a run.
 
     python -m asyncrl.engines.megatron.weights.convert to-torch-dist HF_FOLDER DIR
     python -m asyncrl.engines.megatron.weights.convert to-hf DIR HF_FOLDER --hf-checkpoint ORIGINAL
+    python -m asyncrl.engines.megatron.weights.convert fsdp-to-hf DIR HF_FOLDER --hf-checkpoint ORIGINAL
 
 ``DIR`` gets a folder ``release`` and the file that names it, as Megatron's own converters write them.  ``--load DIR``
 and ``--ref-load DIR`` then start from it, in any layout.  Weights are converted one at a time: memory is needed for the
@@ -9,7 +10,8 @@ largest one, a few times over, and not for the model.  Several processes share t
 
     torchrun --nproc-per-node 8 -m asyncrl.engines.megatron.weights.convert to-torch-dist HF_FOLDER DIR
 
-No GPU is used.
+``fsdp-to-hf`` reads a checkpoint that torch DCP wrote, such as FSDP's, in one process.  The flags of slime's converters
+are accepted: ``--hf-checkpoint --save``, and ``--input-dir --output-dir --origin-hf-dir``.  No GPU is used.
 """
 
 import argparse
@@ -18,7 +20,6 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -31,26 +32,43 @@ from asyncrl.engines.megatron.model.build import INTERNALS as MODEL
 from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
 from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
 from asyncrl.engines.megatron.weights.conversion import to_hf, to_torch_dist
+from asyncrl.engines.megatron.weights.convert_flags import parser, shape_of_flags
+from asyncrl.engines.megatron.weights.fsdp_conversion import fsdp_to_hf
 from asyncrl.engines.megatron.weights.hf_weights import INTERNALS as WEIGHTS
 from asyncrl.engines.megatron.weights.meta_model import INTERNALS as META_MODEL
 from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.internals import check_internals
 
-LAYOUT_FLAGS = ("tensor", "pipeline", "expert")
-"""Flags that are accepted without effect.  Other converters need a layout for a large model, so scripts pass one."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Convert as ``argv`` asks, and return the exit code."""
-    asked = _parser().parse_args(argv)
+    asked = parser(__doc__, argv).parse_args(argv)
     try:
-        check_internals(ATTENTION, DIST_FILES, LAYERS, META_MODEL, MODEL, STATE, WEIGHTS)
-        with _processes():
-            asked.convert(asked)
+        _convert(asked)
     except AsyncRLError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _convert(asked: argparse.Namespace) -> None:
+    if asked.kind == "fsdp-to-hf":
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ConfigError("fsdp-to-hf runs in one process: start it without torchrun")
+        fsdp_to_hf(
+            asked.source,
+            asked.target,
+            asked.hf_checkpoint,
+            add_missing=asked.add_missing_from_origin_hf,
+            overwrite=asked.force,
+        )
+        return
+    check_internals(ATTENTION, DIST_FILES, LAYERS, META_MODEL, MODEL, STATE, WEIGHTS)
+    with _processes():
+        if asked.kind == "to-hf":
+            to_hf(asked.source, asked.target, asked.hf_checkpoint, asked.vocab_size)
+        else:
+            to_torch_dist(asked.source, asked.target, asked.vocab_size, shape_of_flags(asked))
 
 
 @contextmanager
@@ -66,8 +84,8 @@ def _processes() -> Iterator[None]:
         emulate_cuda()
         model_parallel_cuda_manual_seed(0)
         yield
-        parallel_state.destroy_model_parallel()
     finally:
+        parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
 
@@ -76,26 +94,6 @@ def _free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = parser.add_subparsers(required=True)
-    into = kinds.add_parser("to-torch-dist", help="convert a Hugging Face folder, for --load and --ref-load")
-    into.set_defaults(convert=lambda asked: to_torch_dist(asked.source, asked.target, asked.vocab_size))
-    into.add_argument("--vocab-size", type=int, metavar="ROWS", help="pad embeddings to this size with zeros")
-    back = kinds.add_parser("to-hf", help="convert the newest checkpoint in a folder to Hugging Face format")
-    back.set_defaults(convert=lambda asked: to_hf(asked.source, asked.target, asked.hf_checkpoint, asked.vocab_size))
-    back.add_argument("--hf-checkpoint", type=Path, required=True, help="folder that training started from")
-    back.add_argument(
-        "--vocab-size", type=int, metavar="ROWS", help="rows of padded embeddings to keep; default: config.json's"
-    )
-    for kind in (into, back):
-        kind.add_argument("source", type=Path)
-        kind.add_argument("target", type=Path)
-        for name in LAYOUT_FLAGS:
-            kind.add_argument(f"--{name}-model-parallel-size", type=int, help="accepted, without effect")
-    return parser
 
 
 if __name__ == "__main__":
