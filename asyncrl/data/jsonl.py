@@ -90,12 +90,12 @@ def open_jsonl(path: Path, wanted: slice) -> JsonlFile:
 
 
 def _check_encoding(path: Path, head: bytes) -> None:
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (b"\0" in head and len(head) == 4):
-        raise DataError(f"{path}: UTF-16 or UTF-32 text; save it as UTF-8")
     if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"PK\x03\x04", b"\xfd7zX")):
         raise DataError(f"{path}: the file is compressed; unpack it")
     if head == b"PAR1":
         raise DataError(f"{path}: a Parquet file; its name must end with .parquet")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (b"\0" in head and len(head) == 4):
+        raise DataError(f"{path}: UTF-16 or UTF-32 text; save it as UTF-8")
 
 
 def _offset(handle: IO[bytes], size: int, number: int) -> tuple[int, int | None]:

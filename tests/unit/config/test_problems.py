@@ -180,7 +180,11 @@ def test_a_contradiction_is_one_line_with_the_numbers(tmp_path: Path, words: str
         ("--rollout-stop=", "rollout-stop must not contain an empty string"),
         ("--prompt-data", "prompt-data names no file; give JSONL or Parquet files"),
         ("--num-data-workers 0", "num-data-workers must be at least 1, got 0"),
-        ("--apply-chat-template-kwargs {", "apply-chat-template-kwargs must be a JSON object, got '{': Expecting"),
+        (
+            "--apply-chat-template-kwargs {",
+            "apply-chat-template-kwargs must be a JSON object, got '{': Expecting property name enclosed "
+            "in double quotes: line 1 column 2 (char 1)",
+        ),
         ("--apply-chat-template-kwargs [1]", "apply-chat-template-kwargs must be a JSON object, got '[1]'"),
         (
             '--apply-chat-template-kwargs {"tools":1}',
