@@ -263,7 +263,7 @@ def _limits(rollout: RolloutConfig) -> Limits:
         max_staleness=rollout.staleness,
         num_steps=rollout.num_rollout,
         over_sampling=rollout.over_sampling_batch_size,
-        buffer_size=rollout.async_buffer_size,
+        buffer_size=rollout.buffer_groups,
     )
 
 

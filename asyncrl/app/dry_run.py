@@ -70,6 +70,8 @@ def dry_run(run: RunConfig, console: Console) -> None:
     """
     lacking = missing_files(run)
     shape = _checked(run, lacking).shape
+    for line in run.notes:
+        console.print(f"note: {line}", highlight=False, soft_wrap=True)
     for line in lacking:
         console.print(f"not there yet: {line}", highlight=False, soft_wrap=True)
     found = estimate(run, shape)

@@ -30,7 +30,7 @@ from asyncrl.app.assembly import VERSIONS_FILE, run_training
 from asyncrl.app.checks import Checked, check
 from asyncrl.app.dry_run import dry_run
 from asyncrl.app.signals import Signals
-from asyncrl.config import RunConfig, load_run, resolved
+from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.checkpoint.directory import latest
@@ -50,12 +50,15 @@ PACKAGES = ("megatron-core", "numpy", "ray", "sglang", "sglang-router", "torch",
 """Packages whose versions are recorded, because they determine a run's results."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run what ``argv`` (without the program's name) describes and return the exit code."""
+def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
+    """Run what ``argv`` (without the program's name) describes and return the exit code.
+
+    ``train.py`` is the same program with ``--max-staleness 0``.
+    """
     with Signals.caught() as signals, ExitStack() as logs:
         log: Path | None = None
         try:
-            run, console = load_run(argv), Console()
+            run, console = load_run(argv, program=program), Console()
             if run.output.dry_run:
                 dry_run(run, console)
                 return 0
@@ -97,6 +100,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         view = open_view(run.output.progress, console, plan)
         stack.callback(view.close)
         view.note(f"run directory: {run_dir}")
+        _tell(run, view)
         history = History(steps_before=checked.start.step)
         before = checked.start.before
         view.note(_beginning(checked, plan, has_rows=(run_dir / METRICS_FILE).exists()))
@@ -115,6 +119,13 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
             if signals.received is not None and done < plan.num_steps:
                 console.print(Text(_interruption(run, done, signals.received.name)), soft_wrap=True)
         console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
+
+
+def _tell(run: RunConfig, view: View) -> None:
+    """Show the notes of the configuration, and write them to the log."""
+    for line in run.notes:
+        view.note(f"note: {line}")
+        logger.info(line)
 
 
 def _beginning(checked: Checked, plan: RunTargets, *, has_rows: bool) -> str:

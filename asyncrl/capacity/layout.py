@@ -49,8 +49,11 @@ def _experts(experts: ExpertShape | None, parallel: ParallelConfig, device: str)
     size, each = parallel.expert_model_parallel_size, parallel.num_expert_tensor_ranks
     tensor = parallel.tensor_model_parallel_size
     if experts is None:
-        given = size > 1 or parallel.expert_tensor_parallel_size is not None
-        return must(not given, "expert-model-parallel-size or expert-tensor-parallel-size: the model has no experts")
+        given = size > 1 or (parallel.expert_tensor_parallel_size or 1) > 1
+        return must(
+            not given,
+            "expert-model-parallel-size or expert-tensor-parallel-size above 1: the model has no experts",
+        )
     lines = must(
         experts.num_experts % size == 0,
         f"expert-model-parallel-size {size} does not divide the model's {experts.num_experts} experts",

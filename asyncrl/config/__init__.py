@@ -16,7 +16,7 @@ from asyncrl.config.areas import (
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
 from asyncrl.config.flag_status import status_of
-from asyncrl.config.load import load_run
+from asyncrl.config.load import Program, load_run
 from asyncrl.config.passthrough import check_passthrough
 from asyncrl.config.problems import missing_files
 from asyncrl.config.resolved import flat, resolved
@@ -30,6 +30,7 @@ __all__ = [
     "ModelConfig",
     "OutputConfig",
     "ParallelConfig",
+    "Program",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.config.areas import FlagWords, RunConfig
-from asyncrl.config.areas.ranges import refuse
+from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.command_line import Given, read_flags
 from asyncrl.config.custom_file import read_custom
 from asyncrl.config.foreign import unlike
@@ -17,8 +17,11 @@ from asyncrl.config.problems import contradictions, missing_files
 from asyncrl.config.toml_file import read_toml
 from asyncrl.errors import ConfigError
 
+Program = Literal["train_async.py", "train.py"]
+"""The program that was started.  ``train.py`` is synchronous."""
 
-def load_run(argv: Sequence[str]) -> RunConfig:
+
+def load_run(argv: Sequence[str], *, program: Program = "train_async.py") -> RunConfig:
     """Return the run that ``argv`` (without the program's name) describes.  Flags override the TOML file.
 
     Raises ConfigError with one line per mistake, for all mistakes that can be found without correcting another first.
@@ -28,7 +31,8 @@ def load_run(argv: Sequence[str]) -> RunConfig:
     file = read_toml(path) if path else Given(values={}, passed={}, foreign={}, mistakes=[])
     given, attributes = _with_custom_file(_joined(file, flags))
     refuse([*given.mistakes, *owned(*given.passed.values())] or _missing(given.values))
-    implied = _imply(given.values, given.foreign)
+    refuse(_asynchronous(given.values) if program == "train.py" else [])
+    implied = _imply(given.values, given.foreign, program)
     run = replace(_assembled(path, given), attributes=attributes)
     refuse([*([] if run.output.dry_run else missing_files(run)), *unlike(run), *contradictions(run)])
     return replace(run, notes=(*implied, *notes_of(run)))
@@ -53,14 +57,25 @@ def _with_custom_file(given: Given) -> tuple[Given, dict[str, Any]]:
     return _joined(given, custom), attributes
 
 
-def _imply(values: dict[str, Any], foreign: Mapping[str, FlagWords]) -> list[str]:
+def _asynchronous(values: Mapping[str, Any]) -> list[str]:
+    """One line if ``train.py`` is to train on data of older weights."""
+    staleness = values.get("max-staleness", 0)
+    return must(
+        staleness == 0,
+        f"max-staleness {staleness} with train.py, which trains on data of the newest weights; start train_async.py "
+        "instead",
+    )
+
+
+def _imply(values: dict[str, Any], foreign: Mapping[str, FlagWords], program: Program) -> list[str]:
     """Add the settings that follow from others to ``values``, and return one line for each that needs saying."""
     if "bf16" in foreign and values.get("dtype", "auto") == "auto":
         values["dtype"] = "bfloat16"
-    if values.get("colocate") and "max-staleness" not in values:
-        values["max-staleness"] = 0
-        return ["colocate implies max-staleness 0: trainer and engines alternate"]
-    return []
+    if "max-staleness" in values or not (values.get("colocate") or program == "train.py"):
+        return []
+    values["max-staleness"] = 0
+    cause = "colocate" if values.get("colocate") else "train.py"
+    return [f"{cause} implies max-staleness 0: generation and training alternate"]
 
 
 def _missing(values: dict[str, Any]) -> list[str]:

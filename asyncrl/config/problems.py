@@ -155,15 +155,10 @@ def _staleness(rollout: RolloutConfig) -> list[str]:
 
 
 def _supply(rollout: RolloutConfig) -> list[str]:
-    batch, sizes = rollout.rollout_batch_size, {}
-    sizes["over-sampling-batch-size"] = rollout.over_sampling_batch_size
-    sizes["async-buffer-size"] = rollout.async_buffer_size
-    lines = [
-        f"{name} {size} must be at least rollout-batch-size {batch}"
-        for name, size in sizes.items()
-        if size is not None and size < batch
-    ]
-    return lines + must(
+    batch, over = rollout.rollout_batch_size, rollout.over_sampling_batch_size
+    return must(
+        over is None or over >= batch, f"over-sampling-batch-size {over} must be at least rollout-batch-size {batch}"
+    ) + must(
         rollout.partial_rollout or not rollout.mask_offpolicy_in_partial_rollout,
         "mask-offpolicy-in-partial-rollout without partial-rollout: no group is resumed; give partial-rollout as well",
     )

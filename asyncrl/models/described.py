@@ -63,7 +63,7 @@ def _pattern(text: str, num_layers: int) -> list[int] | None:
 
 
 def _has_gated_silu(config: Mapping[str, Any], shape: ModelShape) -> bool:
-    return config.get("hidden_act", "silu") == "silu"
+    return bool(config.get("hidden_act", "silu") == "silu")
 
 
 def _softmax_is_first(config: Mapping[str, Any], shape: ModelShape) -> bool:

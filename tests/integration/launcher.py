@@ -14,6 +14,8 @@ from typing import Any
 import orjson
 import psutil
 
+from asyncrl.config import Program
+
 ROOT = Path(__file__).parents[2]
 MARK = "ASYNCRL_TEST_RUN"
 """Environment variable that every process of a run inherits."""
@@ -52,11 +54,11 @@ class Outcome:
 class Launched:
     """A run in the background."""
 
-    def __init__(self, run_dir: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, run_dir: Path, arguments: Sequence[str], program: Program = "train_async.py") -> None:
         self.run_dir = run_dir
         self._mark = uuid.uuid4().hex
         self._output = run_dir.with_suffix(".output")
-        command = [sys.executable, "train_async.py", "--run-dir", str(run_dir), "--progress", "lines", *arguments]
+        command = [sys.executable, program, "--run-dir", str(run_dir), "--progress", "lines", *arguments]
         with self._output.open("w") as output:
             self._process = subprocess.Popen(
                 command,
@@ -124,9 +126,9 @@ class Launched:
         return Outcome(code=code if code >= 0 else 128 - code, output=output, run_dir=self.run_dir, left=names)
 
 
-def run(run_dir: Path, *arguments: str, timeout_s: float = RUN_S) -> Outcome:
+def run(run_dir: Path, *arguments: str, timeout_s: float = RUN_S, program: Program = "train_async.py") -> Outcome:
     """Start the program and wait for its end."""
-    return Launched(run_dir, arguments).finish(timeout_s)
+    return Launched(run_dir, arguments, program).finish(timeout_s)
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

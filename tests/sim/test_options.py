@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.sim.search.options import parser
+from asyncrl.sim.search.options import parser, setting_from
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,9 @@ def test_a_number_out_of_range_is_refused_in_one_line(
     with pytest.raises(SystemExit):
         parser().parse_args(words.split())
     assert line in capsys.readouterr().err
+
+
+def test_the_buffer_counts_batches_as_in_a_run() -> None:
+    words = ["--gpus", "4", "--rollout-batch-size", "32"]
+    assert setting_from(parser().parse_args([*words, "--async-buffer-size", "2"]))[0].buffer_size == 64
+    assert setting_from(parser().parse_args(words))[0].buffer_size is None

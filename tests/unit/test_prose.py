@@ -87,7 +87,7 @@ def unused_words(text: str) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start()) + 1, " ".join(match[0].split())) for match in found]
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, "train_async.py"])
+@pytest.mark.parametrize("folder", [*FOLDERS, "train.py", "train_async.py"])
 def test_docstrings_open_with_a_verb_or_a_noun(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
@@ -99,7 +99,7 @@ def test_docstrings_open_with_a_verb_or_a_noun(folder: str) -> None:
     assert not found, listed(found)
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, "train_async.py"])
+@pytest.mark.parametrize("folder", [*FOLDERS, "train.py", "train_async.py"])
 def test_comments_and_strings_do_without_some_words(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {phrase}"

@@ -55,8 +55,8 @@ class RolloutConfig:
     ] = None
     async_buffer_size: Annotated[
         int | None,
-        "Maximum number of groups that wait for training, including groups in flight that will join them. Default: as "
-        "many as --max-staleness allows.",
+        "Maximum number of batches that wait for training, each of --rollout-batch-size groups, including groups in "
+        "flight that will join them. Default: as many as --max-staleness allows.",
     ] = None
     buffer_filter_path: Annotated[
         str | None,
@@ -90,6 +90,11 @@ class RolloutConfig:
     def staleness(self) -> int:
         """The maximum number of steps between generating a token and training on it."""
         return self.update_weights_interval if self.max_staleness is None else self.max_staleness
+
+    @property
+    def buffer_groups(self) -> int | None:
+        """The maximum number of groups that wait for training; None without ``--async-buffer-size``."""
+        return None if self.async_buffer_size is None else self.async_buffer_size * self.rollout_batch_size
 
     @property
     def samples_per_step(self) -> int:

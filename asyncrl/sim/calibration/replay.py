@@ -61,7 +61,7 @@ def setting_of(run: MeasuredRun, costs: Costs, prompt_tokens: int) -> Setting:
     interval = config["update-weights-interval"]
     staleness = config.get("max-staleness", interval)
     ranks, engine = config["actor-num-nodes"] * config["actor-num-gpus-per-node"], config["rollout-num-gpus-per-engine"]
-    rollout_gpus = config.get("rollout-num-gpus", 1)  # the default of a run
+    rollout_gpus, buffered = config.get("rollout-num-gpus", 1), config.get("async-buffer-size")  # a run's defaults
     return Setting(
         schedule=Schedule(
             staleness=staleness,
@@ -80,7 +80,7 @@ def setting_of(run: MeasuredRun, costs: Costs, prompt_tokens: int) -> Setting:
         steps=len(run.rows) - SKIPPED_STEPS - staleness - 1,
         warm_up=SKIPPED_STEPS,
         over_sampling=config.get("over-sampling-batch-size"),
-        buffer_size=config.get("async-buffer-size"),
+        buffer_size=None if buffered is None else buffered * config["rollout-batch-size"],
     )
 
 

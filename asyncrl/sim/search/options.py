@@ -85,7 +85,7 @@ def _run_options(group: Any) -> None:
         _AT_LEAST_ONE,
         "most groups in flight per --rollout-batch-size groups needed, as in a run",
     )
-    _add(group, "--async-buffer-size", _AT_LEAST_ONE, "most groups that wait for training, as in a run")
+    _add(group, "--async-buffer-size", _AT_LEAST_ONE, "most batches that wait for training, as in a run")
 
 
 def _length_options(group: Any) -> None:
@@ -154,6 +154,7 @@ def setting_from(options: argparse.Namespace) -> tuple[Setting, float]:
         grain=options.grain or max(1, round(moments.mean / 100)),
         rejected=options.reject,
     )
+    buffered = options.async_buffer_size
     try:
         setting = Setting(
             schedule=Schedule(staleness=0, interval=1),
@@ -168,7 +169,7 @@ def setting_from(options: argparse.Namespace) -> tuple[Setting, float]:
             steps=options.steps,
             warm_up=6,  # the first batches come from engines that all started at once
             over_sampling=options.over_sampling_batch_size,
-            buffer_size=options.async_buffer_size,
+            buffer_size=None if buffered is None else buffered * options.rollout_batch_size,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from asyncrl.engines.sglang.launch import RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.engines.sglang.launch import Flags, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
 from tests.sglang_server import START_S, Servers, main_process
 
@@ -41,6 +41,12 @@ def test_flags_of_the_user_override_ours() -> None:
     assert arguments[arguments.index("--stream-interval") + 1] == "4"
     assert "--disable-overlap-schedule" not in arguments
     assert arguments[-1] == "--enable-metrics"
+
+
+def test_a_flag_with_several_words_has_them_as_arguments() -> None:
+    users: Flags = {"cuda-graph-bs": ("1", "2", "4"), "enable-metrics": True}
+    launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device="cpu", dtype="float32", seed=1, flags=users)
+    assert server_command(launch).arguments[-5:] == ("--cuda-graph-bs", "1", "2", "4", "--enable-metrics")
 
 
 def test_known_flags_are_read_fast_and_without_importing_sglang() -> None:

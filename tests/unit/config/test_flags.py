@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config import load_run
 from asyncrl.config.command_line import parser
+from asyncrl.config.derived import use_dynamic_batch_size
 from asyncrl.config.knobs import knobs
+from asyncrl.errors import ConfigError
 from tests.unit.config.runs import complaints, complete, load
 
 
@@ -56,6 +59,72 @@ def test_other_programs_flags_pass_through_except_our_own(tmp_path: Path) -> Non
     assert run.sglang == {"mem-fraction-static": "0.8", "enable-metrics": True}
     assert run.router == {"policy": "round_robin"}
     assert run.rollout.sglang_server_concurrency == 7
+
+
+def test_reward_fn_path_is_another_name_of_custom_rm_path(tmp_path: Path) -> None:
+    assert load(tmp_path, "--reward-fn-path", "a.b").reward.custom_rm_path == "a.b"
+
+
+def test_a_repeated_flag_adds_to_a_list(tmp_path: Path) -> None:
+    words = ["--eval-prompt-data", "aime", "a.jsonl", "--eval-prompt-data", "gsm8k", "b.jsonl"]
+    run = load(tmp_path, *words, "--rollout-stop", "x", "--lr", "1", "--rollout-stop", "y", "z", "--dry-run")
+    assert [name for name, _ in run.evaluation.data_sets] == ["aime", "gsm8k"]
+    assert run.rollout.rollout_stop == ("x", "y", "z")
+
+
+def test_every_list_is_added_to() -> None:
+    lists = {knob.name for knob in knobs().values() if knob.is_many}
+    extending = {action.dest for action in parser()._actions if type(action).__name__ == "_ExtendAction"}  # noqa: SLF001
+    assert lists
+    assert extending == lists
+
+
+def test_flags_that_are_passed_on_may_have_several_words(tmp_path: Path) -> None:
+    words = "--sglang-cuda-graph-bs 1 2 4 8 --sglang-enable-metrics true --sglang-enable-mixed-chunk false "
+    words += "--router-request-id-headers x-a x-b --sglang-schedule-conservativeness 0.3"
+    run = load(tmp_path, *words.split())
+    assert run.sglang == {
+        "cuda-graph-bs": ("1", "2", "4", "8"),
+        "enable-metrics": True,
+        "schedule-conservativeness": "0.3",
+    }
+    assert run.router == {"request-id-headers": ("x-a", "x-b")}
+
+
+def test_colocate_implies_synchronous_training_and_leaves_the_engines_gpus_to_the_trainer(tmp_path: Path) -> None:
+    words = "--colocate --actor-num-gpus-per-node 8 --rollout-num-gpus 4"
+    run = load(tmp_path, *words.split())
+    assert (run.rollout.max_staleness, run.cluster.num_rollout_gpus) == (0, 8)
+    assert run.notes == (
+        "colocate implies max-staleness 0: generation and training alternate",
+        "rollout-num-gpus 4 has no effect: with colocate the engines have the trainer's 8 GPUs",
+    )
+    assert load(tmp_path, "--colocate", "--max-staleness", "0").notes == ()
+
+
+def test_micro_batches_filled_by_tokens_ignore_their_number_of_samples_with_a_note(tmp_path: Path) -> None:
+    words = "--micro-batch-size 1 --use-dynamic-batch-size --max-tokens-per-gpu 4608"
+    run = load(tmp_path, *words.split())
+    assert use_dynamic_batch_size(run.train)
+    assert run.notes == (
+        "micro-batch-size 1 has no effect: use-dynamic-batch-size fills microbatches up to max-tokens-per-gpu 4608",
+    )
+    assert load(tmp_path, "--micro-batch-size", "1").notes == ()
+
+
+def test_the_buffer_is_counted_in_batches(tmp_path: Path) -> None:
+    words = ["--rollout-batch-size", "32", "--async-buffer-size", "4"]
+    assert load(tmp_path, *words).rollout.buffer_groups == 128
+    assert load(tmp_path).rollout.buffer_groups is None
+
+
+def test_train_py_is_synchronous(tmp_path: Path) -> None:
+    run = load_run(complete(tmp_path), program="train.py")
+    assert run.rollout.staleness == 0
+    assert run.notes == ("train.py implies max-staleness 0: generation and training alternate",)
+    assert load_run([*complete(tmp_path), "--max-staleness", "0"], program="train.py").notes == ()
+    with pytest.raises(ConfigError, match=r"^max-staleness 2 with train\.py, .* start train_async\.py instead$"):
+        load_run([*complete(tmp_path), "--max-staleness", "2"], program="train.py")
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,24 @@ def test_resolved_text_gives_the_same_run(
         assert load_run(["--config", str(again)]) == run
 
 
+def test_resolved_text_has_the_flags_that_are_no_settings(tmp_path: Path) -> None:
+    custom = tmp_path / "custom.yaml"
+    custom.write_text("lr: 1e-3\nmax_calls: 3\n")
+    words = "--optimizer adam --swiglu --spec a.b c --bf16 --sglang-cuda-graph-bs 1 2 --colocate --rollout-num-gpus 4"
+    run = load_run([*complete(tmp_path), *words.split(), "--custom-config-path", str(custom)], program="train.py")
+    again = tmp_path / f"{run.name}.toml"
+    again.write_text(resolved(run))
+    assert load_run(["--config", str(again)]) == run
+    assert (run.train.lr, run.attributes) == (1e-3, {"max_calls": 3})
+
+
+def test_lists_of_flags_that_are_passed_on_are_lists_in_the_file(tmp_path: Path) -> None:
+    more = 'sglang-cuda-graph-bs = [1, 2, 4]\nrouter-request-id-headers = ["x-a"]\n'
+    run = load_run(["--config", str(file(tmp_path, REQUIRED + more))])
+    assert run.sglang == {"cuda-graph-bs": ("1", "2", "4")}
+    assert run.router == {"request-id-headers": "x-a"}
+
+
 def test_errors_are_config_errors_and_pickle() -> None:
     import pickle
 

@@ -1,0 +1,125 @@
+"""The commands of slime's guides in guides.toml, as words with local files in place of the guides' paths."""
+
+import json
+import shlex
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config import Program
+from asyncrl.config.slime.table import BEING_ADDED
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "configs" / "quickstart"
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+NUM_ROWS = 32
+PROGRAMS: Mapping[str, Program] = {"train.py": "train.py", "train_async.py": "train_async.py"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideCommand:
+    """A command of the guides, with ``{name}`` in place of each path."""
+
+    name: str
+    program: Program
+    words: tuple[str, ...]
+    stops: str | None
+    """The beginning of the line with which it ends, or None if it starts a run."""
+    notes: tuple[str, ...]
+    """The beginnings of notes that it must print."""
+    awaits_merge: bool
+    """Whether it needs a change that is not merged yet."""
+
+
+def guide_commands() -> list[GuideCommand]:
+    """All commands of ``guides.toml``."""
+    content = tomllib.loads((Path(__file__).parent / "guides.toml").read_text())
+    return [_command(content["arrays"], item) for item in content["command"]]
+
+
+def _command(arrays: Mapping[str, str], item: Mapping[str, Any]) -> GuideCommand:
+    words = _expanded(arrays, f"{item['text']} {item.get('adds', '')}")
+    start = next(place for place, word in enumerate(words) if word in PROGRAMS)
+    assert words[start - 1] in ("python", "python3")
+    return GuideCommand(
+        name=item["name"],
+        program=PROGRAMS[words[start]],
+        words=tuple(_without_unmerged(words[start + 1 :])),
+        stops=item.get("stops"),
+        notes=tuple(item.get("notes", ())),
+        awaits_merge=item.get("awaits_merge", False) and bool(BEING_ADDED),
+    )
+
+
+def _expanded(arrays: Mapping[str, str], text: str) -> list[str]:
+    """The words of ``text``, with the words of an array in place of ``${NAME[@]}``."""
+    words = list[str]()
+    for word in shlex.split(text):
+        name = word.removeprefix("${").removesuffix("[@]}")
+        words += _expanded(arrays, arrays[name]) if word == f"${{{name}[@]}}" else [word]
+    return words
+
+
+def _without_unmerged(words: list[str]) -> list[str]:
+    """Leave out flags whose settings are not merged yet; no-op once all are."""
+    if not BEING_ADDED:
+        return words
+    kept, is_left_out = list[str](), False
+    for word in words:
+        if word.startswith("--"):
+            is_left_out = word.removeprefix("--") in BEING_ADDED
+        if not is_left_out:
+            kept.append("number" if word == "deepscaler" else word)
+    return kept
+
+
+def local_files(folder: Path) -> dict[str, str]:
+    """Write the files that the commands name, and return each file's path by its name in braces."""
+    model = folder / "model"
+    shutil.copytree(QUICKSTART / "model", model)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
+    for name in ("train", "heldout"):
+        rows = [json.loads(line) for line in (QUICKSTART / f"{name}.jsonl").read_text().splitlines()[:NUM_ROWS]]
+        _write(folder / f"{name}.jsonl", [_row(row["prompt"], row["label"]) for row in rows])
+    (folder / "multiturn_logic.py").write_text("async def reward_func(args, sample, **kwargs):\n    return 1.0\n")
+    (folder / "custom_rm.py").write_text(
+        "class CustomRewardModel:\n"
+        "    def compute_reward(self, prompts, responses):\n        return [1.0] * len(prompts)\n"
+    )
+    (folder / "filters.py").write_text(
+        "def pop_first(args, rollout_id, buffer, num_samples):\n"
+        "    samples = buffer[:num_samples]\n    del buffer[:num_samples]\n    return samples\n"
+    )
+    return {
+        "model": str(model),
+        "reference": str(model),
+        "train": str(folder / "train.jsonl"),
+        "held_out": str(folder / "heldout.jsonl"),
+        "search": str(folder / "train.jsonl"),
+        "work": str(folder),
+    }
+
+
+def _row(text: str, label: str) -> dict[str, Any]:
+    """A row under the keys of all guides."""
+    prompt = [{"role": "user", "content": text}]
+    search = {"question": prompt, "final_answer": label, "metadata": {"session_id": "one"}, "tools": []}
+    return {"prompt": prompt, "label": label, **search}
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def with_files(words: tuple[str, ...], files: Mapping[str, str]) -> list[str]:
+    """The words of a command with paths in place of the names in braces."""
+    done = []
+    for word in words:
+        for name, path in files.items():
+            word = word.replace(f"{{{name}}}", path)
+        done.append(word)
+    return done

@@ -1,0 +1,67 @@
+"""Every command that slime's guides print for training starts, or ends with the line that docs/slime.md states."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from asyncrl.app.dry_run import dry_run
+from asyncrl.config import load_run
+from asyncrl.config.slime.table import TABLE
+from asyncrl.errors import ConfigError
+from tests.launch.guide_commands import GuideCommand, guide_commands, local_files, with_files
+
+COMMANDS = guide_commands()
+DRY = ("--device", "cpu", "--dry-run")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The local files in place of the guides' paths."""
+    return local_files(tmp_path_factory.mktemp("guides"))
+
+
+def named(commands: list[GuideCommand]) -> list[object]:
+    skipped = pytest.mark.skip(reason="needs a change that is not merged yet")
+    return [pytest.param(one, id=one.name, marks=[skipped] if one.awaits_merge else []) for one in commands]
+
+
+def test_every_guide_has_commands() -> None:
+    assert len(COMMANDS) > 20
+    assert len({command.name for command in COMMANDS}) == len(COMMANDS)
+
+
+@pytest.mark.parametrize("command", named([command for command in COMMANDS if command.stops is None]))
+def test_a_command_of_the_guides_is_accepted(command: GuideCommand, files: dict[str, str]) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    run = load_run([*with_files(command.words, files), *DRY], program=command.program)
+    dry_run(run, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.endswith("the dry run found nothing wrong\n")
+    assert "not there yet" not in text
+    for note in command.notes:
+        assert f"\nnote: {note}" in f"\n{text}"
+    assert (run.rollout.staleness == 0) == (command.program == "train.py" or run.cluster.colocate)
+
+
+@pytest.mark.parametrize("command", named([command for command in COMMANDS if command.stops is not None]))
+def test_a_command_that_cannot_start_ends_with_the_line_of_the_table(
+    command: GuideCommand, files: dict[str, str]
+) -> None:
+    assert command.stops is not None
+    with pytest.raises(ConfigError) as error:
+        load_run([*with_files(command.words, files), *DRY], program=command.program)
+    lines = str(error.value).splitlines()
+    assert any(line.startswith(command.stops) for line in lines)
+    name = command.stops.split()[0].removeprefix("--")
+    assert "is missing" in command.stops or TABLE[name].text in command.stops
+
+
+def test_the_commands_are_read_as_a_shell_would() -> None:
+    (complete,) = (command for command in COMMANDS if command.name == "complete-grpo")
+    words = " ".join(complete.words)
+    assert words.startswith("--actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 4 --swiglu")
+    assert "--eval-prompt-data aime {held_out} --n-samples-per-eval-prompt 16" in words
+    assert "${" not in words
+    assert Path(with_files(complete.words, {"model": "/x"})[complete.words.index("--hf-checkpoint") + 1]) == Path("/x")
