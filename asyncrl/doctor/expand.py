@@ -1,6 +1,7 @@
 """The expansion of words in a launch script, as far as it is possible without running a command."""
 
 import ast
+import dataclasses
 import fnmatch
 import operator
 import os
@@ -43,7 +44,8 @@ def _unescaped(written: str) -> str:
 
 
 def _string(node: Any, shell: Shell, is_quoted: bool) -> Parts:
-    return [literal(""), *within(node, shell, start=node.start_byte + 1, end=node.end_byte - 1)]
+    found = within(node, shell, start=node.start_byte + 1, end=node.end_byte - 1)
+    return found if found or "[@]" in source(node) or source(node) == '"$@"' else [literal("")]
 
 
 def within(node: Any, shell: Shell, *, start: int, end: int) -> Parts:
@@ -56,14 +58,15 @@ def within(node: Any, shell: Shell, *, start: int, end: int) -> Parts:
     for child in node.children:
         if child.type not in _EXPANSIONS:
             continue
-        found += [_gap(node, place, child.start_byte), *parts(child, shell, is_quoted=True)]
+        found += [*_gap(node, place, child.start_byte), *parts(child, shell, is_quoted=True)]
         place = child.end_byte
-    return [*found, _gap(node, place, end)]
+    return [*found, *_gap(node, place, end)]
 
 
-def _gap(node: Any, start: int, end: int) -> Part:
-    written = node.text[start - node.start_byte : end - node.start_byte].decode(errors="replace")
-    return literal(re.sub(r'\\(["\\$`\n])', lambda found: "" if found[1] == "\n" else found[1], written))
+def _gap(node: Any, start: int, end: int) -> Iterator[Part]:
+    if start < end:
+        written = node.text[start - node.start_byte : end - node.start_byte].decode(errors="replace")
+        yield literal(re.sub(r'\\(["\\$`\n])', lambda found: "" if found[1] == "\n" else found[1], written))
 
 
 def _concatenation(node: Any, shell: Shell, is_quoted: bool) -> Parts:
@@ -141,7 +144,7 @@ def _array(name: str, shell: Shell, is_quoted: bool) -> Parts:
     if name not in shell.arrays:
         if name in shell.scalars:
             return [Part(text=shell.scalars[name], is_quoted=is_quoted)]
-        return [Break(), Part(text=Text(value=f"${{{name}[@]}}", unset=(name,)), is_quoted=True), Break()]
+        return [Part(text=Text(value=f"${{{name}[@]}}", unset=(name,)), is_quoted=True)]
     return _elements(shell.arrays[name])
 
 
@@ -150,7 +153,7 @@ def _elements(values: list[Text]) -> Parts:
     found: Parts = []
     for value in values:
         found += [Break(), Part(text=value, is_quoted=True)]
-    return [*found, Break()]
+    return found[1:]
 
 
 def _element(name: str, index: str, shell: Shell) -> Text:
@@ -191,7 +194,8 @@ def _document(redirect: Any, shell: Shell) -> Text | None:
         return None
     if source(start)[:1] in "'\"\\":
         return Text(value=source(body).rstrip("\n"))
-    return joined(within(body, shell, start=body.start_byte, end=body.end_byte))
+    found = joined(within(body, shell, start=body.start_byte, end=body.end_byte))
+    return dataclasses.replace(found, value=found.value.rstrip("\n"))
 
 
 def _changed_folder(node: Any, shell: Shell) -> Text | None:

@@ -110,8 +110,7 @@ def _others(shell: Shell, training: Sequence[tuple[Command, int]]) -> Iterator[s
     joins = [command.place for command in shell.commands if _joins(command)]
     if joins:
         yield (
-            f"{', '.join(joins)}: other machines join a Ray cluster; asyncrl's launch scripts do that "
-            "(docs/launch.md, HOSTS)"
+            f"{', '.join(joins)}: other machines join a Ray cluster; asyncrl's launch scripts do that (docs/launch.md)"
         )
 
 

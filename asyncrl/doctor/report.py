@@ -10,7 +10,7 @@ from asyncrl.config import check_passthrough, load_run
 from asyncrl.config.knobs import knobs
 from asyncrl.doctor.bash import read_script
 from asyncrl.doctor.launch import PROGRAMS, Flag, Launch, find_launch
-from asyncrl.doctor.settings import Translation, Verdict, as_toml, translate, variables
+from asyncrl.doctor.settings import Translation, Verdict, as_toml, other_defaults, translate, variables
 from asyncrl.doctor.shell import Shell
 from asyncrl.doctor.symbols import UserFunction, examine
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
@@ -61,24 +61,39 @@ def examine_script(path: Path, given: Mapping[str, str]) -> Report:
     if launch is None:
         raise DataError(f"{path}: no training command: no python with {' or '.join(PROGRAMS)} was found")
     translation = translate(launch.program, launch.flags)
-    toml = as_toml(translation, [f"{path.name} of slime, translated by python -m asyncrl.doctor."])
+    toml = as_toml(
+        translation,
+        [
+            f"{path.name} of slime, translated by python -m asyncrl.doctor.",
+            "Relative paths are relative to this file; slime's are relative to the folder where it starts.",
+        ],
+    )
     return Report(
         toml=toml,
         launch=launch,
         translation=translation,
-        functions=tuple(_functions(launch, shell)),
-        refusals=tuple(_refusals(toml)),
+        functions=tuple(_functions(translation, _roots(launch, shell))),
+        refusals=tuple(_refusals(translation)),
         missing_files=tuple(shell.missing_files),
         absent=tuple(_absent(launch.flags)),
         assumed=tuple(f"{note.place}: {note.text}" for note in shell.notes) + launch.notes,
     )
 
 
-def _functions(launch: Launch, shell: Shell) -> Iterator[UserFunction]:
-    roots = _roots(launch, shell)
-    for flag in launch.flags:
-        if flag.name.endswith("-path") and len(flag.values) == 1 and _is_function(flag.values[0].value):
-            yield examine(flag.name, flag.values[0].value, roots)
+def _functions(translation: Translation, roots: Sequence[Path]) -> Iterator[UserFunction]:
+    """Examine each user function that is not judged by its flag alone."""
+    for finding in translation.findings:
+        flag, verdict = finding.flag, finding.verdict
+        if verdict in _LEFT_OUT or not flag.name.endswith("-path") or len(flag.values) != 1:
+            continue
+        path = flag.values[0].value
+        is_judged = verdict is Verdict.MISSING and path.startswith("slime.")
+        if _is_function(path) and not is_judged:
+            yield examine(flag.name, path, roots)
+
+
+_LEFT_OUT = (Verdict.TRUE_ANYWAY, Verdict.UNKNOWN_VALUE)
+"""Verdicts on flags whose functions a run does not load, or whose names are unknown."""
 
 
 def _is_function(path: str) -> bool:
@@ -89,18 +104,25 @@ def _is_function(path: str) -> bool:
 
 
 def _roots(launch: Launch, shell: Shell) -> list[Path]:
-    """Return the folders that Python would search: the script's, those above it, and those on PYTHONPATH."""
+    """Return the folders of PYTHONPATH, and the script's folder with those above it up to its project's root."""
     written = launch.environment.get("PYTHONPATH")
     entries = variables(written, launch.environment).split(":") if written else []
     named = [found for entry in entries if entry and (found := shell.located(entry)) is not None and found.is_dir()]
-    return list(dict.fromkeys([*named, Path.cwd(), *shell.script.parents][:-1]))
+    above = list(shell.script.parents)[:_MOST_FOLDERS]
+    top = next((place for place, folder in enumerate(above) if (folder / PROGRAMS[0]).exists()), len(above) - 1)
+    return list(dict.fromkeys([*named, *above[: top + 1], Path.cwd()]))
 
 
-def _refusals(toml: str) -> list[str]:
-    """Return asyncrl's error lines for a TOML file, without those about missing files."""
+_MOST_FOLDERS = 4
+"""The maximum number of folders above a script that are searched for user functions."""
+
+
+def _refusals(translation: Translation) -> list[str]:
+    """Return asyncrl's error lines for the settings, without those about missing files."""
+    checked = Translation(lines=translation.lines | translation.placeholders)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "script.toml"
-        file.write_text(toml, encoding="utf-8")
+        file.write_text(as_toml(checked, []), encoding="utf-8")
         try:
             run = load_run(["--config", str(file), "--dry-run"])
             check_passthrough(run, known_server_flags(), known_router_flags())
@@ -127,6 +149,7 @@ def written(report: Report) -> str:
     sections = [
         (f"{report.launch.place}: {report.launch.program} with {len(report.launch.flags)} flags", []),
         *_flag_sections(report.translation),
+        ("Defaults that are not slime's, for flags that the script leaves out", other_defaults(report.translation)),
         *_function_sections(report.functions),
         ("Words that belong to no flag", list(report.launch.stray)),
         ("Files that the script includes, and that were not found", list(report.missing_files)),
@@ -163,7 +186,7 @@ def _flag_sections(translation: Translation) -> Iterator[tuple[str, list[str]]]:
 
 def _function_sections(functions: Sequence[UserFunction]) -> Iterator[tuple[str, list[str]]]:
     imports = list(dict.fromkeys(each for function in functions for each in function.imports))
-    yield "User functions", [f"--{each.flag} {each.path}: {each.file or 'no file'}" for each in functions]
+    yield "User functions", [f"--{each.flag} {each.path}: {each.place or 'not found'}" for each in functions]
     yield (
         "User functions that cannot be used",
         list(dict.fromkeys(line for each in functions for line in each.problems)),

@@ -1,6 +1,7 @@
 """The translation of a training command's flags into settings of asyncrl, flag by flag."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +10,7 @@ from asyncrl.config.flag_status import status_of
 from asyncrl.config.foreign import is_same
 from asyncrl.config.knobs import Knob, knobs, nearest
 from asyncrl.config.slime.status import FlagStatus, Kind
+from asyncrl.config.slime.table import TABLE
 from asyncrl.config.values import WrongValue, from_flag, shown
 from asyncrl.doctor.launch import Flag
 from asyncrl.doctor.words import Text
@@ -46,6 +48,8 @@ class Translation:
     """TOML values by key, in the order of the flags."""
     comments: dict[str, str] = field(default_factory=dict)
     """A remark behind the TOML line of a key; for a key without a line, the line is left to the reader."""
+    placeholders: dict[str, str] = field(default_factory=dict)
+    """TOML values with unknown parts, for the check of all other settings."""
     findings: list[Finding] = field(default_factory=list)
 
     def of(self, verdict: Verdict) -> list[Finding]:
@@ -104,7 +108,11 @@ def _finding(flag: Flag, status: FlagStatus, found: Translation) -> Finding:
 def _left_open(flag: Flag, status: FlagStatus, unknown: str, found: Translation) -> Finding:
     if status.setting is None and status.kind is not Kind.DONE:
         return Finding(flag=flag, verdict=Verdict.TRUE_ANYWAY, reason=f"{status.text}; not compared, because {unknown}")
-    found.comments[status.setting or flag.name] = f"{flag.written}: {unknown}"
+    name = status.setting or flag.name
+    found.comments[name] = f"{flag.written}: {unknown}"
+    if (knob := knobs().get(name)) is not None:
+        with suppress(WrongValue):
+            found.placeholders[name] = _value(knob, flag.name, [value.value for value in flag.values])
     return Finding(flag=flag, verdict=Verdict.UNKNOWN_VALUE, reason=unknown)
 
 
@@ -124,8 +132,21 @@ def _setting(flag: Flag, status: FlagStatus, found: Translation) -> Finding:
     except WrongValue as error:
         return Finding(flag=flag, verdict=Verdict.MISSING, reason=f"the value {error}")
     found.lines[name] = written
-    verdict = Verdict.DIFFERENT if status.kind is Kind.DIFFERENT else Verdict.SET
+    is_different = status.kind is Kind.DIFFERENT and not _is_about_default(status)
+    verdict = Verdict.DIFFERENT if is_different else Verdict.SET
     return Finding(flag=flag, verdict=verdict, reason=status.text)
+
+
+def other_defaults(found: Translation) -> list[str]:
+    """Return one line for each setting that the script leaves out, and whose default is not slime's."""
+    given = {finding.flag.name.removeprefix("no-") for finding in found.findings}
+    rows = (row for row in TABLE.values() if row.kind is Kind.DIFFERENT and row.setting is not None)
+    return [f"--{row.name}: {row.text}" for row in rows if _is_about_default(row) and row.name not in given]
+
+
+def _is_about_default(status: FlagStatus) -> bool:
+    """Whether a setting differs only in its default."""
+    return status.setting is not None and "default" in status.text
 
 
 def _value(knob: Knob, given: str, words: Sequence[str]) -> str:
@@ -150,11 +171,12 @@ def _foreign(flag: Flag) -> str:
 
 def as_toml(found: Translation, head: Sequence[str]) -> str:
     """Return the text of a TOML file; ``head`` becomes comments at its top."""
-    lines = [*(f"# {line}" if line else "#" for line in head), ""]
+    lines = [*(f"# {line}" for line in head), ""]
+    comments = {name: " ".join(text.split()) for name, text in found.comments.items()}
     for name, value in found.lines.items():
-        comment = found.comments.get(name)
+        comment = comments.get(name)
         lines.append(f"{name} = {value}" + (f"  # {comment}" if comment else ""))
-    lines += [f"# {name} = ?  # {text}" for name, text in found.comments.items() if name not in found.lines]
+    lines += [f"# {name} = ?  # {text}" for name, text in comments.items() if name not in found.lines]
     return "\n".join(lines) + "\n"
 
 

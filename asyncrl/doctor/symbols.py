@@ -37,8 +37,8 @@ class UserFunction:
 
     flag: str
     path: str
-    file: Path | None
-    """The file of the function; None if it is missing or is slime's own function."""
+    place: str | None
+    """The function's file, or its name in asyncrl; None if there is neither."""
     problems: tuple[str, ...]
     """Reasons why it cannot be used."""
     imports: tuple[Import, ...]
@@ -47,18 +47,18 @@ class UserFunction:
 def examine(flag: str, path: str, roots: Sequence[Path]) -> UserFunction:
     """Find the function ``path`` of ``flag`` in the folders ``roots``, and examine its file."""
     if path in compat.OUR_NAMES:
-        return UserFunction(flag=flag, path=path, file=None, problems=(), imports=())
+        return UserFunction(flag=flag, path=path, place=compat.OUR_NAMES[path], problems=(), imports=())
     if path.startswith("slime."):
         problem = f"{path} is a function of slime that asyncrl lacks"
-        return UserFunction(flag=flag, path=path, file=None, problems=(problem,), imports=())
+        return UserFunction(flag=flag, path=path, place=None, problems=(problem,), imports=())
     module, name = _split(path)
     file = _found(module, roots)
     if file is None:
         problem = f"{module} is missing in {', '.join(map(str, roots))}"
-        return UserFunction(flag=flag, path=path, file=None, problems=(problem,), imports=())
+        return UserFunction(flag=flag, path=path, place=None, problems=(problem,), imports=())
     line = _broken(file) or signature_line(flag, _tree(file), name)
     problems = () if line is None else (f"{file}: {line}",)
-    return UserFunction(flag=flag, path=path, file=file, problems=problems, imports=tuple(_imports(file, roots)))
+    return UserFunction(flag=flag, path=path, place=str(file), problems=problems, imports=tuple(_imports(file, roots)))
 
 
 def _split(path: str) -> tuple[str, str]:

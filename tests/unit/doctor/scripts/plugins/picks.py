@@ -1,0 +1,5 @@
+"""A buffer filter that lacks parameters."""
+
+
+def pick(args, buffer):
+    raise AssertionError("the doctor runs nothing")

@@ -1,0 +1,168 @@
+"""The report on whole launch scripts, whose settings must start a run."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from asyncrl.app.dry_run import dry_run
+from asyncrl.config import load_run
+from asyncrl.doctor.__main__ import main
+from asyncrl.doctor.report import Report, examine_script, written
+from asyncrl.doctor.settings import Verdict
+from asyncrl.errors import DataError
+
+SCRIPTS = Path(__file__).parent / "scripts"
+BASE = Path(__file__).parents[3] / "configs" / "quickstart"
+COLOCATED, ASYNC = SCRIPTS / "run-colocated.sh", SCRIPTS / "run-async.sh"
+
+
+def examined(script: Path) -> Report:
+    return examine_script(script, {"BASE_DIR": str(BASE)})
+
+
+def flags(report: Report, verdict: Verdict) -> set[str]:
+    return {finding.flag.name for finding in report.translation.of(verdict)}
+
+
+def test_a_script_without_obstacles_gives_settings_that_start_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.toml"
+    assert main([str(COLOCATED), "--env", f"BASE_DIR={BASE}", "--out", str(out)]) == 0
+    assert "Nothing is missing" in capsys.readouterr().err
+    run = load_run(["--config", str(out), "--device", "cpu", "--dry-run"])
+    assert (run.rollout.num_rollout, run.rollout.n_samples_per_prompt, run.rollout.staleness) == (3, 2, 0)
+    assert run.model.hf_checkpoint == BASE / "model"
+    assert run.evaluation.data_sets == (("sums", BASE / "heldout.jsonl"),)
+    assert (run.train.lr, run.train.adam_beta2, run.cluster.colocate) == (1e-6, 0.98, True)
+    assert run.sglang == {"mem-fraction-static": "0.7"}
+    console = Console(file=io.StringIO(), width=200)
+    dry_run(run, console)
+    assert console.file.getvalue().endswith("the dry run found nothing wrong\n")  # type: ignore[attr-defined]
+
+
+def test_every_flag_of_a_script_gets_one_verdict() -> None:
+    report = examined(COLOCATED)
+    assert len(report.translation.findings) == len(report.launch.flags) == 28
+    assert flags(report, Verdict.TRUE_ANYWAY) == {
+        "attention-backend",
+        "attention-dropout",
+        "moe-layer-freq",
+        "normalization",
+        "optimizer",
+        "swiglu",
+    }
+    assert flags(report, Verdict.MISSING) == set()
+    assert {name: value.value for name, value in report.launch.environment.items()} == {
+        "MASTER_ADDR": "127.0.0.1",
+        "NCCL_NVLS_ENABLE": "0",
+        "PYTHONPATH": f"/root/Megatron-LM/:{SCRIPTS}/plugins",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_a_script_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **named: object) -> None:
+        raise AssertionError("a process was started")
+
+    for name in ("system", "posix_spawn", "execve", "fork"):
+        monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    before = set(sys.modules)
+    examined(ASYNC)
+    assert not {"rewards", "picks", "generation", "calls"} & (set(sys.modules) - before)
+
+
+def test_flags_that_stand_in_the_way_are_named_with_their_reasons() -> None:
+    translation = examined(ASYNC).translation
+    missing = {finding.flag.name: finding.reason for finding in translation.of(Verdict.MISSING)}
+    assert missing["optimizer"] == "the optimizer is AdamW; only adam or adamw is possible"
+    assert missing["made-up-flag"].startswith("neither asyncrl nor slime's scripts have such a flag")
+    assert missing["lr"] == 'the value must be a number, got "fast"'
+    unknown = {finding.flag.name: finding.reason for finding in translation.of(Verdict.UNKNOWN_VALUE)}
+    assert unknown == {
+        "save": "$(date +%s) is not run",
+        "load": "the script does not set RESUME_DIR; give --env RESUME_DIR=VALUE",
+    }
+    assert translation.lines["num-rollout"] == "9"
+    (repeated,) = (finding for finding in translation.of(Verdict.DIFFERENT) if finding.flag.name == "num-rollout")
+    assert repeated.reason == "given again later as --num-rollout 9, which counts in slime"
+    assert "max-staleness" not in translation.lines
+
+
+def test_user_functions_are_found_and_their_obstacles_named() -> None:
+    report = examined(ASYNC)
+    plugins = SCRIPTS / "plugins"
+    by_flag = {function.flag: function for function in report.functions}
+    assert by_flag["custom-rm-path"].place == str(plugins / "rewards.py")
+    assert not by_flag["custom-rm-path"].problems
+    assert [(each.symbol, each.equivalent) for each in by_flag["custom-rm-path"].imports] == [
+        ("slime.utils.types.Sample", "asyncrl.compat.Sample")
+    ]
+    assert by_flag["dynamic-sampling-filter-path"].place == "asyncrl.filters.check_reward_nonzero_std"
+    assert not by_flag["dynamic-sampling-filter-path"].problems
+    (wrong,) = by_flag["buffer-filter-path"].problems
+    assert wrong.startswith(f"{plugins / 'picks.py'}: line 4: 'pick' must take (step, waiting, size) or slime's")
+    assert [(each.symbol, each.place) for each in by_flag["custom-generate-function-path"].imports] == [
+        ("slime.utils.misc", f"{plugins / 'calls.py'}:3"),
+        ("slime.utils.http_utils.post", f"{plugins / 'calls.py'}:4"),
+        ("slime.utils.types.Sample", f"{plugins / 'calls.py'}:5"),
+    ]
+    assert "rollout-function-path" not in by_flag  # its flag is missing already
+    assert by_flag["custom-advantage-function-path"].problems[0].startswith("nowhere is missing in ")
+
+
+def test_the_report_names_everything_and_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(ASYNC), "--env", f"BASE_DIR={BASE}"]) == 1
+    toml, report = capsys.readouterr()
+    assert f'hf-checkpoint = "{BASE}/model"\n' in toml
+    assert "# save = ?  # --save /data/run-$(date +%s): $(date +%s) is not run\n" in toml
+    for line in (
+        "run-async.sh:39: train_async.py with 18 flags",
+        "run-async.sh:11: no such file: /root/there/scripts/models/nowhere.sh",
+        "slime.utils.types.Sample is asyncrl.compat.Sample",
+        "calls.py:4: slime.utils.http_utils.post",
+        "other machines join a Ray cluster",
+        "MASTER_ADDR=10.0.0.1",
+    ):
+        assert line in report
+    assert report.endswith("things to change before this run starts.\n")
+
+
+def test_a_variable_that_must_be_given_is_named() -> None:
+    text = written(examine_script(ASYNC, {}))
+    assert "run-async.sh:5: the script may end here (exit); the rest is read as well" in text
+    assert "--hf-checkpoint $BASE_DIR/model: the script does not set BASE_DIR; give --env BASE_DIR=VALUE" in text
+
+
+def test_settings_that_asyncrl_refuses_are_listed(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python train_async.py --rollout-batch-size 3 --num-rollout 2 --sglang-made-up 1 stray\n")
+    report = examine_script(script, {})
+    assert any("--hf-checkpoint is missing" in line for line in report.refusals)
+    assert report.num_obstacles >= 2
+
+
+def test_a_script_without_a_training_command_gives_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.sh").write_text("echo train.py\n")
+    with pytest.raises(DataError, match="no training command"):
+        examine_script(tmp_path / "run.sh", {})
+    assert main([str(tmp_path / "run.sh")]) == 2
+    assert main([str(tmp_path / "gone.sh")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif("SLIME_ROOT" not in os.environ, reason="SLIME_ROOT must name a checkout of slime")
+def test_slimes_own_scripts_are_read() -> None:
+    scripts = sorted(Path(os.environ["SLIME_ROOT"]).glob("scripts/**/run-*.sh"))
+    assert len(scripts) > 20
+    for script in scripts:
+        report = examine_script(script, {})
+        unknown = [finding for finding in report.translation.findings if "have such a flag" in finding.reason]
+        assert (script.name, unknown) == (script.name, [])
