@@ -35,6 +35,7 @@ ELSEWHERE = {
     "model/",
     "logs/",
     "tensorboard/",
+    "wandb/",
     "fp8.py",
     "fp8_utils.py",
     "loader.py",
