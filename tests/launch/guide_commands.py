@@ -77,7 +77,7 @@ def _without_unmerged(words: list[str]) -> list[str]:
 
 
 def local_files(folder: Path) -> dict[str, str]:
-    """Write the files that the commands name, and return each file's path by its name in braces."""
+    """Write the files that the commands name, and return the path of each by the name in braces."""
     model = folder / "model"
     shutil.copytree(QUICKSTART / "model", model)
     settings = json.loads((model / "tokenizer_config.json").read_text())
