@@ -1,7 +1,7 @@
 """The notes of a run: what its flags say that it does already, or does in another way."""
 
 from asyncrl.config.areas import RunConfig
-from asyncrl.config.foreign import written
+from asyncrl.config.slime.accepted import written
 from asyncrl.config.slime.status import Kind
 from asyncrl.config.slime.table import TABLE
 
