@@ -20,6 +20,7 @@ from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import load_prompts
 from asyncrl.data.streaming import open_stream
+from asyncrl.data.tiktoken_words import RANKS_FILE
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
@@ -36,6 +37,8 @@ from asyncrl.types import ScoredGroup
 
 OVERRIDE_FLAG = "json-model-override-args"
 """The SGLang flag that overrides values of config.json."""
+NO_TOKENIZER_FLAG = "skip-tokenizer-init"
+"""The SGLang flag of servers without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +139,19 @@ def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
 
 
 def check_served(checkpoint: Path, shape: ModelShape, device: str) -> None:
-    """Raise ConfigError if SGLang cannot serve ``checkpoint`` on ``device``: 0.5.16 has no fp8 without a GPU."""
+    """Raise ConfigError if SGLang 0.5.16 cannot serve ``checkpoint`` on ``device``.
+
+    It has neither fp8 nor, on the plug-in's CPU platform, a KV cache of latent attention.
+    """
     if device == "cpu" and shape.fp8_block is not None:
         raise ConfigError(
             f"hf-checkpoint: {checkpoint} is in fp8, which SGLang serves on GPUs alone; make a copy that is not: "
             "python -m asyncrl.engines.megatron.weights.convert to-torch-dist, then to-hf"
+        )
+    if device == "cpu" and shape.latent is not None:
+        raise ConfigError(
+            f"hf-checkpoint: {checkpoint} has latent attention, which SGLang serves on GPUs alone; give device cuda or "
+            "another model"
         )
 
 
@@ -163,12 +174,29 @@ def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) 
 
     Raises ConfigError.
     """
+    flags = {**_tokenizer_flags(run), **run.sglang}
     changes = server_changes(config, shape)
     if not changes:
-        return run.sglang
+        return flags
     if OVERRIDE_FLAG in run.sglang:
         raise ConfigError(f"--sglang-{OVERRIDE_FLAG} with {', '.join(changes)}: leave one of them out")
-    return {**run.sglang, OVERRIDE_FLAG: json.dumps(changes)}
+    return {**flags, OVERRIDE_FLAG: json.dumps(changes)}
+
+
+def _tokenizer_flags(run: RunConfig) -> dict[str, bool]:
+    """The flag of servers without a tokenizer, where SGLang's would execute code in the model's folder.
+
+    Tokens travel as ids, so only stop strings need a tokenizer in the server.  Raises ConfigError for them.
+    """
+    needs_code = not (run.model.hf_checkpoint / "tokenizer.json").is_file()
+    if not needs_code or run.sglang.keys() & {"trust-remote-code", NO_TOKENIZER_FLAG}:
+        return {}
+    if run.rollout.rollout_stop:
+        raise ConfigError(
+            f"rollout-stop with {run.model.hf_checkpoint / RANKS_FILE}: engines compare texts, and SGLang's tokenizer "
+            "executes code in that folder; give rollout-stop-token-ids, or allow it with --sglang-trust-remote-code"
+        )
+    return {NO_TOKENIZER_FLAG: True}
 
 
 def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:

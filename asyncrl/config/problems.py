@@ -66,7 +66,8 @@ def _checkpoint(model: ModelConfig, *, needs_weights: bool) -> list[str]:
     folder = model.hf_checkpoint
     if not folder.is_dir():
         return [f"hf-checkpoint {folder}: no such folder; give a local folder in Hugging Face format"]
-    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    tokenizer = "tiktoken.model" if (folder / "tiktoken.model").is_file() else "tokenizer.json"
+    missing = [name for name in ("config.json", tokenizer) if not (folder / name).is_file()]
     missing += [] if not needs_weights or any(folder.glob("*.safetensors")) else ["*.safetensors"]
     return must(not missing, f"hf-checkpoint {folder} has no {', no '.join(missing)}")
 

@@ -17,7 +17,7 @@ def bytes_of_tokens(words: tokenizers.Tokenizer, *, skip_special_tokens: bool = 
         return None
     table = [b""] * words.get_vocab_size(with_added_tokens=True)
     added = words.get_added_tokens_decoder()
-    byte_of = _byte_of_character()
+    byte_of = byte_of_character()
     vocabulary = words.get_vocab(with_added_tokens=False)
     if max((*vocabulary.values(), *added), default=-1) >= len(table):
         return None  # the ids have gaps
@@ -47,7 +47,7 @@ def _added(content: str, byte_of: dict[str, int]) -> bytes:
     return content.encode()
 
 
-def _byte_of_character() -> dict[str, int]:
+def byte_of_character() -> dict[str, int]:
     """Return GPT-2's map from printable characters to bytes.
 
     Printable Latin-1 characters map to themselves; the characters from 256 on stand for the other bytes.

@@ -1,6 +1,6 @@
 """The checkpoint's tokenizer and chat template.
 
-Reads ``tokenizer.json`` with the ``tokenizers`` library, which transformers uses as well.
+Reads ``tokenizer.json`` with the ``tokenizers`` library, which transformers uses as well, or ``tiktoken.model``.
 ``transformers.AutoTokenizer`` would import torch, which the driver does not need: 5 to 14 s on two cores.
 """
 
@@ -19,6 +19,7 @@ import jinja2.sandbox
 import tokenizers  # type: ignore[import-untyped]
 
 from asyncrl.data.byte_level import bytes_of_tokens, joined
+from asyncrl.data.tiktoken_words import RANKS_FILE, load_tiktoken
 from asyncrl.errors import DataError
 
 Message = dict[str, Any]
@@ -30,8 +31,15 @@ def load_tokenizer(path: Path, *, skip_special_tokens: bool = False) -> "TextTok
 
     With ``skip_special_tokens``, decoded texts lack special tokens.
     """
+    return TextTokenizer(_words(path), _chat_template(path), skip_special_tokens=skip_special_tokens)
+
+
+def _words(path: Path) -> Any:
+    """Read ``tokenizer.json``, or ``tiktoken.model`` where there is no ``tokenizer.json``."""
     file = path / "tokenizer.json"
     if not file.is_file():
+        if (path / RANKS_FILE).is_file():
+            return load_tiktoken(path)
         raise DataError(f"{file}: no such file; save_pretrained() of the model's AutoTokenizer writes it")
     try:
         words = tokenizers.Tokenizer.from_file(str(file))
@@ -39,7 +47,7 @@ def load_tokenizer(path: Path, *, skip_special_tokens: bool = False) -> "TextTok
         raise DataError(f"{file}: not a tokenizer: {error}") from error
     words.no_padding()
     words.no_truncation()
-    return TextTokenizer(words, _chat_template(path), skip_special_tokens=skip_special_tokens)
+    return words
 
 
 class TextTokenizer:

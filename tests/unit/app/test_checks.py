@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from asyncrl.app.checks import OVERRIDE_FLAG, check, check_model
+from asyncrl.app.checks import NO_TOKENIZER_FLAG, OVERRIDE_FLAG, check, check_model
 from asyncrl.config import RunConfig, load_run
 from asyncrl.errors import ConfigError
+from tests.unit.data.tiktoken_for_tests import tiktoken_folder
+from tests.unit.models.test_shape import FLASH, QWEN3
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
 
@@ -62,6 +64,20 @@ def test_shapes_that_do_not_fit_are_refused(flags: list[str], line: str) -> None
     assert str(error.value) == line
 
 
+def test_engines_for_a_tiktoken_model_have_no_tokenizer_unless_the_user_allows_its_code(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(quickstart().model.hf_checkpoint, copy)
+    (copy / "tokenizer.json").unlink()
+    tiktoken_folder(copy)
+    model = ["--hf-checkpoint", str(copy)]
+    assert check(quickstart(*model)).model.server_flags == {**quickstart().sglang, NO_TOKENIZER_FLAG: True}
+    stops = [*model, "--rollout-stop", "end"]
+    with pytest.raises(ConfigError, match=r"rollout-stop with .*tiktoken\.model: engines compare texts, and SGLang's"):
+        check_model(quickstart(*stops))
+    flags = check_model(quickstart(*stops, "--sglang-trust-remote-code")).server_flags
+    assert flags == {**quickstart().sglang, "trust-remote-code": True}
+
+
 def test_a_folder_for_weights_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         check(quickstart("--update-weight-transport", "disk", "--update-weight-disk-dir", "/proc/weights"))
@@ -78,3 +94,16 @@ def test_fp8_is_refused_where_there_is_no_gpu(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         check(quickstart("--hf-checkpoint", str(copy), "--device", "cpu"))
     assert str(error.value).startswith(f"hf-checkpoint: {copy} is in fp8, which SGLang serves on GPUs alone; ")
+
+
+def test_latent_attention_is_refused_where_there_is_no_gpu(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(quickstart().model.hf_checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(
+        json.dumps({**QWEN3, **FLASH, "rope_theta": 1e6, "vocab_size": config["vocab_size"]})
+    )
+    check_model(quickstart("--hf-checkpoint", str(copy)))
+    with pytest.raises(ConfigError) as error:
+        check_model(quickstart("--hf-checkpoint", str(copy), "--device", "cpu"))
+    assert str(error.value).startswith(f"hf-checkpoint: {copy} has latent attention, which SGLang serves on GPUs alone")

@@ -246,6 +246,14 @@ def test_recompute_activations_is_selective_recomputation(tmp_path: Path) -> Non
     assert load(tmp_path).parallel.recomputes is None
 
 
+def test_a_tokenizer_is_a_tokenizer_json_or_a_tiktoken_model(tmp_path: Path) -> None:
+    run = load(tmp_path)
+    (run.model.hf_checkpoint / "tokenizer.json").unlink()
+    assert problems(run) == [f"hf-checkpoint {run.model.hf_checkpoint} has no tokenizer.json"]
+    (run.model.hf_checkpoint / "tiktoken.model").touch()
+    assert problems(run) == []
+
+
 def test_an_empty_run_dir_is_taken(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert load(tmp_path, "--run-dir", str(tmp_path / "out")).output.run_dir == tmp_path / "out"
