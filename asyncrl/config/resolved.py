@@ -1,10 +1,12 @@
 """The whole configuration as TOML text, to repeat the run with, or as a flat mapping."""
 
 import re
+from dataclasses import fields
 from typing import Any
 
 from asyncrl.config.areas import RunConfig
 from asyncrl.config.derived import filled_in
+from asyncrl.config.eval_sets import EvalSet, eval_sets
 from asyncrl.config.knobs import AREAS, knobs
 from asyncrl.config.values import shown
 
@@ -25,6 +27,8 @@ def resolved(run: RunConfig) -> str:
                 lines.append(f"{knob.name} = {shown(value)}")
             elif knob.name in meant:
                 lines.append(f"# {knob.name} = {shown(meant[knob.name])}")
+    lines += ["", "# Held-out sets"] if run.eval_entries else []
+    lines += [f"# {each.name}: {_of_set(each)}" for each in (eval_sets(run) if run.eval_entries else ())]
     passed = _passed(run)
     lines += ["", "# Passed through"] if passed else []
     lines += [f"{_key(name)} = {shown(value)}" for name, value in passed.items()]
@@ -41,6 +45,15 @@ def _passed(run: RunConfig) -> dict[str, str | bool]:
     return {f"sglang-{name}": value for name, value in run.sglang.items()} | {
         f"router-{name}": value for name, value in run.router.items()
     }
+
+
+def _of_set(each: EvalSet) -> str:
+    """The settings of a set in the file of ``--eval-config`` on one line, for a comment."""
+    nested = ("name", "origin", "data", "reward")
+    given = {field.name: getattr(each, field.name) for field in fields(each) if field.name not in nested}
+    rewards = {"rm_type": each.reward.rm_type, "custom_rm_path": each.reward.custom_rm_path}
+    keys = {"input_key": each.data.input_key, "label_key": each.data.label_key}
+    return ", ".join(f"{name} {shown(value)}" for name, value in (given | rewards | keys).items() if value is not None)
 
 
 def _key(name: str) -> str:
