@@ -12,6 +12,7 @@ from asyncrl.types import (
     Batch,
     Chunk,
     EngineLoad,
+    EvalOutcome,
     FinishReason,
     Picked,
     Prompt,
@@ -173,3 +174,32 @@ class PickFn(Protocol):
 
     def __call__(self, step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
         """Pick at most ``size`` groups of ``waiting`` to train at ``step``; ``waiting`` is in dispatch order."""
+
+
+class HeldOutPass(Protocol):
+    """One evaluation pass, as a user's evaluation function sees it."""
+
+    @property
+    def weights(self) -> Weights:
+        """The weights that the engines served when the pass began."""
+
+    @property
+    def prompts(self) -> Mapping[str, tuple[Prompt, ...]]:
+        """The held-out prompts by data set name."""
+
+    async def generate(self, name: str, prompt: Prompt, index: int = 0) -> Sample:
+        """Return one answer, sampled with the settings of data set ``name``.
+
+        ``index`` must differ between the answers to one prompt; the seed depends on it.  At most half of the slots are
+        used at once; further calls wait.  Raises SampleFailed or EngineRejected.
+        """
+
+    async def score(self, name: str, prompt: Prompt, sample: Sample) -> float:
+        """Return the reward of data set ``name``.  Raises RewardFailed."""
+
+
+class EvalFn(Protocol):
+    """An evaluation that replaces the built-in one."""
+
+    async def __call__(self, evaluation: HeldOutPass, /) -> Mapping[str, Sequence[float]] | EvalOutcome:
+        """Return the rewards of all answers by data set name."""

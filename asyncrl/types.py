@@ -292,7 +292,6 @@ class EvalSetReport:
     tokens_mean: float | None = None
     tokens_max: int | None = None
     num_failed: int = 0
-    answers: tuple[EvalAnswers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +313,20 @@ class EvalReport:
     """Answers left out because an engine or the reward failed."""
     num_tokens: int
     seconds: float
+    answers: Mapping[str, tuple[tuple[Prompt, ScoredSample], ...]] = field(default_factory=dict)
+    """Prompts and answers by data set name; empty unless a log function wants them, because they take memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalOutcome:
+    """The result of a user's evaluation function."""
+
+    rewards: Mapping[str, tuple[float, ...]]
+    """The reward of each answer, by data set name."""
+    truncated: Mapping[str, float] = field(default_factory=dict)
+    """Share of the answers that the length limit cut, 0 to 1, by data set name."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers, by name."""
 
 
 def _same_length(name: str, values: Sized, other: str, others: Sized) -> None:

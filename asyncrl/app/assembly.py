@@ -15,6 +15,7 @@ from uuid import uuid4
 import orjson
 
 from asyncrl.app.checks import Checked, check_served
+from asyncrl.app.eval_function import running_eval_function
 from asyncrl.app.evaluation import held_out_sets
 from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
@@ -34,7 +35,8 @@ from asyncrl.event_loop import is_cancelled
 from asyncrl.metrics.facts import Gauges, StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.evaluation import Evaluator
+from asyncrl.pipeline.evaluation import Evaluates, Evaluator
+from asyncrl.pipeline.function_evaluation import FunctionEvaluator
 from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.kv_limit import follow_kv
 from asyncrl.pipeline.sampling.retry import RetryingEngine
@@ -209,15 +211,9 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
             seed=run.model.seed,
         )
 
-    evaluator = Evaluator(
-        sets=held_out_sets(checked.held_out, checked.end_tokens, sampler),
-        slots=slots,
-        serving=serving,
-        timeline=timeline,
-    )
     return Parts(
         scheduler=_scheduler(checked, sampler(_sampling(checked), checked.reward), slots, serving, timeline),
-        evaluator=evaluator if run.evaluation.eval_interval is not None else None,
+        evaluator=_evaluator(checked, running, sampler, slots, serving, timeline),
         engine=engine,
         trainer=running.trainer,
         updater=running.updater,
@@ -227,6 +223,31 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
         loop_lag=LoopLag(),
         checkpointer=_checkpointer(checked, running),
         gpu_sharing=running.gpu_sharing,
+    )
+
+
+def _evaluator(
+    checked: Checked,
+    running: Running,
+    sampler: Callable[[SamplingParams, RewardFn], Sampler],
+    slots: Slots,
+    serving: ServingWeights,
+    timeline: Timeline,
+) -> Evaluates | None:
+    evaluation, function = checked.run.evaluation, checked.eval_function
+    if evaluation.eval_interval is None:
+        return None
+    sets = held_out_sets(checked.held_out, checked.end_tokens, sampler)
+    if function is None:
+        return Evaluator(sets=sets, slots=slots, serving=serving, timeline=timeline)
+    return FunctionEvaluator(
+        function=running_eval_function(function, running.url, [each.settings for each in checked.held_out]),
+        name=evaluation.eval_function_path or "",
+        sets=sets,
+        timeout_s=evaluation.eval_timeout_s,
+        slots=slots,
+        serving=serving,
+        timeline=timeline,
     )
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from asyncrl.app.eval_function import load_eval_function
 from asyncrl.app.evaluation import CheckedSet, check_eval_lengths, check_eval_rewards, checked_sets
 from asyncrl.app.resume import ResumablePrompts, Start, find_start
 from asyncrl.app.trackers import check_trackers
 from asyncrl.capacity.layout import check_layout
+from asyncrl.compat import BlockingEval
 from asyncrl.config import RewardConfig, RunConfig, check_passthrough
 from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
@@ -31,7 +33,7 @@ from asyncrl.models.overrides import overridden, server_changes
 from asyncrl.models.shape import ModelShape, read_config, shape_of
 from asyncrl.models.sizes import sent_bytes
 from asyncrl.plugins import KEEP, PICK, REWARD, load_custom, load_plugin
-from asyncrl.protocols import KeepFn, PickFn, RewardFn
+from asyncrl.protocols import EvalFn, KeepFn, PickFn, RewardFn
 from asyncrl.rewards import BUILT_IN
 from asyncrl.types import ScoredGroup
 
@@ -64,6 +66,8 @@ class Checked:
     prompts: ResumablePrompts
     start: Start
     held_out: tuple[CheckedSet, ...]
+    eval_function: EvalFn | BlockingEval | None
+    """The function that replaces the built-in evaluation, if any."""
     reward: RewardFn
     keep: KeepFn
     pick: PickFn | None
@@ -100,6 +104,7 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
         prompts=prompts,
         start=find_start(run, prompts, model.shape),
         held_out=checked_sets(run, tokenizer, model.shape.max_positions, partial(_reward, run)),
+        eval_function=load_eval_function(run.evaluation.eval_function_path, _plugin_args(run)),
         reward=_reward(run, run.reward),
         keep=_keep(run),
         pick=_pick(run),
@@ -159,6 +164,7 @@ def check_functions(run: RunConfig) -> None:
     """Find every function that the run names.  Raises PluginError."""
     _reward(run, run.reward)
     check_eval_rewards(run, partial(_reward, run))
+    load_eval_function(run.evaluation.eval_function_path, _plugin_args(run))
     _keep(run)
     _pick(run)
     _custom(run)

@@ -24,7 +24,7 @@ from asyncrl.config.derived import (
     row_tokens,
     weight_bytes,
 )
-from asyncrl.config.eval_sets import longest_request
+from asyncrl.config.eval_sets import eval_sets, longest_request
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.models.sizes import model_size
 
@@ -185,8 +185,16 @@ def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
     table.add_row("GPUs", "", f"{shared}: {split}, {engines}")
     samples = f"{rollout.rollout_batch_size} x {rollout.n_samples_per_prompt} samples"
     table.add_row("a step", "", f"{samples}, answers of up to {rollout.rollout_max_response_len:,} tokens")
+    _add_held_out(table, run)
     prompt = run.data.rollout_max_prompt_len
     table.add_row("prompts", "", "unlimited, counted as 0 tokens" if prompt is None else f"up to {prompt:,} tokens")
+
+
+def _add_held_out(table: Table, run: RunConfig) -> None:
+    for place, each in enumerate(eval_sets(run) if run.evaluation.eval_interval is not None else ()):
+        kinds = "greedy" if each.temperature == 0 else f"temperature {each.temperature:g}, top-p {each.top_p:g}"
+        answers = f"{each.n_samples_per_eval_prompt} answers per prompt, of up to {each.max_response_len:,} tokens"
+        table.add_row("" if place else "held-out sets", "", f"{each.name}: {answers}; {kinds}")
 
 
 def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:

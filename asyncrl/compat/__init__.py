@@ -1,16 +1,19 @@
 """The adapters for plug-ins with slime's signatures.
 
-Plug-ins import ``Sample`` and ``DynamicFilterOutput`` from here.
+Plug-ins import ``Sample``, ``DynamicFilterOutput`` and ``RolloutFnEvalOutput`` from here.
 """
 
 from asyncrl.compat.advantage_functions import advantage_from_slime
 from asyncrl.compat.buffer_filters import pick_from_slime
+from asyncrl.compat.evaluation import BlockingEval, RolloutFnEvalOutput
 from asyncrl.compat.plugin_shapes import filter_from_slime, reward_from_slime
 from asyncrl.compat.slime_types import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
 
 __all__ = [
     "OUR_NAMES",
+    "BlockingEval",
     "DynamicFilterOutput",
+    "RolloutFnEvalOutput",
     "Sample",
     "SlimeArgs",
     "advantage_from_slime",

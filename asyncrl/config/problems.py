@@ -347,7 +347,8 @@ def _evaluation(run: RunConfig) -> list[str]:
     )
     lines += must(
         not evaluation.data_sets or file is None,
-        f"eval-config {file} with eval-prompt-data, whose sets would not be used; leave one of them out",
+        f"eval-config {file} with eval-prompt-data, whose sets would not be used; leave one of them out "
+        "(--eval-prompt-data without words takes back that of a TOML file)",
     )
     rewards = {each.label: _reward(each.reward, each.data) for each in eval_sets(run)}
     shared = _reward(run.reward, run.data)

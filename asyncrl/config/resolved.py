@@ -2,10 +2,12 @@
 
 import re
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 from asyncrl.config.areas import FlagWords, RunConfig, Secret
 from asyncrl.config.derived import filled_in
+from asyncrl.config.eval_sets import EvalSet, eval_sets
 from asyncrl.config.knobs import AREAS, knobs
 from asyncrl.config.values import shown
 
@@ -28,6 +30,8 @@ def resolved(run: RunConfig) -> str:
                 lines.append(f"{knob.name} = {shown(value)}")
             elif knob.name in meant:
                 lines.append(f"# {knob.name} = {shown(meant[knob.name])}")
+    lines += ["", "# Held-out sets"] if run.eval_entries else []
+    lines += [f"# {each.name}: {_of_set(each)}" for each in (eval_sets(run) if run.eval_entries else ())]
     for title, flags in {"# Passed through": _passed(run), "# Flags of slime and Megatron": run.foreign}.items():
         lines += ["", title] if flags else []
         lines += [f"{_key(name)} = {shown(value)}" for name, value in flags.items()]
@@ -61,6 +65,15 @@ def _passed(run: RunConfig) -> dict[str, FlagWords]:
     return {f"sglang-{name}": value for name, value in run.sglang.items()} | {
         f"router-{name}": value for name, value in run.router.items()
     }
+
+
+def _of_set(each: EvalSet) -> str:
+    """The settings of a set in the file of ``--eval-config`` on one line, for a comment."""
+    nested = ("name", "origin", "data", "reward")
+    given = {field.name: getattr(each, field.name) for field in fields(each) if field.name not in nested}
+    rewards = {"rm_type": each.reward.rm_type, "custom_rm_path": each.reward.custom_rm_path}
+    keys = {"input_key": each.data.input_key, "label_key": each.data.label_key}
+    return ", ".join(f"{name} {shown(value)}" for name, value in (given | rewards | keys).items() if value is not None)
 
 
 def _key(name: str) -> str:

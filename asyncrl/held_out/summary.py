@@ -46,7 +46,6 @@ def summary(
         tokens_mean=sum(lengths) / len(lengths),
         tokens_max=max(lengths),
         num_failed=num_failed,
-        answers=tuple(answers),
     )
 
 

@@ -244,7 +244,7 @@ def _accuracies(history: History, arrow: str = "->") -> str:
 
 
 def _sets(history: History, arrow: str) -> dict[str, str]:
-    """The mean reward of each held-out set by its name; empty for one set, and for more than fit."""
+    """The mean reward of each held-out set, by the name of the set; empty for one set, and for more than fit."""
     if not 1 < len(history.last_sets) <= _MOST_SETS:
         return {}
     return {

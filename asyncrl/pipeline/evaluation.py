@@ -51,24 +51,55 @@ class Evaluates(Protocol):
         """Run one pass."""
 
 
+class AnswerPass:
+    """The answers of one pass, which hold at most half of the slots.
+
+    An answer's seed depends on the name of its set, its row and its position: it is the same in every pass, and does
+    not depend on other sets.
+    """
+
+    def __init__(self, slots: Slots, weights: Weights) -> None:
+        """Begin a pass; the engines serve ``weights``."""
+        self.weights = weights
+        self.slots = slots
+        self.at_once = asyncio.Semaphore(max(1, slots.limit // 2))
+
+    async def generate(self, each: HeldOutSet, prompt: Prompt, index: int) -> Sample:
+        """Return one answer; the caller has acquired ``at_once``, which is released.
+
+        Raises SampleFailed or EngineRejected.
+        """
+        name, seed = f"eval-{self.weights.version}-{each.name}-{prompt.row}", f"eval:{each.name}:{prompt.row}"
+        self.slots.claim(1)
+        try:
+            return await each.sampler.generate(name, seed, prompt, each.sampler.partial(index), lambda num_tokens: None)
+        finally:
+            self.slots.unclaim(1)
+            self.at_once.release()
+
+
 class Evaluator:
     """Runs passes over the held-out prompts, one at a time."""
 
     def __init__(
-        self, *, sets: Sequence[HeldOutSet], slots: Slots, serving: ServingWeights, timeline: Timeline
+        self,
+        *,
+        sets: Sequence[HeldOutSet],
+        slots: Slots,
+        serving: ServingWeights,
+        timeline: Timeline,
+        keeps_answers: bool = False,
     ) -> None:
+        """``keeps_answers``: reports have all answers, which take memory."""
         self._sets = tuple(sets)
         self._slots = slots
         self._serving = serving
         self._timeline = timeline
+        self._keeps_answers = keeps_answers
 
     async def run(self) -> EvalReport:
-        """Run one pass.  Every pass uses the same random seeds; failed answers are left out and counted.
-
-        An answer's seed depends on the name of its set, its row and its position, not on other sets.
-        """
-        start, weights = loop_time(), self._serving.now
-        at_once = asyncio.Semaphore(max(1, self._slots.limit // 2))
+        """Run one pass.  Every pass uses the same random seeds; failed answers are left out and counted."""
+        start, this = loop_time(), AnswerPass(self._slots, self._serving.now)
         tasks: dict[str, list[list[asyncio.Task[ScoredSample | None]]]] = {}
         with plainly():
             async with asyncio.TaskGroup() as answers:
@@ -76,48 +107,33 @@ class Evaluator:
                     rows = tasks[each.name] = [[] for _ in each.prompts]
                     for row, prompt in zip(rows, each.prompts, strict=True):
                         for index in range(each.samples_per_prompt):
-                            await at_once.acquire()  # here, so that a pass never has thousands of waiting tasks
-                            one = self._one(each, weights, prompt, index, at_once)
-                            row.append(answers.create_task(one))
-        self._timeline.span("evaluation", f"version {weights.version}", start, loop_time())
+                            await this.at_once.acquire()  # here, so that a pass never has thousands of waiting tasks
+                            row.append(answers.create_task(_one(this, each, prompt, index)))
+        self._timeline.span("evaluation", f"version {this.weights.version}", start, loop_time())
         sets = {each.name: _answered(each, tasks[each.name]) for each in self._sets}
-        return _report(weights, sets, loop_time() - start)
+        return _report(this.weights, sets, loop_time() - start, keeps_answers=self._keeps_answers)
 
-    async def _one(
-        self, each: HeldOutSet, weights: Weights, prompt: Prompt, index: int, at_once: asyncio.Semaphore
-    ) -> ScoredSample | None:
-        try:
-            sample = await self._generate(each, weights, prompt, index, at_once)
-            return await each.sampler.score(prompt, sample)
-        except (SampleFailed, EngineRejected, RewardFailed) as error:
-            logger.warning(
-                "held-out row %d of %s failed and is left out of the accuracy: %s", prompt.row, each.name, error
-            )
-            return None
 
-    async def _generate(
-        self, each: HeldOutSet, weights: Weights, prompt: Prompt, index: int, at_once: asyncio.Semaphore
-    ) -> Sample:
-        name, seed = f"eval-{weights.version}-{each.name}-{prompt.row}", f"eval:{each.name}:{prompt.row}"
-        self._slots.claim(1)
-        try:
-            return await each.sampler.generate(name, seed, prompt, each.sampler.partial(index), lambda num_tokens: None)
-        finally:
-            self._slots.unclaim(1)
-            at_once.release()
+async def _one(this: AnswerPass, each: HeldOutSet, prompt: Prompt, index: int) -> ScoredSample | None:
+    try:
+        return await each.sampler.score(prompt, await this.generate(each, prompt, index))
+    except (SampleFailed, EngineRejected, RewardFailed) as error:
+        logger.warning("held-out row %d of %s failed and is left out of the accuracy: %s", prompt.row, each.name, error)
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answered:
+    answers: tuple[EvalAnswers, ...]
     report: EvalSetReport | None
     num_failed: int
 
 
 def _answered(each: HeldOutSet, tasks: Sequence[Sequence[asyncio.Task[ScoredSample | None]]]) -> _Answered:
-    answers = [
+    answers = tuple(
         EvalAnswers(prompt=prompt, samples=tuple(scored for task in row if (scored := task.result()) is not None))
         for prompt, row in zip(each.prompts, tasks, strict=True)
-    ]
+    )
     num_failed = sum(map(len, tasks)) - sum(len(one.samples) for one in answers)
     report = summary(
         answers,
@@ -126,13 +142,17 @@ def _answered(each: HeldOutSet, tasks: Sequence[Sequence[asyncio.Task[ScoredSamp
         pass_threshold=each.pass_threshold,
         num_failed=num_failed,
     )
-    return _Answered(report=report, num_failed=num_failed)
+    return _Answered(answers=answers, report=report, num_failed=num_failed)
 
 
-def _report(weights: Weights, sets: Mapping[str, _Answered], seconds: float) -> EvalReport:
-    reports = {name: found.report for name, found in sets.items() if found.report is not None}
-    samples = [scored.sample for report in reports.values() for one in report.answers for scored in one.samples]
+def _report(weights: Weights, sets: Mapping[str, _Answered], seconds: float, *, keeps_answers: bool) -> EvalReport:
+    answers = {
+        name: tuple((one.prompt, scored) for one in found.answers for scored in one.samples)
+        for name, found in sets.items()
+    }
+    samples = [scored.sample for each in answers.values() for _, scored in each]
     seen = [span.weights for sample in samples for span in sample.spans]
+    reports = {name: found.report for name, found in sets.items() if found.report is not None}
     return EvalReport(
         weights=weights,
         newest=max(seen, key=lambda known: known.version, default=weights),
@@ -142,4 +162,5 @@ def _report(weights: Weights, sets: Mapping[str, _Answered], seconds: float) -> 
         num_failed=sum(found.num_failed for found in sets.values()),
         num_tokens=sum(len(sample.token_ids) for sample in samples),
         seconds=seconds,
+        answers=answers if keeps_answers else {},
     )

@@ -30,7 +30,8 @@ class Kind[F]:
     """The required signature of the user function of one flag."""
 
     flag: str
-    is_async: bool
+    is_async: bool | None
+    """Whether the function is written with ``async def``; None if both may be."""
     parameters: tuple[str, ...]
     slime_parameters: tuple[str, ...]
     """Parameters of slime's signature; the first is ``args``, which ours never has.
@@ -38,6 +39,8 @@ class Kind[F]:
     Empty: slime's signature is not accepted, and ``from_slime`` raises the reason.
     """
     from_slime: Callable[[Callable[..., Any], SlimeArgs], F]
+    slime_keywords: tuple[str, ...] = ()
+    """Parameters that slime passes by keyword, after ``slime_parameters``."""
     guarded: Callable[[F], F] = _as_it_is
     """Adds a check of the function's results, if the stage that calls it has none."""
 

@@ -42,7 +42,7 @@ def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
         raise PluginError(f"is a class; write {function.__name__}(...) with its arguments, or name a function")
     if not callable(function):
         raise PluginError(f"is {function!r}, not a function")
-    if _is_async(function) != kind.is_async:
+    if kind.is_async is not None and _is_async(function) != kind.is_async:
         written, instead = ("'async def'", "'def'") if kind.is_async else ("'def'", "'async def'")
         raise PluginError(f"must be written with {written}, not {instead}")
     try:
@@ -57,9 +57,10 @@ def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
         return True
     wanted = kind.slime_parameters if is_slime else kind.parameters
     try:
-        signature.bind(*wanted)
+        signature.bind(*wanted, **dict.fromkeys(kind.slime_keywords if is_slime else ()))
     except TypeError:
-        slimes = f" or slime's ({', '.join(kind.slime_parameters)}, **kwargs)" if kind.slime_parameters else ""
+        slime_names = ", ".join((*kind.slime_parameters, *kind.slime_keywords))
+        slimes = f" or slime's ({slime_names}, **kwargs)" if kind.slime_parameters else ""
         taken = ", ".join(str(parameter) for parameter in signature.parameters.values())
         raise PluginError(f"must take ({', '.join(kind.parameters)}){slimes}, takes ({taken})") from None
     return is_slime

@@ -100,6 +100,8 @@ class Running:
     """A deployment that is ready."""
 
     engine: SGLangEngine
+    url: str
+    """URL of the router; of the first engine without a router."""
     trainer: RayTrainer
     updater: WeightUpdater
     load_probe: EngineLoads
@@ -220,6 +222,7 @@ class _Builder:
         membership = EngineMembership[EngineControl](controls)
         return Running(
             engine=engine,
+            url=router_url or urls[0],
             trainer=trainer,
             updater=await self._updater(controls, membership, trainer, ranks[0]),
             load_probe=EngineLoads(self._http, urls),

@@ -33,6 +33,7 @@ def running(updater: Updater) -> Running:
     rest: Any = SimpleNamespace()
     return Running(
         engine=rest,
+        url="",
         trainer=rest,
         updater=updater,  # type: ignore[arg-type]
         load_probe=rest,

@@ -18,8 +18,9 @@ from asyncrl.engines.fake import (
 from asyncrl.errors import EngineError
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
-from asyncrl.metrics.timeline import NoTimeline
-from asyncrl.pipeline.evaluation import Evaluator, HeldOutSet
+from asyncrl.metrics.timeline import NoTimeline, Timeline
+from asyncrl.pipeline.evaluation import Evaluates, Evaluator, HeldOutSet
+from asyncrl.pipeline.function_evaluation import FunctionEvaluator
 from asyncrl.pipeline.run import Parts, RunPlan, train
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
@@ -98,6 +99,9 @@ class World:
     """Sets by name, in the place of ``held_out``: number of prompts, answers per prompt, and sampling settings."""
     eval_rewards: dict[str, Any] = field(default_factory=dict)
     """Rewards of sets by name; ``reward`` for any other set."""
+    eval_function: Any = None
+    """A user's evaluation function, which replaces the built-in evaluation."""
+    eval_timeout_s: float = 100.0
     max_new_tokens: int = 10_000
     eval_interval: int | None = None
     rows: int = 1_000_000
@@ -222,7 +226,7 @@ class World:
         ]
         return Parts(
             scheduler=self.scheduler,
-            evaluator=Evaluator(sets=held_out, slots=slots, serving=serving, timeline=timeline)
+            evaluator=self._evaluator(held_out, slots, serving, timeline)
             if self.held_out or self.held_out_sets
             else None,
             engine=engine,
@@ -234,6 +238,21 @@ class World:
             loop_lag=LoopLag(),
             checkpointer=self.checkpoints,
             gpu_sharing=self.gpu_sharing,
+        )
+
+    def _evaluator(
+        self, sets: Sequence[HeldOutSet], slots: Slots, serving: ServingWeights, timeline: Timeline
+    ) -> Evaluates:
+        if self.eval_function is None:
+            return Evaluator(sets=sets, slots=slots, serving=serving, timeline=timeline, keeps_answers=True)
+        return FunctionEvaluator(
+            function=self.eval_function,
+            name="mine",
+            sets=sets,
+            timeout_s=self.eval_timeout_s,
+            slots=slots,
+            serving=serving,
+            timeline=timeline,
         )
 
     @property

@@ -1,5 +1,6 @@
 """Evaluation of several sets on a virtual clock."""
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,10 @@ def requests_of(world: World, name: str) -> list[Request]:
 
 
 def texts(report: EvalReport, name: str) -> list[tuple[str, ...]]:
-    return [tuple(scored.sample.text for scored in each.samples) for each in report.sets[name].answers]
+    found = defaultdict[int, list[str]](list)
+    for prompt, scored in report.answers[name]:
+        found[prompt.row].append(scored.sample.text)
+    return [tuple(found[row]) for row in sorted(found)]
 
 
 def test_each_set_is_asked_with_its_own_sampling_and_number_of_answers() -> None:
@@ -34,9 +38,9 @@ def test_each_set_is_asked_with_its_own_sampling_and_number_of_answers() -> None
         asked = requests_of(world, name)
         assert len(asked) == rows * each
         assert {request.sampling for request in asked} == {sampling}
-        assert [len(one.samples) for one in report.sets[name].answers] == [each] * rows
+        assert list(map(len, texts(report, name))) == [each] * rows
     assert report.num_samples == 6 + 12 + 4
-    assert {len(scored.sample.token_ids) for one in report.sets["long"].answers for scored in one.samples} == {30}
+    assert {len(scored.sample.token_ids) for _, scored in report.answers["long"]} == {30}
     assert report.sets["greedy"].truncated == 1.0
     assert report.sets["greedy"].tokens_max == 5
 
@@ -97,8 +101,8 @@ def test_a_failing_set_does_not_spoil_the_others() -> None:
 def test_one_failed_answer_is_left_out_and_counted_in_its_set() -> None:
     _, report = first_report(held_out_sets=SETS, failures={"eval-0-greedy-1.2": EngineRejected("no")})
     assert {name: each.num_failed for name, each in report.sets.items()} == {"plain": 0, "greedy": 1, "long": 0}
-    assert [len(one.samples) for one in report.sets["greedy"].answers] == [4, 3, 4]
-    assert [scored.sample.index for scored in report.sets["greedy"].answers[1].samples] == [0, 1, 3]
+    assert list(map(len, texts(report, "greedy"))) == [4, 3, 4]
+    assert [scored.sample.index for prompt, scored in report.answers["greedy"] if prompt.row == 1] == [0, 1, 3]
 
 
 def test_with_time_shared_gpus_a_pass_of_several_sets_ends_before_training_takes_them() -> None:
@@ -119,4 +123,4 @@ def test_an_interrupted_answer_keeps_the_rest_of_its_minimum_length() -> None:
         assert request.sampling.min_new_tokens == 150 - written
         assert request.sampling.max_new_tokens == 200 - written
     for report in (facts.evaluation for facts in world.facts if facts.evaluation):
-        assert {len(scored.sample.token_ids) for one in report.sets["long"].answers for scored in one.samples} == {150}
+        assert {len(scored.sample.token_ids) for _, scored in report.answers["long"]} == {150}

@@ -1,0 +1,90 @@
+"""The user's evaluation function, with what it needs of the running engines."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+from asyncrl.compat import BlockingEval, SlimeArgs
+from asyncrl.config.eval_sets import EvalSet
+from asyncrl.engines.daemon_thread import in_daemon_thread
+from asyncrl.plugins import EVAL, load_plugin
+from asyncrl.protocols import EvalFn, HeldOutPass
+from asyncrl.types import EvalOutcome
+
+
+def load_eval_function(path: str | None, args: SlimeArgs) -> EvalFn | BlockingEval | None:
+    """Load the function of ``--eval-function-path``.  Raises PluginError."""
+    return None if path is None else load_plugin(path, EVAL, args)
+
+
+def running_eval_function(loaded: EvalFn | BlockingEval, url: str, sets: Sequence[EvalSet]) -> EvalFn:
+    """Return the function for engines that answer at ``url``; one of slime's shape runs in a thread."""
+    return ThreadedEval(loaded, _args_of(url, sets)) if isinstance(loaded, BlockingEval) else loaded
+
+
+class ThreadedEval:
+    """slime's evaluation function in a daemon thread, one call at a time.
+
+    A thread cannot be stopped: a call that is too late runs to its end, and calls before that are refused.
+    """
+
+    def __init__(self, function: BlockingEval, more: Mapping[str, Any]) -> None:
+        """``more`` are attributes of the function's ``args`` that only a running deployment has."""
+        self._function = function
+        self._more = more
+        self._busy: Future[None] | None = None
+
+    async def __call__(self, evaluation: HeldOutPass, /) -> EvalOutcome:
+        """Call the function.  Raises its exception, or RuntimeError while an earlier call is not over."""
+        if self._busy is not None and not self._busy.done():
+            raise RuntimeError("the call before is not over, and its thread cannot be stopped")
+        outcomes: list[EvalOutcome] = []
+
+        def work() -> None:
+            try:
+                outcomes.append(self._function(evaluation.weights.step, self._more))
+            except BaseException as error:
+                # An event loop that waits for the thread would end with SystemExit and hang with StopIteration.
+                if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                    raise
+                raise RuntimeError(f"raised {type(error).__name__}: {error}") from error
+
+        self._busy = in_daemon_thread(work, "evaluation")
+        await asyncio.wrap_future(self._busy)
+        return outcomes[0]
+
+
+def _args_of(url: str, sets: Sequence[EvalSet]) -> dict[str, Any]:
+    address = urlsplit(url)
+    return {
+        "sglang_router_ip": address.hostname,
+        "sglang_router_port": address.port,
+        "eval_datasets": [_for_slime(each) for each in sets],
+    }
+
+
+def _for_slime(each: EvalSet) -> SimpleNamespace:
+    """Return a set with the attributes of slime's EvalDatasetConfig."""
+    return SimpleNamespace(
+        name=each.name,
+        path=str(each.path),
+        rm_type=each.reward.rm_type,
+        custom_rm_path=each.reward.custom_rm_path,
+        input_key=each.data.input_key,
+        label_key=each.data.label_key,
+        metadata_key=each.data.metadata_key,
+        apply_chat_template=each.data.apply_chat_template,
+        n_samples_per_eval_prompt=each.n_samples_per_eval_prompt,
+        temperature=each.temperature,
+        top_p=each.top_p,
+        top_k=each.top_k,
+        max_response_len=each.max_response_len,
+        min_new_tokens=each.min_new_tokens or None,
+        repetition_penalty=each.repetition_penalty,
+        stop=list(each.stop) or None,
+        stop_token_ids=list(each.stop_token_ids) or None,
+        metadata_overrides=dict(each.metadata),
+    )

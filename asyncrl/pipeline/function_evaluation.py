@@ -1,0 +1,132 @@
+"""Evaluation by a user's function (``--eval-function-path``).
+
+consumes      held-out prompts, which the function may answer through the run's engines
+produces      one EvalReport per pass
+waits for     the function, at most ``timeout_s``
+unblocked by  the function that returns
+on cancel     a function written with ``async def`` is cancelled; a thread is left alone
+on failure    the pass has no numbers; training continues
+"""
+
+import asyncio
+import logging
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncrl.errors import first_line
+from asyncrl.event_loop import is_cancelled, loop_time
+from asyncrl.held_out.estimates import clustered_mean
+from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.evaluation import AnswerPass, HeldOutSet
+from asyncrl.pipeline.sampling.sampler import ServingWeights
+from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.protocols import EvalFn
+from asyncrl.types import EvalOutcome, EvalReport, EvalSetReport, Prompt, Sample, Weights
+
+logger = logging.getLogger(__name__)
+
+
+class EvalPass:
+    """See ``protocols.HeldOutPass``."""
+
+    def __init__(self, sets: Sequence[HeldOutSet], slots: Slots, weights: Weights) -> None:
+        self.weights = weights
+        self.prompts: Mapping[str, tuple[Prompt, ...]] = {each.name: each.prompts for each in sets}
+        self._sets = {each.name: each for each in sets}
+        self._answers = AnswerPass(slots, weights)
+
+    async def generate(self, name: str, prompt: Prompt, index: int = 0) -> Sample:
+        """See ``HeldOutPass.generate``."""
+        await self._answers.at_once.acquire()
+        return await self._answers.generate(self._sets[name], prompt, index)
+
+    async def score(self, name: str, prompt: Prompt, sample: Sample) -> float:
+        """See ``HeldOutPass.score``."""
+        return (await self._sets[name].sampler.score(prompt, sample)).reward
+
+
+class FunctionEvaluator:
+    """Runs a user's function once per pass."""
+
+    def __init__(
+        self,
+        *,
+        function: EvalFn,
+        name: str,
+        sets: Sequence[HeldOutSet],
+        timeout_s: float,
+        slots: Slots,
+        serving: ServingWeights,
+        timeline: Timeline,
+    ) -> None:
+        """``name`` is that of the function, for log lines."""
+        self._function = function
+        self._name = name
+        self._sets = tuple(sets)
+        self._timeout_s = timeout_s
+        self._slots = slots
+        self._serving = serving
+        self._timeline = timeline
+
+    async def run(self) -> EvalReport:
+        """Run one pass.  A function that raises, hangs or returns nonsense costs the pass its numbers, not the run."""
+        start, weights = loop_time(), self._serving.now
+        outcome = await self._outcome(EvalPass(self._sets, self._slots, weights))
+        self._timeline.span("evaluation", f"version {weights.version}", start, loop_time())
+        means = {name: clustered_mean([[reward] for reward in each]) for name, each in outcome.rewards.items()}
+        sets = {
+            name: EvalSetReport(mean=mean, truncated=outcome.truncated.get(name))
+            for name, mean in means.items()
+            if mean is not None
+        }
+        return EvalReport(
+            weights=weights,
+            newest=self._serving.now,
+            accuracy={name: report.mean.value for name, report in sets.items()},
+            sets=sets,
+            metrics=outcome.metrics,
+            num_samples=sum(map(len, outcome.rewards.values())),
+            num_failed=0,
+            num_tokens=0,
+            seconds=loop_time() - start,
+        )
+
+    async def _outcome(self, this: EvalPass) -> EvalOutcome:
+        deadline = asyncio.timeout(self._timeout_s)
+        try:
+            async with deadline:
+                return _checked(await self._function(this))
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            why: BaseException = error
+        except Exception as error:  # noqa: BLE001 (a user function may raise anything; it must not end the run)
+            why = error
+        late = isinstance(why, TimeoutError) and deadline.expired()
+        text = f"no result within {self._timeout_s:g} s (eval-timeout-s)" if late else first_line(why)
+        logger.warning("the evaluation has no numbers: %s: %s: %s", self._name, type(why).__name__, text, exc_info=why)
+        return EvalOutcome(rewards={})
+
+
+def _checked(returned: Any) -> EvalOutcome:
+    """Return the outcome with finite numbers.  Raises TypeError or ValueError for anything else."""
+    if isinstance(returned, EvalOutcome):
+        outcome = returned
+    elif isinstance(returned, Mapping):
+        outcome = EvalOutcome(rewards={str(name): _rewards(name, each) for name, each in returned.items()})
+    else:
+        raise TypeError(f"must return a dict of lists of rewards by data set name, got a {type(returned).__name__}")
+    given = [number for each in outcome.rewards.values() for number in each]
+    given += [*outcome.truncated.values(), *outcome.metrics.values()]
+    wrong = [number for number in given if not isinstance(number, numbers.Real) or not math.isfinite(number)]
+    if wrong:
+        raise ValueError(f"must return finite numbers, got {wrong[0]!r}")
+    return outcome
+
+
+def _rewards(name: object, given: Any) -> tuple[float, ...]:
+    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
+        raise TypeError(f"the rewards of {name} must be a list of numbers, got a {type(given).__name__}")
+    return tuple(given)

@@ -1,0 +1,93 @@
+"""slime's evaluation functions, in a thread and with the address of the router."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from asyncrl.app.checks import check
+from asyncrl.app.eval_function import ThreadedEval, running_eval_function
+from asyncrl.compat import BlockingEval, SlimeArgs
+from asyncrl.config.eval_sets import eval_sets
+from asyncrl.errors import PluginError
+from tests.unit.app.test_checks import quickstart
+
+PASS: Any = SimpleNamespace(weights=SimpleNamespace(step=3))
+
+
+def threaded(function: Any) -> ThreadedEval:
+    return ThreadedEval(BlockingEval(function, SlimeArgs()), {})
+
+
+def test_it_gets_the_router_and_the_sets_and_runs_off_the_event_loop() -> None:
+    seen: dict[str, Any] = {}
+
+    def mine(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+        seen.update(args=args, step=rollout_id, thread=threading.current_thread())
+        return {"a": {"rewards": [1.0]}}
+
+    sets = eval_sets(quickstart("--eval-top-p", "0.7"))
+    running = running_eval_function(BlockingEval(mine, SlimeArgs(lr=1)), "http://10.0.0.1:3000", sets)
+    outcome: Any = asyncio.run(running(PASS))
+    assert outcome.rewards == {"a": (1.0,)}
+    assert seen["thread"] is not threading.current_thread()
+    args = seen["args"]
+    assert (args.lr, args.sglang_router_ip, args.sglang_router_port, seen["step"]) == (1, "10.0.0.1", 3000, 3)
+    (only,) = args.eval_datasets
+    assert (only.name, only.top_p, only.n_samples_per_eval_prompt, only.rm_type) == ("arithmetic", 0.7, 2, "number")
+
+
+def test_a_native_function_is_not_wrapped() -> None:
+    async def mine(evaluation: Any) -> Any:
+        return {}
+
+    assert running_eval_function(mine, "http://a:1", ()) is mine
+
+
+@pytest.mark.parametrize(
+    ("raised", "named", "line"),
+    [
+        (ValueError("no"), ValueError, "no"),
+        (SystemExit(3), RuntimeError, "raised SystemExit: 3"),
+        (StopIteration(), RuntimeError, "raised StopIteration"),
+    ],
+)
+def test_an_exception_of_the_thread_does_not_end_the_event_loop(
+    raised: BaseException, named: type[Exception], line: str
+) -> None:
+    def mine(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+        raise raised
+
+    async def run() -> None:
+        with pytest.raises(named, match=line):
+            await threaded(mine)(PASS)
+
+    asyncio.run(run())
+
+
+def test_a_call_is_refused_while_the_thread_of_an_earlier_one_is_busy() -> None:
+    end, calls = threading.Event(), list[int]()
+
+    def mine(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+        calls.append(rollout_id)
+        end.wait(30)
+        return {}
+
+    async def run() -> None:
+        function = threaded(mine)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await function(PASS)
+        with pytest.raises(RuntimeError, match="the call before is not over"):
+            await function(PASS)
+        end.set()
+
+    asyncio.run(run())
+    assert calls == [3]
+
+
+def test_a_function_that_does_not_exist_is_refused_at_the_start() -> None:
+    with pytest.raises(PluginError, match="--eval-function-path 'no_such_module:f'"):
+        check(quickstart("--eval-function-path", "no_such_module:f"))
