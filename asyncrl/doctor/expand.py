@@ -235,9 +235,11 @@ def number(written: str, shell: Shell) -> int | None:
     def replaced(found: re.Match[str]) -> str:
         return shell.scalars.get(found[1], Text(value="?")).value
 
+    expression = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", replaced, written).strip()
+    if not re.fullmatch(r"[\d\s+*/%()-]{1,200}", expression):
+        return None
     try:
-        tree = ast.parse(re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", replaced, written).strip(), mode="eval").body
-        return _computed(tree)
+        return _computed(ast.parse(expression, mode="eval").body)
     except (KeyError, SyntaxError, ValueError, ZeroDivisionError):
         return None
 

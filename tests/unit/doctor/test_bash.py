@@ -117,6 +117,11 @@ def test_a_script_that_calls_itself_ends(tmp_path: Path) -> None:
     assert 0 < len(shell.commands) < 10_000
 
 
+def test_functions_that_multiply_are_an_error_not_a_hang(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="more than 100,000 statements"):
+        read(tmp_path, "again() { again; again; }\nagain\n")
+
+
 def test_a_missing_backslash_is_reported(tmp_path: Path) -> None:
     shell = read(tmp_path, "python train.py --a 1\n  --b 2\n")
     assert [note.text for note in shell.notes] == ["a command begins with --b: the line before it lacks its backslash"]
