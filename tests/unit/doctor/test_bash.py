@@ -84,6 +84,15 @@ def test_unknown_values_keep_their_source(tmp_path: Path) -> None:
     assert by_flag["--b"].value == "$HOME_DIR/x"
 
 
+def test_an_array_that_is_not_set_adds_no_words_and_is_reported(tmp_path: Path) -> None:
+    shell = read(tmp_path, 'run --a 1 ${MODEL_ARGS[@]} "${OTHER[@]}"\n')
+    assert shown(shell) == [["run", "--a", "1"]]
+    assert [note.text for note in shell.notes] == [
+        "the script does not set the array MODEL_ARGS, so it adds no words here",
+        "the script does not set the array OTHER, so it adds no words here",
+    ]
+
+
 def test_variables_can_be_given(tmp_path: Path) -> None:
     assert shown(read(tmp_path, "N=${N:-4}\nrun $N $M\n", N="2", M="m")) == [["run", "2", "m"]]
 

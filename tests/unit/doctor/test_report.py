@@ -3,9 +3,13 @@
 import io
 import os
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from asyncrl.app.dry_run import dry_run
@@ -166,3 +170,38 @@ def test_slimes_own_scripts_are_read() -> None:
         report = examine_script(script, {})
         unknown = [finding for finding in report.translation.findings if "have such a flag" in finding.reason]
         assert (script.name, unknown) == (script.name, [])
+
+
+EDITS = [
+    b"${",
+    b"}",
+    b"$(",
+    b")",
+    b'"',
+    b"'",
+    b"((",
+    b"\n",
+    b"fi",
+    b"do ",
+    b"[[",
+    b"`",
+    b"<<E\n",
+    b"#",
+    b"\\",
+    b"\xff",
+    b"",
+]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 12), st.sampled_from(EDITS)), min_size=1, max_size=20))
+def test_a_damaged_script_gives_a_report_or_an_error_line(edits: list[tuple[int, int, bytes]]) -> None:
+    for script in (COLOCATED, ASYNC):
+        code = bytearray(script.read_bytes())
+        for place, removed, added in edits:
+            code[place : place + removed] = added
+        with tempfile.TemporaryDirectory() as folder:
+            damaged = Path(folder) / "run.sh"
+            damaged.write_bytes(code)
+            with suppress(DataError):
+                assert written(examine_script(damaged, {})).endswith(".")
