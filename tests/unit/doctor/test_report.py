@@ -151,6 +151,20 @@ def test_settings_that_asyncrl_refuses_are_listed(tmp_path: Path) -> None:
     assert report.num_obstacles >= 2
 
 
+def test_values_and_conditions_of_all_kinds_of_flags_are_checked(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    flags = "--num-rollout 2 --rollout-batch-size 3 --n-samples-per-prompt 2 --sglang-cuda-graph-bs 1 2 4"
+    script.write_text(
+        f"python train_async.py --hf-checkpoint {BASE}/model --prompt-data {BASE}/train.jsonl {flags} --offload --rm-type number --label-key label\n"
+    )
+    report = examine_script(script, {})
+    assert report.translation.lines["sglang-cuda-graph-bs"] == '["1", "2", "4"]'
+    assert [line for line in report.refusals if "without colocate" in line] == list(report.refusals)
+    assert report.num_obstacles == 1
+    script.write_text(script.read_text().replace("--offload", "--colocate --max-staleness 0 --offload"))
+    assert examine_script(script, {}).num_obstacles == 0
+
+
 def test_a_script_without_a_training_command_gives_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
