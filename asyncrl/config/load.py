@@ -12,10 +12,10 @@ from asyncrl.config.command_line import Given, read_flags
 from asyncrl.config.custom_file import read_custom
 from asyncrl.config.eval_file import read_eval_file
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
+from asyncrl.config.notes import notes_of
 from asyncrl.config.passthrough import owned
 from asyncrl.config.problems import contradictions, missing_files
 from asyncrl.config.slime.accepted import unlike
-from asyncrl.config.slime.notes import notes_of
 from asyncrl.config.toml_file import read_toml
 from asyncrl.errors import ConfigError
 

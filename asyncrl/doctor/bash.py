@@ -18,6 +18,8 @@ from asyncrl.errors import DataError
 
 _MOST_TURNS = 64
 """The maximum number of words of a ``for`` loop that are followed one by one."""
+_MOST_STATEMENTS = 100_000
+"""The maximum number of statements; slime's scripts have some hundred."""
 _MOST_FILES = 32
 """The maximum depth of files and functions; a deeper script calls itself."""
 
@@ -55,6 +57,9 @@ def _parsed(code: bytes) -> Any:
 
 def _block(nodes: list[Any], shell: Shell) -> None:
     for node in nodes:
+        shell.num_statements += 1
+        if shell.num_statements > _MOST_STATEMENTS:
+            raise DataError(f"{shell.script}: more than {_MOST_STATEMENTS:,} statements, loops and functions included")
         handler = _STATEMENTS.get(node.type)
         if handler is not None:
             handler(node, shell)
@@ -133,7 +138,7 @@ def _sourced(node: Any, command: Command, shell: Shell) -> None:
         shell.note(node, f"{path.value} is not read, because its name is unknown")
         return
     file = shell.located(path.value)
-    if file is None:
+    if file is None or not os.path.isfile(file):
         shell.missing_files.append(f"{command.place}: no such file: {path.value}")
     elif len(shell.files) < _MOST_FILES:
         _read(file, file.read_bytes(), shell)

@@ -93,7 +93,7 @@ def _expansion(node: Any, shell: Shell, is_quoted: bool) -> Parts:
     if target.type == "subscript":
         name, index = (source(child) for child in target.named_children[:2])
         if index in "@*" and not rest:
-            return _array(name, shell, is_quoted)
+            return _array(name, shell, is_quoted, node)
         value = _element(name, index, shell)
     else:
         value = _value(source(target), shell)
@@ -140,11 +140,12 @@ def _value(name: str, shell: Shell) -> Text:
     return shell.scalars.get(name, Text(value=f"${name}", unset=(name,)))
 
 
-def _array(name: str, shell: Shell, is_quoted: bool) -> Parts:
+def _array(name: str, shell: Shell, is_quoted: bool, node: Any) -> Parts:
     if name not in shell.arrays:
         if name in shell.scalars:
             return [Part(text=shell.scalars[name], is_quoted=is_quoted)]
-        return [Part(text=Text(value=f"${{{name}[@]}}", unset=(name,)), is_quoted=True)]
+        shell.note(node, f"the script does not set the array {name}, so it adds no words here")
+        return []
     return _elements(shell.arrays[name])
 
 
@@ -235,9 +236,11 @@ def number(written: str, shell: Shell) -> int | None:
     def replaced(found: re.Match[str]) -> str:
         return shell.scalars.get(found[1], Text(value="?")).value
 
+    expression = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", replaced, written).strip()
+    if not re.fullmatch(r"[\d\s+*/%()-]{1,200}", expression):
+        return None
     try:
-        tree = ast.parse(re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", replaced, written).strip(), mode="eval").body
-        return _computed(tree)
+        return _computed(ast.parse(expression, mode="eval").body)
     except (KeyError, SyntaxError, ValueError, ZeroDivisionError):
         return None
 

@@ -56,7 +56,10 @@ def examine_script(path: Path, given: Mapping[str, str]) -> Report:
 
     Raises DataError if it cannot be read or has no training command.
     """
-    shell = read_script(path, given)
+    try:
+        shell = read_script(path, given)
+    except RecursionError:
+        raise DataError(f"{path}: nested too deeply") from None
     launch = find_launch(shell)
     if launch is None:
         raise DataError(f"{path}: no training command: no python with {' or '.join(PROGRAMS)} was found")

@@ -49,7 +49,7 @@ class Translation:
     comments: dict[str, str] = field(default_factory=dict)
     """A remark behind the TOML line of a key; for a key without a line, the line is left to the reader."""
     placeholders: dict[str, str] = field(default_factory=dict)
-    """TOML values with unknown parts, for the check of all other settings."""
+    """TOML values for the check of the settings alone: values with unknown parts, and flags that are true anyway."""
     findings: list[Finding] = field(default_factory=list)
 
     def of(self, verdict: Verdict) -> list[Finding]:
@@ -93,11 +93,13 @@ def _finding(flag: Flag, status: FlagStatus, found: Translation) -> Finding:
         return _left_open(flag, status, unknown, found)
     if status.setting is not None or status.kind is Kind.DONE:
         return _setting(flag, status, found)
+    found.placeholders[flag.name] = _foreign(flag)
     if status.kind is Kind.DIFFERENT:
         return Finding(flag=flag, verdict=Verdict.DIFFERENT, reason=status.text)
     value = " ".join(value.value for value in flag.values)
     if status.accepted and not any(is_same(value, one) for one in status.accepted):
         reason = f"{status.text}; only {' or '.join(status.accepted)} is possible"
+        del found.placeholders[flag.name]
         return Finding(flag=flag, verdict=Verdict.MISSING, reason=reason)
     reason = f"{status.text}; compared at the start" if status.is_compared else status.text
     if status.is_compared:

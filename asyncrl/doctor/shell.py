@@ -47,6 +47,9 @@ class Shell:
     arguments: tuple[Text, ...] = ()
     """Positional arguments of the function that is being read."""
 
+    num_statements: int = 0
+    """The number of statements that were read so far."""
+
     @property
     def file(self) -> Path:
         """The file of the current statement."""
@@ -64,7 +67,7 @@ class Shell:
         names = Path(path).parts[1:] if os.path.isabs(path) else Path(path).parts
         starts = range(len(names) - 1) if os.path.isabs(path) else range(1)
         candidates = (folder.joinpath(*names[start:]) for start in starts for folder in folders)
-        return next((each for each in candidates if each.exists()), None)
+        return next((each for each in candidates if os.path.exists(each)), None)
 
     def place(self, node: Any) -> str:
         """Return the file and line of a syntax node."""

@@ -4,6 +4,7 @@ Files are parsed, never imported.
 """
 
 import ast
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def _found(module: str, roots: Sequence[Path]) -> Path | None:
     else:
         inner = Path(*module.split(".")) if module.strip(".") else Path("missing")
         candidates = [each for root in roots for each in (root / f"{inner}.py", root / inner / "__init__.py")]
-    return next((each for each in candidates if each.is_file()), None)
+    return next((each for each in candidates if os.path.isfile(each)), None)
 
 
 def _imports(file: Path, roots: Sequence[Path]) -> Iterator[Import]:

@@ -59,7 +59,6 @@ BEING_ADDED = frozenset(
         "wandb-run-id",
         "wandb-always-use-train-step",
         "disable-wandb-random-suffix",
-        "rollout-skip-special-tokens",
     }
 )
 """Flags of slime that become settings in changes that are not merged yet."""

@@ -1,11 +1,15 @@
-"""Defaults that depend on several settings."""
+"""Defaults and notes that depend on several settings."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from asyncrl.config import load_run
 from asyncrl.config.areas import RewardConfig, RolloutConfig
 from asyncrl.config.derived import skip_special_tokens
+from asyncrl.config.notes import notes_of
+from tests.unit.config.runs import complete
 
 ROLLOUT = RolloutConfig(num_rollout=1, rollout_batch_size=1)
 
@@ -25,3 +29,22 @@ def test_special_tokens_are_skipped_by_default_only_for_rewards_that_compare_tex
     assert skip_special_tokens(ROLLOUT, reward) is skips
     for given in (True, False):
         assert skip_special_tokens(dataclasses.replace(ROLLOUT, rollout_skip_special_tokens=given), reward) is given
+
+
+SEEDED = ("--sglang-enable-deterministic-inference", "--eval-interval", "5", "--eval-prompt-data", "sums", "sums.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("more", "is_noted"),
+    [
+        (("--eval-temperature", "0"), True),
+        (("--eval-temperature", "1"), False),
+        (("--eval-temperature", "0", "--rollout-top-p", "0.9"), False),
+        (("--eval-temperature", "0", "--device", "cpu"), False),
+    ],
+)
+def test_greedy_evaluation_is_noted_where_it_changes_seeded_samples(
+    tmp_path: Path, more: tuple[str, ...], is_noted: bool
+) -> None:
+    run = load_run([*complete(tmp_path), *SEEDED, *more, "--dry-run"])
+    assert any("changes the training samples" in line for line in notes_of(run)) is is_noted

@@ -84,6 +84,15 @@ def test_unknown_values_keep_their_source(tmp_path: Path) -> None:
     assert by_flag["--b"].value == "$HOME_DIR/x"
 
 
+def test_an_array_that_is_not_set_adds_no_words_and_is_reported(tmp_path: Path) -> None:
+    shell = read(tmp_path, 'run --a 1 ${MODEL_ARGS[@]} "${OTHER[@]}"\n')
+    assert shown(shell) == [["run", "--a", "1"]]
+    assert [note.text for note in shell.notes] == [
+        "the script does not set the array MODEL_ARGS, so it adds no words here",
+        "the script does not set the array OTHER, so it adds no words here",
+    ]
+
+
 def test_variables_can_be_given(tmp_path: Path) -> None:
     assert shown(read(tmp_path, "N=${N:-4}\nrun $N $M\n", N="2", M="m")) == [["run", "2", "m"]]
 
@@ -115,6 +124,11 @@ def test_files_are_sourced_relative_to_the_script_or_to_a_folder_above_it(tmp_pa
 def test_a_script_that_calls_itself_ends(tmp_path: Path) -> None:
     shell = read(tmp_path, "again() { run; again; }\nagain\nsource run.sh\n")
     assert 0 < len(shell.commands) < 10_000
+
+
+def test_functions_that_multiply_are_an_error_not_a_hang(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="more than 100,000 statements"):
+        read(tmp_path, "again() { again; again; }\nagain\n")
 
 
 def test_a_missing_backslash_is_reported(tmp_path: Path) -> None:

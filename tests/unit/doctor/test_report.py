@@ -3,9 +3,13 @@
 import io
 import os
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from asyncrl.app.dry_run import dry_run
@@ -147,6 +151,20 @@ def test_settings_that_asyncrl_refuses_are_listed(tmp_path: Path) -> None:
     assert report.num_obstacles >= 2
 
 
+def test_values_and_conditions_of_all_kinds_of_flags_are_checked(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    flags = "--num-rollout 2 --rollout-batch-size 3 --n-samples-per-prompt 2 --sglang-cuda-graph-bs 1 2 4"
+    script.write_text(
+        f"python train_async.py --hf-checkpoint {BASE}/model --prompt-data {BASE}/train.jsonl {flags} --offload --rm-type number --label-key label\n"
+    )
+    report = examine_script(script, {})
+    assert report.translation.lines["sglang-cuda-graph-bs"] == '["1", "2", "4"]'
+    assert [line for line in report.refusals if "without colocate" in line] == list(report.refusals)
+    assert report.num_obstacles == 1
+    script.write_text(script.read_text().replace("--offload", "--colocate --max-staleness 0 --offload"))
+    assert examine_script(script, {}).num_obstacles == 0
+
+
 def test_a_script_without_a_training_command_gives_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,3 +184,38 @@ def test_slimes_own_scripts_are_read() -> None:
         report = examine_script(script, {})
         unknown = [finding for finding in report.translation.findings if "have such a flag" in finding.reason]
         assert (script.name, unknown) == (script.name, [])
+
+
+EDITS = [
+    b"${",
+    b"}",
+    b"$(",
+    b")",
+    b'"',
+    b"'",
+    b"((",
+    b"\n",
+    b"fi",
+    b"do ",
+    b"[[",
+    b"`",
+    b"<<E\n",
+    b"#",
+    b"\\",
+    b"\xff",
+    b"",
+]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 12), st.sampled_from(EDITS)), min_size=1, max_size=20))
+def test_a_damaged_script_gives_a_report_or_an_error_line(edits: list[tuple[int, int, bytes]]) -> None:
+    for script in (COLOCATED, ASYNC):
+        code = bytearray(script.read_bytes())
+        for place, removed, added in edits:
+            code[place : place + removed] = added
+        with tempfile.TemporaryDirectory() as folder:
+            damaged = Path(folder) / "run.sh"
+            damaged.write_bytes(code)
+            with suppress(DataError):
+                assert written(examine_script(damaged, {})).endswith(".")

@@ -1,6 +1,7 @@
 """The notes of a run: what its flags say that it does already, or does in another way."""
 
 from asyncrl.config.areas import RunConfig
+from asyncrl.config.eval_sets import eval_sets
 from asyncrl.config.slime.accepted import written
 from asyncrl.config.slime.status import Kind
 from asyncrl.config.slime.table import TABLE
@@ -15,7 +16,7 @@ def notes_of(run: RunConfig) -> list[str]:
         if TABLE[name].kind is Kind.DIFFERENT
     ]
     together = [f"true anyway, so these flags may be left out: {', '.join(already)}"] if already else []
-    return [*together, *others, *_settings(run), *_attributes(run)]
+    return [*together, *others, *_settings(run), *_attributes(run), *_draws(run)]
 
 
 def _attributes(run: RunConfig) -> list[str]:
@@ -25,6 +26,20 @@ def _attributes(run: RunConfig) -> list[str]:
         f"{key} of custom-config-path is an attribute of args, and otherwise has no effect: {row.text}"
         for key, row in rows
         if row is not None
+    ]
+
+
+def _draws(run: RunConfig) -> list[str]:
+    """One line if greedy evaluation changes the draws of training that seeds would repeat (docs/running.md)."""
+    rollout = run.rollout
+    is_seeded = run.cluster.device != "cpu" and "enable-deterministic-inference" in run.sglang
+    is_limited = rollout.rollout_top_p < 1 or rollout.rollout_top_k != -1  # all draws are of one kind then
+    is_greedy = run.evaluation.eval_interval is not None and any(each.temperature == 0 for each in eval_sets(run))
+    if not is_seeded or is_limited or not is_greedy:
+        return []
+    return [
+        "sglang-enable-deterministic-inference with an evaluation at temperature 0: an evaluation during training "
+        "changes the training samples of the same batches; give eval-temperature 1 to repeat them"
     ]
 
 
