@@ -48,6 +48,7 @@ _FAILURES: Sequence[Rows] = (
 
 _REPORTS: Sequence[Rows] = (
     differs("on by default; the events are in the run directory", "use-tensorboard"),
+    true_anyway("W&B's step is the training step", "wandb-always-use-train-step"),
     not_here("use --run-dir, which has the events", "tb-project-name", "tb-experiment-name"),
     not_here(
         "use metrics.jsonl in the run directory, or --custom-rollout-log-function-path",

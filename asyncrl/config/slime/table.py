@@ -24,6 +24,7 @@ BEING_ADDED = frozenset(
         "lr-decay-style",
         "lr-decay-iters",
         "min-lr",
+        "lr-warmup-fraction",
         "apply-chat-template-kwargs",
         "tool-key",
         "streaming-data",
@@ -57,7 +58,6 @@ BEING_ADDED = frozenset(
         "wandb-group",
         "wandb-project",
         "wandb-run-id",
-        "wandb-always-use-train-step",
         "disable-wandb-random-suffix",
     }
 )

@@ -13,7 +13,6 @@ _OPTIMIZER: Sequence[Rows] = (
         "optimizer-cpu-offload",
         "overlap-cpu-optimizer-d2h-h2d",
     ),
-    not_here("use --lr-warmup-iters, which counts training steps", "lr-warmup-fraction"),
     not_here("the optimizer keeps its moments over the whole run", "reset-optimizer-states", "use-stateless-adam"),
     not_here(
         "every weight is trained; use --custom-loss-function-path for another loss",

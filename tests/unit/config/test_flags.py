@@ -76,7 +76,13 @@ def test_every_list_is_added_to() -> None:
     lists = {knob.name for knob in knobs().values() if knob.is_many}
     extending = {action.dest for action in parser()._actions if type(action).__name__ == "_ExtendAction"}  # noqa: SLF001
     assert lists
-    assert extending == lists
+    assert extending == lists - {"prompt-data"}
+
+
+def test_the_last_prompt_data_counts_as_in_slime(tmp_path: Path) -> None:
+    run = load(tmp_path, "--prompt-data", "first.jsonl", "--prompt-data", "last.jsonl", "--dry-run")
+    assert "last.jsonl" in str(run.data.prompt_data)
+    assert "first.jsonl" not in str(run.data.prompt_data)
 
 
 def test_flags_that_are_passed_on_may_have_several_words(tmp_path: Path) -> None:
