@@ -1,0 +1,13 @@
+"""The settings that trainer ranks get."""
+
+from asyncrl.app.assembly import _trainer_settings
+from asyncrl.app.checks import check
+from tests.unit.app.test_checks import quickstart
+
+DECAY = ("--lr-decay-style", "cosine", "--num-rollout", "70")
+
+
+def test_the_decay_of_the_learning_rate_ends_with_the_run_unless_it_is_given() -> None:
+    assert _trainer_settings(check(quickstart(*DECAY)), "cpu").lr_decay_iters == 70
+    given = check(quickstart(*DECAY, "--lr-decay-iters", "90"))
+    assert _trainer_settings(given, "cpu").lr_decay_iters == 90
