@@ -16,7 +16,7 @@ from asyncrl.pipeline.evaluation import HeldOutSet
 from asyncrl.pipeline.sampling.sampler import Sampler
 from asyncrl.protocols import RewardFn
 from asyncrl.rewards.final_answers import final_answer_of
-from asyncrl.types import Prompt, SamplingParams, ScoredSample
+from asyncrl.types import Prompt, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def held_out_sets(
             prompts=each.prompts,
             samples_per_prompt=each.settings.n_samples_per_eval_prompt,
             sampler=sampler(eval_sampling(each.settings, end_tokens), each.reward),
-            final_answer=_final_answer(each.settings.reward),
+            final_answer=final_answer_of(_built_in(each.settings.reward)),
             pass_threshold=each.settings.pass_threshold,
         )
         for each in checked
@@ -134,6 +134,5 @@ def eval_sampling(settings: EvalSet, end_tokens: tuple[int, ...]) -> SamplingPar
     )
 
 
-def _final_answer(reward: RewardConfig) -> Callable[[ScoredSample], str | None]:
-    extract = final_answer_of(None if reward.custom_rm_path is not None else reward.rm_type)
-    return lambda scored: extract(scored.sample.text)
+def _built_in(reward: RewardConfig) -> str | None:
+    return None if reward.custom_rm_path is not None else reward.rm_type
