@@ -67,17 +67,21 @@ def check_eval_lengths(run: RunConfig, max_positions: int) -> None:
 def _without_end(run: RunConfig, sets: Sequence[EvalSet]) -> list[str]:
     """One line per set whose minimum length needs the tokenizer's end token, which the checkpoint does not name."""
     named = [each for each in sets if each.min_new_tokens]
-    if not named or _names_end(run.model.hf_checkpoint / "tokenizer_config.json"):
+    if not named or _names_end(run.model.hf_checkpoint):
         return []
     why = "SGLang needs the eos_token in the checkpoint's tokenizer_config.json, which has none"
     return [f"{each.label}: min_new_tokens {each.min_new_tokens}: {why}; leave it out" for each in named]
 
 
-def _names_end(path: Path) -> bool:
-    try:
-        return json.loads(path.read_text(encoding="utf-8")).get("eos_token") is not None
-    except (OSError, ValueError, AttributeError):
-        return False
+def _names_end(checkpoint: Path) -> bool:
+    """Whether the tokenizer's files name an end token; older checkpoints have it in the second file."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            if json.loads((checkpoint / name).read_text(encoding="utf-8")).get("eos_token") is not None:
+                return True
+        except (OSError, ValueError, AttributeError):
+            continue
+    return False
 
 
 def _prompts(each: EvalSet, tokenizer: TextTokenizer, max_positions: int) -> tuple[Prompt, ...]:

@@ -88,6 +88,8 @@ def test_a_minimum_length_needs_the_tokenizers_end_token(tmp_path: Path) -> None
         "sets.yaml: a: min_new_tokens 2: SGLang needs the eos_token in the checkpoint's tokenizer_config.json, which "
         "has none; leave it out"
     )
+    (model / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<end>"}}))
+    check(run_with(tmp_path, sets, "--hf-checkpoint", str(model)))
 
 
 def test_a_reward_of_a_set_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
