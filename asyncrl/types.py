@@ -266,6 +266,11 @@ class EvalAnswers:
 
     prompt: Prompt
     samples: tuple[ScoredSample, ...]
+    finals: tuple[str | None, ...]
+    """The final answer of each sample, by which majority@k counts; None if it has none."""
+
+    def __post_init__(self) -> None:
+        _same_length("samples", self.samples, "finals", self.finals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from asyncrl.pipeline.evaluation import HeldOutSet
 from asyncrl.pipeline.sampling.sampler import Sampler
 from asyncrl.protocols import RewardFn
 from asyncrl.rewards.final_answers import final_answer_of
-from asyncrl.types import Prompt, SamplingParams, ScoredSample
+from asyncrl.types import Prompt, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +67,21 @@ def check_eval_lengths(run: RunConfig, max_positions: int) -> None:
 def _without_end(run: RunConfig, sets: Sequence[EvalSet]) -> list[str]:
     """One line per set whose minimum length needs the tokenizer's end token, which the checkpoint does not name."""
     named = [each for each in sets if each.min_new_tokens]
-    if not named or _names_end(run.model.hf_checkpoint / "tokenizer_config.json"):
+    if not named or _names_end(run.model.hf_checkpoint):
         return []
     why = "SGLang needs the eos_token in the checkpoint's tokenizer_config.json, which has none"
     return [f"{each.label}: min_new_tokens {each.min_new_tokens}: {why}; leave it out" for each in named]
 
 
-def _names_end(path: Path) -> bool:
-    try:
-        return json.loads(path.read_text(encoding="utf-8")).get("eos_token") is not None
-    except (OSError, ValueError, AttributeError):
-        return False
+def _names_end(checkpoint: Path) -> bool:
+    """Whether the tokenizer's files name an end token; older checkpoints have it in the second file."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            if json.loads((checkpoint / name).read_text(encoding="utf-8")).get("eos_token") is not None:
+                return True
+        except (OSError, ValueError, AttributeError):
+            continue
+    return False
 
 
 def _prompts(each: EvalSet, tokenizer: TextTokenizer, max_positions: int) -> tuple[Prompt, ...]:
@@ -113,7 +117,7 @@ def held_out_sets(
             prompts=each.prompts,
             samples_per_prompt=each.settings.n_samples_per_eval_prompt,
             sampler=sampler(eval_sampling(each.settings, end_tokens), each.reward),
-            final_answer=_final_answer(each.settings.reward),
+            final_answer=final_answer_of(_built_in(each.settings.reward)),
             pass_threshold=each.settings.pass_threshold,
         )
         for each in checked
@@ -134,6 +138,5 @@ def eval_sampling(settings: EvalSet, end_tokens: tuple[int, ...]) -> SamplingPar
     )
 
 
-def _final_answer(reward: RewardConfig) -> Callable[[ScoredSample], str | None]:
-    extract = final_answer_of(None if reward.custom_rm_path is not None else reward.rm_type)
-    return lambda scored: extract(scored.sample.text)
+def _built_in(reward: RewardConfig) -> str | None:
+    return None if reward.custom_rm_path is not None else reward.rm_type

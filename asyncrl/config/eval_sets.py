@@ -1,6 +1,6 @@
 """The sets of held-out prompts with all their settings, from flags and from the file of ``--eval-config``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,31 @@ def eval_sets(run: RunConfig) -> tuple[EvalSet, ...]:
     """Return the run's sets in the given order.  Raises ConfigError if a value of a set is out of range."""
     pairs = [_flag_set(run, name, path) for name, path in run.evaluation.data_sets]
     return tuple(pairs) if run.evaluation.eval_config is None else tuple(_file_set(run, e) for e in run.eval_entries)
+
+
+def missing_eval_files(run: RunConfig, missing: Callable[[str, Path], list[str]]) -> list[str]:
+    """One line for each missing file; ``missing`` returns that of the prompts in a path, after a setting's name."""
+    file = run.evaluation.eval_config
+    lines = must(file is None or file.is_file(), f"eval-config {file}: no such file")
+    return lines + [line for each in eval_sets(run) for line in missing(each.label, each.path)]
+
+
+def eval_problems(run: RunConfig, reward_problems: Callable[[RewardConfig, DataConfig], list[str]]) -> list[str]:
+    """One line for each contradiction; ``reward_problems`` returns those of a reward for rows with given keys."""
+    evaluation = run.evaluation
+    interval, file, function = evaluation.eval_interval, evaluation.eval_config, evaluation.eval_function_path
+    lines = must(
+        interval is None or bool(evaluation.data_sets) or file is not None or function is not None,
+        f"eval-interval {interval} without eval-prompt-data; give NAME PATH pairs of held-out prompts, or eval-config",
+    )
+    lines += must(
+        not evaluation.data_sets or file is None,
+        f"eval-config {file} with eval-prompt-data, whose sets would not be used; leave one of them out "
+        "(--eval-prompt-data without words takes back that of a TOML file)",
+    )
+    shared = reward_problems(run.reward, run.data)
+    rewards = {each.label: reward_problems(each.reward, each.data) for each in eval_sets(run)}
+    return lines + [f"{label}: {line}" for label, mine in rewards.items() for line in mine if line not in shared]
 
 
 def longest_request(run: RunConfig) -> int:

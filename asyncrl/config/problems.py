@@ -9,7 +9,6 @@ from asyncrl.config.areas import (
     CheckpointConfig,
     ClusterConfig,
     DataConfig,
-    EvalConfig,
     FailureConfig,
     ModelConfig,
     OutputConfig,
@@ -23,7 +22,7 @@ from asyncrl.config.areas.parallel import parallel_problems
 from asyncrl.config.areas.ranges import must
 from asyncrl.config.areas.trackers import tracker_problems
 from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout
-from asyncrl.config.eval_sets import eval_sets
+from asyncrl.config.eval_sets import eval_problems, missing_eval_files
 from asyncrl.config.learning_rate_problems import learning_rate_problems
 
 
@@ -32,8 +31,7 @@ def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
     return [
         *_checkpoint(run.model, needs_weights=needs_weights),
         *(line for path in run.data.prompt_data for line in _file("prompt-data", path)),
-        *must(not _lacks_file(run.evaluation), f"eval-config {run.evaluation.eval_config}: no such file"),
-        *(line for each in eval_sets(run) for line in _file(each.label, each.path)),
+        *missing_eval_files(run, _file),
         *_folders(run.train),
     ]
 
@@ -55,7 +53,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_transport(run.train),
         *_corrections(run.train),
         *_checkpoints(run.checkpoint),
-        *_evaluation(run),
+        *eval_problems(run, _reward),
         *_deadlines(run.failures),
         *_output(run.output, run.checkpoint),
         *tracker_problems(run.trackers),
@@ -335,28 +333,6 @@ def _checkpoints(checkpoint: CheckpointConfig) -> list[str]:
         checkpoint.ckpt_step is None or checkpoint.load is not None,
         f"ckpt-step {checkpoint.ckpt_step} without load; give the folder with the checkpoint",
     )
-
-
-def _evaluation(run: RunConfig) -> list[str]:
-    evaluation = run.evaluation
-    interval, file, function = evaluation.eval_interval, evaluation.eval_config, evaluation.eval_function_path
-    is_measured = bool(evaluation.data_sets) or file is not None or function is not None
-    lines = must(
-        interval is None or is_measured,
-        f"eval-interval {interval} without eval-prompt-data; give NAME PATH pairs of held-out prompts, or eval-config",
-    )
-    lines += must(
-        not evaluation.data_sets or file is None,
-        f"eval-config {file} with eval-prompt-data, whose sets would not be used; leave one of them out "
-        "(--eval-prompt-data without words takes back that of a TOML file)",
-    )
-    rewards = {each.label: _reward(each.reward, each.data) for each in eval_sets(run)}
-    shared = _reward(run.reward, run.data)
-    return lines + [f"{label}: {line}" for label, mine in rewards.items() for line in mine if line not in shared]
-
-
-def _lacks_file(evaluation: EvalConfig) -> bool:
-    return evaluation.eval_config is not None and not evaluation.eval_config.is_file()
 
 
 def _deadlines(failures: FailureConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """The numbers of one set of held-out prompts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from asyncrl.held_out.estimates import clustered_mean, mean_pass_at_k, powers_of_two
 from asyncrl.held_out.majority import majority
@@ -14,7 +14,6 @@ def summary(
     answers: Sequence[EvalAnswers],
     *,
     samples_per_prompt: int,
-    final_answer: Callable[[ScoredSample], str | None],
     pass_threshold: float | None,
     num_failed: int,
 ) -> EvalSetReport | None:
@@ -35,7 +34,7 @@ def summary(
         rights = [[scored.reward >= threshold for scored in each.samples] for each in answers]
         ks = powers_of_two(samples_per_prompt)
         passes = {k: found for k in ks if (found := mean_pass_at_k(rights, k)) is not None}
-        votes = [[(final_answer(scored), scored.reward >= threshold) for scored in each.samples] for each in answers]
+        votes = [list(zip(each.finals, right, strict=True)) for each, right in zip(answers, rights, strict=True)]
         most = clustered_mean([[majority(each)] for each in votes if len(each) == samples_per_prompt])
         majorities = {} if most is None or samples_per_prompt == 1 else {samples_per_prompt: most}
     return EvalSetReport(

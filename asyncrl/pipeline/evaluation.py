@@ -23,10 +23,13 @@ from asyncrl.types import EvalAnswers, EvalReport, EvalSetReport, Prompt, Sample
 
 logger = logging.getLogger(__name__)
 
+type _Scored = tuple[ScoredSample, str | None]
+"""An answer, and its final answer if it has a vote."""
 
-def whole_text(scored: ScoredSample) -> str:
-    """Return the answer's text without surrounding whitespace, as its final answer."""
-    return scored.sample.text.strip()
+
+def whole_text(text: str) -> str:
+    """Return the text of an answer without surrounding whitespace, as its final answer."""
+    return text.strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +41,8 @@ class HeldOutSet:
     samples_per_prompt: int
     sampler: Sampler
     """Holds the set's sampling settings and reward."""
-    final_answer: Callable[[ScoredSample], str | None] = whole_text
-    """The text by which answers are counted for majority@k; None if an answer has no vote."""
+    final_answer: Callable[[str], str | None] = whole_text
+    """Extracts from a text the final answer by which majority@k counts; None if an answer has no vote."""
     pass_threshold: float | None = None
     """See ``held_out.summary``."""
 
@@ -63,6 +66,8 @@ class AnswerPass:
         self.weights = weights
         self.slots = slots
         self.at_once = asyncio.Semaphore(max(1, slots.limit // 2))
+        self.failed: set[str] = set()
+        """Names of the sets with a failed answer."""
 
     async def generate(self, each: HeldOutSet, prompt: Prompt, index: int) -> Sample:
         """Return one answer; the caller has acquired ``at_once``, which is released.
@@ -100,7 +105,7 @@ class Evaluator:
     async def run(self) -> EvalReport:
         """Run one pass.  Every pass uses the same random seeds; failed answers are left out and counted."""
         start, this = loop_time(), AnswerPass(self._slots, self._serving.now)
-        tasks: dict[str, list[list[asyncio.Task[ScoredSample | None]]]] = {}
+        tasks: dict[str, list[list[asyncio.Task[_Scored | None]]]] = {}
         with plainly():
             async with asyncio.TaskGroup() as answers:
                 for each in self._sets:
@@ -110,16 +115,23 @@ class Evaluator:
                             await this.at_once.acquire()  # here, so that a pass never has thousands of waiting tasks
                             row.append(answers.create_task(_one(this, each, prompt, index)))
         self._timeline.span("evaluation", f"version {this.weights.version}", start, loop_time())
-        sets = {each.name: _answered(each, tasks[each.name]) for each in self._sets}
+        sets: dict[str, _Answered] = {}
+        for each in self._sets:
+            sets[each.name] = _answered(each, tasks[each.name])
+            await asyncio.sleep(0)  # 20,000 answers take 75 ms; other tasks run between two sets
         return _report(this.weights, sets, loop_time() - start, keeps_answers=self._keeps_answers)
 
 
-async def _one(this: AnswerPass, each: HeldOutSet, prompt: Prompt, index: int) -> ScoredSample | None:
+async def _one(this: AnswerPass, each: HeldOutSet, prompt: Prompt, index: int) -> _Scored | None:
+    """Return an answer with its final answer, which is extracted here: all at once would hold the event loop."""
     try:
-        return await each.sampler.score(prompt, await this.generate(each, prompt, index))
+        scored = await each.sampler.score(prompt, await this.generate(each, prompt, index))
     except (SampleFailed, EngineRejected, RewardFailed) as error:
-        logger.warning("held-out row %d of %s failed and is left out of the accuracy: %s", prompt.row, each.name, error)
+        level = logging.INFO if each.name in this.failed else logging.WARNING  # a broken set fails thousands of times
+        this.failed.add(each.name)
+        logger.log(level, "held-out row %d of %s failed and is left out: %s", prompt.row, each.name, error)
         return None
+    return scored, each.final_answer(scored.sample.text) if each.samples_per_prompt > 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,20 +141,23 @@ class _Answered:
     num_failed: int
 
 
-def _answered(each: HeldOutSet, tasks: Sequence[Sequence[asyncio.Task[ScoredSample | None]]]) -> _Answered:
-    answers = tuple(
-        EvalAnswers(prompt=prompt, samples=tuple(scored for task in row if (scored := task.result()) is not None))
-        for prompt, row in zip(each.prompts, tasks, strict=True)
-    )
+def _answered(each: HeldOutSet, tasks: Sequence[Sequence[asyncio.Task[_Scored | None]]]) -> _Answered:
+    answers = tuple(_answers(prompt, row) for prompt, row in zip(each.prompts, tasks, strict=True))
     num_failed = sum(map(len, tasks)) - sum(len(one.samples) for one in answers)
     report = summary(
         answers,
         samples_per_prompt=each.samples_per_prompt,
-        final_answer=each.final_answer,
         pass_threshold=each.pass_threshold,
         num_failed=num_failed,
     )
     return _Answered(answers=answers, report=report, num_failed=num_failed)
+
+
+def _answers(prompt: Prompt, tasks: Sequence[asyncio.Task[_Scored | None]]) -> EvalAnswers:
+    found = [result for task in tasks if (result := task.result()) is not None]
+    return EvalAnswers(
+        prompt=prompt, samples=tuple(scored for scored, _ in found), finals=tuple(final for _, final in found)
+    )
 
 
 def _report(weights: Weights, sets: Mapping[str, _Answered], seconds: float, *, keeps_answers: bool) -> EvalReport:

@@ -17,7 +17,8 @@ QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
 
 def run_with(folder: Path, sets: str, *flags: str) -> RunConfig:
     """Return the quickstart with the sets of a file, whose prompts are short and long."""
-    rows = [{"prompt": "1+1=", "label": "2"}, {"prompt": "1+1=" * 40, "label": "2"}, {"prompt": "2+2=", "label": 4}]
+    texts = ("1+1=", "1+1=" * 40, "2+2=")
+    rows = [{"prompt": text, "label": "2", "about": {"a": 0, "b": 2}} for text in texts]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "sets.yaml").write_text(f"datasets:\n{sets}")
     config = folder / "run.toml"
@@ -36,13 +37,14 @@ def test_each_set_has_its_prompts_settings_and_reward(tmp_path: Path) -> None:
     short, exact = check(
         run_with(
             tmp_path,
-            "- {name: short, path: rows.jsonl, max_prompt_len: 20, max_response_len: 30, metadata_overrides: {a: 1}}\n"
+            "- {name: short, path: rows.jsonl, max_prompt_len: 20, max_response_len: 30,\n"
+            "   metadata_key: about, metadata_overrides: {a: 1}}\n"
             "- {name: exact, path: rows.jsonl, rm_type: exact, stop_token_ids: [9], min_new_tokens: 4, top_k: 3}\n",
         )
     ).held_out
     assert [prompt.row for prompt in short.prompts] == [0, 2]
     assert [prompt.row for prompt in exact.prompts] == [0, 1, 2]
-    assert [dict(prompt.metadata) for prompt in short.prompts] == [{"a": 1}, {"a": 1}]
+    assert [dict(prompt.metadata) for prompt in short.prompts] == [{"a": 1, "b": 2}] * 2
     assert exact.prompts[0].metadata == {"rm_type": "exact"}
     assert short.reward is not exact.reward
     assert eval_sampling(exact.settings, (1,)) == SamplingParams(
@@ -86,6 +88,8 @@ def test_a_minimum_length_needs_the_tokenizers_end_token(tmp_path: Path) -> None
         "sets.yaml: a: min_new_tokens 2: SGLang needs the eos_token in the checkpoint's tokenizer_config.json, which "
         "has none; leave it out"
     )
+    (model / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<end>"}}))
+    check(run_with(tmp_path, sets, "--hf-checkpoint", str(model)))
 
 
 def test_a_reward_of_a_set_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -25,17 +25,15 @@ def answers(*rewards_and_texts: tuple[float, str], row: int = 0, cut: bool = Fal
         )
         for index, (reward, text) in enumerate(rewards_and_texts)
     )
-    return EvalAnswers(prompt=Prompt(row=row, epoch=0, text="", token_ids=(1,), label=None), samples=samples)
+    return EvalAnswers(
+        prompt=Prompt(row=row, epoch=0, text="", token_ids=(1,), label=None),
+        samples=samples,
+        finals=tuple(text for _, text in rewards_and_texts),
+    )
 
 
 def summed(*groups: EvalAnswers, n: int, threshold: float | None = None) -> EvalSetReport:
-    found = summary(
-        groups,
-        samples_per_prompt=n,
-        final_answer=lambda scored: scored.sample.text,
-        pass_threshold=threshold,
-        num_failed=1,
-    )
+    found = summary(groups, samples_per_prompt=n, pass_threshold=threshold, num_failed=1)
     assert found is not None
     return found
 
@@ -81,5 +79,4 @@ def test_a_prompt_with_failed_answers_counts_where_it_has_enough() -> None:
 
 
 def test_a_set_without_answers_has_no_numbers() -> None:
-    found = summary([answers()], samples_per_prompt=1, final_answer=lambda _: None, pass_threshold=None, num_failed=3)
-    assert found is None
+    assert summary([answers()], samples_per_prompt=1, pass_threshold=None, num_failed=3) is None

@@ -4,6 +4,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from asyncrl.errors import EngineRejected
 from asyncrl.types import EvalReport, Prompt, Request, Sample, SamplingParams
 from tests.unit.pipeline.harness import World
@@ -87,12 +89,15 @@ def test_fewer_rows_leave_the_other_rows_answers_as_they_are() -> None:
     assert texts(three, "a") == texts(all_rows, "a")[:3]
 
 
-def test_a_failing_set_does_not_spoil_the_others() -> None:
+def test_a_failing_set_does_not_spoil_the_others(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(prompt: Prompt, sample: Sample) -> float:
         raise ValueError("no reward")
 
     rejected = {f"eval-0-plain-{row}.0": EngineRejected("too long") for row in range(6)}
     world, report = first_report(held_out_sets=SETS, failures=rejected, eval_rewards={"greedy": broken})
+    warnings = [record.getMessage() for record in caplog.records if "held-out row" in record.getMessage()]
+    expected = ["held-out row 0 of greedy", "held-out row 0 of greedy", "held-out row 0 of plain"]  # in two passes
+    assert sorted(line.split(" failed")[0] for line in warnings) == expected
     assert list(report.accuracy) == ["long"]
     assert (report.num_failed, report.num_samples) == (18, 4)
     assert len(world.trainer.batches) == 2
@@ -124,3 +129,17 @@ def test_an_interrupted_answer_keeps_the_rest_of_its_minimum_length() -> None:
         assert request.sampling.max_new_tokens == 200 - written
     for report in (facts.evaluation for facts in world.facts if facts.evaluation):
         assert {len(scored.sample.token_ids) for _, scored in report.answers["long"]} == {150}
+
+
+def test_the_most_frequent_text_decides_the_majority_vote() -> None:
+    async def by_parity(prompt: Prompt, sample: Sample) -> float:
+        return float(len(sample.token_ids) % 2)
+
+    sets = {"a": (8, 5, replace(PLAIN, max_new_tokens=3))}
+    _, report = first_report(held_out_sets=sets, lengths=lambda request: 1 + request.seed % 3, reward=by_parity)
+    found = report.sets["a"]
+    assert set(found.pass_at) == {1, 2, 4}
+    assert set(found.majority_at) == {5}
+    rights = [scored.reward for _, scored in report.answers["a"]]
+    assert found.pass_at[1].value == pytest.approx(sum(rights) / 40)
+    assert found.mean.value == found.pass_at[1].value
