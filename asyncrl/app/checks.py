@@ -16,7 +16,7 @@ from asyncrl.config.derived import longest_responses, weight_bytes
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import load_held_out, load_prompts
-from asyncrl.data.streaming import open_stream
+from asyncrl.data.streaming.opened import open_stream
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags

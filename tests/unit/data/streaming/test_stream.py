@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.data.streaming import PromptStream, order
+from asyncrl.data.streaming import order
+from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.errors import DataError
 from asyncrl.types import Prompt
 from tests.unit.data.prompt_files import config, jsonl, numbered_rows, running, stream, take, taken
