@@ -26,7 +26,7 @@ from asyncrl.config.derived import (
     row_tokens,
     use_rollout_logprobs,
 )
-from asyncrl.data.streaming import PromptStream
+from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.setup.settings import TrainerSettings

@@ -21,7 +21,7 @@ from asyncrl.config.derived import longest_sample, skip_special_tokens, weight_b
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import load_prompts
-from asyncrl.data.streaming import open_stream
+from asyncrl.data.streaming.opened import open_stream
 from asyncrl.data.tiktoken_words import RANKS_FILE
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
 from asyncrl.engines.megatron.setup.settings import Resolver

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from asyncrl.config import RunConfig
 from asyncrl.config.derived import has_critic
-from asyncrl.data.streaming import PromptStream
+from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.engines.megatron.checkpoint.directory import Origin, check_model, check_save, find_origin, read_notes
 from asyncrl.errors import ConfigError
 from asyncrl.models.overrides import overridden

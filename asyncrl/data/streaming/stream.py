@@ -70,6 +70,12 @@ class PromptStream:
         self._arrived = asyncio.Event()
         self._taken = asyncio.Event()
         self._failure: DataError | None = None
+        self._workers = DataWorkers(settings)
+
+    @property
+    def started(self) -> asyncio.Event:
+        """Set once a worker runs; what follows is reading."""
+        return self._workers.started
 
     def __len__(self) -> int:
         """Return the number of blocks: the number of prompts is not known before all are read."""
@@ -124,7 +130,7 @@ class PromptStream:
 
     async def run(self) -> NoReturn:
         """Read until cancelled.  Raises DataError, also from ``ready``."""
-        workers = DataWorkers(self._settings)
+        workers = self._workers
         try:
             with plainly():
                 async with asyncio.TaskGroup() as tasks:

@@ -12,6 +12,8 @@ from asyncrl.data.making import Broken, Made
 from asyncrl.data.raw_rows import PromptFile
 
 LENGTH = struct.Struct("<Q")
+STARTED = "started"
+"""A worker's answer to its settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

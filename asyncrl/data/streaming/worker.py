@@ -1,7 +1,7 @@
 """A data worker: ``python -m asyncrl.data.streaming.worker``, started by ``workers``.
 
-Reads WorkerSettings and then numbers of blocks from standard input.  Answers each with BlockPrompts, or with the text
-of an error.  Ends when standard input does, so also when the run is killed.
+Reads WorkerSettings and then numbers of blocks from standard input.  Answers STARTED, and then BlockPrompts or the text
+of an error for each block.  Ends when standard input does, so also when the run is killed.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import IO
 
 from asyncrl.data.making import Broken, Made, PromptMaker, TooLong
 from asyncrl.data.raw_rows import PromptFile
-from asyncrl.data.streaming.wire import BlockPrompts, WorkerSettings, framed, pack, read_message
+from asyncrl.data.streaming.wire import STARTED, BlockPrompts, WorkerSettings, framed, pack, read_message
 from asyncrl.data.tokenizer import load_tokenizer
 from asyncrl.errors import DataError
 
@@ -21,13 +21,13 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer requests until there are no more."""
     settings: WorkerSettings = read_message(requests)
     maker = PromptMaker(settings.data, load_tokenizer(settings.checkpoint))
+    _send(answers, STARTED)
     while True:
         try:
             file, block = read_message(requests)
         except EOFError:
             return
-        answers.write(framed(_answer(maker, settings.files[file], block)))
-        answers.flush()
+        _send(answers, _answer(maker, settings.files[file], block))
 
 
 def read_block(maker: PromptMaker, file: PromptFile, block: int) -> BlockPrompts:
@@ -46,6 +46,11 @@ def read_block(maker: PromptMaker, file: PromptFile, block: int) -> BlockPrompts
     return BlockPrompts(
         places=places, packed=tuple(packed), too_long=too_long, broken=tuple(broken), num_lines=num_lines
     )
+
+
+def _send(answers: IO[bytes], message: BlockPrompts | str) -> None:
+    answers.write(framed(message))
+    answers.flush()
 
 
 def _answer(maker: PromptMaker, file: PromptFile, block: int) -> BlockPrompts | str:

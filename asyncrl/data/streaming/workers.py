@@ -28,6 +28,8 @@ class DataWorkers:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
+        self.started = asyncio.Event()
+        """Set once the first worker has loaded the tokenizer."""
         self._requests: asyncio.Queue[tuple[int, int, asyncio.Future[BlockPrompts]]] = asyncio.Queue()
 
     def request(self, file: int, block: int) -> asyncio.Future[BlockPrompts]:
@@ -41,12 +43,14 @@ class DataWorkers:
         lives_left = 2
         waiting: tuple[int, int, asyncio.Future[BlockPrompts]] | None = None
         while True:
-            async with _process(self._settings) as process:
+            async with _process() as process:
                 try:
+                    await _asked(process, self._settings)
+                    self.started.set()
                     while True:
                         waiting = waiting or await self._requests.get()
                         file, block, answer = waiting
-                        found = await _asked(process, file, block)
+                        found = await _asked(process, (file, block))
                         if isinstance(found, str):
                             raise DataError(found)
                         if not answer.done():
@@ -62,7 +66,7 @@ class DataWorkers:
 
 
 @asynccontextmanager
-async def _process(settings: WorkerSettings) -> AsyncIterator[Process]:
+async def _process() -> AsyncIterator[Process]:
     """Start a worker; kill it on the way out, because it has nothing to save."""
     paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
@@ -71,7 +75,6 @@ async def _process(settings: WorkerSettings) -> AsyncIterator[Process]:
         *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={**os.environ, **variables}, limit=_PIPE_BYTES
     )
     try:
-        await _send(process, framed(settings))
         yield process
     finally:
         await _end(process)
@@ -89,13 +92,13 @@ async def _end(process: Process) -> None:
         process.stdin.close()
 
 
-async def _asked(process: Process, file: int, block: int) -> BlockPrompts | str:
-    """Return the answer of a worker.  Raises _Died."""
+async def _asked(process: Process, message: object) -> BlockPrompts | str:
+    """Send a message to a worker and return its answer.  Raises _Died."""
     if process.stdout is None:
         raise AssertionError("the worker has no output")
     try:
         async with asyncio.timeout(ANSWER_S):
-            await _send(process, framed((file, block)))
+            await _send(process, framed(message))
             (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
             found: BlockPrompts | str = pickle.loads(await process.stdout.readexactly(size))
             return found

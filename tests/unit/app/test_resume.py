@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from asyncrl.metrics.facts import GroupCounts, TokenCounts
 from asyncrl.models.shape import read_shape
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.types import Prompt, Weights
+from tests.unit.data.prompt_files import config, jsonl, numbered_rows, stream, take
 from tests.unit.engines.megatron.checkpoint.test_directory import written
 
 MODEL = Path(__file__).parents[3] / "configs" / "quickstart" / "model"
@@ -142,3 +144,34 @@ def test_weights_alone_start_a_new_run(tmp_path: Path, configured: Callable[...,
     assert (start.origin.folder, start.origin.kind) == (folder, "weights")
     assert start.before is None
     assert source.position == 0
+
+
+def test_a_stream_continues_behind_the_prompt_taken_last(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
+    data = config(jsonl(tmp_path / "rows.jsonl", numbered_rows(10)), rollout_shuffle=True, num_data_workers=1)
+    taken = take(stream(tmp_path, data), 20)
+    again = [(prompt.epoch, prompt.row) for prompt in (taken[3], taken[10])]
+    state = replace(STATE, outstanding=tuple(again), last_taken=(taken[11].epoch, taken[11].row))
+    source = stream(tmp_path, data)
+    run = {**about(source), "optimizer": True, "state": state.as_json()}
+    written(tmp_path / "saved", 2, notes_of(SHAPE, run))
+    start = find_start(configured(), source, SHAPE)
+    assert start.again == (taken[3], taken[10])
+    assert take(source, 8) == taken[12:]
+
+
+def test_a_stream_of_other_files_is_refused(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
+    source = stream(tmp_path, config(jsonl(tmp_path / "rows.jsonl", numbered_rows(10))))
+    run = {**about(source), "optimizer": True, "state": STATE.as_json()}
+    written(tmp_path / "saved", 2, notes_of(SHAPE, run))
+    other = stream(tmp_path, config(jsonl(tmp_path / "other.jsonl", numbered_rows(11))))
+    with pytest.raises(ConfigError, match="was made with other prompts"):
+        find_start(configured(), other, SHAPE)
+
+
+def test_a_row_that_is_not_in_the_files_is_refused(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
+    source = stream(tmp_path, config(jsonl(tmp_path / "rows.jsonl", numbered_rows(10))))
+    state = replace(STATE, outstanding=(), last_taken=(0, 10**9))
+    run = {**about(source), "optimizer": True, "state": state.as_json()}
+    written(tmp_path / "saved", 2, notes_of(SHAPE, run))
+    with pytest.raises(ConfigError, match="the files have no row 1000000000, with which the checkpoint's run ended"):
+        find_start(configured(), source, SHAPE)

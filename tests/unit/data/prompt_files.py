@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config import DataConfig
-from asyncrl.data.streaming import PromptStream, open_stream
+from asyncrl.data.streaming.opened import open_stream
+from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.types import Prompt
 from tests.unit.data.tokenizers_for_tests import TEMPLATE, tokenizer
 

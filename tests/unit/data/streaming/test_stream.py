@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.data.streaming import PromptStream, order
+from asyncrl.data.streaming import order
+from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.errors import DataError
 from asyncrl.types import Prompt
 from tests.unit.data.prompt_files import config, jsonl, numbered_rows, running, stream, take, taken
@@ -140,6 +141,31 @@ def test_workers_end_with_the_stream(tmp_path: Path) -> None:
     workers = running(stream(tmp_path, data), children)
     assert len(workers) == 3
     assert not any(worker.is_running() for worker in workers)
+
+
+KILLED = """
+import asyncio, os, sys, psutil
+from pathlib import Path
+from tests.unit.data.prompt_files import config, running, stream, taken
+
+async def wait(source):
+    await taken(source, 1)
+    print(*(child.pid for child in psutil.Process().children()), flush=True)
+    await asyncio.sleep(60)
+
+running(stream(Path(sys.argv[1]), config(Path(sys.argv[1], "a.jsonl"), num_data_workers=2)), wait)
+"""
+
+
+def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", numbered_rows(10))
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in run.stdout.readline().split()]
+        run.kill()
+    assert len(workers) == 2
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
 
 
 def test_waiting_for_a_prompt_can_be_cancelled(tmp_path: Path) -> None:
