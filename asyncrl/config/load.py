@@ -9,11 +9,11 @@ from asyncrl.config.areas import FlagWords, RunConfig
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.command_line import Given, read_flags
 from asyncrl.config.custom_file import read_custom
-from asyncrl.config.foreign import unlike
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
-from asyncrl.config.notes import notes_of
 from asyncrl.config.passthrough import owned
 from asyncrl.config.problems import contradictions, missing_files
+from asyncrl.config.slime.accepted import unlike
+from asyncrl.config.slime.notes import notes_of
 from asyncrl.config.toml_file import read_toml
 from asyncrl.errors import ConfigError
 

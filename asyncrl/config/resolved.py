@@ -1,6 +1,7 @@
 """The whole configuration as TOML text, to repeat the run with, or as a flat mapping."""
 
 import re
+from contextlib import suppress
 from typing import Any
 
 from asyncrl.config.areas import FlagWords, RunConfig
@@ -37,8 +38,16 @@ def flat(run: RunConfig) -> dict[str, Any]:
     Accepted flags of slime and Megatron, and the other keys of ``--custom-config-path``, are included as well.
     """
     ours = {knob.field: getattr(getattr(run, knob.area), knob.field) for knob in knobs().values()}
-    others = run.foreign | _passed(run)
+    others = {name: _number(value) for name, value in run.foreign.items()} | _passed(run)
     return {name.replace("-", "_"): value for name, value in others.items()} | run.attributes | ours
+
+
+def _number(value: FlagWords) -> FlagWords | int | float:
+    """The value as a number where it is one, as Megatron's arguments are."""
+    for kind in (int, float):
+        with suppress(ValueError, TypeError):
+            return value if isinstance(value, bool) else kind(value)  # type: ignore[arg-type]
+    return value
 
 
 def _passed(run: RunConfig) -> dict[str, FlagWords]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncrl.config.areas import FlagWords
-from asyncrl.config.foreign import is_same, written
+from asyncrl.config.slime.accepted import is_same, written
 from asyncrl.models.rope import Llama3Rope, YarnRope
 from asyncrl.models.shape import ModelShape
 

@@ -47,7 +47,7 @@ def _command(arrays: Mapping[str, str], item: Mapping[str, Any]) -> GuideCommand
     return GuideCommand(
         name=item["name"],
         program=PROGRAMS[words[start]],
-        words=tuple(_without_unmerged(words[start + 1 :])),
+        words=tuple(without_unmerged(words[start + 1 :])),
         stops=item.get("stops"),
         notes=tuple(item.get("notes", ())),
         awaits_merge=item.get("awaits_merge", False) and bool(BEING_ADDED),
@@ -63,7 +63,7 @@ def _expanded(arrays: Mapping[str, str], text: str) -> list[str]:
     return words
 
 
-def _without_unmerged(words: list[str]) -> list[str]:
+def without_unmerged(words: list[str]) -> list[str]:
     """Leave out flags whose settings are not merged yet; no-op once all are."""
     if not BEING_ADDED:
         return words
@@ -77,7 +77,7 @@ def _without_unmerged(words: list[str]) -> list[str]:
 
 
 def local_files(folder: Path) -> dict[str, str]:
-    """Write the files that the commands name, and return each file's path by its name in braces."""
+    """Write the files that the commands name, and return the path of each by the name in braces."""
     model = folder / "model"
     shutil.copytree(QUICKSTART / "model", model)
     settings = json.loads((model / "tokenizer_config.json").read_text())

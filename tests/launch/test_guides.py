@@ -10,9 +10,11 @@ from asyncrl.app.dry_run import dry_run
 from asyncrl.config import load_run
 from asyncrl.config.slime.table import TABLE
 from asyncrl.errors import ConfigError
-from tests.launch.guide_commands import GuideCommand, guide_commands, local_files, with_files
+from tests.launch.guide_commands import GuideCommand, guide_commands, local_files, with_files, without_unmerged
+from tests.unit.config.test_slime import scripts
 
 COMMANDS = guide_commands()
+MODELS = Path(__file__).parent / "models"
 DRY = ("--device", "cpu", "--dry-run")
 
 
@@ -56,6 +58,17 @@ def test_a_command_that_cannot_start_ends_with_the_line_of_the_table(
     assert any(line.startswith(command.stops) for line in lines)
     name = command.stops.split()[0].removeprefix("--")
     assert "is missing" in command.stops or TABLE[name].text in command.stops
+
+
+@pytest.mark.parametrize(("script", "model"), [("run-glm4-9B.sh", "glm-z1-9b"), ("run-qwen3-4B.sh", "qwen3-4b")])
+def test_the_scripts_of_the_guides_are_accepted_as_they_are(script: str, model: str) -> None:
+    (flags,) = (flags for title, flags in scripts() if title == f"{script} train.py")
+    words = without_unmerged([word for words in flags for word in words])
+    console = Console(file=io.StringIO(), width=200)
+    run = load_run([*words, "--hf-checkpoint", str(MODELS / model), "--dry-run"], program="train.py")
+    dry_run(run, console)
+    assert console.file.getvalue().endswith("the dry run found nothing wrong\n")  # type: ignore[attr-defined]
+    assert len(run.foreign) > 10
 
 
 def test_the_commands_are_read_as_a_shell_would() -> None:

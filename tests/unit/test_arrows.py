@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compat": LEAVES | CONFIG | {"algorithms"},
     "config": {"errors", "config.areas", "config.slime"},
     "config.areas": {"errors"},
-    "config.slime": set(),
+    "config.slime": {"config.areas"},
     "data": LEAVES | CONFIG,
     "doctor": CONFIG | {"errors", "compat", "plugins", "engines.sglang"},
     "engines": LEAVES,

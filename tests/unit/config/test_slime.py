@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config import RunConfig, status_of
+from asyncrl.config import flat, status_of
 from asyncrl.config.command_line import parser, read_flags
 from asyncrl.config.knobs import ALIASES, knobs
 from asyncrl.config.slime.status import Kind
@@ -33,7 +33,7 @@ def scripts() -> Iterator[tuple[str, list[list[str]]]]:
     """The name of each script of slime, and the flags of its training program, each with its words."""
     for block in "\n".join(lines("scripts.txt")).split("[run-")[1:]:
         title, *flags = block.splitlines()
-        yield f"run-{title}", [shlex.split(line) for line in flags]
+        yield f"run-{title.removesuffix(']')}", [shlex.split(line) for line in flags]
 
 
 def script_flags() -> set[str]:
@@ -153,6 +153,11 @@ def test_one_note_names_all_flags_that_are_true_anyway(tmp_path: Path) -> None:
     assert load(tmp_path).notes == ()
 
 
+def test_fault_tolerance_with_colocate_is_a_note(tmp_path: Path) -> None:
+    notes = load(tmp_path, "--use-fault-tolerance", "--colocate").notes
+    assert "with colocate no engine restarts: a lost engine ends the run" in notes
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -225,11 +230,9 @@ def test_a_key_that_is_not_here_names_its_replacement(tmp_path: Path) -> None:
     assert line == f"{file}: ci-test (of slime or Megatron) is not here: slime's own tests need it"
 
 
-def args_of(run: RunConfig) -> dict[str, object]:
-    from asyncrl.config import flat
-
-    return flat(run)
-
-
 def test_user_functions_see_accepted_flags_as_attributes(tmp_path: Path) -> None:
-    assert args_of(load(tmp_path, "--moe-router-topk", "8"))["moe_router_topk"] == "8"
+    words = "--moe-router-topk 8 --attention-dropout 0.0 --swiglu --optimizer adam"
+    args = flat(load(tmp_path, *words.split()))
+    found = [args[name] for name in ("moe_router_topk", "attention_dropout", "swiglu", "optimizer")]
+    assert found == [8, 0.0, True, "adam"]
+    assert [type(value) for value in found] == [int, float, bool, str]

@@ -1,8 +1,7 @@
 """The notes of a run: what its flags say that it does already, or does in another way."""
 
 from asyncrl.config.areas import RunConfig
-from asyncrl.config.derived import eval_temperature
-from asyncrl.config.foreign import written
+from asyncrl.config.slime.accepted import written
 from asyncrl.config.slime.status import Kind
 from asyncrl.config.slime.table import TABLE
 
@@ -34,7 +33,7 @@ def _draws(run: RunConfig) -> list[str]:
     rollout, evaluation = run.rollout, run.evaluation
     is_seeded = run.cluster.device != "cpu" and "enable-deterministic-inference" in run.sglang
     is_limited = rollout.rollout_top_p < 1 or rollout.rollout_top_k != -1  # all draws are of one kind then
-    is_greedy = evaluation.eval_interval is not None and eval_temperature(evaluation, rollout) == 0
+    is_greedy = evaluation.eval_interval is not None and evaluation.eval_temperature == 0
     if not is_seeded or is_limited or not is_greedy:
         return []
     return [
