@@ -7,8 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from asyncrl.config.flag_status import status_of
-from asyncrl.config.foreign import is_same
 from asyncrl.config.knobs import Knob, knobs, nearest
+from asyncrl.config.slime.accepted import is_same
 from asyncrl.config.slime.status import FlagStatus, Kind
 from asyncrl.config.slime.table import TABLE
 from asyncrl.config.values import WrongValue, from_flag, shown

@@ -154,9 +154,8 @@ def test_settings_that_asyncrl_refuses_are_listed(tmp_path: Path) -> None:
 def test_values_and_conditions_of_all_kinds_of_flags_are_checked(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     flags = "--num-rollout 2 --rollout-batch-size 3 --n-samples-per-prompt 2 --sglang-cuda-graph-bs 1 2 4"
-    script.write_text(
-        f"python train_async.py --hf-checkpoint {BASE}/model --prompt-data {BASE}/train.jsonl {flags} --offload --rm-type number --label-key label\n"
-    )
+    data = f"--hf-checkpoint {BASE}/model --prompt-data {BASE}/train.jsonl --label-key label --rm-type number"
+    script.write_text(f"python train_async.py {data} {flags} --offload\n")
     report = examine_script(script, {})
     assert report.translation.lines["sglang-cuda-graph-bs"] == '["1", "2", "4"]'
     assert [line for line in report.refusals if "without colocate" in line] == list(report.refusals)
