@@ -24,6 +24,10 @@ class Trackers:
     sinks: tuple[TrackerSink, ...]
     processes: tuple[TrackerProcess, ...]
 
+    def places(self) -> list[str]:
+        """One line for each open tracker, with the place where the run can be seen."""
+        return [sink.place for sink in self.sinks if sink.place is not None]
+
     def pids(self) -> set[int]:
         """The ids of the processes that run now."""
         return {process.pid for process in self.processes if process.pid is not None}

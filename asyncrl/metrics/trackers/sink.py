@@ -63,6 +63,7 @@ class TrackerSink:
         self._rows: deque[Row] = deque()
         self._is_closing = False
         self._is_abandoned = False
+        self._place: str | None = None
         self._num_dropped = 0
         self._current: Row | None = None
         self._num_tries = 0
@@ -71,6 +72,12 @@ class TrackerSink:
         self._is_down = False
         self._thread = Thread(target=self._serve, name=f"tracker-{name}", daemon=True)
         self._thread.start()
+
+    @property
+    def place(self) -> str | None:
+        """The name of the tracker, and where the run can be seen; None until the tracker is open."""
+        with self._changed:
+            return self._place
 
     @property
     def num_dropped(self) -> int:
@@ -132,8 +139,10 @@ class TrackerSink:
 
     def _session(self) -> None:
         """Open the tracker, send rows until ``close``, and finish.  Raises whatever the tracker raises."""
-        place = self._tracker.open()
-        logger.info("%s: %s", self._name, place)
+        place = f"{self._name}: {self._tracker.open()}"
+        logger.info("%s", place)
+        with self._changed:
+            self._place = place
         while (row := self._next()) is not None:
             self._tracker.log(row)
             with self._changed:

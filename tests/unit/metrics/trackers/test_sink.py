@@ -95,6 +95,7 @@ def test_rows_arrive_in_order_and_close_waits_for_them(caplog: pytest.LogCapture
         sink.write(row)
     sink.close()
     assert tracker.rows == rows(50)
+    assert sink.place == "fake: here"
     assert (tracker.opened, tracker.finished, sink.num_dropped) == (1, 1, 0)
     assert warnings(caplog) == []
 
