@@ -122,6 +122,8 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
             if signals.received is not None and done < plan.num_steps:
                 console.print(Text(_interruption(run, done, signals.received.name)), soft_wrap=True)
         console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
+        for place in trackers.places():
+            console.print(Text(place), soft_wrap=True)
 
 
 def _tell(run: RunConfig, view: View) -> None:

@@ -11,7 +11,7 @@ from uuid import uuid4
 from asyncrl.config import RunConfig, TrackerConfig, flat
 from asyncrl.config.areas.ranges import refuse
 from asyncrl.metrics.trackers.process import TrackerProcess
-from asyncrl.metrics.trackers.sink import TrackerSink
+from asyncrl.metrics.trackers.sink import TrackerLimits, TrackerSink
 
 WANDB = "asyncrl.metrics.trackers.wandb_run:WandbRun"
 TRACKIO = "asyncrl.metrics.trackers.trackio_run:TrackioRun"
@@ -23,6 +23,10 @@ class Trackers:
 
     sinks: tuple[TrackerSink, ...]
     processes: tuple[TrackerProcess, ...]
+
+    def places(self) -> list[str]:
+        """One line for each open tracker, with the place where the run can be seen."""
+        return [sink.place for sink in self.sinks if sink.place is not None]
 
     def pids(self) -> set[int]:
         """The ids of the processes that run now."""
@@ -40,7 +44,7 @@ def check_trackers(trackers: TrackerConfig) -> None:
     )
 
 
-def open_trackers(run: RunConfig, run_dir: Path, logs: Path) -> Trackers:
+def open_trackers(run: RunConfig, run_dir: Path, logs: Path, limits: TrackerLimits | None = None) -> Trackers:
     """Start the trackers of ``run``; their output goes to files in ``logs``.  Never waits for a tracker."""
     wanted: dict[str, tuple[str, Mapping[str, Any]]] = {}
     if run.trackers.sends_to_wandb:
@@ -53,7 +57,7 @@ def open_trackers(run: RunConfig, run_dir: Path, logs: Path) -> Trackers:
         name: TrackerProcess(backend, options, logs / f"{name}.log") for name, (backend, options) in wanted.items()
     }
     return Trackers(
-        sinks=tuple(TrackerSink(name, process) for name, process in processes.items()),
+        sinks=tuple(TrackerSink(name, process, limits) for name, process in processes.items()),
         processes=tuple(processes.values()),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, Timer
+from threading import Event, Lock, Timer
 from typing import Any
 
 import psutil
@@ -112,7 +112,8 @@ class TrackerProcess:
             child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             raise TrackerFailed(f"{call}: the tracker was abandoned")
-        timer = Timer(within_s, self.abandon)
+        is_late = Event()
+        timer = Timer(within_s, self._end_late, (is_late,))
         timer.daemon = True
         timer.start()
         line = b""
@@ -125,12 +126,16 @@ class TrackerProcess:
         finally:
             timer.cancel()
         if not line:
-            why = f"no answer within {within_s:g} s" if self.pid is None else "its process ended"
+            why = f"no answer within {within_s:g} s" if is_late.is_set() else "its process ended"
             raise TrackerFailed(f"{call}: {why}; its output is in {self._log}")
         answer = json.loads(line)
         if "error" in answer:
             raise TrackerFailed(f"{call}: {answer['error']}; its output is in {self._log}")
         return answer["done"]
+
+    def _end_late(self, is_late: Event) -> None:
+        is_late.set()
+        self.abandon()
 
 
 def _python_path() -> list[str]:

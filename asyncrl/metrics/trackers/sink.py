@@ -42,10 +42,12 @@ class TrackerLimits:
     longest_pause_s: float = 600.0
     finish_s: float = 60.0
     """Seconds that ``close`` waits for the rows that are left."""
+    end_s: float = 5.0
+    """Seconds for the call in progress to fail after the tracker was abandoned."""
 
 
 class TrackerSink:
-    """A sink that never blocks ``write``, never raises, and closes within ``TrackerLimits.finish_s``.
+    """A sink that never blocks ``write``, never raises, and closes within ``finish_s`` and ``end_s`` of its limits.
 
     Rows wait in a queue; if it is full, the oldest row is dropped.  A thread sends them.  After a failure, the tracker
     is opened again after a pause, for as long as the run lasts.  Failures are logged when they begin and end.
@@ -60,6 +62,8 @@ class TrackerSink:
         self._changed = Condition()
         self._rows: deque[Row] = deque()
         self._is_closing = False
+        self._is_abandoned = False
+        self._place: str | None = None
         self._num_dropped = 0
         self._current: Row | None = None
         self._num_tries = 0
@@ -68,6 +72,12 @@ class TrackerSink:
         self._is_down = False
         self._thread = Thread(target=self._serve, name=f"tracker-{name}", daemon=True)
         self._thread.start()
+
+    @property
+    def place(self) -> str | None:
+        """The name of the tracker, and where the run can be seen; None until the tracker is open."""
+        with self._changed:
+            return self._place
 
     @property
     def num_dropped(self) -> int:
@@ -92,11 +102,20 @@ class TrackerSink:
         self._thread.join(self._limits.finish_s)
         if self._thread.is_alive():
             logger.warning("%s: not finished within %g s, and abandoned", self._name, self._limits.finish_s)
-        self._tracker.abandon()
+            self._abandon()
         with self._changed:
             lost = self._num_dropped + len(self._rows) + (self._current is not None)
         if lost:
             logger.warning("%s: %d rows were not sent; metrics.jsonl has every row", self._name, lost)
+
+    def _abandon(self) -> None:
+        """End the call in progress and the thread."""
+        with self._changed:
+            self._is_abandoned = True
+        self._tracker.abandon()
+        # The thread may just have been about to open the tracker: then the first call came too early.
+        self._thread.join(self._limits.end_s)
+        self._tracker.abandon()
 
     def _serve(self) -> None:
         pause = self._limits.pause_s
@@ -113,15 +132,17 @@ class TrackerSink:
             with self._changed:
                 pause = self._limits.pause_s if self._num_sent > sent_before else pause
                 is_done = self._is_closing and not self._rows and self._current is None
-                if was_closing or is_done:
+                if was_closing or is_done or self._is_abandoned:
                     return
                 self._changed.wait_for(lambda: self._is_closing, pause)
             pause = min(2 * pause, self._limits.longest_pause_s)
 
     def _session(self) -> None:
         """Open the tracker, send rows until ``close``, and finish.  Raises whatever the tracker raises."""
-        place = self._tracker.open()
-        logger.info("%s: %s", self._name, place)
+        place = f"{self._name}: {self._tracker.open()}"
+        logger.info("%s", place)
+        with self._changed:
+            self._place = place
         while (row := self._next()) is not None:
             self._tracker.log(row)
             with self._changed:
@@ -148,7 +169,7 @@ class TrackerSink:
 
     def _note_failure(self, error: Exception) -> None:
         text = f"{self._name}: {type(error).__name__}: {first_line(error)}"
-        if self._is_down:
+        if self._is_down or self._is_abandoned:
             logger.debug("%s", text)
             return
         self._is_down = True

@@ -17,6 +17,7 @@ from asyncrl.config import RunConfig
 from asyncrl.errors import ConfigError
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import JsonlSink
+from asyncrl.metrics.trackers.sink import TrackerLimits
 from tests.unit.config.runs import load
 from tests.unit.metrics.made import UPDATE, evaluation, facts
 
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.timeout(180)  # two processes import wandb
 
 KEY = "5ec4e7" * 7
 OFFLINE = ("--use-wandb", "--wandb-mode", "offline", "--wandb-project", "proj", "--wandb-key", KEY)
+PATIENT = TrackerLimits(finish_s=150.0)
+"""Time for the imports on a busy machine."""
 BLOCK = 32768
 FILE_HEADER, RECORD_HEADER = 7, 7
 FULL, FIRST, LAST = 1, 2, 4
@@ -63,7 +66,7 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 def reported(run: RunConfig, run_dir: Path) -> None:
     """Report three steps, one of them with an evaluation, to metrics.jsonl and to the trackers of ``run``."""
-    trackers = open_trackers(run, run_dir, run_dir / "logs")
+    trackers = open_trackers(run, run_dir, run_dir / "logs", PATIENT)
     reporter = Reporter([JsonlSink(run_dir), *trackers.sinks])
     reporter.step(facts(0))
     reporter.step(facts(1, evaluated=evaluation(0, gsm8k=0.25, aime=0.5), logprob_diff=math.nan))

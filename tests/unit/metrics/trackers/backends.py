@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+SLEEP = "import time; time.sleep(600)"
+
 
 class FileBackend:
     """Append rows to a file.  ``fault`` names a call, and ``how`` what it does: ``hang``, ``raise`` or ``die``."""
@@ -33,8 +35,8 @@ class FileBackend:
         if call != self._fault:
             return
         if self._how == "hang":
-            service = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-            self._path.with_suffix(".pid").write_text(str(service.pid))
+            # As W&B's service: in a session of itself, so that no signal to a process group reaches it.
+            subprocess.Popen([sys.executable, "-c", SLEEP, str(self._path)], start_new_session=True)
             time.sleep(600)
         if self._how == "die":
             os._exit(3)

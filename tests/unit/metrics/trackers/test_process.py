@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from asyncrl.metrics.trackers.process import PROGRAM, Deadlines, TrackerFailed, TrackerProcess
+from tests.unit.metrics.trackers.backends import SLEEP
 
 FILE = "tests.unit.metrics.trackers.backends:FileBackend"
 SHORT = Deadlines(open_s=60.0, log_s=60.0, finish_s=60.0)
@@ -19,6 +20,10 @@ SHORT = Deadlines(open_s=60.0, log_s=60.0, finish_s=60.0)
 
 def process(folder: Path, deadlines: Deadlines = SHORT, **options: Any) -> TrackerProcess:
     return TrackerProcess(FILE, {"path": str(folder / "rows"), **options}, folder / "fake.log", deadlines)
+
+
+def command_lines() -> list[list[str]]:
+    return [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
 
 
 def written(folder: Path) -> list[Any]:
@@ -57,8 +62,7 @@ def test_a_call_that_hangs_ends_at_its_deadline_with_all_processes(call: str, tm
     tracker = process(tmp_path, Deadlines(**deadlines), fault=call, how="hang")
     with pytest.raises(TrackerFailed, match="no answer within 3 s"):
         used(tracker)
-    service = int((tmp_path / "rows.pid").read_text())
-    assert not psutil.pid_exists(service) or psutil.Process(service).status() == psutil.STATUS_ZOMBIE
+    assert [command for command in command_lines() if SLEEP in command and str(tmp_path / "rows") in command] == []
 
 
 def test_options_are_in_no_command_line_and_no_environment(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from asyncrl.metrics.sinks import Row
 from asyncrl.metrics.trackers.sink import TrackerLimits, TrackerSink
 
 AT_ONCE = TrackerLimits(pause_s=0.0, longest_pause_s=0.0, finish_s=20.0)
-SOON = TrackerLimits(pause_s=0.0, longest_pause_s=0.0, finish_s=0.05)
+SOON = TrackerLimits(pause_s=0.0, longest_pause_s=0.0, finish_s=0.05, end_s=0.05)
 FOR_EVER = 60.0
 """Seconds that a test takes if the sink waits for the tracker."""
 
@@ -95,6 +95,7 @@ def test_rows_arrive_in_order_and_close_waits_for_them(caplog: pytest.LogCapture
         sink.write(row)
     sink.close()
     assert tracker.rows == rows(50)
+    assert sink.place == "fake: here"
     assert (tracker.opened, tracker.finished, sink.num_dropped) == (1, 1, 0)
     assert warnings(caplog) == []
 
@@ -113,7 +114,7 @@ def test_a_call_that_hangs_for_ever_delays_neither_rows_nor_the_end(
         sink.write(row)
     sink.close()
     assert time.monotonic() - started < FOR_EVER / 4
-    assert tracker.abandoned == 1
+    assert tracker.abandoned == 2
     assert warnings(caplog)[0] == "fake: not finished within 0.05 s, and abandoned"
     unsent = "fake: 3 rows were not sent; metrics.jsonl has every row"
     assert warnings(caplog)[1:] == ([] if call == "finish" else [unsent])
@@ -182,6 +183,26 @@ def test_closing_ends_a_pause_after_a_failure() -> None:
     sink.write(rows(1)[0])
     sink.close()
     assert tracker.rows == rows(1)
+
+
+def test_an_abandoned_tracker_is_not_opened_again() -> None:
+    """The call in progress fails when the tracker is abandoned, as that of a killed process does."""
+    left = Event()
+
+    def hang() -> None:
+        assert left.wait(FOR_EVER)
+        raise OSError("killed")
+
+    class Killable(FakeTracker):
+        def abandon(self) -> None:
+            super().abandon()
+            left.set()
+
+    tracker = Killable(open=hang)
+    sink = TrackerSink("fake", tracker, TrackerLimits(pause_s=0.0, longest_pause_s=0.0, finish_s=0.05, end_s=20.0))
+    sink.write(rows(1)[0])
+    sink.close()
+    assert tracker.opened == 1
 
 
 def test_the_reporter_closes_files_even_if_a_tracker_hangs(released: Event) -> None:
