@@ -8,7 +8,7 @@ import pytest
 from asyncrl.config import load_run
 from asyncrl.config.areas import RewardConfig, RolloutConfig
 from asyncrl.config.derived import skip_special_tokens
-from asyncrl.config.slime.notes import notes_of
+from asyncrl.config.notes import notes_of
 from tests.unit.config.runs import complete
 
 ROLLOUT = RolloutConfig(num_rollout=1, rollout_batch_size=1)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import transformers
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.fsdp import fully_shard
 
@@ -37,13 +37,14 @@ def main(rank: int, port: str, checkpoint: str, target: str, prefix: str) -> Non
         fully_shard(layer)
     fully_shard(model)
     if prefix == "stateful":
-        dcp.save({"model_state": ModelState(model)}, checkpoint_id=target)
+        save({"model_state": ModelState(model)}, checkpoint_id=target)
     else:
         state = {prefix + name: tensor for name, tensor in get_model_state_dict(model).items()}
-        dcp.save(state | {"optim.step": torch.ones(3)}, checkpoint_id=target)
+        save(state | {"optim.step": torch.ones(3)}, checkpoint_id=target)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]), *sys.argv[2:5], prefix="".join(sys.argv[5:]))
+    rank, port, checkpoint, target, *rest = sys.argv[1:]
+    main(int(rank), port, checkpoint, target, "".join(rest))

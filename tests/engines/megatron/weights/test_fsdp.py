@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from asyncrl.engines.megatron.weights import convert, fsdp_conversion
 from asyncrl.engines.megatron.weights.fsdp_conversion import fsdp_to_hf
@@ -52,7 +52,7 @@ def saved_by_fsdp(checkpoint: Path, target: Path, *prefix: str) -> Path:
 
 def saved(folder: Path, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Path:
     """Save tensors from this process alone, in the same format."""
-    dcp.save({prefix + name: tensor for name, tensor in tensors.items()}, checkpoint_id=folder, no_dist=True)
+    save({prefix + name: tensor for name, tensor in tensors.items()}, checkpoint_id=folder, no_dist=True)
     return folder
 
 
