@@ -17,6 +17,7 @@ import orjson
 
 from asyncrl.app.checks import Checked, check_served
 from asyncrl.app.gc_tuning import freeze_startup_objects
+from asyncrl.app.rewards import reward_settings
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
 from asyncrl.config.derived import (
     dtype,
@@ -43,6 +44,8 @@ from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
+from asyncrl.protocols import RewardFn
+from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import SamplingParams
 
 Device = Literal["cpu", "cuda"]
@@ -83,15 +86,19 @@ async def run_training(
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
-    async with deployed(ray, _deployment(checked, device, run_dir), phase) as running:
+    async with (
+        deployed(ray, _deployment(checked, device, run_dir), phase) as running,
+        RewardResources(reward_settings(checked.run)) as rewards,
+    ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
-        parts = _parts(checked, running, timeline)
+        parts = _parts(checked, running, rewards, timeline)
         async with _failing_well(running):
             with plainly():
                 async with asyncio.TaskGroup() as watchers:
                     watching = [
                         watchers.create_task(running.watch(), name="servers"),
                         watchers.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
+                        watchers.create_task(rewards.warm(checked.rewards), name="reward-workers"),
                     ]
                     if checked.run.rollout.follow_kv_cache:
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
@@ -183,7 +190,7 @@ def _disk(run: RunConfig, run_dir: Path) -> Path | None:
     return None if folder is None else folder.resolve() / f"asyncrl-weights-{run_dir.name}-{uuid4().hex[:8]}"
 
 
-def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
+def _parts(checked: Checked, running: Running, rewards: RewardResources, timeline: Timeline) -> Parts:
     run = checked.run
     slots = Slots(run.rollout.sglang_server_concurrency * run.cluster.num_engines)
     start = checked.start
@@ -192,10 +199,10 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
     if start.before is not None:
         engine.retries, engine.aborts = start.before.retries, start.before.aborts
 
-    def sampler(sampling: SamplingParams) -> Sampler:
+    def sampler(sampling: SamplingParams, reward: RewardFn) -> Sampler:
         return Sampler(
             engine=engine,
-            reward=checked.reward,
+            reward=reward,
             reward_timeout_s=run.failures.reward_timeout_s,
             tokenizer=checked.tokenizer,
             sampling=sampling,
@@ -207,13 +214,13 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
 
     evaluator = Evaluator(
         held_out=checked.held_out,
-        sampler=sampler(_eval_sampling(checked)),
+        sampler=sampler(_eval_sampling(checked), checked.eval_reward),
         slots=slots,
         serving=serving,
         timeline=timeline,
     )
     return Parts(
-        scheduler=_scheduler(checked, sampler(_sampling(checked)), slots, serving, timeline),
+        scheduler=_scheduler(checked, sampler(_sampling(checked), checked.reward), rewards, slots, serving, timeline),
         evaluator=evaluator if run.evaluation.eval_interval is not None else None,
         engine=engine,
         trainer=running.trainer,
@@ -228,7 +235,12 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
 
 
 def _scheduler(
-    checked: Checked, sampler: Sampler, slots: Slots, serving: ServingWeights, timeline: Timeline
+    checked: Checked,
+    sampler: Sampler,
+    rewards: RewardResources,
+    slots: Slots,
+    serving: ServingWeights,
+    timeline: Timeline,
 ) -> Scheduler:
     run, start = checked.run, checked.start
     return Scheduler(
@@ -239,6 +251,7 @@ def _scheduler(
         budgets=_budgets(run.failures),
         policy=_policy(run.rollout),
         pick=checked.pick,
+        hold=rewards,
         slots=slots,
         serving=serving,
         timeline=timeline,

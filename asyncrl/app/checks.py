@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from asyncrl.app.resume import Start, find_start
+from asyncrl.app.rewards import build_reward
 from asyncrl.capacity.layout import check_layout
 from asyncrl.config import RunConfig, check_passthrough
+from asyncrl.config.areas import RewardConfig
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import longest_responses, weight_bytes
 from asyncrl.config.resolved import flat
@@ -25,9 +27,8 @@ from asyncrl.models.overrides import overridden, server_changes
 from asyncrl.models.shape import ModelShape, read_config, shape_of
 from asyncrl.models.sizes import sent_bytes
 from asyncrl.pipeline.evaluation import HeldOut
-from asyncrl.plugins import KEEP, PICK, REWARD, load_custom, load_plugin
+from asyncrl.plugins import KEEP, PICK, load_custom, load_plugin
 from asyncrl.protocols import KeepFn, PickFn, RewardFn
-from asyncrl.rewards import BUILT_IN
 from asyncrl.types import ScoredGroup
 
 OVERRIDE_FLAG = "json-model-override-args"
@@ -58,10 +59,16 @@ class Checked:
     start: Start
     held_out: HeldOut
     reward: RewardFn
+    eval_reward: RewardFn
     keep: KeepFn
     pick: PickFn | None
     custom: Resolver | None
     """Finds the user's advantage and loss functions in the driver and in every rank; None without any."""
+
+    @property
+    def rewards(self) -> tuple[RewardFn, ...]:
+        """The rewards of the run, whose processes start with it."""
+        return (self.reward, self.eval_reward) if self.run.evaluation.eval_interval is not None else (self.reward,)
 
     @property
     def num_processes(self) -> int:
@@ -93,7 +100,8 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
             prompts={name: load_held_out(path, run.data, tokenizer) for name, path in run.evaluation.data_sets},
             samples_per_prompt=run.evaluation.n_samples_per_eval_prompt,
         ),
-        reward=_reward(run),
+        reward=_reward(run, run.reward),
+        eval_reward=_eval_reward(run),
         keep=_keep(run),
         pick=_pick(run),
         custom=custom,
@@ -138,7 +146,7 @@ def check_served(checkpoint: Path, shape: ModelShape, device: str) -> None:
 
 def check_functions(run: RunConfig) -> None:
     """Find every function that the run names.  Raises PluginError."""
-    _reward(run)
+    _reward(run, run.reward)
     _keep(run)
     _pick(run)
     _custom(run)
@@ -171,12 +179,14 @@ def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
         raise ConfigError(f"{error}{hint}") from error
 
 
-def _reward(run: RunConfig) -> RewardFn:
-    if run.reward.custom_rm_path is not None:
-        return load_plugin(run.reward.custom_rm_path, REWARD, _plugin_args(run))
-    if run.reward.rm_type is None:
-        raise AssertionError("checked by the configuration: there is a reward")
-    return BUILT_IN[run.reward.rm_type]
+def _reward(run: RunConfig, reward: RewardConfig) -> RewardFn:
+    """Return the reward that ``reward`` describes: the run's, or that of one data set."""
+    return build_reward(reward, _plugin_args(run))
+
+
+def _eval_reward(run: RunConfig) -> RewardFn:
+    key = run.reward.eval_reward_key
+    return _reward(run, run.reward if key is None else replace(run.reward, reward_key=key))
 
 
 def _keep(run: RunConfig) -> KeepFn:

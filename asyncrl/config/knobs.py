@@ -26,7 +26,7 @@ AREAS: dict[str, type[Any]] = {
 }
 """The areas by the name of their field in RunConfig."""
 
-ALIASES = {"prompt-key": "input-key"}
+ALIASES = {"prompt-key": "input-key", "reward-fn-path": "custom-rm-path"}
 """The alternative spellings of flags."""
 
 PASSED_THROUGH = ("sglang-", "router-")

@@ -114,9 +114,7 @@ INSTEAD: Mapping[str, str] = {
     "start-rollout-id": "use --load and --ckpt-step",
     "balance-by-flops": "use --balance-data",
     # rewards
-    **dict.fromkeys(("group-rm", "custom-reward-post-process-path"), _NO_GROUP),
-    **dict.fromkeys(("reward-key", "eval-reward-key"), "not supported: a reward is one number"),
-    "rm-url": "use --custom-rm-path with a function that calls the service",
+    "custom-reward-post-process-path": _NO_GROUP,
     # evaluation
     **dict.fromkeys(("eval-input-key", "eval-label-key", "eval-tool-key"), _EVAL_KEYS),
     "eval-config": "use --eval-prompt-data NAME PATH ...",
