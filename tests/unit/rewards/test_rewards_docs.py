@@ -14,6 +14,7 @@ from asyncrl.config.areas import RewardConfig
 from asyncrl.config.areas.rewards import RM_TYPES
 from asyncrl.protocols import GroupRewardFn
 from asyncrl.rewards.resources import RewardResources
+from asyncrl.types import Reward
 from tests.unit.rewards.grading import prompt, sample, settings
 
 DOCS = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
@@ -48,6 +49,10 @@ def config(flags: str, path: str) -> RewardConfig:
     return RewardConfig(custom_rm_path=path, **given)
 
 
+def number(reward: float | Reward) -> float:
+    return reward.value if isinstance(reward, Reward) else reward
+
+
 def test_every_example_is_tested() -> None:
     assert sorted(next(filter(None, paths)) for _, *paths in COMMANDS) == sorted(EXPECTED)
     assert len(FILES) == DOCS.count("```python")
@@ -68,8 +73,8 @@ def test_the_examples_give_their_rewards() -> None:
         reward = build_reward(config(flags, path), ARGS)
         samples = [sample(text, index) for index, text in enumerate(ANSWERS)]
         if isinstance(reward, GroupRewardFn):
-            return [getattr(each, "value", each) for each in await reward.of_group(prompt(), samples)]
-        return [getattr(value, "value", value) for each in samples for value in [await reward(prompt(), each)]]
+            return [number(each) for each in await reward.of_group(prompt(), samples)]
+        return [number(value) for each in samples for value in [await reward(prompt(), each)]]
 
     async def main() -> dict[str, list[float]]:
         async with RewardResources(settings()):
