@@ -30,11 +30,8 @@ def rm_type_problem(name: str) -> str | None:
     if bare in _ABSENT:
         return f'"{name}": {_ABSENT[bare]}'
     near = difflib.get_close_matches(bare.lower().replace("-", "_"), RM_TYPES, n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return (
-        f'must be one of {", ".join(RM_TYPES)}, got "{name}"{hint or ""}; give any other reward as a function with '
-        "--custom-rm-path"
-    )
+    hint = f"did you mean {near[0]}?" if near else "give any other reward as a function with --custom-rm-path"
+    return f'must be one of {", ".join(RM_TYPES)}, got "{name}"; {hint}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
