@@ -1,12 +1,13 @@
 """The interfaces between packages.
 
-``engines/fake.py`` has a fake of every class except LoadProbe and the function types (RewardFn, KeepFn, PickFn).
+``engines/fake.py`` has a fake of every class except LoadProbe and the function types (RewardFn, GroupRewardFn,
+KeepFn, PickFn), HasDeadlines and AdmissionHold.
 ``tests/contract/`` runs the same tests on the fake and the real RolloutEngine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from asyncrl.types import (
     Batch,
@@ -17,6 +18,7 @@ from asyncrl.types import (
     Picked,
     Prompt,
     Request,
+    Reward,
     Sample,
     ScoredGroup,
     TrainReport,
@@ -158,8 +160,34 @@ class Tokenizer(Protocol):
 class RewardFn(Protocol):
     """The reward of an answer."""
 
-    async def __call__(self, prompt: Prompt, sample: Sample, /) -> float:
+    async def __call__(self, prompt: Prompt, sample: Sample, /) -> float | Reward:
         """Return one finite number.  May raise any exception; the group is then dropped as failed."""
+
+
+@runtime_checkable
+class GroupRewardFn(Protocol):
+    """The rewards of all answers to one prompt."""
+
+    async def of_group(self, prompt: Prompt, samples: Sequence[Sample], /) -> Sequence[float | Reward]:
+        """Return one finite number per sample, in order.  May raise any exception; the group has then failed."""
+
+
+@runtime_checkable
+class HasDeadlines(Protocol):
+    """A reward that limits each of its waits itself, so the stage that calls it does not."""
+
+    has_deadlines: bool
+
+
+class AdmissionHold(Protocol):
+    """A reason outside the scheduler to start no new groups for a while."""
+
+    @property
+    def reason(self) -> str | None:
+        """A line on who waits for whom; None if groups may start."""
+
+    def notify(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` whenever ``reason`` may have changed."""
 
 
 class KeepFn(Protocol):

@@ -159,12 +159,24 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """The reward of an answer, with the entries of a dict reward."""
+
+    value: float
+    """The number that training uses."""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """All entries, numbers and others; empty if the reward is one number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredSample:
     """An answer with its reward; ``loss_mask`` has one 0 or 1 per token of the answer."""
 
     sample: Sample
     reward: float
     loss_mask: tuple[int, ...]
+    reward_parts: Mapping[str, Any] = field(default_factory=dict)
+    """The entries of a dict reward (``Reward.parts``)."""
 
     def __post_init__(self) -> None:
         _same_length("token_ids", self.sample.token_ids, "loss_mask", self.loss_mask)

@@ -18,6 +18,7 @@ from asyncrl.app.checks import Checked, check_served
 from asyncrl.app.eval_function import running_eval_function
 from asyncrl.app.evaluation import held_out_sets
 from asyncrl.app.gc_tuning import freeze_startup_objects
+from asyncrl.app.rewards import reward_settings
 from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
 from asyncrl.config.derived import (
     dtype,
@@ -27,6 +28,7 @@ from asyncrl.config.derived import (
     use_rollout_logprobs,
 )
 from asyncrl.data.streaming.stream import PromptStream
+from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
@@ -46,6 +48,7 @@ from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
 from asyncrl.protocols import RewardFn
+from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import SamplingParams
 
 Device = Literal["cpu", "cuda"]
@@ -86,15 +89,19 @@ async def run_training(
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
-    async with deployed(ray, _deployment(checked, device, run_dir), phase) as running:
+    async with (
+        deployed(ray, _deployment(checked, device, run_dir), phase) as running,
+        RewardResources(reward_settings(checked.run)) as rewards,
+    ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
-        parts = _parts(checked, running, timeline)
+        parts = _parts(checked, running, rewards, timeline)
         async with _failing_well(running):
             with plainly():
                 async with asyncio.TaskGroup() as watchers:
                     watching = [
                         watchers.create_task(running.watch(), name="servers"),
                         watchers.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
+                        watchers.create_task(rewards.warm(checked.rewards), name="reward-workers"),
                     ]
                     if isinstance(checked.prompts, PromptStream):
                         watching.append(watchers.create_task(checked.prompts.run(), name="prompts"))
@@ -189,7 +196,7 @@ def _disk(run: RunConfig, run_dir: Path) -> Path | None:
     return None if folder is None else folder.resolve() / f"asyncrl-weights-{run_dir.name}-{uuid4().hex[:8]}"
 
 
-def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
+def _parts(checked: Checked, running: Running, rewards: RewardResources, timeline: Timeline) -> Parts:
     run = checked.run
     slots = Slots(run.rollout.sglang_server_concurrency * run.cluster.num_engines)
     start = checked.start
@@ -198,12 +205,12 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
     if start.before is not None:
         engine.retries, engine.aborts = start.before.retries, start.before.aborts
 
-    def sampler(sampling: SamplingParams, reward: RewardFn) -> Sampler:
+    def sampler(sampling: SamplingParams, reward: RewardFn, tokenizer: TextTokenizer) -> Sampler:
         return Sampler(
             engine=engine,
             reward=reward,
             reward_timeout_s=run.failures.reward_timeout_s,
-            tokenizer=checked.tokenizer,
+            tokenizer=tokenizer,
             sampling=sampling,
             slots=slots,
             serving=serving,
@@ -211,8 +218,9 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
             seed=run.model.seed,
         )
 
+    training = sampler(_sampling(checked), checked.reward, checked.tokenizer)
     return Parts(
-        scheduler=_scheduler(checked, sampler(_sampling(checked), checked.reward), slots, serving, timeline),
+        scheduler=_scheduler(checked, training, rewards, slots, serving, timeline),
         evaluator=_evaluator(checked, running, sampler, slots, serving, timeline),
         engine=engine,
         trainer=running.trainer,
@@ -229,7 +237,7 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
 def _evaluator(
     checked: Checked,
     running: Running,
-    sampler: Callable[[SamplingParams, RewardFn], Sampler],
+    sampler: Callable[[SamplingParams, RewardFn, TextTokenizer], Sampler],
     slots: Slots,
     serving: ServingWeights,
     timeline: Timeline,
@@ -252,7 +260,12 @@ def _evaluator(
 
 
 def _scheduler(
-    checked: Checked, sampler: Sampler, slots: Slots, serving: ServingWeights, timeline: Timeline
+    checked: Checked,
+    sampler: Sampler,
+    rewards: RewardResources,
+    slots: Slots,
+    serving: ServingWeights,
+    timeline: Timeline,
 ) -> Scheduler:
     run, start = checked.run, checked.start
     return Scheduler(
@@ -263,6 +276,7 @@ def _scheduler(
         budgets=_budgets(run.failures),
         policy=_policy(run.rollout),
         pick=checked.pick,
+        hold=rewards,
         slots=slots,
         serving=serving,
         timeline=timeline,

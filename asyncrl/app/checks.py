@@ -11,6 +11,7 @@ from typing import Any
 from asyncrl.app.eval_function import load_eval_function
 from asyncrl.app.evaluation import CheckedSet, check_eval_lengths, check_eval_rewards, checked_sets
 from asyncrl.app.resume import ResumablePrompts, Start, find_start
+from asyncrl.app.rewards import build_reward, check_rows
 from asyncrl.app.trackers import check_trackers
 from asyncrl.capacity.layout import check_layout
 from asyncrl.compat import BlockingEval
@@ -32,9 +33,8 @@ from asyncrl.models.described import otherwise
 from asyncrl.models.overrides import overridden, server_changes
 from asyncrl.models.shape import ModelShape, read_config, shape_of
 from asyncrl.models.sizes import sent_bytes
-from asyncrl.plugins import KEEP, PICK, REWARD, load_custom, load_plugin
+from asyncrl.plugins import KEEP, PICK, load_custom, load_plugin
 from asyncrl.protocols import EvalFn, KeepFn, PickFn, RewardFn
-from asyncrl.rewards import BUILT_IN
 from asyncrl.types import ScoredGroup
 
 OVERRIDE_FLAG = "json-model-override-args"
@@ -75,6 +75,11 @@ class Checked:
     """Finds the user's advantage and loss functions in the driver and in every rank; None without any."""
 
     @property
+    def rewards(self) -> tuple[RewardFn, ...]:
+        """The rewards of the run, whose processes start with it."""
+        return (self.reward, *(each.reward for each in self.held_out))
+
+    @property
     def num_processes(self) -> int:
         """The number of trainer ranks and engines."""
         return self.run.cluster.num_trainer_ranks + self.run.cluster.num_engines
@@ -95,7 +100,8 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
     tokenizer = load_tokenizer(
         run.model.hf_checkpoint, skip_special_tokens=skip_special_tokens(run.rollout, run.reward)
     )
-    prompts = _prompts(run, tokenizer)
+    reward = _reward(run, run.reward)
+    prompts = _prompts(run, tokenizer, reward)
     return Checked(
         run=run,
         model=model,
@@ -105,18 +111,20 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
         start=find_start(run, prompts, model.shape),
         held_out=checked_sets(run, tokenizer, model.shape.max_positions, partial(_reward, run)),
         eval_function=load_eval_function(run.evaluation.eval_function_path, _plugin_args(run)),
-        reward=_reward(run, run.reward),
+        reward=reward,
         keep=_keep(run),
         pick=_pick(run),
         custom=custom,
     )
 
 
-def _prompts(run: RunConfig, tokenizer: TextTokenizer) -> ResumablePrompts:
+def _prompts(run: RunConfig, tokenizer: TextTokenizer, reward: RewardFn) -> ResumablePrompts:
     """Read all prompts, or open a stream of them.  Raises DataError."""
     if run.data.streaming_data:
         return open_stream(run.data, tokenizer, run.model.hf_checkpoint)
-    return load_prompts(run.data, tokenizer)
+    prompts = load_prompts(run.data, tokenizer)
+    check_rows(reward, prompts.rows, ", ".join(map(str, run.data.prompt_data)))
+    return prompts
 
 
 def check_model(run: RunConfig) -> CheckedModel:
@@ -215,12 +223,8 @@ def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _reward(run: RunConfig, reward: RewardConfig) -> RewardFn:
-    """Return the function of ``reward``, which is the run's or that of a set of held-out prompts."""
-    if reward.custom_rm_path is not None:
-        return load_plugin(reward.custom_rm_path, REWARD, _plugin_args(run))
-    if reward.rm_type is None:
-        raise AssertionError("checked by the configuration: there is a reward")
-    return BUILT_IN[reward.rm_type]
+    """Return the reward that ``reward`` describes: the run's, or that of a set of held-out prompts."""
+    return build_reward(reward, _plugin_args(run))
 
 
 def _keep(run: RunConfig) -> KeepFn:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from asyncrl.app.rewards import check_rows
 from asyncrl.config import RewardConfig, RunConfig
 from asyncrl.config.areas.ranges import must, refuse
+from asyncrl.config.derived import skip_special_tokens
 from asyncrl.config.eval_sets import EvalSet, eval_sets, longest_held_out
 from asyncrl.data.prompts import load_held_out
 from asyncrl.data.tokenizer import TextTokenizer
@@ -27,6 +29,8 @@ class CheckedSet:
 
     settings: EvalSet
     prompts: tuple[Prompt, ...]
+    tokenizer: TextTokenizer
+    """The tokenizer whose decoded texts the reward grades."""
     reward: RewardFn
 
 
@@ -38,7 +42,12 @@ def checked_sets(
     Raises DataError or PluginError, and ConfigError if a prompt and its response exceed ``max_positions`` tokens.
     """
     return tuple(
-        CheckedSet(settings=each, prompts=_prompts(each, tokenizer, max_positions), reward=reward_of(each.reward))
+        CheckedSet(
+            settings=each,
+            prompts=_prompts(each, tokenizer, max_positions, reward := reward_of(each.reward)),
+            tokenizer=tokenizer.skipping(skip_special_tokens(run.rollout, each.reward)),
+            reward=reward,
+        )
         for each in eval_sets(run)
     )
 
@@ -84,7 +93,7 @@ def _names_end(checkpoint: Path) -> bool:
     return False
 
 
-def _prompts(each: EvalSet, tokenizer: TextTokenizer, max_positions: int) -> tuple[Prompt, ...]:
+def _prompts(each: EvalSet, tokenizer: TextTokenizer, max_positions: int, reward: RewardFn) -> tuple[Prompt, ...]:
     prompts = load_held_out(each.path, each.data, tokenizer)
     limit = each.max_prompt_len
     kept = tuple(prompt for prompt in prompts if limit is None or len(prompt.token_ids) <= limit)
@@ -100,15 +109,16 @@ def _prompts(each: EvalSet, tokenizer: TextTokenizer, max_positions: int) -> tup
             f"{each.max_response_len} that is {total}; the model has {max_positions} positions "
             "(max-position-embeddings); give eval-max-prompt-len"
         )
-    if not each.metadata:
-        return kept
-    return tuple(replace(prompt, metadata={**prompt.metadata, **each.metadata}) for prompt in kept)
+    if each.metadata:
+        kept = tuple(replace(prompt, metadata={**prompt.metadata, **each.metadata}) for prompt in kept)
+    check_rows(reward, kept, each.label)
+    return kept
 
 
 def held_out_sets(
     checked: Sequence[CheckedSet],
     end_tokens: tuple[int, ...],
-    sampler: Callable[[SamplingParams, RewardFn], Sampler],
+    sampler: Callable[[SamplingParams, RewardFn, TextTokenizer], Sampler],
 ) -> tuple[HeldOutSet, ...]:
     """Return the sets as the pipeline needs them; ``sampler`` makes the sampler of each."""
     return tuple(
@@ -116,7 +126,7 @@ def held_out_sets(
             name=each.settings.name,
             prompts=each.prompts,
             samples_per_prompt=each.settings.n_samples_per_eval_prompt,
-            sampler=sampler(eval_sampling(each.settings, end_tokens), each.reward),
+            sampler=sampler(eval_sampling(each.settings, end_tokens), each.reward, each.tokenizer),
             final_answer=final_answer_of(_built_in(each.settings.reward)),
             pass_threshold=each.settings.pass_threshold,
         )

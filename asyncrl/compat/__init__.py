@@ -6,7 +6,7 @@ Plug-ins import ``Sample``, ``DynamicFilterOutput`` and ``RolloutFnEvalOutput`` 
 from asyncrl.compat.advantage_functions import advantage_from_slime
 from asyncrl.compat.buffer_filters import pick_from_slime
 from asyncrl.compat.evaluation import BlockingEval, RolloutFnEvalOutput
-from asyncrl.compat.plugin_shapes import filter_from_slime, reward_from_slime
+from asyncrl.compat.plugin_shapes import filter_from_slime, group_reward_from_slime, reward_from_slime
 from asyncrl.compat.slime_types import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "SlimeArgs",
     "advantage_from_slime",
     "filter_from_slime",
+    "group_reward_from_slime",
     "pick_from_slime",
     "reward_from_slime",
 ]

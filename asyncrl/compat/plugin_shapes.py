@@ -1,25 +1,35 @@
 """The adapters for slime's rewards and filters."""
 
-from collections.abc import Awaitable, Callable
-from numbers import Real
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from asyncrl.compat.slime_types import Sample as SlimeSample
 from asyncrl.compat.slime_types import SlimeArgs, group_to_slime, to_slime
-from asyncrl.errors import RewardFailed, name_of
-from asyncrl.protocols import KeepFn, RewardFn
+from asyncrl.errors import name_of
+from asyncrl.protocols import KeepFn
 from asyncrl.types import Prompt, Sample, ScoredGroup
 
 
-def reward_from_slime(function: Callable[..., Awaitable[Any]], args: SlimeArgs) -> RewardFn:
-    """Adapt ``async rm(args, sample, **kwargs) -> float`` to a RewardFn."""
+def reward_from_slime(function: Callable[..., Any], args: SlimeArgs) -> Callable[[Prompt, Sample], Any]:
+    """Adapt ``rm(args, sample, **kwargs)`` to ``reward(prompt, sample)``; a coroutine function stays one."""
 
-    async def reward(prompt: Prompt, sample: Sample, /) -> float:
-        value = await function(args, to_slime(prompt, sample, None, (1,) * len(sample.token_ids)))
-        if isinstance(value, Real):
-            return float(value)
-        raise RewardFailed(f"a reward must be one number, got a {type(value).__name__}: {value!r}")
+    def reward(prompt: Prompt, sample: Sample, /) -> Any:
+        return function(args, _unscored(prompt, sample))
 
     return reward
+
+
+def group_reward_from_slime(function: Callable[..., Any], args: SlimeArgs) -> Callable[[Prompt, Sequence[Sample]], Any]:
+    """Adapt ``rm(args, samples, **kwargs)`` to ``reward(prompt, samples)``; a coroutine function stays one."""
+
+    def reward(prompt: Prompt, samples: Sequence[Sample], /) -> Any:
+        return function(args, [_unscored(prompt, sample) for sample in samples])
+
+    return reward
+
+
+def _unscored(prompt: Prompt, sample: Sample) -> SlimeSample:
+    return to_slime(prompt, sample, None, (1,) * len(sample.token_ids))
 
 
 def filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> KeepFn:

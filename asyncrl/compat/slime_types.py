@@ -1,7 +1,7 @@
 """The objects that slime's plug-ins receive: ``Sample`` and ``args``."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -41,8 +41,8 @@ class Sample:
     response_length: int
     """The number of response tokens."""
     label: JsonValue
-    reward: float | None
-    """The reward; None until the sample is scored."""
+    reward: float | dict[str, Any] | None
+    """The reward: a number, or all entries of a dict reward; None until the sample is scored."""
     loss_mask: list[int]
     weight_versions: list[str]
     """The versions of the weights that generated parts of the response, in order."""
@@ -52,9 +52,15 @@ class Sample:
     group_id: GroupId | None = None
     """The group's unique id, None before there is one.  slime lacks it: ``group_index`` repeats every epoch."""
 
-    def get_reward_value(self, args: SlimeArgs) -> float | None:
-        """Return the reward.  slime's own filters call this."""
-        return self.reward
+    number: float | None = None
+    """The number that training uses, if ``reward`` is a dict."""
+
+    def get_reward_value(self, args: SlimeArgs) -> Any:
+        """Return the number, or the entry ``args.reward_key`` of a dict reward.  slime's own filters call this."""
+        if not isinstance(self.reward, dict):
+            return self.reward
+        key = getattr(args, "reward_key", None)
+        return self.number if key is None else self.reward[key]
 
 
 @dataclass(slots=True)
@@ -68,8 +74,14 @@ class DynamicFilterOutput:
     are no waves: one new group replaces a rejected one."""
 
 
-def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask: Sequence[int]) -> Sample:
-    """Convert one sample to slime's terms."""
+def to_slime(
+    prompt: Prompt,
+    sample: OurSample,
+    reward: float | None,
+    loss_mask: Sequence[int],
+    reward_parts: Mapping[str, Any] | None = None,
+) -> Sample:
+    """Convert one sample to slime's terms; ``reward_parts`` are the entries of a dict reward."""
     return Sample(
         group_index=prompt.row,
         index=sample.index,
@@ -78,7 +90,8 @@ def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask:
         response=sample.text,
         response_length=len(sample.token_ids),
         label=prompt.label,
-        reward=reward,
+        reward=dict(reward_parts) if reward_parts else reward,
+        number=reward,
         loss_mask=list(loss_mask),
         weight_versions=[str(span.weights.version) for span in sample.spans],
         rollout_log_probs=sample.logprobs.tolist(),
@@ -89,7 +102,10 @@ def to_slime(prompt: Prompt, sample: OurSample, reward: float | None, loss_mask:
 
 def group_to_slime(group: ScoredGroup) -> list[Sample]:
     """Convert all samples of a group to slime's terms."""
-    samples = [to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask) for scored in group.samples]
+    samples = [
+        to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask, scored.reward_parts)
+        for scored in group.samples
+    ]
     for sample in samples:
         sample.group_id = group.group_id
     return samples

@@ -21,6 +21,9 @@ from asyncrl.config.areas import (
 ENGINE_RESTARTS = 3
 """The default of ``--max-engine-restarts``: covers occasional crashes, ends a run whose requests crash the engine."""
 
+GRADE_WHOLE_TEXTS = ("exact", "number", "f1", "ifeval")
+"""The built-in rewards that depend on all words of a response."""
+
 
 def num_steps_per_rollout(train: TrainConfig, rollout: RolloutConfig) -> int:
     """The number of optimizer updates per training step."""
@@ -123,12 +126,12 @@ def eps_clip_high(train: TrainConfig) -> float:
 def skip_special_tokens(rollout: RolloutConfig, reward: RewardConfig) -> bool:
     """Whether special tokens are left out of a response's text.
 
-    The rewards ``exact`` and ``number`` compare the text with a label, which has no special tokens.  For all other
-    rewards the default is slime's.
+    The rewards of GRADE_WHOLE_TEXTS would count them as words of the response.  For all other rewards the default is
+    slime's.
     """
     if rollout.rollout_skip_special_tokens is not None:
         return rollout.rollout_skip_special_tokens
-    return reward.custom_rm_path is None and reward.rm_type in ("exact", "number")
+    return reward.custom_rm_path is None and reward.rm_type in GRADE_WHOLE_TEXTS
 
 
 def eval_temperature(evaluation: EvalConfig, rollout: RolloutConfig) -> float:

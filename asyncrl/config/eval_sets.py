@@ -95,8 +95,13 @@ def eval_problems(run: RunConfig, reward_problems: Callable[[RewardConfig, DataC
         f"eval-config {file} with eval-prompt-data, whose sets would not be used; leave one of them out "
         "(--eval-prompt-data without words takes back that of a TOML file)",
     )
+    sets = eval_sets(run)
+    lines += must(
+        interval is None or not any(each.reward.group_rm for each in sets),
+        "group-rm with eval-interval: evaluation grades each response alone; leave out eval-interval",
+    )
     shared = reward_problems(run.reward, run.data)
-    rewards = {each.label: reward_problems(each.reward, each.data) for each in eval_sets(run)}
+    rewards = {each.label: reward_problems(each.reward, each.data) for each in sets}
     return lines + [f"{label}: {line}" for label, mine in rewards.items() for line in mine if line not in shared]
 
 
@@ -155,7 +160,7 @@ def _file_set(run: RunConfig, entry: EvalEntry) -> EvalSet:
         of_area.get(knobs()[KEYS[key]].area, own)[key] = value
     rm_type = of_area["reward"].get("rm_type")
     if rm_type is not None:
-        of_area["reward"].setdefault("custom_rm_path", None)  # the set names another reward than the run's function
+        of_area["reward"] = {"custom_rm_path": None, "group_rm": False, **of_area["reward"]}  # not the run's function
     named = {} if rm_type is None else {"rm_type": rm_type}
     origin = str(run.evaluation.eval_config)
     try:

@@ -20,6 +20,7 @@ from asyncrl.config.areas import (
 from asyncrl.config.areas.data import sliced
 from asyncrl.config.areas.parallel import parallel_problems
 from asyncrl.config.areas.ranges import must
+from asyncrl.config.areas.rewards import BOXED, REMOTE, WITHOUT_LABEL
 from asyncrl.config.areas.trackers import tracker_problems
 from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout
 from asyncrl.config.eval_sets import eval_problems, missing_eval_files
@@ -140,14 +141,31 @@ def _folders(train: TrainConfig) -> list[str]:
 
 
 def _reward(reward: RewardConfig, data: DataConfig) -> list[str]:
-    if reward.custom_rm_path is not None:
-        return []
-    if reward.rm_type is None:
-        return ["no reward is set: give rm-type or custom-rm-path"]
-    return must(
-        data.label_key is not None,
-        f"rm-type {reward.rm_type} without label-key: the reward compares with a label; give label-key",
-    )
+    custom, kind = reward.custom_rm_path is not None, reward.rm_type
+    bare = (kind or "").removeprefix(BOXED)
+    has_own_types = data.metadata_key is not None
+    return [
+        *must(
+            custom or kind is not None or (has_own_types and not data.streaming_data),
+            "no reward is set: give rm-type or custom-rm-path",
+        ),
+        *must(
+            custom or kind is None or bare in WITHOUT_LABEL or data.label_key is not None,
+            f"rm-type {kind} without label-key: the reward compares with a label; give label-key",
+        ),
+        *must(
+            custom or bare != "ifeval" or has_own_types,
+            f"rm-type {kind} without metadata-key: the instructions are in the metadata; give metadata-key",
+        ),
+        *must(
+            custom or bare != REMOTE or reward.rm_url is not None,
+            f"rm-type {kind} without rm-url; give the URL of the service",
+        ),
+        *must(
+            custom or not reward.group_rm,
+            "group-rm without custom-rm-path: built-in rewards see one response; leave out group-rm",
+        ),
+    ]
 
 
 def _staleness(rollout: RolloutConfig) -> list[str]:

@@ -90,8 +90,7 @@ def _from_typed(knob: Knob, given: Any) -> Any:
 
 def _checked(knob: Knob, value: Any) -> Any:
     if knob.choices and value not in knob.choices:
-        others = "; give any other reward as a function with --custom-rm-path" if knob.name == "rm-type" else ""
-        raise WrongValue(f"must be one of {', '.join(knob.choices)}, got {shown(value)}{others}")
+        raise WrongValue(f"must be one of {', '.join(knob.choices)}, got {shown(value)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise WrongValue(f"must be a finite number, got {value}")
     if knob.type is Path and not value:
@@ -108,6 +107,8 @@ def _located(knob: Knob, value: Any, folder: Path) -> Any:
         return Secret(value)
     if knob.name == "eval-prompt-data":
         return tuple(str(absolute(word, folder)) if place % 2 else word for place, word in enumerate(value))
+    if knob.name in PLUGINS and value.endswith(".py") and ":" not in value:
+        return str(absolute(value, folder))
     if knob.name in PLUGINS:
         file, ending, function = value.partition(".py:")  # split at .py: only, because the arguments may contain colons
         return f"{absolute(file, folder)}{ending}{function}" if ending and ":" not in file else value

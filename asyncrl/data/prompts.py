@@ -47,6 +47,11 @@ class EndlessPrompts:
         return len(self._prompts)
 
     @property
+    def rows(self) -> Sequence[Prompt]:
+        """The prompts in the order of the files."""
+        return self._prompts
+
+    @property
     def position(self) -> int:
         """Prompts taken since the first epoch began."""
         return self._position

@@ -61,6 +61,12 @@ class TextTokenizer:
         self._skips = skip_special_tokens
         self._bytes = bytes_of_tokens(words, skip_special_tokens=skip_special_tokens)
 
+    def skipping(self, skip_special_tokens: bool) -> "TextTokenizer":
+        """Return this tokenizer with decoded texts that lack special tokens, or keep them."""
+        if skip_special_tokens == self._skips:
+            return self
+        return TextTokenizer(self._words, self._chat, skip_special_tokens=skip_special_tokens)
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text``, without added special tokens."""
         token_ids: list[int] = self._words.encode(text, add_special_tokens=False).ids

@@ -80,7 +80,18 @@ def _rewards(batch: Batch) -> dict[str, float | int]:
         return {}
     mean = math.fsum(rewards) / len(rewards)
     variance = math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
-    return {"reward/mean": mean, "reward/std": math.sqrt(variance)}
+    return {"reward/mean": mean, "reward/std": math.sqrt(variance), **_reward_parts(batch)}
+
+
+def _reward_parts(batch: Batch) -> dict[str, float | int]:
+    """The mean of each numeric entry of dict rewards, over the samples that have it."""
+    values: dict[str, list[float]] = {}
+    for group in batch.groups:
+        for scored in group.samples:
+            for name, value in scored.reward_parts.items():
+                if isinstance(value, int | float) and math.isfinite(value):
+                    values.setdefault(name, []).append(value)
+    return {f"reward/part/{name}": math.fsum(each) / len(each) for name, each in values.items()}
 
 
 def _evaluation(report: EvalReport) -> dict[str, float | int]:

@@ -4,10 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.compat import SlimeArgs, advantage_from_slime, filter_from_slime, pick_from_slime, reward_from_slime
+from asyncrl.compat import (
+    SlimeArgs,
+    advantage_from_slime,
+    filter_from_slime,
+    group_reward_from_slime,
+    pick_from_slime,
+    reward_from_slime,
+)
 from asyncrl.errors import PluginError
 from asyncrl.plugins.buffer_filter_check import checked_pick
-from asyncrl.protocols import KeepFn, PickFn, RewardFn
+from asyncrl.protocols import KeepFn, PickFn
 
 if TYPE_CHECKING:  # imports torch, which a run without such functions does not need here
     from asyncrl.algorithms.custom_functions import AdvantageFn, LossFn
@@ -45,12 +52,19 @@ class Kind[F]:
     """Adds a check of the function's results, if the stage that calls it has none."""
 
 
-REWARD: Kind[RewardFn] = Kind(
+REWARD: Kind[Callable[..., Any]] = Kind(
     flag="--custom-rm-path",
-    is_async=True,
+    is_async=None,
     parameters=("prompt", "sample"),
     slime_parameters=("args", "sample"),
     from_slime=reward_from_slime,
+)
+GROUP_REWARD: Kind[Callable[..., Any]] = Kind(
+    flag="--custom-rm-path",
+    is_async=None,
+    parameters=("prompt", "samples"),
+    slime_parameters=("args", "samples"),
+    from_slime=group_reward_from_slime,
 )
 KEEP: Kind[KeepFn] = Kind(
     flag="--dynamic-sampling-filter-path",

@@ -21,7 +21,7 @@ def found(path: str) -> Any:
         raise PluginError("names no function; write file.py:function")
     if not place or not name:
         raise PluginError("must be dotted.path.name, module:function or file.py:function")
-    module = _file(Path(place)) if colon == ":" and place.endswith(".py") else _module(place)
+    module = module_of_file(Path(place)) if colon == ":" and place.endswith(".py") else _module(place)
     if not hasattr(module, name):
         has = _functions(module)
         raise PluginError(f"{place} has no function '{name}'" + (f"; it has: {', '.join(has)}" if has else ""))
@@ -42,7 +42,8 @@ def _module(name: str) -> ModuleType:
         raise PluginError(_raised(error)) from error
 
 
-def _file(path: Path) -> ModuleType:
+def module_of_file(path: Path) -> ModuleType:
+    """Import a file under a unique name, once per process.  Raises PluginError."""
     full = path.expanduser().resolve()
     if not full.is_file():
         raise PluginError(f"no such file: {full}")

@@ -18,14 +18,15 @@ def load_plugin[F](path: str, kind: Kind[F], args: SlimeArgs) -> F:
     the working directory first.  Raises PluginError.
     """
     try:
-        function = _function(path)
-        plugin: F = kind.from_slime(function, args) if _checked_shape(function, kind) else function
+        function = named_object(path)
+        plugin: F = kind.from_slime(function, args) if has_slime_shape(function, kind) else function
     except PluginError as error:
         raise PluginError(f"{kind.flag} '{path}': {error}") from error.__cause__
     return kind.guarded(plugin)
 
 
-def _function(path: str) -> Any:
+def named_object(path: str) -> Any:
+    """Return the object that a path names, called with the arguments in the path.  Raises PluginError."""
     place, arguments = split(path)
     place = OUR_NAMES.get(place, place)
     function = found(place)
@@ -36,13 +37,13 @@ def _name(place: str) -> str:
     return place.rpartition(":" if ":" in place else ".")[2]
 
 
-def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
+def has_slime_shape(function: Any, kind: Kind[Any]) -> bool:
     """Return whether the function has slime's signature.  Raises PluginError if it has neither slime's nor ours."""
     if inspect.isclass(function):
         raise PluginError(f"is a class; write {function.__name__}(...) with its arguments, or name a function")
     if not callable(function):
         raise PluginError(f"is {function!r}, not a function")
-    if kind.is_async is not None and _is_async(function) != kind.is_async:
+    if kind.is_async is not None and is_async(function) != kind.is_async:
         written, instead = ("'async def'", "'def'") if kind.is_async else ("'def'", "'async def'")
         raise PluginError(f"must be written with {written}, not {instead}")
     try:
@@ -66,14 +67,15 @@ def _checked_shape(function: Any, kind: Kind[Any]) -> bool:
     return is_slime
 
 
-def _is_async(function: Any) -> bool:
+def is_async(function: Any) -> bool:
+    """Return whether a function, or the call of an object, is written with 'async def'."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def signature_problem(function: Any, kind: Kind[Any]) -> str | None:
     """Return why ``function`` cannot be a function of this kind, judged by its signature; None if it can."""
     try:
-        _checked_shape(function, kind)
+        has_slime_shape(function, kind)
     except PluginError as error:
         return str(error)
     return None

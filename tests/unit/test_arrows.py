@@ -60,7 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline.sampling": LEAVES | {"metrics"},
     "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
     "plugins": LEAVES | {"compat", "algorithms"},
-    "rewards": LEAVES,
+    "rewards": LEAVES | {"rewards.graders"},
+    "rewards.graders": LEAVES,
     "sim": {"internals"},
     "sim.calibration": LEAVES | {"metrics", "sim.model"},
     "sim.model": LEAVES | {"metrics", "pipeline", "pipeline.sampling", "pipeline.scheduling", "sim"},
@@ -78,6 +79,7 @@ MAY_USE: dict[str, set[str]] = {
     "engines.megatron": {"torch", "megatron"},
     "engines.sglang": {"aiohttp", "sglang", "sglang_router", "torch"},
     "engines.weight_sync": {"torch"},
+    "rewards": {"aiohttp"},
 }
 """Libraries of OUTSIDE that a folder, and every folder below it, may import."""
 

@@ -23,6 +23,7 @@ BENCHMARK = re.compile(r"-m (benchmarks\.[a-z]\w*)")
 EXAMPLES = {
     "file.py",
     "my_rewards.py",
+    "my_reward.py",
     "my_filters.py",
     "my_picks.py",
     "my_advantages.py",

@@ -46,6 +46,8 @@ HOLD_EVERY_S = 0.002
 """Seconds between two restorations of the program's signal handlers while Ray shuts down."""
 SHUTDOWN_S = 10.0
 """Seconds for Ray to end its processes, which takes it 2 s; processes left after that are ended here."""
+_TRACKER = "multiprocessing.resource_tracker"
+"""The module that Python's resource tracker runs; the fork server of reward workers starts one."""
 STARTED_BY_HAND = Path("/tmp/ray/ray_current_cluster")
 """The file to which ``ray start`` writes the address of its cluster."""
 
@@ -161,11 +163,21 @@ def end(processes: list[psutil.Process]) -> None:
 
 
 def _descendants(spared: Collection[int] = ()) -> list[psutil.Process]:
-    """Return the processes below this one, without those in ``spared`` and their descendants."""
+    """Return the processes below this one, without those in ``spared`` and their descendants.
+
+    Python's resource tracker is left out: it ignores SIGTERM, and ends with this process, whose shared memory it frees.
+    """
     everyone = psutil.Process().children(recursive=True)
     others: set[psutil.Process] = set()
     for process in everyone:
         if process.pid in spared:
             with suppress(psutil.NoSuchProcess):
                 others |= {process, *process.children(recursive=True)}
-    return [process for process in everyone if process not in others]
+    return [process for process in everyone if process not in others and not _is_resource_tracker(process)]
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    try:
+        return any(_TRACKER in word for word in process.cmdline())
+    except psutil.Error:  # it has ended
+        return False

@@ -1,16 +1,26 @@
 """Generation and scoring of one answer, for training and evaluation alike."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine, ended
-from asyncrl.pipeline.sampling.scoring import score
+from asyncrl.pipeline.sampling.scoring import score, score_group
 from asyncrl.pipeline.sampling.slots import Slots
-from asyncrl.protocols import RewardFn, Tokenizer
-from asyncrl.types import Chunk, FinishReason, Prompt, Request, Sample, SamplingParams, ScoredSample, Weights
+from asyncrl.protocols import GroupRewardFn, RewardFn, Tokenizer
+from asyncrl.types import (
+    Chunk,
+    FinishReason,
+    Prompt,
+    Request,
+    Reward,
+    Sample,
+    SamplingParams,
+    ScoredSample,
+    Weights,
+)
 
 
 class ServingWeights:
@@ -102,8 +112,19 @@ class Sampler:
 
     async def score(self, prompt: Prompt, sample: Sample) -> ScoredSample:
         """Return the answer with its reward and with every token in the loss.  Raises RewardFailed."""
-        reward = await score(self._reward, prompt, sample, self._reward_timeout_s)
-        return ScoredSample(sample=sample, reward=reward, loss_mask=(1,) * len(sample.token_ids))
+        return _scored(sample, await score(self._reward, prompt, sample, self._reward_timeout_s))
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether the reward needs all samples of a group at once (``--group-rm``)."""
+        return isinstance(self._reward, GroupRewardFn)
+
+    async def score_group(self, prompt: Prompt, samples: Sequence[Sample]) -> list[ScoredSample]:
+        """Return ``score`` of every sample of a group, from one call of the reward.  Raises RewardFailed."""
+        if not isinstance(self._reward, GroupRewardFn):
+            raise TypeError("the reward scores samples one by one")
+        rewards = await score_group(self._reward, prompt, samples, self._reward_timeout_s)
+        return [_scored(sample, reward) for sample, reward in zip(samples, rewards, strict=True)]
 
     def _ended(self, partial: PartialSample) -> FinishReason | None:
         """Return the finish reason of an interrupted answer that is already complete, or None."""
@@ -118,6 +139,11 @@ class Sampler:
             seed=seed,
             weights=self._serving.now,
         )
+
+
+def _scored(sample: Sample, reward: Reward) -> ScoredSample:
+    mask = (1,) * len(sample.token_ids)
+    return ScoredSample(sample=sample, reward=reward.value, loss_mask=mask, reward_parts=reward.parts)
 
 
 def sample_seed(run_seed: int, group_seed: int | str, index: int) -> int:

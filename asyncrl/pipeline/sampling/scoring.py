@@ -3,23 +3,43 @@
 import asyncio
 import math
 import numbers
+from collections.abc import Awaitable, Sequence
+from typing import Any
 
 from asyncrl.errors import FilterFailed, RewardFailed
 from asyncrl.event_loop import is_cancelled
-from asyncrl.protocols import KeepFn, RewardFn
-from asyncrl.types import Prompt, Sample, ScoredGroup
+from asyncrl.protocols import GroupRewardFn, HasDeadlines, KeepFn, RewardFn
+from asyncrl.types import Prompt, Reward, Sample, ScoredGroup
 
 
-async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: float) -> float:
+async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: float) -> Reward:
     """Return the reward of one sample.
 
     Raises RewardFailed if the function raises, takes longer than ``timeout_s``, or returns no finite number.
     """
     who = f"row {prompt.row}, sample {sample.index}"
-    deadline = asyncio.timeout(timeout_s)
+    return _checked(who, await _called(who, reward, reward(prompt, sample), timeout_s))
+
+
+async def score_group(
+    reward: GroupRewardFn, prompt: Prompt, samples: Sequence[Sample], timeout_s: float
+) -> list[Reward]:
+    """Return the rewards of all samples of a group, in order.  Raises RewardFailed, also for a wrong count."""
+    who = f"row {prompt.row}"
+    values = await _called(who, reward, reward.of_group(prompt, samples), timeout_s)
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise RewardFailed(f"{who}: a group reward must be a list of numbers, got {values!r}")
+    if len(values) != len(samples):
+        raise RewardFailed(f"{who}: got {len(values)} rewards for a group of {len(samples)} samples")
+    return [_checked(f"{who}, sample {sample.index}", value) for sample, value in zip(samples, values, strict=True)]
+
+
+async def _called(who: str, reward: object, call: Awaitable[Any], timeout_s: float) -> Any:
+    """Await a call of a user function.  Raises RewardFailed for any exception, and after ``timeout_s``."""
+    deadline = asyncio.timeout(None if isinstance(reward, HasDeadlines) and reward.has_deadlines else timeout_s)
     try:
         async with deadline:
-            value = await reward(prompt, sample)
+            return await call
     except asyncio.CancelledError as error:
         if is_cancelled():
             raise
@@ -27,10 +47,15 @@ async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: flo
     except Exception as error:  # any exception of a user function drops one group, not the run
         late = isinstance(error, TimeoutError) and deadline.expired()
         why = f"no reward within {timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
+        why = str(error) if isinstance(error, RewardFailed) else why
         raise RewardFailed(f"{who}: {why}") from error
-    if isinstance(value, numbers.Real) and math.isfinite(value):
-        return float(value)
-    raise RewardFailed(f"{who}: a reward must be one finite number, got {value!r}")
+
+
+def _checked(who: str, value: Any) -> Reward:
+    number = value.value if isinstance(value, Reward) else value
+    if isinstance(number, numbers.Real) and math.isfinite(number):
+        return Reward(value=float(number), parts=value.parts if isinstance(value, Reward) else {})
+    raise RewardFailed(f"{who}: a reward must be one finite number, got {number!r}")
 
 
 def verdict(keep: KeepFn, group: ScoredGroup) -> str | None:

@@ -110,13 +110,16 @@ async def complete(
             sample = await sampler.generate(name, group.group_id, group.prompt, partial, on_tokens)
             group.samples[partial.index] = sample
             on_sample(sample)
-        if partial.index not in group.scored:
+        if partial.index not in group.scored and not sampler.scores_groups:
             group.scored[partial.index] = await sampler.score(group.prompt, group.samples[partial.index])
 
     with plainly():
         async with asyncio.TaskGroup() as samples:
             for partial in group.partials:
                 samples.create_task(one(partial), name=f"sample-{group.group_id}.{partial.index}")
+    if sampler.scores_groups:
+        samples_of_group = [group.samples[partial.index] for partial in group.partials]
+        group.scored = {each.sample.index: each for each in await sampler.score_group(group.prompt, samples_of_group)}
     scored = (group.scored[partial.index] for partial in group.partials)
     if mask_resumed and group.num_interruptions:
         scored = (masked_until(each, partial.resumed_at) for each, partial in zip(scored, group.partials, strict=True))

@@ -39,7 +39,7 @@ from asyncrl.pipeline.scheduling.ledger import GroupOutcome
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
-from asyncrl.protocols import KeepFn, PickFn, PromptSource
+from asyncrl.protocols import AdmissionHold, KeepFn, PickFn, PromptSource
 from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -84,12 +84,14 @@ class Scheduler:
         timeline: Timeline,
         policy: StalenessPolicy | None = None,
         pick: PickFn | None = None,
+        hold: AdmissionHold | None = None,
         before: RunState | None = None,
         again: Sequence[Prompt] = (),
     ) -> None:
         """Prepare a run; ``sampler`` must use the same ``slots`` and ``serving``.
 
-        Without ``pick`` the oldest groups are trained first.  ``before`` is the state of the run that this one resumes,
+        Without ``pick`` the oldest groups are trained first.  While ``hold`` has a reason, no new group starts.
+        ``before`` is the state of the run that this one resumes,
         ``again`` are its outstanding prompts.
         """
         self._serving = serving
@@ -101,6 +103,7 @@ class Scheduler:
         self._timeline = timeline
         self._policy = policy or StalenessPolicy()
         self._pick = pick
+        self._hold = hold
         self._accounts = Accounts(limits.group_size, before)
         self._acceptance = Acceptance(before.verdicts if before else ())
         self._outstanding = Outstanding()
@@ -121,6 +124,8 @@ class Scheduler:
         self._finished = asyncio.Event()
         self._watchdog = Watchdog(budgets.watchdog_timeout_s)
         slots.notify(self.look_again)
+        if hold is not None:
+            hold.notify(self.look_again)
 
     async def run(self) -> None:
         """Start groups as admission allows, until cancelled.
@@ -232,9 +237,13 @@ class Scheduler:
         """Wait until a group has its prompt and may start.  No task but this one takes prompts or resumes groups."""
         while not self._parked and not await self._prompt_queue.ready():
             pass  # woken: an interrupted group can start without a prompt
-        while not self._slots.free or not may_start(self._admission_state(), self._limits):  # the cheap check first
+        while not self._slots.free or self._is_held() or not may_start(self._admission_state(), self._limits):
             self._moved.clear()
             await self._moved.wait()
+
+    def _is_held(self) -> bool:
+        """Return whether a new group must not start; an interrupted one may resume, because it was admitted."""
+        return self._hold is not None and self._hold.reason is not None and not self._parked
 
     def _admission_state(self) -> AdmissionState:
         return AdmissionState(
@@ -453,7 +462,8 @@ class Scheduler:
         starved = self._prompt_queue.seconds_waited
         source = "" if starved is None else f"the data source for {starved:.0f} s without a prompt"
         waits = "; ".join(filter(None, (source, held))) or "a group to be admitted"
+        why = f"; {self._hold.reason}" if self._hold is not None and self._hold.reason else ""
         return (
             f"step {self._batches_taken} has {ready} of {size} groups; {len(self._in_flight)} groups in flight, "
-            f"{self._slots.in_use} of {self._slots.limit} slots in use; waiting for {waits}"
+            f"{self._slots.in_use} of {self._slots.limit} slots in use; waiting for {waits}{why}"
         )

@@ -19,11 +19,13 @@ ROLLOUT = RolloutConfig(num_rollout=1, rollout_batch_size=1)
     [
         (RewardConfig(rm_type="exact"), True),
         (RewardConfig(rm_type="number"), True),
+        (RewardConfig(rm_type="f1"), True),
+        (RewardConfig(rm_type="math"), False),
         (RewardConfig(custom_rm_path="module:reward"), False),
         (RewardConfig(custom_rm_path="module:reward", rm_type="number"), False),
     ],
 )
-def test_special_tokens_are_skipped_by_default_only_for_rewards_that_compare_texts(
+def test_special_tokens_are_skipped_by_default_only_for_rewards_that_grade_whole_texts(
     reward: RewardConfig, skips: bool
 ) -> None:
     assert skip_special_tokens(ROLLOUT, reward) is skips

@@ -53,6 +53,10 @@ def test_relative_paths_of_flags_start_at_the_working_directory(tmp_path: Path) 
     assert run.rollout.dynamic_sampling_filter_path == "a.b:c"
 
 
+def test_a_reward_may_be_a_file_alone_under_another_name_of_the_flag(tmp_path: Path) -> None:
+    assert load(tmp_path, "--reward-fn-path", "mine.py").reward.custom_rm_path == f"{Path.cwd()}/mine.py"
+
+
 def test_other_programs_flags_pass_through_except_our_own(tmp_path: Path) -> None:
     words = "--sglang-mem-fraction-static 0.8 --sglang-enable-metrics --router-policy=round_robin"
     run = load(tmp_path, *words.split(), "--sglang-server-concurrency", "7")

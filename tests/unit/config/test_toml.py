@@ -48,9 +48,6 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert run.router == {}
 
 
-OTHER_REWARD = "; give any other reward as a function with --custom-rm-path"
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -64,7 +61,7 @@ OTHER_REWARD = "; give any other reward as a function with --custom-rm-path"
         ("rollout-stop = [1]", ": rollout-stop must be text, got 1"),
         ("prompt-data = 3", ": prompt-data must be a path, got 3"),
         ('prompt-data = ""', ": prompt-data must be a path, got an empty text"),
-        ('rm-type = "math"', f': rm-type must be one of number, exact, got "math"{OTHER_REWARD}'),
+        ('stale-policy = "x"', ': stale-policy must be one of wait, mask, drop, got "x"'),
         ("global-batch = 4", ": unknown key global-batch; did you mean global-batch-size?"),
         ("xyzzy = 4", ": unknown key xyzzy"),
         ("rollout-batchsize = 4", ": unknown key rollout-batchsize; did you mean rollout-batch-size?"),

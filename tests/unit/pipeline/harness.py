@@ -114,6 +114,7 @@ class World:
     mask_resumed: bool = False
     abort: bool = False
     pick: Any = None
+    hold: Any = None
     save_interval: int | None = None
     checkpoints: FakeCheckpoints | None = None
     before: RunState | None = None
@@ -202,6 +203,7 @@ class World:
             ),
             policy=StalenessPolicy(stale=self.stale, partial=self.partial, mask_resumed=self.mask_resumed),
             pick=self.pick,
+            hold=self.hold,
             budgets=Budgets(
                 max_failed_groups=self.max_failed_groups,
                 max_filtered_groups=self.max_filtered_groups,

@@ -1,23 +1,31 @@
 import asyncio
 from array import array
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
+from asyncrl.app.rewards import build_reward
+from asyncrl.compat import SlimeArgs
+from asyncrl.config.areas import RewardConfig
 from asyncrl.errors import RewardFailed
-from asyncrl.rewards import BUILT_IN
-from asyncrl.rewards.number import last_number
-from asyncrl.types import FinishReason, Prompt, Sample
+from asyncrl.rewards.graders.number import last_number
+from asyncrl.types import FinishReason, Prompt, Reward, Sample
 
 
-def reward(rm_type: str, text: str, label: str | None) -> float:
-    prompt = Prompt(row=3, epoch=0, text="", token_ids=(1,), label=label)
+def reward(
+    rm_type: str | None, text: str, label: Any, key: str | None = None, metadata: dict[str, Any] | None = None
+) -> Reward:
+    prompt = Prompt(row=3, epoch=0, text="", token_ids=(1,), label=label, metadata=metadata or {})
     sample = Sample(
         index=0, token_ids=(), logprobs=array("f"), spans=(), text=text, finish=FinishReason.STOP, seconds=0.0
     )
+    built = build_reward(RewardConfig(rm_type=rm_type, reward_key=key), SlimeArgs())
 
-    async def call() -> float:
-        return await BUILT_IN[rm_type](prompt, sample)
+    async def call() -> Reward:
+        value = await built(prompt, sample)
+        assert isinstance(value, Reward)
+        return value
 
     return asyncio.run(call())
 
@@ -71,15 +79,38 @@ def test_the_last_number_of_a_text(text: str, number: str | None) -> None:
     ],
 )
 def test_rewards(rm_type: str, text: str, label: str, expected: float) -> None:
-    assert reward(rm_type, text, label) == expected
+    assert reward(rm_type, text, label).value == expected
 
 
 def test_a_label_that_cannot_be_compared_with_is_a_failure() -> None:
-    for rm_type in BUILT_IN:
-        with pytest.raises(RewardFailed, match="row 3 has no label"):
+    for rm_type in ("number", "exact", "f1"):
+        with pytest.raises(RewardFailed, match="the row has no label"):
             reward(rm_type, "1", None)
-    with pytest.raises(RewardFailed, match="row 3: there is no number in the label 'blue'"):
+    with pytest.raises(RewardFailed, match="there is no number in the label 'blue'"):
         reward("number", "1", "blue")
+
+
+def test_a_row_s_own_type_goes_first() -> None:
+    assert reward("exact", "it is 7", "7").value == 0.0
+    assert reward("exact", "it is 7", "7", metadata={"rm_type": "number"}).value == 1.0
+    assert reward(None, "it is 7", "7", metadata={"rm_type": " number "}).value == 1.0
+    with pytest.raises(RewardFailed, match="the row's metadata has no rm_type, and there is no --rm-type"):
+        reward(None, "it is 7", "7")
+    with pytest.raises(RewardFailed, match=r'the row\'s rm_type must be one of .*, got "numbr"; did you mean number\?'):
+        reward("exact", "7", "7", metadata={"rm_type": "numbr"})
+    with pytest.raises(RewardFailed, match="the row's rm_type is remote_rm; give --rm-url"):
+        reward("exact", "7", "7", metadata={"rm_type": "remote_rm"})
+
+
+def test_the_prefix_grades_the_box_alone() -> None:
+    assert reward("boxed_exact", "so \\boxed{a b} is it", "a b").value == 1.0
+    assert reward("boxed_f1", "a b", "a b").value == 0.0
+    assert reward("exact", "\\boxed{7}", "7", metadata={"rm_type": "boxed_exact"}).value == 1.0
+
+
+def test_a_grader_of_the_workers_needs_a_run() -> None:
+    with pytest.raises(RewardFailed, match="needs worker processes, which only a run has"):
+        reward("math", "\\boxed{7}", "7")
 
 
 def test_a_very_long_answer_takes_no_time() -> None:

@@ -1,0 +1,59 @@
+"""The reward that a configuration describes, and the limits of its processes."""
+
+import os
+import pickle
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from asyncrl.compat import SlimeArgs
+from asyncrl.config.areas import RewardConfig, RunConfig
+from asyncrl.config.areas.rewards import rm_type_problem
+from asyncrl.errors import DataError
+from asyncrl.plugins.rewards import load_reward, method_of_class, plain_function
+from asyncrl.protocols import RewardFn
+from asyncrl.rewards.built_in import BuiltIn
+from asyncrl.rewards.functions import Batched, InPool, InPoolGroup, OnLoop, OnLoopGroup
+from asyncrl.rewards.resources import RewardSettings
+from asyncrl.types import Prompt
+
+MOST_WORKERS = 16
+"""Default number of processes that grade, at most: each grades hundreds of answers per second."""
+
+
+def build_reward(reward: RewardConfig, args: SlimeArgs) -> RewardFn:
+    """Return the reward.  A user function is imported and checked, a class is not constructed.  Raises PluginError."""
+    path, key, is_group = reward.custom_rm_path, reward.reward_key, reward.group_rm
+    if path is None:
+        return BuiltIn(reward.rm_type, key=key, url=reward.rm_url, problem=rm_type_problem)
+    loaded = load_reward(path, args, is_group=is_group)
+    if loaded.runs == "on the loop":
+        return OnLoopGroup(loaded.function, key) if is_group else OnLoop(loaded.function, key)
+    if loaded.runs == "as a class":
+        return Batched(pickle.dumps(partial(method_of_class, path, args, Path.cwd())), key)
+    resolver = pickle.dumps(partial(plain_function, path, args, is_group, Path.cwd()))
+    return InPoolGroup(resolver, key) if is_group else InPool(resolver, key)
+
+
+def check_rows(reward: RewardFn, prompts: Iterable[Prompt], source: str) -> None:
+    """Check that a built-in reward is known for every row.  Raises DataError with the first row without one."""
+    if not isinstance(reward, BuiltIn):
+        return
+    for prompt in prompts:
+        problem = reward.row_problem(prompt)
+        if problem is not None:
+            raise DataError(f"{source}: row {prompt.row}: {problem}")
+
+
+def reward_settings(run: RunConfig) -> RewardSettings:
+    """Return the limits of the processes and connections of the run's rewards."""
+    reward = run.reward
+    workers = reward.reward_num_workers or max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 2))
+    return RewardSettings(
+        num_workers=workers,
+        memory_gb=reward.reward_worker_memory_gb,
+        timeout_s=run.failures.reward_timeout_s,
+        start_timeout_s=run.cluster.start_timeout_s,
+        rm_concurrency=reward.rm_concurrency,
+        preload=() if reward.custom_rm_path is not None else ("math_verify",),
+    )

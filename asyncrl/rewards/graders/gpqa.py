@@ -1,0 +1,84 @@
+"""The reward for a multiple-choice answer: the letter of an option, or the option's text."""
+
+import re
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_ANNOUNCED = (
+    re.compile(r"(?:answer|option|choice)\s*(?:is|:)?\s*([A-Z])", re.IGNORECASE),
+    re.compile(r"([A-Z])\s*(?:is\s*(?:the)?\s*correct)", re.IGNORECASE),
+)
+"""A letter with a word that announces it.  The first match of the first pattern that matches a valid letter counts."""
+_ALONE = re.compile(r"\b([A-Z])\b")
+_THOUGHT_ENDS = "</think>"
+_DEFAULT_LETTERS = tuple(string.ascii_uppercase[:10])
+
+
+def option(response: str, label: Any, metadata: Mapping[str, Any]) -> float:
+    """Return 1.0 if the answer names the right option, else 0.0.
+
+    The label is a letter, the index of an option, or its text.  ``metadata`` may hold ``choices`` (a list or an
+    object), ``valid_letters``, ``correct_letter``, ``correct_answer`` and ``answer_text``.  Text up to ``</think>``
+    does not count.
+    """
+    question = _question(label, metadata)
+    text = response.rpartition(_THOUGHT_ENDS)[2]
+    given = _letter(text, question.letters)
+    if given and question.right:
+        return float(given == question.right)
+    plain = _plain(text)
+    return float(any(target and target in plain for target in map(_plain, question.texts)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    letters: tuple[str, ...]
+    right: str | None
+    """The letter of the right option; None if it is unknown."""
+    texts: tuple[str, ...]
+    """Texts that are right as well, for an answer without a letter."""
+
+
+def _question(label: Any, metadata: Mapping[str, Any]) -> _Question:
+    found = metadata.get("choices")
+    choices = [str(choice) for choice in (found.values() if isinstance(found, Mapping) else found or ())]
+    letters = _letters(metadata.get("valid_letters"), choices)
+    text = label.strip() if isinstance(label, str) else ""
+    right = _right(label, text, metadata.get("correct_letter"), choices, letters)
+    texts = [str(metadata[key]) for key in ("correct_answer", "answer_text") if metadata.get(key)]
+    if right in letters and letters.index(right) < len(choices):
+        texts.append(choices[letters.index(right)])
+    return _Question(letters=letters, right=right, texts=(*texts, text))
+
+
+def _letters(given: Iterable[Any] | None, choices: list[str]) -> tuple[str, ...]:
+    if given:
+        return tuple(str(letter).upper() for letter in given)
+    return tuple(string.ascii_uppercase[: len(choices)]) if choices else _DEFAULT_LETTERS
+
+
+def _right(label: Any, text: str, given: Any, choices: list[str], letters: tuple[str, ...]) -> str | None:
+    if isinstance(label, int | float) and 0 <= int(label) < len(letters):
+        return letters[int(label)]
+    if isinstance(given, str) and given.strip():
+        return given.strip().upper()
+    if len(text) == 1 and text.upper() in letters:
+        return text.upper()
+    plain = [_plain(choice) for choice in choices]
+    return letters[plain.index(_plain(text))] if text and _plain(text) in plain else None
+
+
+def _letter(text: str, letters: tuple[str, ...]) -> str | None:
+    """Return the option that the text names, or None."""
+    for pattern in _ANNOUNCED:
+        found = pattern.search(text)
+        if found and found[1].upper() in letters:
+            return found[1].upper()
+    alone = [letter for letter in _ALONE.findall(text) if letter in letters]
+    return alone[-1] if alone else None
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()

@@ -1,0 +1,33 @@
+"""The answers that a label accepts.  A label is text, a number, a list of acceptable answers, or an object."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.errors import RewardFailed
+
+ANSWER_KEYS = ("ground_truth", "answer", "label", "target")
+"""The keys of an object that may hold its answer, in order of preference."""
+
+
+def accepted(label: Any) -> tuple[str, ...]:
+    """Return the acceptable answers of a label as texts; the answer must equal one of them.
+
+    Raises RewardFailed if there is no label, or if it is an object without one of ANSWER_KEYS.
+    """
+    if label is None:
+        raise RewardFailed("the row has no label")
+    if isinstance(label, Mapping):
+        return accepted(_of_object(label))
+    if isinstance(label, list | tuple):
+        if not label:
+            raise RewardFailed("the label is an empty list")
+        return tuple(answer for item in label for answer in accepted(item))
+    return (label if isinstance(label, str) else str(label),)
+
+
+def _of_object(label: Mapping[str, Any]) -> Any:
+    for key in ANSWER_KEYS:
+        if label.get(key) is not None:
+            return label[key]
+    keys = ", ".join(str(key) for key in label) or "no keys"
+    raise RewardFailed(f"the label is an object with {keys}; the grader needs one of {', '.join(ANSWER_KEYS)}")

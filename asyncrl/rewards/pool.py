@@ -1,0 +1,158 @@
+"""Worker processes for graders and user functions, with a deadline per call.
+
+consumes      calls of plain functions
+produces      their results
+waits for     a free worker; a call's deadline counts from the moment a worker takes it
+on failure    a call that is late, crashes its worker or exhausts its memory raises RewardFailed; a new worker starts
+on cancel     the worker of a cancelled call is killed and replaced
+on exit       every worker is killed, also when the driver dies
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from pebble import ProcessExpired, ProcessPool
+
+from asyncrl.errors import RewardFailed
+from asyncrl.internals import Internal
+from asyncrl.rewards import worker
+from asyncrl.rewards.worker import Raised
+
+INTERNALS = (
+    Internal(
+        name="multiprocessing.forkserver._forkserver", attributes=("_forkserver_alive_fd",), used_in=worker.__name__
+    ),
+)
+"""Library names that may change without notice; see docs/internals.md."""
+
+logger = logging.getLogger(__name__)
+
+GB = 1_000_000_000
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in a worker, as the cause of the error in the driver."""
+
+
+class WorkerPool:
+    """A pool of processes, started on first use or by ``warm``.  Use it as an async context manager."""
+
+    def __init__(
+        self, num_workers: int, *, timeout_s: float, memory_gb: float | None, preload: Sequence[str] = ()
+    ) -> None:
+        """``preload``: modules that are imported once, before the workers fork from that process."""
+        self._num_workers = num_workers
+        self._timeout_s = timeout_s
+        self._memory = None if memory_gb is None else int(memory_gb * GB)
+        self._preload = tuple(preload)
+        self._pool: ProcessPool | None = None
+        self._starting = asyncio.Lock()
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kill every worker."""
+        self._is_closed = True
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await asyncio.to_thread(_end, pool)
+
+    async def warm(self, timeout_s: float) -> None:
+        """Start every worker and import ``preload`` in it.  Raises RewardFailed if they are not ready in time."""
+        await self.start()
+        calls = [self._schedule(worker.warm, (self._preload,), timeout_s) for _ in range(self._num_workers)]
+        for each in calls:
+            await _ended(each)
+            outcome(each, timeout_s)
+
+    async def run(self, resolver: bytes, *arguments: Any) -> Any:
+        """Call the resolver's function in a worker and return its result.  Raises RewardFailed."""
+        await self.start()
+        future = self._schedule(worker.call, (resolver, *arguments), self._timeout_s)
+        await _ended(future)
+        return outcome(future, self._timeout_s)
+
+    async def load(self, resolver: bytes, timeout_s: float) -> None:
+        """Make the resolver's function in a worker.  Raises RewardFailed."""
+        await self.start()
+        future = self._schedule(worker.load, (resolver,), timeout_s)
+        await _ended(future)
+        outcome(future, timeout_s)
+
+    def submit(self, resolver: bytes, *arguments: Any, timeout_s: float) -> "Future[Any]":
+        """Begin a call of the resolver's function; ``outcome`` reads the future.  The pool must have started.
+
+        Raises RewardFailed.
+        """
+        return self._schedule(worker.call, (resolver, *arguments), timeout_s)
+
+    async def start(self) -> None:
+        """Start the processes if they do not run.  Raises RewardFailed after the pool was closed."""
+        async with self._starting:
+            if self._is_closed:
+                raise RewardFailed("the run's worker processes have ended")
+            if self._pool is not None and not self._pool.active:  # pebble gives up if an idle worker is killed
+                logger.warning("the reward's worker processes ended and are restarted")
+                broken, self._pool = self._pool, None
+                await asyncio.to_thread(_end, broken)
+            if self._pool is None:
+                self._pool = await asyncio.to_thread(self._new)
+
+    def _schedule(self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float) -> "Future[Any]":
+        if self._pool is None:
+            raise RewardFailed("the run's worker processes have ended")
+        try:
+            return self._pool.schedule(function, args=arguments, timeout=limit)
+        except RuntimeError as error:
+            raise RewardFailed(f"the worker processes broke: {error}") from error
+
+    def _new(self) -> ProcessPool:
+        """Start the pool.  It blocks until the processes are forked."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([worker.__name__, *self._preload])
+        pool = ProcessPool(self._num_workers, initializer=worker.start, initargs=(self._memory,), context=context)
+        pool.schedule(worker.warm, args=((),))
+        return pool
+
+
+async def _ended(future: "Future[Any]") -> None:
+    """Wait until a call has ended.  Cancelling this kills its worker."""
+    with suppress(Exception):  # read by ``outcome``
+        await asyncio.wrap_future(future)
+
+
+def outcome(future: "Future[Any]", limit: float) -> Any:
+    """Return the result of a call that has ended.  Raises RewardFailed."""
+    try:
+        value = future.result()
+    except TimeoutError:
+        raise RewardFailed(f"no reward within {limit:g} s; its worker was killed") from None
+    except ProcessExpired as error:
+        raise RewardFailed(f"its worker died ({_exit(error.exitcode)})") from None
+    except Exception as error:  # what pebble cannot send between processes, and broken pools
+        raise RewardFailed(f"the worker processes failed: {type(error).__name__}: {error}") from error
+    if isinstance(value, Raised):
+        text = value.message if value.type == RewardFailed.__name__ else f"{value.type}: {value.message}"
+        raise RewardFailed(text) from RemoteTraceback(value.traceback)
+    return pickle.loads(value) if isinstance(value, bytes) else value
+
+
+def _end(pool: ProcessPool) -> None:
+    """Kill every worker and wait for their ends."""
+    pool.stop()  # type: ignore[no-untyped-call]
+    pool.join()
+
+
+def _exit(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

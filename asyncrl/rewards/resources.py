@@ -1,0 +1,130 @@
+"""The processes and connections of a run's rewards.
+
+Rewards are built before a run starts anything, and find these resources when they are called:
+
+    async with RewardResources(settings) as rewards:      in the run's supervised tree
+        reward(prompt, sample) ──▶ resources() ──▶ workers, model processes, services
+
+The current resources are a context variable, so every task that the run starts inside the block finds them.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from asyncrl.errors import RewardFailed
+from asyncrl.rewards.model_process import ModelProcess
+from asyncrl.rewards.pool import WorkerPool
+from asyncrl.rewards.remote import RemoteService
+
+_CURRENT: "ContextVar[RewardResources]" = ContextVar("reward resources")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSettings:
+    """The limits of a run's rewards."""
+
+    num_workers: int
+    memory_gb: float
+    """Address space of a worker."""
+    timeout_s: float
+    """Deadline of one call, counted from its start in a worker, or of one HTTP attempt."""
+    start_timeout_s: float
+    """Deadline of the workers' imports, and of the construction of a class reward."""
+    rm_concurrency: int
+    preload: tuple[str, ...] = ("math_verify",)
+    """Modules that workers have imported before their first answer."""
+
+
+def resources() -> "RewardResources":
+    """Return the resources of the run.  Raises RewardFailed outside of a run."""
+    try:
+        return _CURRENT.get()
+    except LookupError:
+        raise RewardFailed("this reward needs worker processes, which only a run has") from None
+
+
+class RewardResources:
+    """The workers, model processes and services of a run.  Each starts on first use; all end with the block."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self._settings = settings
+        self._opened = AsyncExitStack()
+        self._session: aiohttp.ClientSession | None = None
+        self._models: dict[bytes, ModelProcess] = {}
+        self._services: dict[str, RemoteService] = {}
+        self._changed: list[Callable[[], None]] = []
+        self._token: Token[RewardResources] | None = None
+        self.pool = WorkerPool(
+            settings.num_workers,
+            timeout_s=settings.timeout_s,
+            memory_gb=settings.memory_gb,
+            preload=settings.preload,
+        )
+        """The workers of graders and of plain user functions."""
+
+    async def __aenter__(self) -> Self:
+        await self._opened.enter_async_context(self.pool)
+        self._token = _CURRENT.set(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all processes and close all connections."""
+        if self._token is not None:
+            _CURRENT.reset(self._token)
+        for model in self._models.values():
+            self._opened.push_async_exit(model.pool)
+        if self._session is not None:
+            self._opened.push_async_callback(self._session.close)
+        await self._opened.aclose()
+
+    async def warm(self, rewards: Iterable[Any]) -> None:
+        """Start what ``rewards`` need.  Raises RewardFailed if it is not ready within ``start_timeout_s``."""
+        rewards = tuple(rewards)
+        if any(getattr(reward, "needs_pool", False) for reward in rewards):
+            await self.pool.warm(self._settings.start_timeout_s)
+        for reward in rewards:
+            if hasattr(reward, "warm"):
+                await reward.warm()
+
+    def model(self, resolver: bytes) -> ModelProcess:
+        """Return the process of a class reward."""
+        if resolver not in self._models:
+            limits = self._settings
+            pool = WorkerPool(1, timeout_s=limits.timeout_s, memory_gb=None)
+            self._models[resolver] = ModelProcess(
+                pool, resolver, timeout_s=limits.timeout_s, load_timeout_s=limits.start_timeout_s
+            )
+        return self._models[resolver]
+
+    def service(self, url: str) -> RemoteService:
+        """Return the client of the service at ``url``."""
+        if self._session is None:
+            limit = aiohttp.TCPConnector(limit=self._settings.rm_concurrency)
+            self._session = aiohttp.ClientSession(connector=limit, timeout=aiohttp.ClientTimeout(total=None))
+        if url not in self._services:
+            limits = self._settings
+            service = RemoteService(url, self._session, concurrency=limits.rm_concurrency, timeout_s=limits.timeout_s)
+            service.notify(self._tell)
+            self._services[url] = service
+        return self._services[url]
+
+    @property
+    def reason(self) -> str | None:
+        """A line on who waits for which service; None if no service is down."""
+        return next((reason for service in self._services.values() if (reason := service.reason)), None)
+
+    def notify(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` whenever ``reason`` may have changed."""
+        self._changed.append(changed)
+
+    def _tell(self) -> None:
+        for changed in self._changed:
+            changed()

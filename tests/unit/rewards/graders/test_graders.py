@@ -1,0 +1,114 @@
+"""The graders on labels of every kind."""
+
+from typing import Any
+
+import pytest
+
+from asyncrl.config.areas.rewards import GRADERS as NAMES
+from asyncrl.errors import RewardFailed
+from asyncrl.rewards.graders import GRADERS
+from asyncrl.rewards.graders.boxed import last_boxed
+from asyncrl.rewards.graders.math import is_equal
+
+CHOICES = {"choices": ["a cat", "a dog", "a cow"]}
+
+
+def test_the_configuration_knows_every_grader() -> None:
+    assert sorted(GRADERS) == sorted(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("grader", "response", "label", "expected"),
+    [
+        ("math", "\\boxed{7}", 7, 1.0),
+        ("math", "\\boxed{0}", 0, 1.0),
+        ("math", "\\boxed{7}", 7.5, 0.0),
+        ("math", "\\boxed{7}", ["8", 7], 1.0),
+        ("math", "\\boxed{7}", {"ground_truth": "7", "style": "rule"}, 1.0),
+        ("math", "\\boxed{7}", {"answer": ["6", "7"]}, 1.0),
+        ("deepscaler", "</think>\\boxed{7}", ["8", "9"], 0.0),
+        ("exact", " yes ", ["no", "yes"], 1.0),
+        ("number", "it is 3", {"label": 3}, 1.0),
+        ("f1", "The cat sat", "a cat sat down", 0.8),
+        ("f1", "the cat", ["dog", "cat"], 1.0),
+        ("f1", "yes", "yes it is", 0.0),
+        ("f1", "", "a cat", 0.0),
+        ("f1", "", "", 0.0),
+        ("gpqa", "The answer is (B).", "A", 0.0),
+        ("gpqa", "Answer: B", "b", 1.0),
+        ("gpqa", "I think A. No: <think>A</think> C is correct", 2, 1.0),
+        ("gpqa", "it must be B", "B", 1.0),
+        ("gpqa", "no letter at all", "B", 0.0),
+        ("gpqa", "it is x", None, 0.0),
+    ],
+)
+def test_a_grade(grader: str, response: str, label: Any, expected: float) -> None:
+    assert GRADERS[grader](response, label, {}) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "metadata", "expected"),
+    [
+        ("it is b", "a dog", CHOICES, 0.0),
+        ("Answer: B", "a dog", CHOICES, 1.0),
+        ("Answer: B", "a dog", {"choices": {"x": "a cat", "y": "a dog"}}, 1.0),
+        ("It is a dog!", "a dog", CHOICES, 1.0),
+        ("Answer: Q", None, {"valid_letters": ["p", "q"], "correct_letter": "q"}, 1.0),
+        ("Answer: B", "x", {"correct_letter": "B"}, 1.0),
+        ("nothing but forty two", None, {"correct_answer": "Forty-two"}, 1.0),
+    ],
+)
+def test_a_choice(response: str, label: Any, metadata: dict[str, Any], expected: float) -> None:
+    assert GRADERS["gpqa"](response, label, metadata) == expected
+
+
+@pytest.mark.parametrize(
+    ("label", "line"),
+    [
+        ({"id": 3, "text": "x"}, "the label is an object with id, text; the grader needs one of ground_truth, answer"),
+        ([], "the label is an empty list"),
+        ({}, "the label is an object with no keys"),
+    ],
+)
+def test_a_label_that_cannot_be_compared_with(label: Any, line: str) -> None:
+    with pytest.raises(RewardFailed) as error:
+        GRADERS["math"]("\\boxed{1}", label, {})
+    assert str(error.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("\\boxed{1} \\boxed{a{b}c}", "a{b}c"),
+        ("\\boxed{1} \\boxed{2", None),
+        ("\\boxed 1", None),
+        ("nothing", None),
+        ("\\boxed{}", ""),
+    ],
+)
+def test_the_last_box(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("9" * 10_000, "1"),
+        ("9^{9^{9^{9}}}", "1"),
+        ("10**1000000", "1"),
+        ("(((((1)!)!)!)!)!", "2"),
+        ("100000000!", "1"),
+        ("x^{1000000}", "x^{1000001}"),
+        ("(" * 500, "1"),
+        ("\\frac{" * 200, "1"),
+        ("1" + "+1" * 5_000, "5001"),
+        ("\\sqrt{" * 50 + "2" + "}" * 50, "1"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_an_answer_that_would_compute_for_hours_is_wrong_soon(given: str, wanted: str) -> None:
+    assert not is_equal(given, wanted)
+
+
+def test_chance_gives_both_values() -> None:
+    assert {GRADERS["random"]("", None, {}) for _ in range(100)} == {0.0, 1.0}

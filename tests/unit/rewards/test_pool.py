@@ -1,0 +1,189 @@
+"""Worker processes: a call that hangs, crashes or eats memory costs its answer, and nothing else."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from asyncrl.errors import RewardFailed
+from asyncrl.rewards.built_in import BuiltIn
+from asyncrl.rewards.pool import RemoteTraceback, WorkerPool
+from asyncrl.rewards.resources import RewardResources
+from tests.unit.rewards.grading import in_a_run, prompt, sample, settings
+from tests.unit.rewards.misbehaving import resolver
+
+SOON_S = 4.0
+"""Deadline of calls that never end."""
+
+
+def closed(changes: dict[str, Any], *calls: str) -> list[Any]:
+    """Run calls one after another in one pool of one worker; return results and the texts of failures."""
+
+    async def run(resources: RewardResources) -> list[Any]:
+        await resources.pool.load(resolver("echo"), 120.0)
+        got: list[Any] = []
+        for name in calls:
+            try:
+                got.append(await resources.pool.run(resolver(name), "x"))
+            except RewardFailed as error:
+                got.append(str(error))
+        return got
+
+    return in_a_run(run, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("in_a_c_loop", "no reward within 4 s; its worker was killed"),
+        ("asleep", "no reward within 4 s; its worker was killed"),
+        ("gluttonous", "MemoryError: "),
+        ("leaves", "its worker died (exit code 3)"),
+        ("segfaults", "its worker died (signal 11)"),
+        ("raises", "KeyError: 'no x'"),
+        ("raises_oddly", "Odd: 1 and 2"),
+        ("not_picklable", "AttributeError: Can't pickle local object 'not_picklable.<locals>.<lambda>'"),
+    ],
+)
+def test_a_call_that_fails_costs_its_answer_alone(name: str, failure: str) -> None:
+    assert closed({"timeout_s": SOON_S}, "echo", name, "echo") == ["x", failure, "x"]
+
+
+def test_an_exit_is_a_failure() -> None:
+    assert closed({}, "exits", "echo") == ["SystemExit: 5", "x"]
+
+
+def test_other_calls_proceed_while_one_hangs() -> None:
+    async def run(resources: RewardResources) -> float:
+        await resources.pool.warm(120.0)
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as calls:
+            hanging = calls.create_task(resources.pool.run(resolver("asleep"), 0))
+            start = loop.time()
+            assert [await resources.pool.run(resolver("echo"), number) for number in range(20)] == list(range(20))
+            took = loop.time() - start
+            hanging.cancel()
+        return took
+
+    assert in_a_run(run, num_workers=2, timeout_s=60.0) < 30.0
+
+
+def test_a_cancelled_call_frees_its_worker() -> None:
+    async def run(resources: RewardResources) -> Any:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await resources.pool.run(resolver("asleep"), 0)
+        return await resources.pool.run(resolver("echo"), 1)
+
+    assert in_a_run(run, timeout_s=60.0) == 1
+
+
+def test_the_traceback_of_a_worker_is_the_cause() -> None:
+    async def run(resources: RewardResources) -> BaseException | None:
+        with pytest.raises(RewardFailed) as error:
+            await resources.pool.run(resolver("raises"), 1)
+        return error.value.__cause__
+
+    cause = in_a_run(run)
+    assert isinstance(cause, RemoteTraceback)
+    assert "misbehaving.py" in str(cause)
+    assert "KeyError: 'no 1'" in str(cause)
+
+
+def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
+    async def run(resources: RewardResources) -> tuple[int, int]:
+        first = await resources.pool.run(resolver("who"), 0)
+        os.kill(first, signal.SIGKILL)
+        await asyncio.to_thread(psutil.wait_procs, [psutil.Process(first)] if psutil.pid_exists(first) else [], 10)
+        for _ in range(20):
+            try:
+                return first, await resources.pool.run(resolver("who"), 0)
+            except RewardFailed:
+                continue
+        raise AssertionError("no worker came back")
+
+    first, second = in_a_run(run)
+    assert first != second
+
+
+def test_no_worker_outlives_the_run() -> None:
+    async def run(resources: RewardResources) -> list[int]:
+        await resources.pool.warm(120.0)
+        pids = [await resources.pool.run(resolver("who"), 0) for _ in range(8)]
+        with pytest.raises(ZeroDivisionError):
+            async with RewardResources(settings()) as other:
+                pids.append(await other.pool.run(resolver("who"), 0))
+                _ = 1 / 0
+        return pids
+
+    pids = in_a_run(run, num_workers=2)
+    assert len(set(pids)) >= 2
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_a_closed_pool_refuses_calls() -> None:
+    async def run() -> None:
+        pool = WorkerPool(1, timeout_s=1.0, memory_gb=None)
+        async with pool:
+            pass
+        with pytest.raises(RewardFailed, match="have ended"):
+            await pool.run(resolver("echo"), 0)
+
+    asyncio.run(run())
+
+
+ORPHANS = """
+import asyncio, os, sys
+from asyncrl.rewards.pool import WorkerPool
+from tests.unit.rewards.misbehaving import resolver
+
+async def main():
+    async with WorkerPool(1, timeout_s=3600.0, memory_gb=4.0) as pool:
+        print(await pool.run(resolver("who"), 0), flush=True)
+        await pool.run(resolver("in_a_c_loop"), 0)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(120)
+def test_no_worker_outlives_a_killed_driver(tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text(ORPHANS)
+    root = Path(__file__).parents[3]
+    driver = subprocess.Popen(
+        [sys.executable, str(tmp_path / "driver.py")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])},
+    )
+    assert driver.stdout is not None
+    worker = psutil.Process(int(driver.stdout.readline()))
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    gone, alive = psutil.wait_procs([worker], timeout=60)
+    assert (gone, alive) == ([worker], [])
+
+
+@pytest.mark.parametrize("rm_type", ["math", "deepscaler"])
+@pytest.mark.timeout(120)
+def test_ten_thousand_digits_do_not_stop_the_loop(rm_type: str) -> None:
+    digits = "</think> \\boxed{" + "7" * 10_000 + "}"
+    tower = "</think> \\boxed{" + "9^{" * 20 + "9" + "}" * 20 + "}"
+
+    async def run(resources: RewardResources) -> list[float]:
+        reward = BuiltIn(rm_type, key=None, url=None, problem=lambda name: None)
+        await resources.warm([reward])
+        values: list[float] = []
+        for text in (digits, tower, "</think> \\boxed{\\frac{14}{2}}", "</think> \\boxed{7}"):
+            values.append((await reward(prompt(), sample(text))).value)
+        return values
+
+    assert in_a_run(run, preload=("math_verify",)) == [0.0, 0.0, 0.0, 1.0]
