@@ -111,7 +111,7 @@ class Span:
     stop: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Sample:
     """One answer of T tokens.
 
@@ -127,6 +127,10 @@ class Sample:
     finish: FinishReason
     seconds: float
     """Seconds from dispatch, or from the last resumption, to the last token."""
+    group_id: GroupId | None = None
+    """Group of the answer; None in an evaluation."""
+    resumed_at: int = 0
+    """Number of tokens that were there when the answer was last resumed; 0 if it was never interrupted."""
 
     def __post_init__(self) -> None:
         _same_length("token_ids", self.token_ids, "logprobs", self.logprobs)
@@ -143,6 +147,9 @@ class ScoredSample:
     sample: Sample
     reward: float
     loss_mask: tuple[int, ...]
+    outcome: float | None = None
+    """Number that a user function computed from the rewards of the step.  It replaces the estimator's comparison of
+    rewards within groups.  None without such a function; either all samples of a batch have one or none."""
 
     def __post_init__(self) -> None:
         _same_length("token_ids", self.sample.token_ids, "loss_mask", self.loss_mask)

@@ -12,9 +12,10 @@ from asyncrl.types import Prompt, Sample, ScoredGroup
 
 def reward_from_slime(function: Callable[..., Awaitable[Any]], args: SlimeArgs) -> RewardFn:
     """Adapt ``async rm(args, sample, **kwargs) -> float`` to a RewardFn."""
+    size = getattr(args, "n_samples_per_prompt", None)
 
     async def reward(prompt: Prompt, sample: Sample, /) -> float:
-        value = await function(args, to_slime(prompt, sample, None, (1,) * len(sample.token_ids)))
+        value = await function(args, to_slime(prompt, sample, None, (1,) * len(sample.token_ids), size))
         if isinstance(value, Real):
             return float(value)
         raise RewardFailed(f"a reward must be one number, got a {type(value).__name__}: {value!r}")

@@ -60,6 +60,7 @@ class PartialSample:
             text=text,
             finish=reason,
             seconds=seconds,
+            resumed_at=self.resumed_at,
         )
 
 
