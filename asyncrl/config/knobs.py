@@ -23,6 +23,7 @@ AREAS: dict[str, type[Any]] = {
     "checkpoint": areas.CheckpointConfig,
     "evaluation": areas.EvalConfig,
     "output": areas.OutputConfig,
+    "hooks": areas.HookConfig,
 }
 """The areas by the name of their field in RunConfig."""
 

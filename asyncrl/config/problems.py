@@ -11,6 +11,7 @@ from asyncrl.config.areas import (
     DataConfig,
     EvalConfig,
     FailureConfig,
+    HookConfig,
     ModelConfig,
     OutputConfig,
     RewardConfig,
@@ -43,7 +44,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_reward(run.reward, run.data),
         *_staleness(run.rollout),
         *_supply(run.rollout),
-        *_batch(run.rollout, run.train),
+        *_batch(run.rollout, run.train, run.hooks),
         *_estimator(run.train),
         *_reference(run.train),
         *_transport(run.train),
@@ -175,13 +176,14 @@ def _supply(rollout: RolloutConfig) -> list[str]:
     )
 
 
-def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
+def _batch(rollout: RolloutConfig, train: TrainConfig, hooks: HookConfig) -> list[str]:
     groups, each, samples = rollout.rollout_batch_size, rollout.n_samples_per_prompt, rollout.samples_per_step
     made = f"rollout-batch-size {groups} x n-samples-per-prompt {each} = {samples} samples"
     lines = must(
         each >= 2
         or train.advantage_estimator in ("reinforce_plus_plus", "ppo")
-        or train.custom_advantage_function_path is not None,
+        or train.custom_advantage_function_path is not None
+        or hooks.custom_reward_post_process_path is not None,
         f"advantage-estimator {train.advantage_estimator} compares responses to one prompt: n-samples-per-prompt must "
         f"be at least 2, got {each}",
     )

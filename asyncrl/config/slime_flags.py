@@ -109,12 +109,11 @@ INSTEAD: Mapping[str, str] = {
     ),
     # data
     "num-epoch": "use --num-rollout, which counts training steps",
-    "data-source-path": "not supported: use --prompt-data with a JSONL file",
     "multimodal-keys": "not supported: prompts are text",
     "start-rollout-id": "use --load and --ckpt-step",
     "balance-by-flops": "use --balance-data",
     # rewards
-    **dict.fromkeys(("group-rm", "custom-reward-post-process-path"), _NO_GROUP),
+    "group-rm": _NO_GROUP,
     **dict.fromkeys(("reward-key", "eval-reward-key"), "not supported: a reward is one number"),
     "rm-url": "use --custom-rm-path with a function that calls the service",
     # evaluation

@@ -7,6 +7,7 @@ from asyncrl.config.areas.cluster import ClusterConfig
 from asyncrl.config.areas.data import DataConfig
 from asyncrl.config.areas.evaluation import EvalConfig
 from asyncrl.config.areas.failures import FailureConfig
+from asyncrl.config.areas.hooks import HookConfig
 from asyncrl.config.areas.model import ModelConfig
 from asyncrl.config.areas.output import OutputConfig
 from asyncrl.config.areas.parallel import ParallelConfig
@@ -34,6 +35,7 @@ class RunConfig:
     checkpoint: CheckpointConfig
     evaluation: EvalConfig
     output: OutputConfig
+    hooks: HookConfig = field(default_factory=HookConfig)
     sglang: dict[str, str | bool] = field(default_factory=dict)
     """The SGLang server's flags by name without ``--sglang-``; True is a flag without a value."""
     router: dict[str, str | bool] = field(default_factory=dict)
