@@ -134,8 +134,14 @@ class Checkpointer(Protocol):
 class PromptSource(Protocol):
     """An endless source of prompts.  Every epoch is a new permutation, determined by the seed."""
 
+    async def ready(self) -> None:
+        """Wait until ``take`` returns at once.  Returns without suspending if it does so now.
+
+        May be cancelled and called again: no prompt is lost.  Raises DataError if there will be no further prompt.
+        """
+
     def take(self) -> Prompt:
-        """Return the next prompt.  Never waits."""
+        """Return the next prompt.  Never waits; allowed once after each return of ``ready``."""
 
 
 class Tokenizer(Protocol):

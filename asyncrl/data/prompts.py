@@ -63,6 +63,9 @@ class EndlessPrompts:
             self._by_row = {prompt.row: prompt for prompt in self._prompts}
         return replace(self._by_row[row], epoch=epoch)
 
+    async def ready(self) -> None:
+        """See ``PromptSource.ready``."""
+
     def take(self) -> Prompt:
         """Return the next prompt.  Never waits."""
         epoch, place = divmod(self._position, len(self._prompts))

@@ -283,13 +283,25 @@ class FakeCheckpoints:
 class FakePrompts:
     """A ``PromptSource`` of numbered prompts; counts how many were taken."""
 
-    def __init__(self, rows: int = 1_000_000, taken: int = 0) -> None:
+    def __init__(self, rows: int = 1_000_000, taken: int = 0, seconds: float = 0.0) -> None:
+        """Have one prompt every ``seconds``, or any number at once with 0."""
         self.taken = taken
         self._rows = rows
+        self._seconds = seconds
+        self._next_at = 0.0
+
+    async def ready(self) -> None:
+        """See ``PromptSource.ready``."""
+        if self._seconds:
+            loop = asyncio.get_running_loop()
+            self._next_at = self._next_at or loop.time() + self._seconds
+            if self._next_at > loop.time():
+                await asyncio.sleep(self._next_at - loop.time())
 
     def take(self) -> Prompt:
         """See ``PromptSource.take``."""
         self.taken += 1
+        self._next_at += self._seconds
         return self.at(*divmod(self.taken - 1, self._rows))
 
     def at(self, epoch: int, row: int) -> Prompt:

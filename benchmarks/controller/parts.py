@@ -149,6 +149,9 @@ class Questions:
         self._row = 0
         self._token_ids = tuple(random.Random(3).choices(range(256, VOCABULARY), k=PROMPT_TOKENS))
 
+    async def ready(self) -> None:
+        """See ``PromptSource.ready``."""
+
     def take(self) -> Prompt:
         """See ``PromptSource.take``."""
         self._row += 1

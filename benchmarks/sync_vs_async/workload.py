@@ -120,6 +120,9 @@ class Prompts:
         self._workload = workload
         self._next = first
 
+    async def ready(self) -> None:
+        """See ``PromptSource.ready``."""
+
     def take(self) -> Prompt:
         """See ``PromptSource.take``."""
         self._next += 1

@@ -36,6 +36,8 @@ class RunState:
     """Attempts after an engine failure, so far."""
     aborts: int
     """Attempts that an interruption ended, so far."""
+    last_taken: tuple[int, int] | None = None
+    """Epoch and row of the prompt taken from the source last.  A stream of prompts continues behind it."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the state as a dictionary of JSON values; tuples become lists when it is written."""
@@ -52,10 +54,18 @@ class RunState:
                     "tokens": TokenCounts(**found["tokens"]),
                     "groups": GroupCounts(**found["groups"]),
                     "verdicts": tuple(bool(verdict) for verdict in found["verdicts"]),
+                    "last_taken": _place(found.get("last_taken")),
                 }
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a state of a run: {error}") from error
+
+
+def _place(found: Any) -> tuple[int, int] | None:
+    if found is None:
+        return None
+    epoch, row = found
+    return int(epoch), int(row)
 
 
 def without_unfinished(tokens: TokenCounts, groups: GroupCounts) -> tuple[TokenCounts, GroupCounts]:

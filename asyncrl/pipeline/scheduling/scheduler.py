@@ -2,8 +2,8 @@
 
 consumes      prompts
 produces      batches of scored groups, oldest dispatched first
-waits for     admission (a batch taken, newer weights) and a free slot; a batch waits for its groups
-unblocked by  a sample or group that ends, next_batch(), look_again()
+waits for     a prompt, admission (a batch taken, newer weights) and a free slot; a batch waits for its groups
+unblocked by  the source of prompts, a sample or group that ends, next_batch(), look_again()
 on cancel     every request in flight is aborted on its server
 on crash      groups in flight are lost
 """
@@ -93,7 +93,7 @@ class Scheduler:
         ``again`` are its outstanding prompts.
         """
         self._serving = serving
-        self._prompt_queue = PromptQueue(prompts, again, before.prompts_taken if before else 0)
+        self._prompt_queue = PromptQueue(prompts, again, before)
         self._sampler = sampler
         self._keep = keep
         self._limits = limits
@@ -125,7 +125,7 @@ class Scheduler:
     async def run(self) -> None:
         """Start groups as admission allows, until cancelled.
 
-        Raises FailureBudgetSpent or FilterBudgetSpent, or the bug that ended a group.
+        Raises FailureBudgetSpent or FilterBudgetSpent, DataError of the source of prompts, or the bug that ended a group.
         """
         with plainly():
             async with asyncio.TaskGroup() as groups:
@@ -216,6 +216,7 @@ class Scheduler:
             version=stats.weights.version,
             next_id=self._next_id,
             prompts_taken=self._prompt_queue.num_taken,
+            last_taken=self._prompt_queue.last_taken,
             outstanding=tuple((prompt.epoch, prompt.row) for prompt in prompts),
             tokens=tokens,
             groups=groups,
@@ -228,6 +229,9 @@ class Scheduler:
     # ---- admission
 
     async def _admission(self) -> None:
+        """Wait until a group has its prompt and may start.  No task but this one takes prompts or resumes groups."""
+        while not self._parked and not await self._prompt_queue.ready():
+            pass  # woken: an interrupted group can start without a prompt
         while not self._slots.free or not may_start(self._admission_state(), self._limits):  # the cheap check first
             self._moved.clear()
             await self._moved.wait()
@@ -433,6 +437,7 @@ class Scheduler:
             self._end_group(group)
             self._accounts.interrupt(group.group_id)
             self._parked.append(group.resumed())  # a copy: tokens that still arrive for this one are stale
+            self._prompt_queue.wake()
         else:
             self._leave(group, GroupOutcome.STALE)
             self._prompt_queue.return_prompt(group.prompt)
@@ -445,7 +450,10 @@ class Scheduler:
             f"{group.num_tokens} tokens"
             for group in first
         )
+        starved = self._prompt_queue.seconds_waited
+        source = "" if starved is None else f"the data source for {starved:.0f} s without a prompt"
+        waits = "; ".join(filter(None, (source, held))) or "a group to be admitted"
         return (
             f"step {self._batches_taken} has {ready} of {size} groups; {len(self._in_flight)} groups in flight, "
-            f"{self._slots.in_use} of {self._slots.limit} slots in use; waiting for {held or 'a group to be admitted'}"
+            f"{self._slots.in_use} of {self._slots.limit} slots in use; waiting for {waits}"
         )

@@ -59,6 +59,9 @@ class NumberedPrompts:
         self._rest = (0,) * (prompt_units - 1)
         self._taken = 0
 
+    async def ready(self) -> None:
+        """See ``PromptSource.ready``."""
+
     def take(self) -> Prompt:
         """See ``PromptSource.take``.  The first token is the row."""
         row = self._taken

@@ -97,6 +97,8 @@ class World:
     max_new_tokens: int = 10_000
     eval_interval: int | None = None
     rows: int = 1_000_000
+    prompt_seconds: float = 0.0
+    """Seconds between two prompts of the source."""
     over_sampling: int | None = None
     buffer_size: int | None = None
     stale: Any = "wait"
@@ -129,7 +131,7 @@ class World:
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_updates
         self.updater.keeps_copies = self.keeps_copies
-        self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0)
+        self.prompts = FakePrompts(self.rows, self.before.prompts_taken if self.before else 0, self.prompt_seconds)
         plan = RunPlan(
             num_steps=self.steps,
             update_weights_interval=self.interval,

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.errors import EngineLost, EngineRejected, FailureBudgetSpent, FilterBudgetSpent, Stalled
+from asyncrl.engines.fake import FakePrompts
+from asyncrl.errors import DataError, EngineLost, EngineRejected, FailureBudgetSpent, FilterBudgetSpent, Stalled
 from asyncrl.types import Prompt, Request, Sample, ScoredGroup
+from tests.unit.pipeline import harness
 from tests.unit.pipeline.harness import World, uneven
 from tests.virtual_time import run_virtually
 
@@ -245,6 +247,36 @@ def test_a_bug_ends_the_run_as_it_is() -> None:
 
     with pytest.raises(TypeError, match="a bug"):
         World(lengths=broken).run()
+
+
+def test_a_slow_source_of_prompts_starves_admission_and_loses_nothing() -> None:
+    world = World(steps=4, prompt_seconds=10.0, train_seconds=1.0, lengths=uneven).run()
+    assert world.prompts.taken == 4 * 4
+    assert world.seconds == pytest.approx(16 * 10.0, abs=10.0)  # the source is what everything waits for
+    assert sorted(group_id for ids in world.trained_ids for group_id in ids) == list(range(16))
+
+
+def test_with_a_slow_source_an_interrupted_group_resumes_without_a_new_prompt() -> None:
+    world = World(steps=4, staleness=0, partial=True, over_sampling=6, prompt_seconds=10.0, lengths=uneven).run()
+    assert world.facts[-1].scheduler.groups.stale + world.facts[-1].scheduler.groups.trained == world.prompts.taken
+
+
+def test_a_stuck_source_of_prompts_is_named() -> None:
+    with pytest.raises(Stalled, match=r"0 groups in flight, .* waiting for the data source for 50 s without a prompt"):
+        World(prompt_seconds=1e6, watchdog_s=50.0).run()
+
+
+def test_a_source_that_ends_ends_the_run() -> None:
+    class Ended(FakePrompts):
+        async def ready(self) -> None:
+            if self.taken == 6:
+                raise DataError("no more prompts")
+
+    world = World()
+    with pytest.raises(DataError, match="no more prompts"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "FakePrompts", Ended)
+        world.run()
+    assert world.prompts.taken == 6
 
 
 def test_a_stuck_engine_ends_the_run_with_an_error_that_names_what_waits() -> None:
