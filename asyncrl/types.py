@@ -43,7 +43,7 @@ class Weights:
     """Training steps done when the weights were copied from the trainer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Prompt:
     """One question, tokenised."""
 
@@ -54,6 +54,33 @@ class Prompt:
     token_ids: tuple[int, ...]
     label: str | None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPrompt:
+    """One question of a user's data source, before it is tokenised."""
+
+    prompt: str | Sequence[Mapping[str, Any]]
+    """Text, which is taken as it is, or chat messages, which are rendered with the model's chat template."""
+    label: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Values for rewards and filters; JSON values, because checkpoints store prompts that are not trained yet."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens of the prompt, if the source has them already."""
+    origin: Any = None
+    """The source's object of this prompt, which the source gets with a group that comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceState:
+    """The state of a user's data source between two calls of it."""
+
+    fetched: int
+    """Number of prompts that the source gave so far."""
+    state: Any
+    """State that the source returned, as JSON values."""
+    ahead: tuple[Prompt, ...]
+    """Prompts that the source gave and that no group has taken yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +287,8 @@ class EvalReport:
     """Answers left out because an engine or the reward failed."""
     num_tokens: int
     seconds: float
+    answers: Mapping[str, tuple[tuple[Prompt, ScoredSample], ...]] = field(default_factory=dict)
+    """Prompts and answers by data set name; empty unless a log function wants them, because they take memory."""
 
 
 def _same_length(name: str, values: Sized, other: str, others: Sized) -> None:

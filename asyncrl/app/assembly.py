@@ -5,7 +5,7 @@ checks.check ──▶ Checked ──▶ run_training: deploy, publish the first
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,8 @@ from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import AsyncRLError, GpuSharingFailed, WeightUpdateFailed, plainly
 from asyncrl.event_loop import is_cancelled
+from asyncrl.hooks.log_hooks import LogHooks
+from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.metrics.facts import Gauges, StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
@@ -43,6 +45,7 @@ from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
+from asyncrl.protocols import GroupObserver
 from asyncrl.types import SamplingParams
 
 Device = Literal["cpu", "cuda"]
@@ -75,11 +78,13 @@ async def run_training(
     phase: Callable[[str], None],
     report: Callable[[StepFacts], None],
     gauges: Callable[[Gauges], None],
+    logs: LogHooks | None = None,
 ) -> None:
     """Start all processes, train to the last step, save, and stop all processes.
 
     ``phase`` receives the name of each startup phase, ``report`` each step's facts, and ``gauges`` the scheduler's
-    counts every SHOW_EVERY_S seconds.  Raises the error that ended the run.
+    counts every SHOW_EVERY_S seconds.  ``logs`` are the user's log functions, to which ``report``
+    hands the steps.  Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
@@ -96,12 +101,18 @@ async def run_training(
                     if checked.run.rollout.follow_kv_cache:
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
                         watching.append(watchers.create_task(following, name="kv-limit"))
+                    if isinstance(checked.prompts, UserPrompts):
+                        watching.append(watchers.create_task(checked.prompts.run(), name="data-source"))
                     phase("publishing the first weights")
                     await running.serve(parts.serving.now)
                     phase("generating the first batch")
                     watching.append(watchers.create_task(_show(parts.scheduler, gauges), name="gauges"))
+                    if logs is not None:
+                        watching.append(watchers.create_task(logs.run(), name="log-functions"))
                     freeze_startup_objects()
                     await train(parts, _plan(checked, run_dir), report)
+                    if logs is not None:
+                        await logs.finish()
                     for task in watching:
                         task.cancel()
         phase("stopping")
@@ -211,9 +222,13 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
         slots=slots,
         serving=serving,
         timeline=timeline,
+        keeps_answers=checked.hooks.eval_log is not None,
     )
+    hooks = checked.hooks.batch_hooks()
+    source = checked.prompts if isinstance(checked.prompts, UserPrompts) else None
+    observers: list[GroupObserver] = [each for each in (hooks, source) if each is not None]
     return Parts(
-        scheduler=_scheduler(checked, sampler(_sampling(checked)), slots, serving, timeline),
+        scheduler=_scheduler(checked, sampler(_sampling(checked)), slots, serving, timeline, observers),
         evaluator=evaluator if run.evaluation.eval_interval is not None else None,
         engine=engine,
         trainer=running.trainer,
@@ -223,12 +238,19 @@ def _parts(checked: Checked, running: Running, timeline: Timeline) -> Parts:
         timeline=timeline,
         loop_lag=LoopLag(),
         checkpointer=_checkpointer(checked, running),
+        hooks=hooks,
+        source=source,
         gpu_sharing=running.gpu_sharing,
     )
 
 
 def _scheduler(
-    checked: Checked, sampler: Sampler, slots: Slots, serving: ServingWeights, timeline: Timeline
+    checked: Checked,
+    sampler: Sampler,
+    slots: Slots,
+    serving: ServingWeights,
+    timeline: Timeline,
+    observers: Sequence[GroupObserver],
 ) -> Scheduler:
     run, start = checked.run, checked.start
     return Scheduler(
@@ -244,6 +266,7 @@ def _scheduler(
         timeline=timeline,
         before=start.before,
         again=start.again,
+        observers=observers,
     )
 
 

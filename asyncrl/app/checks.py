@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from asyncrl.app.resume import Start, find_start
+from asyncrl.app.user_hooks import StepHooks, step_hooks, user_prompts
 from asyncrl.capacity.layout import check_layout
 from asyncrl.config import RunConfig, check_passthrough
 from asyncrl.config.areas.ranges import must, refuse
@@ -21,11 +22,12 @@ from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
 from asyncrl.engines.weight_sync.disk import check_disk
 from asyncrl.errors import ConfigError
+from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.models.overrides import overridden, server_changes
 from asyncrl.models.shape import ModelShape, read_config, shape_of
 from asyncrl.models.sizes import sent_bytes
 from asyncrl.pipeline.evaluation import HeldOut
-from asyncrl.plugins import KEEP, PICK, REWARD, load_custom, load_plugin
+from asyncrl.plugins import KEEP, PICK, REWARD, load_custom, load_plugin, load_source
 from asyncrl.protocols import KeepFn, PickFn, RewardFn
 from asyncrl.rewards import BUILT_IN
 from asyncrl.types import ScoredGroup
@@ -54,12 +56,13 @@ class Checked:
     model: CheckedModel
     tokenizer: TextTokenizer
     end_tokens: tuple[int, ...]
-    prompts: EndlessPrompts
+    prompts: EndlessPrompts | UserPrompts
     start: Start
     held_out: HeldOut
     reward: RewardFn
     keep: KeepFn
     pick: PickFn | None
+    hooks: StepHooks
     custom: Resolver | None
     """Finds the user's advantage and loss functions in the driver and in every rank; None without any."""
 
@@ -81,7 +84,7 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
     if run.train.update_weight_disk_dir is not None:
         check_disk(run.train.update_weight_disk_dir, sent_bytes(model.shape, weight_bytes(run.model)))
     tokenizer = load_tokenizer(run.model.hf_checkpoint)
-    prompts = load_prompts(run.data, tokenizer)
+    prompts = _prompts(run, tokenizer)
     return Checked(
         run=run,
         model=model,
@@ -96,6 +99,9 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
         reward=_reward(run),
         keep=_keep(run),
         pick=_pick(run),
+        hooks=step_hooks(
+            run.hooks, _plugin_args(run), prompts.get_samples if isinstance(prompts, UserPrompts) else None
+        ),
         custom=custom,
     )
 
@@ -141,6 +147,9 @@ def check_functions(run: RunConfig) -> None:
     _reward(run)
     _keep(run)
     _pick(run)
+    step_hooks(run.hooks, _plugin_args(run))
+    if run.hooks.source is not None:
+        load_source(run.hooks.source, _plugin_args(run))
     _custom(run)
 
 
@@ -187,6 +196,12 @@ def _keep(run: RunConfig) -> KeepFn:
 def _pick(run: RunConfig) -> PickFn | None:
     path = run.rollout.buffer_filter_path
     return None if path is None else load_plugin(path, PICK, _plugin_args(run))
+
+
+def _prompts(run: RunConfig, tokenizer: TextTokenizer) -> EndlessPrompts | UserPrompts:
+    if run.hooks.source is None:
+        return load_prompts(run.data, tokenizer)
+    return user_prompts(run, tokenizer, _plugin_args(run))
 
 
 def _custom(run: RunConfig) -> Resolver | None:

@@ -10,6 +10,7 @@ from asyncrl.config.derived import has_critic
 from asyncrl.data.prompts import EndlessPrompts
 from asyncrl.engines.megatron.checkpoint.directory import Origin, check_model, check_save, find_origin, read_notes
 from asyncrl.errors import ConfigError
+from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.pipeline.scheduling.run_state import RunState
@@ -46,7 +47,7 @@ START = Weights(version=0, step=0)
 """Version and step of a new run's first weights."""
 
 
-def find_start(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
+def find_start(run: RunConfig, prompts: EndlessPrompts | UserPrompts, shape: ModelShape) -> Start:
     """Find the start of ``run``, whose model has ``shape``, and move ``prompts`` there.  Raises ConfigError."""
     check_save(run.checkpoint)
     start = _found(run, prompts, shape)
@@ -55,7 +56,7 @@ def find_start(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> St
     return replace(start, about={**about(prompts), "critic": has_critic(run.train)})
 
 
-def _found(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
+def _found(run: RunConfig, prompts: EndlessPrompts | UserPrompts, shape: ModelShape) -> Start:
     origin = find_origin(run.checkpoint, run.train.ref_load)
     if origin is None:
         return Start()
@@ -81,7 +82,7 @@ def _found(run: RunConfig, prompts: EndlessPrompts, shape: ModelShape) -> Start:
     return start
 
 
-def about(prompts: EndlessPrompts) -> dict[str, Any]:
+def about(prompts: EndlessPrompts | UserPrompts) -> dict[str, Any]:
     """Return a checkpoint's notes about the prompts, by which a resumed run recognizes them."""
     return {"prompts": len(prompts), "fingerprint": prompts.fingerprint}
 
@@ -97,7 +98,7 @@ def _checked_notes(run: RunConfig, origin: Origin, shape: ModelShape) -> dict[st
     return notes
 
 
-def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: EndlessPrompts) -> Start:
+def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: EndlessPrompts | UserPrompts) -> Start:
     ours = about(prompts)
     known = {name: saved.get(name) for name in ours}
     if known != ours:
@@ -107,10 +108,14 @@ def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: EndlessPrompts) 
         )
     try:
         before = RunState.from_json(saved["state"])
-        again = tuple(prompts.at(epoch, row) for epoch, row in before.outstanding)
+        again = before.prompts or tuple(prompts.at(epoch, row) for epoch, row in before.outstanding)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{origin.folder}: {error}") from error
-    prompts.seek(before.prompts_taken)
+    if isinstance(prompts, UserPrompts):
+        source = before.source or {"fetched": before.prompts_taken, "state": None}
+        prompts.restore(before.step, source["fetched"], source["state"])
+    else:
+        prompts.seek(before.prompts_taken)
     return Start(
         origin=replace(origin, optimizer=origin.optimizer and bool(saved.get("optimizer"))), before=before, again=again
     )

@@ -5,11 +5,13 @@ Plug-ins import ``Sample`` and ``DynamicFilterOutput`` from here.
 
 from asyncrl.compat.advantage_functions import advantage_from_slime
 from asyncrl.compat.buffer_filters import pick_from_slime
+from asyncrl.compat.data_sources import DataSource
 from asyncrl.compat.plugin_shapes import filter_from_slime, reward_from_slime
 from asyncrl.compat.slime_types import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
 
 __all__ = [
     "OUR_NAMES",
+    "DataSource",
     "DynamicFilterOutput",
     "Sample",
     "SlimeArgs",

@@ -165,7 +165,7 @@ def group_to_slime(group: ScoredGroup) -> list[Sample]:
 
 
 def _view(prompt: Prompt, sample: OurSample, group_size: int | None) -> Sample:
-    group_id, key = sample.group_id, id(sample)
+    group_id = sample.group_id
     view = Sample(
         group_index=prompt.row if group_id is None else group_id,
         index=sample.index if group_id is None or group_size is None else group_id * group_size + sample.index,
@@ -181,8 +181,19 @@ def _view(prompt: Prompt, sample: OurSample, group_size: int | None) -> Sample:
     )
     if sample.resumed_at:
         _mark_first_step(view, sample)
-    _VIEWS[key] = (weakref.ref(sample, lambda _: _VIEWS.pop(key, None)), view)
+    _keep_view(sample, view)
     return view
+
+
+def carry_view(old: OurSample, new: OurSample) -> None:
+    """Give ``new``, a changed copy of ``old``, the view of ``old``."""
+    if (known := _VIEWS.get(id(old))) is not None:
+        _keep_view(new, known[1])
+
+
+def _keep_view(sample: OurSample, view: Sample) -> None:
+    key = id(sample)
+    _VIEWS[key] = (weakref.ref(sample, lambda _: _VIEWS.pop(key, None)), view)
 
 
 def _mark_first_step(view: Sample, sample: OurSample) -> None:

@@ -28,7 +28,7 @@ def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
     """One line for each missing file or folder that the run reads; weights count only if ``needs_weights``."""
     return [
         *_checkpoint(run.model, needs_weights=needs_weights),
-        *_file("prompt-data", run.data.prompt_data),
+        *([] if run.hooks.source else _file("prompt-data", run.data.prompt_data)),
         *(line for name, path in run.evaluation.data_sets for line in _file(f"eval-prompt-data {name}", path)),
         *_folders(run.train),
     ]

@@ -36,13 +36,22 @@ class Evaluator:
     """Runs passes over the held-out prompts, one at a time."""
 
     def __init__(
-        self, *, held_out: HeldOut, sampler: Sampler, slots: Slots, serving: ServingWeights, timeline: Timeline
+        self,
+        *,
+        held_out: HeldOut,
+        sampler: Sampler,
+        slots: Slots,
+        serving: ServingWeights,
+        timeline: Timeline,
+        keeps_answers: bool = False,
     ) -> None:
+        """``keeps_answers``: reports have all answers, which take memory."""
         self._held_out = held_out
         self._sampler = sampler
         self._slots = slots
         self._serving = serving
         self._timeline = timeline
+        self._keeps_answers = keeps_answers
         self._at_once = asyncio.Semaphore(1)
 
     async def run(self) -> EvalReport:
@@ -78,7 +87,22 @@ class Evaluator:
             num_failed=sum(len(answered) for answered in answers.values()) - len(samples),
             num_tokens=sum(len(sample.token_ids) for sample in samples),
             seconds=loop_time() - start,
+            answers=self._answers(answers) if self._keeps_answers else {},
         )
+
+    def _answers(
+        self, answers: Mapping[str, list[ScoredSample | None]]
+    ) -> dict[str, tuple[tuple[Prompt, ScoredSample], ...]]:
+        """Return each answer with its prompt, in the order of the prompts."""
+        size = self._held_out.samples_per_prompt
+        return {
+            name: tuple(
+                (self._held_out.prompts[name][place // size], answer)
+                for place, answer in enumerate(answered)
+                if answer is not None
+            )
+            for name, answered in answers.items()
+        }
 
     async def _one(self, name: str, row: int, index: int, prompt: Prompt) -> ScoredSample | None:
         try:

@@ -110,6 +110,10 @@ class World:
     checkpoints: FakeCheckpoints | None = None
     before: RunState | None = None
     colocate: bool = False
+    hooks: Any = None
+    source: Any = None
+    """A ``ResumableSource``, which is also the source of prompts and an observer."""
+    observers: tuple[Any, ...] = ()
     score: Any = None
     """A replacement of the engine's ``score``, which returns the log-probs of given tokens."""
     facts: list[StepFacts] = field(default_factory=list)
@@ -178,7 +182,7 @@ class World:
             seed=1,
         )
         self.scheduler = Scheduler(
-            prompts=self.prompts,
+            prompts=self.source or self.prompts,
             sampler=sampler,
             keep=self.keep,
             limits=Limits(
@@ -200,7 +204,8 @@ class World:
             serving=serving,
             timeline=timeline,
             before=before,
-            again=tuple(self.prompts.at(*which) for which in before.outstanding) if before else (),
+            again=self._again(),
+            observers=(*self.observers, *(each for each in (self.hooks, self.source) if each is not None)),
         )
         prompts = FakePrompts()
         held_out = HeldOut(prompts={"held": tuple(prompts.take() for _ in range(self.held_out))}, samples_per_prompt=1)
@@ -218,7 +223,14 @@ class World:
             loop_lag=LoopLag(),
             checkpointer=self.checkpoints,
             gpu_sharing=self.gpu_sharing,
+            hooks=self.hooks,
+            source=self.source,
         )
+
+    def _again(self) -> tuple[Prompt, ...]:
+        if self.before is None:
+            return ()
+        return self.before.prompts or tuple(self.prompts.at(*which) for which in self.before.outstanding)
 
     @property
     def lags(self) -> Sequence[int]:
