@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from asyncrl.errors import HookFailed
-from asyncrl.hooks.worker import Worker
+from asyncrl.hooks.worker import Caller
 from asyncrl.protocols import UserSource
 from asyncrl.types import NewPrompt, Prompt, ScoredGroup, SourceState
 
@@ -47,7 +47,7 @@ class UserPrompts:
     """
 
     def __init__(
-        self, source: UserSource, tokenise: Tokenise, *, name: str, ahead: int, worker: Worker, timeout_s: float
+        self, source: UserSource, tokenise: Tokenise, *, name: str, ahead: int, worker: Caller, timeout_s: float
     ) -> None:
         self._source = source
         self._tokenise = tokenise
@@ -100,7 +100,7 @@ class UserPrompts:
     async def run(self) -> None:
         """Fetch prompts and report groups to the source, until cancelled.
 
-        Raises HookFailed if a call fails, takes too long, or finds no prompt although one is needed.
+        Raises HookFailed if a call fails or takes too long, and when the source has ended and no prompt is left.
         """
         self._wanted.set()
         while True:

@@ -22,6 +22,9 @@ class Caller(Protocol):
     async def call[T](self, function: Callable[[], T], name: str, timeout_s: float) -> T:
         """Return the result of ``function``.  Raises HookFailed, which begins with ``name``."""
 
+    def call_now[T](self, function: Callable[[], T], name: str, timeout_s: float) -> T:
+        """Wait for the result of ``function`` without an event loop.  Raises HookFailed or its ConfigError."""
+
 
 class Worker:
     """One daemon thread, started by its first call.  All calls of one user object run in it, in order.

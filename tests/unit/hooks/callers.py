@@ -18,6 +18,10 @@ class InlineCaller:
         self.names.append(name)
         if self.seconds:
             await asyncio.sleep(self.seconds)
+        return self.call_now(function, name, timeout_s)
+
+    def call_now[T](self, function: Callable[[], T], name: str, timeout_s: float) -> T:
+        """See ``Caller.call_now``."""
         try:
             return function()
         except Exception as error:

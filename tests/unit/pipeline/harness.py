@@ -1,5 +1,6 @@
 """The whole pipeline on fakes and a virtual clock."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from asyncrl.engines.fake import (
     FakeTrainer,
     FakeUpdater,
 )
-from asyncrl.errors import EngineError
+from asyncrl.errors import EngineError, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline
@@ -147,7 +148,14 @@ class World:
             first_step=self.before.step if self.before else 0,
             save_interval=self.save_interval,
         )
-        await train(self._parts(), plan, self.facts.append)
+        if self.source is None:
+            await train(self._parts(), plan, self.facts.append)
+            return
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                fetching = tasks.create_task(self.source.run())
+                await train(self._parts(), plan, self.facts.append)
+                fetching.cancel()
 
     def request(self, request_id: str, prompt: Prompt, seed: int, step: int) -> Request:
         """A request as the sampler makes it."""
@@ -182,7 +190,7 @@ class World:
             seed=1,
         )
         self.scheduler = Scheduler(
-            prompts=self.source or self.prompts,
+            prompts=self.prompts if self.source is None else self.source,
             sampler=sampler,
             keep=self.keep,
             limits=Limits(
