@@ -10,7 +10,7 @@ from asyncrl.config.derived import has_critic
 from asyncrl.data.prompts import EndlessPrompts
 from asyncrl.engines.megatron.checkpoint.directory import Origin, check_model, check_save, find_origin, read_notes
 from asyncrl.errors import ConfigError
-from asyncrl.hooks.prompt_source import UserPrompts
+from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.pipeline.scheduling.run_state import RunState
@@ -101,6 +101,11 @@ def _checked_notes(run: RunConfig, origin: Origin, shape: ModelShape) -> dict[st
 def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: EndlessPrompts | UserPrompts) -> Start:
     ours = about(prompts)
     known = {name: saved.get(name) for name in ours}
+    if known != ours and FLAG in f"{known['fingerprint']} {ours['fingerprint']}":
+        raise ConfigError(
+            f"{FLAG}: {origin.folder} was made with another source of prompts; give the same path, or take its weights "
+            "alone with --ref-load"
+        )
     if known != ours:
         raise ConfigError(
             f"prompt-data: {origin.folder} was made with other prompts ({known['prompts']} of them, here "

@@ -1,13 +1,16 @@
 """The user's data source and the functions that are called once per step, as the settings name them."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
+from asyncrl.compat import Sample
 from asyncrl.compat.batch_hooks import all_samples_from_slime
 from asyncrl.config.areas import HookConfig, RunConfig
+from asyncrl.data.prompts import EndlessPrompts, load_prompts
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.data.user_prompts import tokeniser
 from asyncrl.hooks.batch_hooks import BatchHooks, FlaggedHook
@@ -26,6 +29,7 @@ from asyncrl.plugins import (
     load_source,
 )
 from asyncrl.protocols import BatchHook, EvalLogFn, RolloutLogFn
+from asyncrl.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +79,53 @@ def step_hooks(config: HookConfig, args: SimpleNamespace, get_samples: Callable[
     )
 
 
+class PromptRows:
+    """The rows of ``--prompt-data`` as slime's groups, read when the first is wanted."""
+
+    def __init__(self, run: RunConfig, tokenizer: TextTokenizer) -> None:
+        self._run = run
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _rows(self) -> EndlessPrompts:
+        return load_prompts(self._run.data, self._tokenizer)
+
+    @property
+    def position(self) -> int:
+        """Rows taken so far."""
+        return self._rows.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._rows.seek(position)
+
+    def sample(self, num_samples: int) -> list[list[Sample]]:
+        """Return the next groups, in the order in which a run without a data source takes the rows."""
+        return [self._group(self._rows.take()) for _ in range(num_samples)]
+
+    def __len__(self) -> int:
+        """Return the number of rows per epoch."""
+        return len(self._rows)
+
+    def _group(self, prompt: Prompt) -> list[Sample]:
+        return [
+            Sample(
+                prompt=prompt.text,
+                label=prompt.label,
+                tokens=list(prompt.token_ids),
+                metadata=copy.deepcopy(dict(prompt.metadata)),
+            )
+            for _ in range(self._run.rollout.n_samples_per_prompt)
+        ]
+
+
 def user_prompts(run: RunConfig, tokenizer: TextTokenizer, args: SimpleNamespace) -> UserPrompts:
     """Make the user's data source, in its thread.  Raises PluginError or HookFailed."""
     path = run.hooks.source
     if path is None:
         raise AssertionError("there is no data source of the user")
-    make, worker = load_source(path, args), Worker("data-source")
+    make = load_source(path, args, lambda: PromptRows(run, tokenizer))
+    worker = Worker("data-source")
     is_stored = run.checkpoint.save is not None
     return UserPrompts(
         worker.call_now(make, f"--data-source-path {path}", run.hooks.data_source_timeout_s),

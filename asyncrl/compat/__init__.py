@@ -5,7 +5,7 @@ Plug-ins import ``Sample`` and ``DynamicFilterOutput`` from here.
 
 from asyncrl.compat.advantage_functions import advantage_from_slime
 from asyncrl.compat.buffer_filters import pick_from_slime
-from asyncrl.compat.data_sources import DataSource
+from asyncrl.compat.data_sources import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
 from asyncrl.compat.plugin_shapes import filter_from_slime, reward_from_slime
 from asyncrl.compat.slime_types import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
 
@@ -13,6 +13,8 @@ __all__ = [
     "OUR_NAMES",
     "DataSource",
     "DynamicFilterOutput",
+    "RolloutDataSource",
+    "RolloutDataSourceWithBuffer",
     "Sample",
     "SlimeArgs",
     "advantage_from_slime",

@@ -1,8 +1,11 @@
-"""slime's data sources: the base class for users, and the adapter."""
+"""slime's data sources: the classes from which users derive, and the adapter."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from asyncrl.compat.slime_types import Sample, SlimeArgs
 from asyncrl.errors import HookFailed
@@ -129,3 +132,94 @@ def _mapping(metadata: Any) -> Mapping[str, Any]:
 def _sample(prompt: Prompt) -> Sample:
     """Return a sample of a prompt that a checkpoint stored."""
     return Sample(prompt=prompt.text, label=prompt.label, metadata=dict(prompt.metadata))
+
+
+class Dataset(Protocol):
+    """The prompts of ``--prompt-data``, in the order of the run, without an end."""
+
+    position: int
+    """Prompts taken so far."""
+
+    def sample(self, num_samples: int) -> list[list[Sample]]:
+        """Return the next groups."""
+
+    def __len__(self) -> int:
+        """Return the number of prompts."""
+
+
+class RolloutDataSource(DataSource):
+    """slime's source of the rows of ``--prompt-data``, for classes that derive from it."""
+
+    dataset: Dataset
+    """Set by asyncrl after the class is made, if the class has not set it."""
+
+    def __init__(self, args: SlimeArgs) -> None:
+        self.args = args
+        self.metadata: dict[str, Any] = {}
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """Return the next groups of the data set."""
+        return self.dataset.sample(num_samples)
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Refuse: the source is read-only."""
+        raise RuntimeError(f"{type(self).__name__} is read-only")
+
+    def save(self, rollout_id: int) -> None:
+        """Write the place in the data set to ``args.save``."""
+        path = self._file(self.args.save, rollout_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"sample_offset": self.dataset.position, "metadata": self.metadata}))
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Continue at the place in ``args.load``; from the beginning, if there is no file."""
+        path = self._file(self.args.load, rollout_id)
+        if path.is_file():
+            found = json.loads(path.read_text())
+            self.dataset.position, self.metadata = found["sample_offset"], found["metadata"]
+
+    def __len__(self) -> int:
+        """Return the number of prompts."""
+        return len(self.dataset)
+
+    def _file(self, folder: Any, rollout_id: int | None) -> Path:
+        return Path(folder) / "rollout" / f"data_source_{rollout_id}.json"
+
+
+class RolloutDataSourceWithBuffer(RolloutDataSource):
+    """The same, with a buffer of the groups that came back, which are served first.
+
+    ``buffer_filter`` takes groups from the buffer: a method ``(args, buffer, num_samples)``, or a function
+    ``(args, rollout_id, buffer, num_samples)``.  It returns them and removes them from the buffer.
+    """
+
+    def __init__(self, args: SlimeArgs) -> None:
+        super().__init__(args)
+        self.buffer: list[list[Sample]] = []
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """Return groups of the buffer, then of the data set."""
+        groups = list(self._from_buffer(num_samples)) if self.buffer else []
+        return [*groups, *super().get_samples(num_samples - len(groups))]
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Keep groups in the buffer."""
+        self.buffer.extend(samples)
+
+    def buffer_filter(self, args: SlimeArgs, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
+        """Take the oldest groups."""
+        taken = buffer[:num_samples]
+        del buffer[:num_samples]
+        return taken
+
+    def _from_buffer(self, num_samples: int) -> list[list[Sample]]:
+        choose: Callable[..., list[list[Sample]]] = self.buffer_filter
+        args = getattr(self, "args", None)
+        before = len(self.buffer)
+        if len(inspect.signature(choose).parameters) > 3:
+            taken = choose(args, None, self.buffer, num_samples)
+        else:
+            taken = choose(args, self.buffer, num_samples)
+        if taken and len(self.buffer) == before:  # the guides' method only chooses
+            self.buffer = [group for group in self.buffer if all(group is not each for each in taken)]
+        return taken

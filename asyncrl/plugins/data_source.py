@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from asyncrl.compat import SlimeArgs
@@ -18,11 +19,11 @@ SLIME = "get_samples"
 _SHAPES = "take(), an iterator, or slime's get_samples(num_samples)"
 
 
-def load_source(path: str, args: SlimeArgs) -> Callable[[], UserSource]:
+def load_source(path: str, args: SlimeArgs, dataset: Callable[[], Any] | None = None) -> Callable[[], UserSource]:
     """Find the class, factory or object of ``path``; return a function that makes the source.
 
     The function may block.  A class or factory gets ``args`` if its first parameter has that name, or the arguments in
-    ``path``.  Both raise PluginError.
+    ``path``.  An object of slime's shape without ``dataset`` gets that of ``--prompt-data``.  Both raise PluginError.
     """
     try:
         place, arguments = split(path)
@@ -34,7 +35,7 @@ def load_source(path: str, args: SlimeArgs) -> Callable[[], UserSource]:
 
     def make() -> UserSource:
         try:
-            return _adapted(call(), args)
+            return _adapted(call(), args, dataset)
         except PluginError as error:
             raise PluginError(f"{FLAG} '{path}': {error}") from error.__cause__
         except Exception as error:
@@ -73,8 +74,11 @@ def _is_source(thing: Any) -> bool:
     return any(hasattr(thing, name) for name in (SLIME, *METHODS))
 
 
-def _adapted(source: Any, args: SlimeArgs) -> UserSource:
+def _adapted(source: Any, args: SlimeArgs, dataset: Callable[[], Any] | None) -> UserSource:
     if hasattr(source, SLIME):
+        if dataset is not None and not hasattr(source, "dataset"):
+            with suppress(AttributeError):  # it has slots: its own code knows where its prompts are
+                source.dataset = dataset()
         return SlimeSource(source, args)
     if _is_source(source):
         return NativeSource(source)

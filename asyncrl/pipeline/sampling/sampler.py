@@ -11,7 +11,7 @@ from asyncrl.pipeline.sampling.retry import RetryingEngine, ended
 from asyncrl.pipeline.sampling.scoring import score
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.protocols import RewardFn, Tokenizer
-from asyncrl.types import Chunk, FinishReason, Prompt, Request, Sample, SamplingParams, ScoredSample, Weights
+from asyncrl.types import Chunk, FinishReason, GroupId, Prompt, Request, Sample, SamplingParams, ScoredSample, Weights
 
 
 class ServingWeights:
@@ -67,9 +67,9 @@ class Sampler:
         """Attempts that an interruption ended, so far."""
         return self._engine.aborts
 
-    def partial(self, index: int) -> PartialSample:
-        """Return an empty answer with position ``index`` in its group."""
-        return PartialSample(index, self._serving.by_version)
+    def partial(self, index: int, group_id: GroupId | None = None) -> PartialSample:
+        """Return an empty answer with position ``index`` in its group; an evaluation has no group."""
+        return PartialSample(index, self._serving.by_version, group_id)
 
     async def generate(
         self, name: str, seed: int, prompt: Prompt, partial: PartialSample, on_tokens: Callable[[int], None]

@@ -108,7 +108,6 @@ async def complete(
         if partial.index not in group.samples:
             name = f"g{group.group_id}" + (f"~{group.num_interruptions}" if group.num_interruptions else "")
             sample = await sampler.generate(name, group.group_id, group.prompt, partial, on_tokens)
-            sample = replace(sample, group_id=group.group_id)
             group.samples[partial.index] = sample
             on_sample(sample)
         if partial.index not in group.scored:

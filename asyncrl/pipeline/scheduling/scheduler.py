@@ -263,11 +263,12 @@ class Scheduler:
             group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
         else:
+            group_id = GroupId(self._next_id)
             group = GroupInFlight(
-                dispatch=self._dispatch(GroupId(self._next_id)),
+                dispatch=self._dispatch(group_id),
                 prompt=self._prompt_queue.take(),
                 dispatched=weights,
-                partials=[self._sampler.partial(index) for index in range(self._limits.group_size)],
+                partials=[self._sampler.partial(index, group_id) for index in range(self._limits.group_size)],
                 since=now,
             )
             self._next_id += 1
