@@ -112,6 +112,7 @@ class World:
     before: RunState | None = None
     colocate: bool = False
     hooks: Any = None
+    keeps_answers: bool = False
     source: Any = None
     """A ``ResumableSource``, which is also the source of prompts and an observer."""
     observers: tuple[Any, ...] = ()
@@ -219,7 +220,14 @@ class World:
         held_out = HeldOut(prompts={"held": tuple(prompts.take() for _ in range(self.held_out))}, samples_per_prompt=1)
         return Parts(
             scheduler=self.scheduler,
-            evaluator=Evaluator(held_out=held_out, sampler=sampler, slots=slots, serving=serving, timeline=timeline)
+            evaluator=Evaluator(
+                held_out=held_out,
+                sampler=sampler,
+                slots=slots,
+                serving=serving,
+                timeline=timeline,
+                keeps_answers=self.keeps_answers,
+            )
             if self.held_out
             else None,
             engine=engine,

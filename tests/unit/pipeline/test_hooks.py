@@ -138,3 +138,12 @@ def test_the_answers_of_a_resumed_group_know_it() -> None:
     assert all(0 <= sample.resumed_at <= len(sample.token_ids) for sample in samples)
     groups = {group.group_id: group for batch in world.trainer.batches for group in batch.groups}
     assert all(each.sample.group_id == number for number, group in groups.items() for each in group.samples)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_evaluation_keeps_its_answers_if_a_log_function_wants_them(keeps: bool) -> None:
+    world = World(steps=2, held_out=3, eval_interval=1, keeps_answers=keeps).run()
+    (report,) = [facts.evaluation for facts in world.facts if facts.evaluation][-1:]
+    answers = report.answers.get("held", ())
+    assert [prompt.row for prompt, _ in answers] == ([0, 1, 2] if keeps else [])
+    assert all(scored.sample.group_id is None for _, scored in answers)
