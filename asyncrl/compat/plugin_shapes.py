@@ -15,7 +15,7 @@ def reward_from_slime(function: Callable[..., Awaitable[Any]], args: SlimeArgs) 
     size = getattr(args, "n_samples_per_prompt", None)
 
     async def reward(prompt: Prompt, sample: Sample, /) -> float:
-        value = await function(args, to_slime(prompt, sample, None, (1,) * len(sample.token_ids), size))
+        value = await function(args, to_slime(prompt, sample, None, (1,) * len(sample.token_ids), group_size=size))
         if isinstance(value, Real):
             return float(value)
         raise RewardFailed(f"a reward must be one number, got a {type(value).__name__}: {value!r}")

@@ -140,6 +140,7 @@ def to_slime(
     sample: OurSample,
     reward: float | None,
     loss_mask: Sequence[int],
+    *,
     group_size: int | None = None,
 ) -> Sample:
     """Convert one sample to slime's terms.
@@ -157,7 +158,10 @@ def to_slime(
 def group_to_slime(group: ScoredGroup) -> list[Sample]:
     """Convert all samples of a group to slime's terms."""
     size = len(group.samples)
-    views = [to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask, size) for scored in group.samples]
+    views = [
+        to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask, group_size=size)
+        for scored in group.samples
+    ]
     if any(scored.sample.resumed_at for scored in group.samples):  # as in slime, its finished answers are marked too
         for view, scored in zip(views, group.samples, strict=True):
             _mark_first_step(view, scored.sample)

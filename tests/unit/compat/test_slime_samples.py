@@ -66,7 +66,7 @@ def test_numbers_are_unique_over_groups() -> None:
 
 def test_an_answer_has_one_view_with_the_present_reward_and_mask() -> None:
     scored = group(4, (0.0, 1.0), (2, 2))
-    before = to_slime(scored.prompt, scored.samples[0].sample, None, (1, 1), 2)
+    before = to_slime(scored.prompt, scored.samples[0].sample, None, (1, 1), group_size=2)
     before.metadata["by_reward"] = True
     masked = replace(scored, samples=(masked_until(scored.samples[0], 1), scored.samples[1]))
     after = group_to_slime(masked)[0]

@@ -299,3 +299,31 @@ def test_prompts_are_stored_whole() -> None:
     assert (len(source), source.fingerprint) == (0, "--data-source-path mine")
     with pytest.raises(KeyError):
         source.at(0, 1)
+
+
+def test_a_state_waits_for_a_fetch_in_progress_and_holds_the_next() -> None:
+    class Late(InlineCaller):
+        """Runs a call at once and hands its result over later, so that a fetch is under way when a state is asked."""
+
+        async def call[T](self, function: Any, name: str, timeout_s: float) -> Any:
+            result = self.call_now(function, name, timeout_s)
+            await asyncio.sleep(5.0)
+            return result
+
+    async def main() -> None:
+        counting = Counting()
+        source = prompts(NativeSource(counting), ahead=4, caller=Late())
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(source.run())
+            await asyncio.sleep(1.0)  # the first fetch is under way
+            async with source.saved(1) as state:
+                assert state.state == state.fetched == len(state.ahead) == counting.taken == 4
+                for _ in state.ahead:
+                    source.take()
+                await asyncio.sleep(60.0)
+                assert counting.taken == 4
+            await source.ready()
+            assert counting.taken == 8
+            running.cancel()
+
+    run_virtually(main())
