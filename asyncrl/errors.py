@@ -10,6 +10,7 @@
     │   └── EngineRejected     the server refused the request (4xx)
     ├── RewardFailed           a reward function raised on one sample                      [budget]
     ├── FilterFailed           a filter raised on one group                                [budget]
+    ├── HookFailed             a hook or a data source of the user failed; the run stops
     ├── SampleFailed           one sample failed after its last retry                      [budget]
     ├── FailureBudgetSpent     too many groups failed in a row; the run stops
     ├── FilterBudgetSpent      the filter rejected too many groups in a row; the run stops
@@ -68,6 +69,10 @@ class RewardFailed(AsyncRLError):
 
 class FilterFailed(AsyncRLError):
     """A filter raised on one group, which is dropped, or a buffer filter raised, which ends the run."""
+
+
+class HookFailed(AsyncRLError):
+    """A hook or a data source of the user raised, took too long, or returned a wrong result; the run ends."""
 
 
 class SampleFailed(AsyncRLError):

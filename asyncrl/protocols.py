@@ -1,11 +1,12 @@
 """The interfaces between packages.
 
-``engines/fake.py`` has a fake of every class except LoadProbe and the function types (RewardFn, GroupRewardFn,
-KeepFn, PickFn), HasDeadlines and AdmissionHold.
+``engines/fake.py`` has a fake of every class except LoadProbe, GroupObserver, HasDeadlines, AdmissionHold and the
+function types (RewardFn, GroupRewardFn, KeepFn, PickFn, EvalFn, BatchHook and the native shapes of hooks).
 ``tests/contract/`` runs the same tests on the fake and the real RolloutEngine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,13 +15,16 @@ from asyncrl.types import (
     Chunk,
     EngineLoad,
     EvalOutcome,
+    EvalReport,
     FinishReason,
+    NewPrompt,
     Picked,
     Prompt,
     Request,
     Reward,
     Sample,
     ScoredGroup,
+    SourceState,
     TrainReport,
     UpdateReport,
     Weights,
@@ -231,3 +235,113 @@ class EvalFn(Protocol):
 
     async def __call__(self, evaluation: HeldOutPass, /) -> Mapping[str, Sequence[float]] | EvalOutcome:
         """Return the rewards of all answers by data set name."""
+class BatchPreparer(Protocol):
+    """The user's hooks between a batch and the trainer."""
+
+    async def prepared(self, batch: Batch) -> Batch:
+        """Return the batch to train, with the same groups and tokens.  Raises HookFailed."""
+
+
+class GroupObserver(Protocol):
+    """Sees groups leave the scheduler.  Its methods are called on the event loop and must not block."""
+
+    def finished(self, group: ScoredGroup, reason: str | None, /) -> None:
+        """Note a scored group; ``reason`` is the filter's reason for dropping it, None if it was kept."""
+
+    def returned(self, prompt: Prompt, group: ScoredGroup | None, outcome: str, /) -> bool:
+        """Note a group that will not be trained; ``outcome`` is ``stale`` or ``failed``.
+
+        ``group`` has its answers if it was scored.  Returns whether the observer takes the prompt, which then does not
+        start again.
+        """
+
+
+class BatchHook(Protocol):
+    """A user function between the batch and the trainer, in either shape."""
+
+    def __call__(self, batch: Batch, filtered: Sequence[ScoredGroup], /) -> Batch:
+        """Return the batch to train; ``filtered`` are the groups that the filter dropped since the last batch.
+
+        Runs in a thread.  May raise any exception, which ends the run.
+        """
+
+
+class SampleFilterFn(Protocol):
+    """Leaves samples out of the loss; they still count in the normalization of their group."""
+
+    def __call__(self, step: int, groups: Sequence[ScoredGroup], /) -> Collection[tuple[int, int]]:
+        """Return ``(group_id, index)`` of each sample to leave out."""
+
+
+class AllSamplesFn(Protocol):
+    """Sees all groups of a step."""
+
+    def __call__(self, step: int, trained: Sequence[ScoredGroup], filtered: Sequence[ScoredGroup], /) -> None:
+        """Look at the groups of the batch, and at those dropped by the filter since the last batch."""
+
+
+class RewardPostProcessFn(Protocol):
+    """Replaces the comparison of rewards within groups."""
+
+    def __call__(self, groups: Sequence[ScoredGroup], /) -> Sequence[Sequence[float]]:
+        """Return for each group one finite number per sample, which takes the place of its normalized reward."""
+
+
+class ConvertFn(Protocol):
+    """Changes a batch before it is trained."""
+
+    def __call__(self, batch: Batch, /) -> Batch:
+        """Return the batch with other loss masks, rewards, outcomes or log-probs; its tokens must stay."""
+
+
+class RolloutLogFn(Protocol):
+    """Sees each trained batch and the row of its numbers."""
+
+    def __call__(self, step: int, batch: Batch, row: Mapping[str, float | int], /) -> Mapping[str, float | int] | None:
+        """Return further numbers for the row, or None."""
+
+
+class EvalLogFn(Protocol):
+    """Sees each evaluation."""
+
+    def __call__(
+        self, step: int, report: EvalReport, row: Mapping[str, float | int], /
+    ) -> Mapping[str, float | int] | None:
+        """Return further numbers for the row, or None; ``report.answers`` has the answers by data set."""
+
+
+class UserSource(Protocol):
+    """A user's data source in either shape.  All its methods run in one thread and may block."""
+
+    @property
+    def wants_finished(self) -> bool:
+        """Whether ``finished`` is to be called."""
+
+    @property
+    def wants_returned(self) -> bool:
+        """Whether ``give_back`` is to be called; otherwise prompts of stale groups start again by themselves."""
+
+    def fetch(self, count: int, first: int, /) -> Sequence[NewPrompt]:
+        """Return up to ``count`` prompts; the first gets row ``first``."""
+
+    def finished(self, group: ScoredGroup, /) -> None:
+        """Note a scored group, kept or filtered."""
+
+    def give_back(self, prompt: Prompt, group: ScoredGroup | None, origin: Any, /) -> bool:
+        """Take a stale or failed group back; False if the source refuses, so that a stale prompt starts again.
+
+        ``origin`` is that of its ``NewPrompt``, None after a resume.
+        """
+
+    def state(self, step: int, /) -> Any:
+        """Return the state after ``step`` training steps, as JSON values."""
+
+    def load(self, step: int, state: Any, /) -> None:
+        """Continue from the state of a checkpoint after ``step`` training steps."""
+
+
+class ResumableSource(Protocol):
+    """A source whose prompts cannot be found again by epoch and row."""
+
+    def saved(self, step: int) -> AbstractAsyncContextManager[SourceState]:
+        """Hold the source still and yield its state after ``step`` training steps.  Raises HookFailed."""

@@ -47,7 +47,7 @@ class Weights:
     """Training steps done when the weights were copied from the trainer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Prompt:
     """One question, tokenised."""
 
@@ -61,6 +61,33 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] | None = None
     """The chat messages of a row, if ``text`` is their rendering and the run does not ask for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPrompt:
+    """One question of a user's data source, before it is tokenised."""
+
+    prompt: str | Sequence[Mapping[str, Any]]
+    """Text, which is taken as it is, or chat messages, which are rendered with the model's chat template."""
+    label: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Values for rewards and filters; JSON values, because checkpoints store prompts that are not trained yet."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens of the prompt, if the source has them already."""
+    origin: Any = None
+    """The source's object of this prompt, which the source gets with a group that comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceState:
+    """The state of a user's data source between two calls of it."""
+
+    fetched: int
+    """Number of prompts that the source gave so far."""
+    state: Any
+    """State that the source returned, as JSON values."""
+    ahead: tuple[Prompt, ...]
+    """Prompts that the source gave and that no group has taken yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +160,7 @@ class Span:
     stop: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Sample:
     """One answer of T tokens.
 
@@ -149,6 +176,10 @@ class Sample:
     finish: FinishReason
     seconds: float
     """Seconds from dispatch, or from the last resumption, to the last token."""
+    group_id: GroupId | None = None
+    """Group of the answer; None in an evaluation."""
+    resumed_at: int = 0
+    """Number of tokens that were there when the answer was last resumed; 0 if it was never interrupted."""
 
     def __post_init__(self) -> None:
         _same_length("token_ids", self.token_ids, "logprobs", self.logprobs)
@@ -177,6 +208,9 @@ class ScoredSample:
     loss_mask: tuple[int, ...]
     reward_parts: Mapping[str, Any] = field(default_factory=dict)
     """The entries of a dict reward (``Reward.parts``)."""
+    outcome: float | None = None
+    """Number that a user function computed from the rewards of the step.  It replaces the estimator's comparison of
+    rewards within groups.  None without such a function; either all samples of a batch have one or none."""
 
     def __post_init__(self) -> None:
         _same_length("token_ids", self.sample.token_ids, "loss_mask", self.loss_mask)

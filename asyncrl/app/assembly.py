@@ -5,7 +5,7 @@ checks.check ──▶ Checked ──▶ run_training: deploy, publish the first
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,8 @@ from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import AsyncRLError, GpuSharingFailed, WeightUpdateFailed, plainly
 from asyncrl.event_loop import is_cancelled
+from asyncrl.hooks.log_hooks import LogHooks
+from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.metrics.facts import Gauges, StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
@@ -47,7 +49,7 @@ from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
-from asyncrl.protocols import RewardFn
+from asyncrl.protocols import GroupObserver, RewardFn
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import SamplingParams
 
@@ -81,11 +83,13 @@ async def run_training(
     phase: Callable[[str], None],
     report: Callable[[StepFacts], None],
     gauges: Callable[[Gauges], None],
+    logs: LogHooks | None = None,
 ) -> None:
     """Start all processes, train to the last step, save, and stop all processes.
 
     ``phase`` receives the name of each startup phase, ``report`` each step's facts, and ``gauges`` the scheduler's
-    counts every SHOW_EVERY_S seconds.  Raises the error that ended the run.
+    counts every SHOW_EVERY_S seconds.  ``logs`` are the user's log functions, to which ``report``
+    hands the steps.  Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
@@ -103,7 +107,7 @@ async def run_training(
                         watchers.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
                         watchers.create_task(rewards.warm(checked.rewards), name="reward-workers"),
                     ]
-                    if isinstance(checked.prompts, PromptStream):
+                    if isinstance(checked.prompts, PromptStream | UserPrompts):
                         watching.append(watchers.create_task(checked.prompts.run(), name="prompts"))
                     if checked.run.rollout.follow_kv_cache:
                         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
@@ -112,8 +116,12 @@ async def run_training(
                     await running.serve(parts.serving.now)
                     phase("generating the first batch")
                     watching.append(watchers.create_task(_show(parts.scheduler, gauges), name="gauges"))
+                    if logs is not None:
+                        watching.append(watchers.create_task(logs.run(), name="log-functions"))
                     freeze_startup_objects()
                     await train(parts, _plan(checked, run_dir), report)
+                    if logs is not None:
+                        await logs.finish()
                     for task in watching:
                         task.cancel()
         phase("stopping")
@@ -218,9 +226,12 @@ def _parts(checked: Checked, running: Running, rewards: RewardResources, timelin
             seed=run.model.seed,
         )
 
+    hooks = checked.hooks.batch_hooks()
+    source = checked.prompts if isinstance(checked.prompts, UserPrompts) else None
+    observers: list[GroupObserver] = [each for each in (hooks, source) if each is not None]
     training = sampler(_sampling(checked), checked.reward, checked.tokenizer)
     return Parts(
-        scheduler=_scheduler(checked, training, rewards, slots, serving, timeline),
+        scheduler=_scheduler(checked, training, rewards, slots, serving, timeline, observers),
         evaluator=_evaluator(checked, running, sampler, slots, serving, timeline),
         engine=engine,
         trainer=running.trainer,
@@ -230,6 +241,8 @@ def _parts(checked: Checked, running: Running, rewards: RewardResources, timelin
         timeline=timeline,
         loop_lag=LoopLag(),
         checkpointer=_checkpointer(checked, running),
+        hooks=hooks,
+        source=source,
         gpu_sharing=running.gpu_sharing,
     )
 
@@ -247,7 +260,13 @@ def _evaluator(
         return None
     sets = held_out_sets(checked.held_out, checked.end_tokens, sampler)
     if function is None:
-        return Evaluator(sets=sets, slots=slots, serving=serving, timeline=timeline)
+        return Evaluator(
+            sets=sets,
+            slots=slots,
+            serving=serving,
+            timeline=timeline,
+            keeps_answers=checked.hooks.eval_log is not None,
+        )
     return FunctionEvaluator(
         function=running_eval_function(function, running.url, [each.settings for each in checked.held_out]),
         name=evaluation.eval_function_path or "",
@@ -266,6 +285,7 @@ def _scheduler(
     slots: Slots,
     serving: ServingWeights,
     timeline: Timeline,
+    observers: Sequence[GroupObserver],
 ) -> Scheduler:
     run, start = checked.run, checked.start
     return Scheduler(
@@ -282,6 +302,7 @@ def _scheduler(
         timeline=timeline,
         before=start.before,
         again=start.again,
+        observers=observers,
     )
 
 

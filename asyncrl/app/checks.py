@@ -13,6 +13,7 @@ from asyncrl.app.evaluation import CheckedSet, check_eval_lengths, check_eval_re
 from asyncrl.app.resume import ResumablePrompts, Start, find_start
 from asyncrl.app.rewards import build_reward, check_rows
 from asyncrl.app.trackers import check_trackers
+from asyncrl.app.user_hooks import StepHooks, step_hooks, user_prompts
 from asyncrl.capacity.layout import check_layout
 from asyncrl.compat import BlockingEval
 from asyncrl.config import RewardConfig, RunConfig, check_passthrough
@@ -29,11 +30,12 @@ from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
 from asyncrl.engines.weight_sync.disk import check_disk
 from asyncrl.errors import ConfigError
+from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.models.described import otherwise
 from asyncrl.models.overrides import overridden, server_changes
 from asyncrl.models.shape import ModelShape, read_config, shape_of
 from asyncrl.models.sizes import sent_bytes
-from asyncrl.plugins import KEEP, PICK, load_custom, load_plugin
+from asyncrl.plugins import KEEP, PICK, load_custom, load_plugin, load_source
 from asyncrl.protocols import EvalFn, KeepFn, PickFn, RewardFn
 from asyncrl.types import ScoredGroup
 
@@ -71,6 +73,7 @@ class Checked:
     reward: RewardFn
     keep: KeepFn
     pick: PickFn | None
+    hooks: StepHooks
     custom: Resolver | None
     """Finds the user's advantage and loss functions in the driver and in every rank; None without any."""
 
@@ -114,12 +117,20 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
         reward=reward,
         keep=_keep(run),
         pick=_pick(run),
+        hooks=step_hooks(
+            run.hooks, _plugin_args(run), prompts.get_samples if isinstance(prompts, UserPrompts) else None
+        ),
         custom=custom,
     )
 
 
 def _prompts(run: RunConfig, tokenizer: TextTokenizer, reward: RewardFn) -> ResumablePrompts:
-    """Read all prompts, or open a stream of them.  Raises DataError."""
+    """Read all prompts, open a stream of them, or make the user's source.
+
+    Raises DataError, PluginError or HookFailed.
+    """
+    if run.hooks.source is not None:
+        return user_prompts(run, tokenizer, _plugin_args(run))
     if run.data.streaming_data:
         return open_stream(run.data, tokenizer, run.model.hf_checkpoint)
     prompts = load_prompts(run.data, tokenizer)
@@ -175,6 +186,9 @@ def check_functions(run: RunConfig) -> None:
     load_eval_function(run.evaluation.eval_function_path, _plugin_args(run))
     _keep(run)
     _pick(run)
+    step_hooks(run.hooks, _plugin_args(run))
+    if run.hooks.source is not None:
+        load_source(run.hooks.source, _plugin_args(run))
     _custom(run)
 
 

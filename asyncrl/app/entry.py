@@ -158,10 +158,20 @@ def _interruption(run: RunConfig, done: int, signal: str) -> str:
 async def _run_in_session(
     ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: Signals
 ) -> None:
-    def report(facts: StepFacts) -> None:
-        view.step(reporter.step(facts), facts)
+    logs = checked.hooks.log_hooks()
 
-    with signals.cancelling(), _timeline(checked.run, run_dir) as timeline:
+    def report(facts: StepFacts) -> None:
+        numbers = reporter.row(facts)
+        if logs is None:
+            view.step(reporter.write(numbers), facts)
+        else:
+            logs.step(facts.batch, facts.evaluation, numbers, lambda row: view.step(reporter.write(row), facts))
+
+    with ExitStack() as stack:
+        stack.enter_context(signals.cancelling())
+        timeline = stack.enter_context(_timeline(checked.run, run_dir))
+        if logs is not None:
+            stack.callback(logs.flush)  # a run that ends early writes every row
         await run_training(
             ray,
             checked,
@@ -170,6 +180,7 @@ async def _run_in_session(
             phase=view.phase,
             report=report,
             gauges=view.gauges,
+            logs=logs,
         )
 
 

@@ -10,6 +10,7 @@ from asyncrl.config.derived import has_critic
 from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.engines.megatron.checkpoint.directory import Origin, check_model, check_save, find_origin, read_notes
 from asyncrl.errors import ConfigError
+from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.pipeline.scheduling.run_state import RunState
@@ -118,6 +119,11 @@ def _checked_notes(run: RunConfig, origin: Origin, shape: ModelShape) -> dict[st
 def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: ResumablePrompts) -> Start:
     ours = about(prompts)
     known = {name: saved.get(name) for name in ours}
+    if known != ours and FLAG in f"{known['fingerprint']} {ours['fingerprint']}":
+        raise ConfigError(
+            f"{FLAG}: {origin.folder} was made with another source of prompts; give the same path, or take its weights "
+            "alone with --ref-load"
+        )
     if known != ours:
         raise ConfigError(
             f"prompt-data: {origin.folder} was made with other prompts ({known['prompts']} of them, here "
@@ -125,7 +131,7 @@ def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: ResumablePrompts
         )
     try:
         before = RunState.from_json(saved["state"])
-        again = tuple(prompts.at(epoch, row) for epoch, row in before.outstanding)
+        again = before.prompts or tuple(prompts.at(epoch, row) for epoch, row in before.outstanding)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{origin.folder}: {error}") from error
     _move(prompts, before)
@@ -136,6 +142,10 @@ def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: ResumablePrompts
 
 def _move(prompts: ResumablePrompts, before: RunState) -> None:
     """Continue behind the prompts that the resumed run has taken.  Raises ConfigError."""
+    if isinstance(prompts, UserPrompts):
+        source = before.source or {"fetched": before.prompts_taken, "state": None}
+        prompts.restore(before.step, source["fetched"], source["state"])
+        return
     if not isinstance(prompts, PromptStream) or before.last_taken is None:
         prompts.seek(before.prompts_taken)
         return

@@ -5,6 +5,7 @@ Plug-ins import ``Sample``, ``DynamicFilterOutput`` and ``RolloutFnEvalOutput`` 
 
 from asyncrl.compat.advantage_functions import advantage_from_slime
 from asyncrl.compat.buffer_filters import pick_from_slime
+from asyncrl.compat.data_sources import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
 from asyncrl.compat.evaluation import BlockingEval, RolloutFnEvalOutput
 from asyncrl.compat.plugin_shapes import filter_from_slime, group_reward_from_slime, reward_from_slime
 from asyncrl.compat.slime_types import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
@@ -12,7 +13,10 @@ from asyncrl.compat.slime_types import OUR_NAMES, DynamicFilterOutput, Sample, S
 __all__ = [
     "OUR_NAMES",
     "BlockingEval",
+    "DataSource",
     "DynamicFilterOutput",
+    "RolloutDataSource",
+    "RolloutDataSourceWithBuffer",
     "RolloutFnEvalOutput",
     "Sample",
     "SlimeArgs",

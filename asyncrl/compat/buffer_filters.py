@@ -40,8 +40,9 @@ def _whole(group: object, known: Mapping[GroupId, list[Sample]], what: str) -> G
     Raises FilterFailed unless ``group`` is a group of the buffer with all its samples.
     """
     samples = group if isinstance(group, list | tuple) else ()
-    ids = {sample.group_id if isinstance(sample, Sample) else None for sample in samples}
-    group_id = ids.pop() if len(ids) == 1 else None
+    ids = {sample.group_index if isinstance(sample, Sample) else None for sample in samples}
+    found = ids.pop() if len(ids) == 1 else None
+    group_id = None if found is None else GroupId(found)
     if group_id is None or group_id not in known:
         raise FilterFailed(f"{what}: {_short(group)}, which is no group of the buffer")
     if len(samples) != len(known[group_id]):

@@ -14,7 +14,7 @@ def reward_from_slime(function: Callable[..., Any], args: SlimeArgs) -> Callable
     """Adapt ``rm(args, sample, **kwargs)`` to ``reward(prompt, sample)``; a coroutine function stays one."""
 
     def reward(prompt: Prompt, sample: Sample, /) -> Any:
-        return function(args, _unscored(prompt, sample))
+        return function(args, _unscored(prompt, sample, args))
 
     return reward
 
@@ -23,13 +23,14 @@ def group_reward_from_slime(function: Callable[..., Any], args: SlimeArgs) -> Ca
     """Adapt ``rm(args, samples, **kwargs)`` to ``reward(prompt, samples)``; a coroutine function stays one."""
 
     def reward(prompt: Prompt, samples: Sequence[Sample], /) -> Any:
-        return function(args, [_unscored(prompt, sample) for sample in samples])
+        return function(args, [_unscored(prompt, sample, args) for sample in samples])
 
     return reward
 
 
-def _unscored(prompt: Prompt, sample: Sample) -> SlimeSample:
-    return to_slime(prompt, sample, None, (1,) * len(sample.token_ids))
+def _unscored(prompt: Prompt, sample: Sample, args: SlimeArgs) -> SlimeSample:
+    size = getattr(args, "n_samples_per_prompt", None)
+    return to_slime(prompt, sample, None, (1,) * len(sample.token_ids), group_size=size)
 
 
 def filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> KeepFn:

@@ -1,12 +1,13 @@
 """The objects that slime's plug-ins receive: ``Sample`` and ``args``."""
 
 import enum
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from asyncrl.types import FinishReason, GroupId, JsonValue, Prompt, ScoredGroup
+from asyncrl.types import FinishReason, Prompt, ScoredGroup
 from asyncrl.types import Sample as OurSample
 
 SlimeArgs = SimpleNamespace
@@ -23,44 +24,111 @@ class SlimeStatus(enum.Enum):
     FAILED = "failed"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass
+class SpecInfo:
+    """slime's counts of speculative decoding; asyncrl leaves them at 0."""
+
+    spec_accept_token_num: int = 0
+    spec_draft_token_num: int = 0
+    spec_verify_ct: int = 0
+    completion_token_num: int = 0
+
+
+@dataclass
+class PrefixCacheInfo:
+    """slime's counts of the prefix cache; asyncrl leaves them at 0."""
+
+    cached_tokens: int = 0
+    total_prompt_tokens: int = 0
+
+
+@dataclass
 class Sample:
-    """slime's view of one sample.  This is a copy: what a plug-in writes to it is lost."""
+    """slime's view of one sample, open for further attributes.
+
+    All functions of slime's shape that see an answer see the same object, from its reward to the log function.  Only
+    the fields that a hook's description names reach the trainer.
+    """
 
     Status: ClassVar[type[SlimeStatus]] = SlimeStatus
+    SpecInfo: ClassVar[type[SpecInfo]] = SpecInfo
+    PrefixCacheInfo: ClassVar[type[PrefixCacheInfo]] = PrefixCacheInfo
 
-    group_index: int
-    """The row of the prompt in its file."""
-    index: int
-    """The position in its group."""
-    prompt: str | list[dict[str, Any]]
-    """The text, or the chat messages of the row without --apply-chat-template."""
-    tokens: list[int]
+    group_index: int | None = None
+    """The number of the group, never repeated within a run."""
+    index: int | None = None
+    """The number of the sample, counted over all groups of the run."""
+    rollout_id: int | None = None
+    prompt: Any = ""
+    tokens: list[int] = field(default_factory=list)
     """The tokens of prompt and response."""
-    response: str
-    response_length: int
+    multimodal_inputs: dict[str, Any] | None = None
+    multimodal_train_inputs: dict[str, Any] | None = None
+    multimodal_train_input_id: Any = None
+    apply_chat_template_kwargs: dict[str, Any] | None = None
+    response: str = ""
+    response_length: int = 0
     """The number of response tokens."""
-    label: JsonValue
-    reward: float | dict[str, Any] | None
+    label: Any = None
+    reward: Any = None
     """The reward: a number, or all entries of a dict reward; None until the sample is scored."""
-    loss_mask: list[int]
-    weight_versions: list[str]
+    loss_mask: list[int] | None = None
+    """A 0 or 1 for each response token; None means 1 everywhere."""
+    weight_versions: list[str] = field(default_factory=list)
     """The versions of the weights that generated parts of the response, in order."""
-    rollout_log_probs: list[float]
-    status: SlimeStatus
+    rollout_log_probs: list[float] | None = None
+    rollout_top_p_token_ids: Any = None
+    rollout_top_p_token_offsets: Any = None
+    rollout_routed_experts: Any = None
+    remove_sample: bool = False
+    """Leave the sample out of the loss; it still counts in the normalisation of its group."""
+    teacher_log_probs: list[float] | None = None
+    status: SlimeStatus = SlimeStatus.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
-    group_id: GroupId | None = None
-    """The group's unique id, None before there is one.  slime lacks it: ``group_index`` repeats every epoch."""
-
+    generate_function_path: str | None = None
+    custom_rm_path: str | None = None
+    train_metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    non_generation_time: float = 0.0
+    spec_info: Any = field(default_factory=SpecInfo)
+    prefix_cache_info: Any = field(default_factory=PrefixCacheInfo)
     number: float | None = None
-    """The number that training uses, if ``reward`` is a dict."""
+    """The number that training uses, if ``reward`` is a dict.  slime has no such attribute."""
 
     def get_reward_value(self, args: SlimeArgs) -> Any:
-        """Return the number, or the entry ``args.reward_key`` of a dict reward.  slime's own filters call this."""
-        if not isinstance(self.reward, dict):
+        """Return the number that training uses, or the entry ``args.reward_key`` of a dict reward.
+
+        slime's own filters call this.
+        """
+        if not isinstance(self.reward, Mapping):
             return self.reward
         key = getattr(args, "reward_key", None)
-        return self.number if key is None else self.reward[key]
+        return self.reward[key] if key else self.number
+
+    @property
+    def effective_response_length(self) -> int:
+        """The number of response tokens in the loss mask."""
+        return self.response_length if self.loss_mask is None else sum(self.loss_mask)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every attribute by name, the status as text."""
+        return {
+            **vars(self),
+            "status": self.status.value,
+            "spec_info": vars(self.spec_info).copy(),
+            "prefix_cache_info": vars(self.prefix_cache_info).copy(),
+        }
+
+    @staticmethod
+    def from_dict(found: Mapping[str, Any]) -> "Sample":
+        """Return the sample of ``to_dict``; further keys become attributes."""
+        sample = Sample()
+        for name, value in found.items():
+            setattr(sample, name, value)
+        sample.status = SlimeStatus(sample.status)
+        sample.spec_info = SpecInfo(**found.get("spec_info", {}))
+        sample.prefix_cache_info = PrefixCacheInfo(**found.get("prefix_cache_info", {}))
+        return sample
 
 
 @dataclass(slots=True)
@@ -80,35 +148,70 @@ def to_slime(
     reward: float | None,
     loss_mask: Sequence[int],
     reward_parts: Mapping[str, Any] | None = None,
+    *,
+    group_size: int | None = None,
 ) -> Sample:
-    """Convert one sample to slime's terms; ``reward_parts`` are the entries of a dict reward."""
-    return Sample(
-        group_index=prompt.row,
-        index=sample.index,
+    """Convert one sample to slime's terms; ``reward_parts`` are the entries of a dict reward.
+
+    Every call for one sample returns the same object, with ``reward`` and ``loss_mask`` as given.  ``group_size`` is
+    needed for an index that is unique in the run.
+    """
+    known = _VIEWS.get(id(sample))
+    view = _view(prompt, sample, group_size) if known is None or known[0]() is not sample else known[1]
+    view.reward = dict(reward_parts) if reward_parts else reward
+    view.number = reward
+    view.loss_mask = list(loss_mask)
+    return view
+
+
+def group_to_slime(group: ScoredGroup) -> list[Sample]:
+    """Convert all samples of a group to slime's terms."""
+    size = len(group.samples)
+    views = [
+        to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask, scored.reward_parts, group_size=size)
+        for scored in group.samples
+    ]
+    if any(scored.sample.resumed_at for scored in group.samples):  # as in slime, its finished answers are marked too
+        for view, scored in zip(views, group.samples, strict=True):
+            _mark_first_step(view, scored.sample)
+    return views
+
+
+def _view(prompt: Prompt, sample: OurSample, group_size: int | None) -> Sample:
+    group_id = sample.group_id
+    view = Sample(
+        group_index=prompt.row if group_id is None else group_id,
+        index=sample.index if group_id is None or group_size is None else group_id * group_size + sample.index,
         prompt=prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages],
         tokens=[*prompt.token_ids, *sample.token_ids],
         response=sample.text,
         response_length=len(sample.token_ids),
         label=prompt.label,
-        reward=dict(reward_parts) if reward_parts else reward,
-        number=reward,
-        loss_mask=list(loss_mask),
         weight_versions=[str(span.weights.version) for span in sample.spans],
         rollout_log_probs=sample.logprobs.tolist(),
         status=_STATUS[sample.finish],
         metadata=dict(prompt.metadata),
     )
+    if sample.resumed_at:
+        _mark_first_step(view, sample)
+    _keep_view(sample, view)
+    return view
 
 
-def group_to_slime(group: ScoredGroup) -> list[Sample]:
-    """Convert all samples of a group to slime's terms."""
-    samples = [
-        to_slime(group.prompt, scored.sample, scored.reward, scored.loss_mask, scored.reward_parts)
-        for scored in group.samples
-    ]
-    for sample in samples:
-        sample.group_id = group.group_id
-    return samples
+def carry_view(old: OurSample, new: OurSample) -> None:
+    """Give ``new``, a changed copy of ``old``, the view of ``old``."""
+    if (known := _VIEWS.get(id(old))) is not None:
+        _keep_view(new, known[1])
+
+
+def _keep_view(sample: OurSample, view: Sample) -> None:
+    key = id(sample)
+    _VIEWS[key] = (weakref.ref(sample, lambda _: _VIEWS.pop(key, None)), view)
+
+
+def _mark_first_step(view: Sample, sample: OurSample) -> None:
+    if sample.spans:
+        view.metadata.setdefault("start_rollout_id", sample.spans[0].weights.step)
 
 
 _FILTERS = "slime.rollout.filter_hub.dynamic_sampling_filters"
@@ -124,3 +227,10 @@ _STATUS = {
     FinishReason.LENGTH: SlimeStatus.TRUNCATED,
     FinishReason.ABORT: SlimeStatus.ABORTED,
 }
+
+_VIEWS: dict[int, tuple[weakref.ref[OurSample], Sample]] = {}
+"""slime's view of each living sample, by the sample's id.
+
+Invariant: an entry is removed when its sample is freed, so an id never finds the view of another sample.  Single
+dictionary operations are atomic, so hooks in other threads may read it.
+"""

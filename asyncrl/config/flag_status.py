@@ -3,7 +3,7 @@
 from asyncrl.config.knobs import ALIASES, knobs
 from asyncrl.config.passthrough import OWNED, passed_through
 from asyncrl.config.slime.status import FlagStatus, Kind
-from asyncrl.config.slime.table import BEING_ADDED, TABLE
+from asyncrl.config.slime.table import TABLE
 
 _PROGRAMS = {"sglang-": "the SGLang server", "router-": "sglang-router"}
 
@@ -19,8 +19,6 @@ def status_of(name: str) -> FlagStatus | None:
     positive = name.removeprefix("no-")
     if positive != name and positive in knobs() and knobs()[positive].type is bool:
         return FlagStatus(name=name, kind=Kind.DONE, text=f"turns --{positive} off", setting=positive)
-    if name in BEING_ADDED:
-        return FlagStatus(name=name, kind=Kind.DONE, text="a setting", setting=name)
     return _passed_on(name)
 
 

@@ -23,6 +23,7 @@ AREAS: dict[str, type[Any]] = {
     "checkpoint": areas.CheckpointConfig,
     "evaluation": areas.EvalConfig,
     "plugins": areas.PluginConfig,
+    "hooks": areas.HookConfig,
     "output": areas.OutputConfig,
     "trackers": areas.TrackerConfig,
 }

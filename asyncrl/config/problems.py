@@ -10,6 +10,7 @@ from asyncrl.config.areas import (
     ClusterConfig,
     DataConfig,
     FailureConfig,
+    HookConfig,
     ModelConfig,
     OutputConfig,
     RewardConfig,
@@ -29,9 +30,10 @@ from asyncrl.config.learning_rate_problems import learning_rate_problems
 
 def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
     """One line for each missing file or folder that the run reads; weights count only if ``needs_weights``."""
+    files = () if run.hooks.source else run.data.prompt_data
     return [
         *_checkpoint(run.model, needs_weights=needs_weights),
-        *(line for path in run.data.prompt_data for line in _file("prompt-data", path)),
+        *(line for path in files for line in _file("prompt-data", path)),
         *missing_eval_files(run, _file),
         *_folders(run.train),
     ]
@@ -47,7 +49,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_reward(run.reward, run.data),
         *_staleness(run.rollout),
         *_supply(run.rollout),
-        *_batch(run.rollout, run.train),
+        *_batch(run.rollout, run.train, run.hooks),
         *_estimator(run.train),
         *learning_rate_problems(run.train, run.rollout),
         *_reference(run.train),
@@ -188,13 +190,14 @@ def _supply(rollout: RolloutConfig) -> list[str]:
     )
 
 
-def _batch(rollout: RolloutConfig, train: TrainConfig) -> list[str]:
+def _batch(rollout: RolloutConfig, train: TrainConfig, hooks: HookConfig) -> list[str]:
     groups, each, samples = rollout.rollout_batch_size, rollout.n_samples_per_prompt, rollout.samples_per_step
     made = f"rollout-batch-size {groups} x n-samples-per-prompt {each} = {samples} samples"
     lines = must(
         each >= 2
         or train.advantage_estimator in ("reinforce_plus_plus", "ppo")
-        or train.custom_advantage_function_path is not None,
+        or train.custom_advantage_function_path is not None
+        or hooks.custom_reward_post_process_path is not None,
         f"advantage-estimator {train.advantage_estimator} compares responses to one prompt: n-samples-per-prompt must "
         f"be at least 2, got {each}",
     )

@@ -107,6 +107,8 @@ class StepFacts:
     the engines serve other weights than the trainer held."""
     update_wait_s: float | None = None
     """Seconds that training waited until its weights were copied, or sent, for the update after this step."""
+    hooks_s: float | None = None
+    """Seconds that training waited for the user's hooks between batch and trainer; None without hooks."""
     checkpoint_s: float | None = None
     """Seconds that training waited for the previous checkpoint to be written and the one after this step to be copied;
     None without a checkpoint."""

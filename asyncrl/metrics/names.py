@@ -102,6 +102,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "time/update_wait_s", "s", "wait of training until its weights were copied, or written, for the weight update"
     ),
+    Metric("time/hooks_s", "s", "wait of training for the user's hooks between the batch and the trainer"),
+    Metric("log_function/errors", "call", "failed calls of the user's log functions, so far"),
+    Metric("log_function/skipped", "step", "steps that the user's log functions missed, so far"),
     Metric("time/checkpoint_s", "s", "wait of training until its checkpoint was copied, or written (--no-async-save)"),
     Metric("time/loop_lag_ms", "ms", "longest delay of the driver's event loop"),
     Metric("throughput/tokens_generated_per_s", "token/s", "generated within the step, divided by its duration"),

@@ -25,9 +25,13 @@ class Reporter:
 
     def step(self, facts: StepFacts) -> Row:
         """Report one step and return its row."""
+        return self.write(self.row(facts))
+
+    def row(self, facts: StepFacts) -> Row:
+        """Return the row of one step, which is to be given to ``write``.  Call once per step."""
         numbers = row(facts, self._before)
         self._before = facts.scheduler.tokens
-        return self._write(numbers)
+        return numbers
 
     def close(self) -> None:
         """Close every sink, even if one of them raises."""
@@ -35,7 +39,8 @@ class Reporter:
             for sink in self._sinks:
                 closing.callback(sink.close)
 
-    def _write(self, numbers: Row) -> Row:
+    def write(self, numbers: Row) -> Row:
+        """Write one row to every sink and return it."""
         for sink in self._sinks:
             sink.write(numbers)
         return numbers
@@ -57,6 +62,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **_times(facts),
         **(_update(facts.update) if facts.update else {}),
         **({} if facts.update_wait_s is None else {"time/update_wait_s": facts.update_wait_s}),
+        **({} if facts.hooks_s is None else {"time/hooks_s": facts.hooks_s}),
         **({} if facts.checkpoint_s is None else {"time/checkpoint_s": facts.checkpoint_s}),
         **(_throughput(facts.scheduler.tokens, before, facts.step_s) if facts.step_s > 0 else {}),
         **_training(facts.report),

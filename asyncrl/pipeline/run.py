@@ -40,7 +40,7 @@ from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.pipeline.weight_updates import WeightUpdates
-from asyncrl.protocols import Checkpointer, GpuSharing, Trainer, WeightUpdater
+from asyncrl.protocols import BatchPreparer, Checkpointer, GpuSharing, ResumableSource, Trainer, WeightUpdater
 from asyncrl.types import Batch, EvalReport, TrainReport
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,10 @@ class Parts:
     loop_lag: LoopLag
     checkpointer: Checkpointer | None = None
     """None: no checkpoints are written."""
+    hooks: BatchPreparer | None = None
+    """User functions between a batch and the trainer."""
+    source: ResumableSource | None = None
+    """The user's data source; None if prompts are found again by epoch and row."""
     gpu_sharing: GpuSharing | None = None
     """None: trainer and engines have separate GPUs.  Otherwise the engines hold the GPUs when the run begins."""
 
@@ -159,6 +163,7 @@ class _Run:
         batch = await parts.scheduler.next_batch()
         waited = loop_time() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
+        batch, hooks_s = await self._prepared(batch)
         if self._evaluation is not None and (step == 0 or parts.gpu_sharing is not None):
             await self._evaluation  # the first weight change, or the loss of the GPUs, must not come before it ends
             parts.timeline.span("trainer", "wait for the evaluation", start + waited, loop_time())
@@ -169,7 +174,7 @@ class _Run:
         if late_update_s > 0:
             parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, loop_time())
         parts.scheduler.close_step()
-        state = parts.scheduler.state() if self._save_is_due(step) else None
+        state = await self._state(step) if self._save_is_due(step) else None
         saves_first = parts.gpu_sharing is not None  # the update offloads the optimizer
         checkpoint_s = await self._checkpoint(state) if state and saves_first else None
         update_wait_s = await self._begin_to_publish(step)
@@ -192,9 +197,20 @@ class _Run:
             loop_lag_ms=parts.loop_lag.take_max_ms(),
             logprob_diff=trained.logprob_diff,
             update_wait_s=update_wait_s,
+            hooks_s=hooks_s,
             checkpoint_s=checkpoint_s,
         )
         self._reporting = self._stages.create_task(self._tell(facts), name=f"report-{step}")
+
+    async def _prepared(self, batch: Batch) -> tuple[Batch, float | None]:
+        """Return the batch as the user's hooks change it, and the seconds that they took; the accounts follow."""
+        if self._parts.hooks is None:
+            return batch, None
+        start = loop_time()
+        batch = await self._parts.hooks.prepared(batch)
+        self._parts.scheduler.replace_batch(batch)
+        self._parts.timeline.span("trainer", "hooks", start, loop_time())
+        return batch, loop_time() - start
 
     async def welcome_rejoined(self) -> None:
         """Publish the trainer's weights to restarted engines, until cancelled."""
@@ -236,6 +252,13 @@ class _Run:
             return False
         interval = self._plan.save_interval
         return step == self._plan.num_steps - 1 or (interval is not None and (step + 1) % interval == 0)
+
+    async def _state(self, step: int) -> RunState:
+        """Return the state of the run after ``step``, with that of a user's data source at the same moment."""
+        if self._parts.source is None:
+            return self._parts.scheduler.state()
+        async with self._parts.source.saved(step + 1) as source:
+            return self._parts.scheduler.state(source)
 
     async def _checkpoint(self, state: RunState) -> float:
         """Start a checkpoint and return the seconds that training waited.  Engines keep generating.

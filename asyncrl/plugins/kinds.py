@@ -41,13 +41,15 @@ class Kind[F]:
     """Whether the function is written with ``async def``; None if both may be."""
     parameters: tuple[str, ...]
     slime_parameters: tuple[str, ...]
-    """Parameters of slime's signature; the first is ``args``, which ours never has.
+    """Parameters of slime's signature; one is ``args``, which ours never has.
 
     Empty: slime's signature is not accepted, and ``from_slime`` raises the reason.
     """
     from_slime: Callable[[Callable[..., Any], SlimeArgs], F]
     slime_keywords: tuple[str, ...] = ()
     """Parameters that slime passes by keyword, after ``slime_parameters``."""
+    from_native: Callable[[Any], F] = _as_it_is
+    """Adapts a function of the native shape, if the stage calls another one."""
     guarded: Callable[[F], F] = _as_it_is
     """Adds a check of the function's results, if the stage that calls it has none."""
 

@@ -14,15 +14,18 @@ def load_plugin[F](path: str, kind: Kind[F], args: SlimeArgs) -> F:
     """Load the function of ``dotted.path.name``, ``module:function`` or ``file.py:function``.
 
     With arguments, as in ``file.py:name(0.5, high=0.9)``, ``name`` is called once, now, and must return the function.
-    A function whose first parameter is ``args`` has slime's signature and receives ``args``.  Modules are searched in
-    the working directory first.  Raises PluginError.
+    A function with a parameter ``args`` where slime has it, mostly first, has slime's signature.  Modules are searched
+    in the working directory first.  Raises PluginError.
     """
     try:
-        function = named_object(path)
-        plugin: F = kind.from_slime(function, args) if has_slime_shape(function, kind) else function
+        plugin: F = _adapted(named_object(path), kind, args)
     except PluginError as error:
         raise PluginError(f"{kind.flag} '{path}': {error}") from error.__cause__
     return kind.guarded(plugin)
+
+
+def _adapted[F](function: Any, kind: Kind[F], args: SlimeArgs) -> F:
+    return kind.from_slime(function, args) if has_slime_shape(function, kind) else kind.from_native(function)
 
 
 def named_object(path: str) -> Any:
@@ -53,7 +56,7 @@ def has_slime_shape(function: Any, kind: Kind[Any]) -> bool:
     first = next(iter(signature.parameters.values()), None)
     if first is not None and first.kind is first.VAR_POSITIONAL:
         raise PluginError("takes *args, so its signature is unknown; use functools.wraps in its decorator")
-    is_slime = first is not None and first.name == "args"
+    is_slime = "args" in list(signature.parameters)[_place_of_args(kind) :][:1]
     if is_slime and not kind.slime_parameters:
         return True
     wanted = kind.slime_parameters if is_slime else kind.parameters
@@ -65,6 +68,10 @@ def has_slime_shape(function: Any, kind: Kind[Any]) -> bool:
         taken = ", ".join(str(parameter) for parameter in signature.parameters.values())
         raise PluginError(f"must take ({', '.join(kind.parameters)}){slimes}, takes ({taken})") from None
     return is_slime
+
+
+def _place_of_args(kind: Kind[Any]) -> int:
+    return kind.slime_parameters.index("args") if kind.slime_parameters else 0
 
 
 def is_async(function: Any) -> bool:

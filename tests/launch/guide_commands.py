@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config import Program
-from asyncrl.config.slime.table import BEING_ADDED
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart"
@@ -30,8 +29,6 @@ class GuideCommand:
     """The beginning of the line with which it ends, or None if it starts a run."""
     notes: tuple[str, ...]
     """The beginnings of notes that it must print."""
-    awaits_merge: bool
-    """Whether it needs a change that is not merged yet."""
 
 
 def guide_commands() -> list[GuideCommand]:
@@ -47,10 +44,9 @@ def _command(arrays: Mapping[str, str], item: Mapping[str, Any]) -> GuideCommand
     return GuideCommand(
         name=item["name"],
         program=PROGRAMS[words[start]],
-        words=tuple(without_unmerged(words[start + 1 :])),
+        words=tuple(words[start + 1 :]),
         stops=item.get("stops"),
         notes=tuple(item.get("notes", ())),
-        awaits_merge=item.get("awaits_merge", False) and bool(BEING_ADDED),
     )
 
 
@@ -61,19 +57,6 @@ def _expanded(arrays: Mapping[str, str], text: str) -> list[str]:
         name = word.removeprefix("${").removesuffix("[@]}")
         words += _expanded(arrays, arrays[name]) if word == f"${{{name}[@]}}" else [word]
     return words
-
-
-def without_unmerged(words: list[str]) -> list[str]:
-    """Leave out flags whose settings are not merged yet; no-op once all are."""
-    if not BEING_ADDED:
-        return words
-    kept, is_left_out = list[str](), False
-    for word in words:
-        if word.startswith("--"):
-            is_left_out = word.removeprefix("--") in BEING_ADDED
-        if not is_left_out:
-            kept.append("number" if word == "deepscaler" else word)
-    return kept
 
 
 def local_files(folder: Path) -> dict[str, str]:

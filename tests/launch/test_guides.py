@@ -10,7 +10,7 @@ from asyncrl.app.dry_run import dry_run
 from asyncrl.config import load_run
 from asyncrl.config.slime.table import TABLE
 from asyncrl.errors import ConfigError
-from tests.launch.guide_commands import GuideCommand, guide_commands, local_files, with_files, without_unmerged
+from tests.launch.guide_commands import GuideCommand, guide_commands, local_files, with_files
 from tests.unit.config.test_slime import scripts
 
 COMMANDS = guide_commands()
@@ -25,8 +25,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def named(commands: list[GuideCommand]) -> list[object]:
-    skipped = pytest.mark.skip(reason="needs a change that is not merged yet")
-    return [pytest.param(one, id=one.name, marks=[skipped] if one.awaits_merge else []) for one in commands]
+    return [pytest.param(one, id=one.name) for one in commands]
 
 
 def test_every_guide_has_commands() -> None:
@@ -63,7 +62,7 @@ def test_a_command_that_cannot_start_ends_with_the_line_of_the_table(
 @pytest.mark.parametrize(("script", "model"), [("run-glm4-9B.sh", "glm-z1-9b"), ("run-qwen3-4B.sh", "qwen3-4b")])
 def test_the_scripts_of_the_guides_are_accepted_as_they_are(script: str, model: str) -> None:
     (flags,) = (flags for title, flags in scripts() if title == f"{script} train.py")
-    words = without_unmerged([word for words in flags for word in words])
+    words = [word for words in flags for word in words]
     console = Console(file=io.StringIO(), width=200)
     run = load_run([*words, "--hf-checkpoint", str(MODELS / model), "--dry-run"], program="train.py")
     dry_run(run, console)

@@ -22,6 +22,7 @@ def group(
     samples = [
         Sample(
             index=index,
+            group_id=GroupId(group_id),
             token_ids=(7,) * length,
             logprobs=array("f", [-1.0]) * length,
             spans=(Span(weights=weights, start=0, stop=length),) if length else (),

@@ -11,6 +11,7 @@ from asyncrl.config.areas.cluster import ClusterConfig
 from asyncrl.config.areas.data import DataConfig
 from asyncrl.config.areas.evaluation import EvalConfig
 from asyncrl.config.areas.failures import FailureConfig
+from asyncrl.config.areas.hooks import HookConfig
 from asyncrl.config.areas.model import ModelConfig, TransformerImpl
 from asyncrl.config.areas.output import OutputConfig
 from asyncrl.config.areas.parallel import ParallelConfig
@@ -29,6 +30,7 @@ __all__ = [
     "EvalConfig",
     "FailureConfig",
     "FlagWords",
+    "HookConfig",
     "ModelConfig",
     "OutputConfig",
     "ParallelConfig",

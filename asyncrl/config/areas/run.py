@@ -8,6 +8,7 @@ from asyncrl.config.areas.cluster import ClusterConfig
 from asyncrl.config.areas.data import DataConfig
 from asyncrl.config.areas.evaluation import EvalConfig, EvalEntry
 from asyncrl.config.areas.failures import FailureConfig
+from asyncrl.config.areas.hooks import HookConfig
 from asyncrl.config.areas.model import ModelConfig
 from asyncrl.config.areas.output import OutputConfig
 from asyncrl.config.areas.parallel import ParallelConfig
@@ -40,6 +41,7 @@ class RunConfig:
     checkpoint: CheckpointConfig
     evaluation: EvalConfig
     plugins: PluginConfig
+    hooks: HookConfig
     output: OutputConfig
     trackers: TrackerConfig
     eval_entries: tuple[EvalEntry, ...] = ()

@@ -9,7 +9,6 @@ _CONTEXT = "use --rollout-max-prompt-len and --rollout-max-response-len"
 _BUFFER = "the buffer is in the driver process; use --buffer-filter-path to choose from it"
 
 _DATA: Sequence[Rows] = (
-    differs("default: none, slime's is metadata", "metadata-key"),
     without_effect("--num-rollout counts the training steps: num-epoch x prompts // rollout-batch-size", "num-epoch"),
     not_here("use --data-source-path, whose class owns its data", "disable-rollout-global-dataset"),
     not_here("prompts are text", "multimodal-keys"),
@@ -34,9 +33,9 @@ _ROLLOUT: Sequence[Rows] = (
         "log-multi-turn",
     ),
     not_here(_CONTEXT, "rollout-max-context-len"),
-    not_here("use --rollout-max-prompt-len and --eval-max-response-len", "eval-max-context-len"),
+    not_here("use --eval-max-prompt-len and --eval-max-response-len", "eval-max-context-len"),
     not_here("use --rollout-all-samples-process-path or --custom-rm-path", "rollout-sample-hook-path"),
-    not_here("use --custom-loss-function-path, which sees masks and log-probs", "rollout-data-postprocess-path"),
+    not_here("use --custom-convert-samples-to-train-data-path", "rollout-data-postprocess-path"),
     not_here(
         _BUFFER,
         "rollout-buffer-url",

@@ -3,15 +3,16 @@
 from array import array
 from collections.abc import Mapping, Sequence
 
-from asyncrl.types import Chunk, FinishReason, Floats, Sample, Span, Weights
+from asyncrl.types import Chunk, FinishReason, Floats, GroupId, Sample, Span, Weights
 
 
 class PartialSample:
     """A sample that grows chunk by chunk until ``finish``.  No other value in the flow is mutable."""
 
-    def __init__(self, index: int, published: Mapping[int, Weights]) -> None:
+    def __init__(self, index: int, published: Mapping[int, Weights], group_id: GroupId | None = None) -> None:
         """Start empty.  ``published`` maps every version that a chunk can name to its weights; it may grow."""
         self.index = index
+        self.group_id = group_id
         self.num_tokens = 0
         self.resumed_at = 0
         """Number of tokens when the sample was last resumed."""
@@ -45,7 +46,7 @@ class PartialSample:
 
     def resumed(self) -> "PartialSample":
         """Return a copy to resume from; chunks that still arrive for this sample do not reach the copy."""
-        copy = PartialSample(self.index, self._published)
+        copy = PartialSample(self.index, self._published, self.group_id)
         copy.num_tokens = copy.resumed_at = self.num_tokens
         copy._tokens, copy._logprobs, copy._spans = [*self._tokens], self._logprobs[:], [*self._spans]
         return copy
@@ -60,6 +61,8 @@ class PartialSample:
             text=text,
             finish=reason,
             seconds=seconds,
+            group_id=self.group_id,
+            resumed_at=self.resumed_at,
         )
 
 

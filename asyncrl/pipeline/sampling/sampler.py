@@ -13,6 +13,7 @@ from asyncrl.protocols import GroupRewardFn, RewardFn, Tokenizer
 from asyncrl.types import (
     Chunk,
     FinishReason,
+    GroupId,
     Prompt,
     Request,
     Reward,
@@ -76,9 +77,9 @@ class Sampler:
         """Attempts that an interruption ended, so far."""
         return self._engine.aborts
 
-    def partial(self, index: int) -> PartialSample:
-        """Return an empty answer with position ``index`` in its group."""
-        return PartialSample(index, self._serving.by_version)
+    def partial(self, index: int, group_id: GroupId | None = None) -> PartialSample:
+        """Return an empty answer with position ``index`` in its group; an evaluation has no group."""
+        return PartialSample(index, self._serving.by_version, group_id)
 
     async def generate(
         self, name: str, seed: int | str, prompt: Prompt, partial: PartialSample, on_tokens: Callable[[int], None]

@@ -1,7 +1,7 @@
 """The state of a run between two steps.  A checkpoint stores it besides the weights, so that another run can resume.
 
 Unfinished and buffered groups are not stored.  Their prompts are outstanding and start again, and their tokens count as
-stale.  Prompts are identified by epoch and row.
+stale.  Prompts are identified by epoch and row; those of a user's data source are stored whole.
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
+from asyncrl.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class RunState:
     """Attempts after an engine failure, so far."""
     aborts: int
     """Attempts that an interruption ended, so far."""
+    prompts: tuple[Prompt, ...] = ()
+    """Prompts of a user's data source that must start again, instead of ``outstanding``."""
+    source: Mapping[str, Any] | None = None
+    """State of a user's data source: ``fetched`` prompts and the ``state`` that it gave; None without one."""
     last_taken: tuple[int, int] | None = None
     """Epoch and row of the prompt taken from the source last.  A stream of prompts continues behind it."""
 
@@ -53,12 +58,17 @@ class RunState:
                     "outstanding": tuple((int(epoch), int(row)) for epoch, row in found["outstanding"]),
                     "tokens": TokenCounts(**found["tokens"]),
                     "groups": GroupCounts(**found["groups"]),
+                    "prompts": tuple(_prompt(prompt) for prompt in found.get("prompts", ())),
                     "verdicts": tuple(bool(verdict) for verdict in found["verdicts"]),
                     "last_taken": _place(found.get("last_taken")),
                 }
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a state of a run: {error}") from error
+
+
+def _prompt(found: Mapping[str, Any]) -> Prompt:
+    return Prompt(**{**found, "token_ids": tuple(found["token_ids"])})
 
 
 def _place(found: Any) -> tuple[int, int] | None:

@@ -39,8 +39,8 @@ from asyncrl.pipeline.scheduling.ledger import GroupOutcome
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
-from asyncrl.protocols import AdmissionHold, KeepFn, PickFn, PromptSource
-from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup
+from asyncrl.protocols import AdmissionHold, GroupObserver, KeepFn, PickFn, PromptSource
+from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +87,13 @@ class Scheduler:
         hold: AdmissionHold | None = None,
         before: RunState | None = None,
         again: Sequence[Prompt] = (),
+        observers: Sequence[GroupObserver] = (),
     ) -> None:
         """Prepare a run; ``sampler`` must use the same ``slots`` and ``serving``.
 
         Without ``pick`` the oldest groups are trained first.  While ``hold`` has a reason, no new group starts.
-        ``before`` is the state of the run that this one resumes,
-        ``again`` are its outstanding prompts.
+        ``before`` is the state of the run that this one resumes, ``again`` are its outstanding prompts.  ``observers``
+        see the groups that leave.
         """
         self._serving = serving
         self._prompt_queue = PromptQueue(prompts, again, before)
@@ -104,6 +105,7 @@ class Scheduler:
         self._policy = policy or StalenessPolicy()
         self._pick = pick
         self._hold = hold
+        self._observers = tuple(observers)
         self._accounts = Accounts(limits.group_size, before)
         self._acceptance = Acceptance(before.verdicts if before else ())
         self._outstanding = Outstanding()
@@ -162,6 +164,10 @@ class Scheduler:
         if self._pick is not None:
             self._ready = chosen  # a user function must not be called twice for one batch
 
+    def replace_batch(self, batch: Batch) -> None:
+        """Record the batch taken last as hooks changed it: same groups, other loss masks or rewards."""
+        self._training = batch
+
     def close_step(self) -> None:
         """Record that the batch taken last was trained."""
         if self._training is None:
@@ -206,10 +212,11 @@ class Scheduler:
             ),
         )
 
-    def state(self) -> RunState:
+    def state(self, source: SourceState | None = None) -> RunState:
         """Return the state of the run; allowed only between ``close_step`` and ``next_batch``.
 
-        The prompts of held groups are outstanding in it.
+        The prompts of held groups are outstanding in it.  With the state of a user's ``source``, which cannot find
+        prompts again, they are stored whole, and the prompts that it fetched ahead follow.
         """
         stats = self.stats()
         tokens, groups = without_unfinished(stats.tokens, stats.groups)
@@ -222,7 +229,9 @@ class Scheduler:
             next_id=self._next_id,
             prompts_taken=self._prompt_queue.num_taken,
             last_taken=self._prompt_queue.last_taken,
-            outstanding=tuple((prompt.epoch, prompt.row) for prompt in prompts),
+            outstanding=() if source else tuple((prompt.epoch, prompt.row) for prompt in prompts),
+            prompts=(*prompts, *source.ahead) if source else (),
+            source={"fetched": source.fetched, "state": source.state} if source else None,
             tokens=tokens,
             groups=groups,
             reasons=stats.filter_reasons,
@@ -263,11 +272,12 @@ class Scheduler:
             group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
         else:
+            group_id = GroupId(self._next_id)
             group = GroupInFlight(
-                dispatch=self._dispatch(GroupId(self._next_id)),
+                dispatch=self._dispatch(group_id),
                 prompt=self._prompt_queue.take(),
                 dispatched=weights,
-                partials=[self._sampler.partial(index) for index in range(self._limits.group_size)],
+                partials=[self._sampler.partial(index, group_id) for index in range(self._limits.group_size)],
                 since=now,
             )
             self._next_id += 1
@@ -317,6 +327,8 @@ class Scheduler:
     def _finish_group(self, group: GroupInFlight, scored_group: ScoredGroup, reason: str | None) -> None:
         self._in_flight.remove(group)
         self._acceptance.note(reason is None)
+        for observer in self._observers:
+            observer.finished(scored_group, reason)
         if reason is None:
             self._streaks.kept()
             self._accounts.buffer(scored_group.group_id)
@@ -330,6 +342,7 @@ class Scheduler:
 
     def _fail(self, group: GroupInFlight, error: AsyncRLError) -> None:
         self._leave(group, GroupOutcome.FAILED)
+        self._is_taken_back(group.prompt, None, GroupOutcome.FAILED)  # not started again, as it may fail again
         logger.warning("group %d failed: %s", group.group_id, error)
         logger.debug("where group %d failed", group.group_id, exc_info=error)
         self._streaks.failed(error)
@@ -422,13 +435,13 @@ class Scheduler:
         while is_over and self._parked:
             parked = self._parked.popleft()
             self._accounts.leave(parked, GroupOutcome.STALE)
-            self._prompt_queue.return_prompt(parked.prompt)
+            self._return(parked.prompt)
 
     def _expire(self, group_id: GroupId) -> None:
         """Drop a scored group as stale and return its prompt."""
         group = self._unbuffer(group_id)
         self._accounts.expire(group)
-        self._prompt_queue.return_prompt(group.prompt)
+        self._return(group.prompt, group)
         self._moved.set()
 
     def _unbuffer(self, group_id: GroupId) -> ScoredGroup:
@@ -449,7 +462,15 @@ class Scheduler:
             self._prompt_queue.wake()
         else:
             self._leave(group, GroupOutcome.STALE)
-            self._prompt_queue.return_prompt(group.prompt)
+            self._return(group.prompt)
+
+    def _return(self, prompt: Prompt, group: ScoredGroup | None = None) -> None:
+        """Return the prompt of a stale group to the observer that wants it, or else to the queue."""
+        if not self._is_taken_back(prompt, group, GroupOutcome.STALE):
+            self._prompt_queue.return_prompt(prompt)
+
+    def _is_taken_back(self, prompt: Prompt, group: ScoredGroup | None, outcome: GroupOutcome) -> bool:
+        return any(observer.returned(prompt, group, outcome.value) for observer in self._observers)
 
     def _who_waits_for_whom(self) -> str:
         ready, size = len(self._buffered), self._limits.groups_per_step

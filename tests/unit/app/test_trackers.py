@@ -105,7 +105,7 @@ def test_wandb_gets_the_run_s_name_and_settings_and_no_file_has_the_key(tmp_path
     assert (begun.entity, begun.project, begun.run_id) == ("us", "proj", "abc")
     assert (begun.run_group, begun.display_name) == ("night_abc", "night_abc")
     config = {item.key: json.loads(item.value_json) for item in begun.config.update}
-    assert (config["lr"], config["prompt_data"]) == (2e-5, str(tmp_path / "train.jsonl"))
+    assert (config["lr"], config["prompt_data"]) == (2e-5, [str(tmp_path / "train.jsonl")])
     content = b"".join(path.read_bytes() for path in run_dir.rglob("*") if path.is_file())
     assert len(content) > 1000
     assert KEY.encode() not in content

@@ -136,7 +136,7 @@ def test_a_function_in_a_file_is_relative_to_its_folder(tmp_path: Path) -> None:
         ),
         ("{name: a, path: aime.jsonl, repetition_penalty: 0}", "repetition_penalty must be above 0 and at most 2"),
         ("{name: a, path: aime.jsonl, stop: ['']}", "sets.yaml: a: stop must not contain an empty string"),
-        ("{name: a, path: aime.jsonl, rm_type: numbr}", "sets.yaml: a: rm_type must be one of number, exact"),
+        ("{name: a, path: aime.jsonl, rm_type: numbr}", "sets.yaml: a: rm-type must be one of number, exact"),
         ("{name: a, path: aime.jsonl, metadata_overrides: 3}", "a: metadata_overrides must be a table, got 3"),
         ("{name: a, path: aime.jsonl, custom_generate_function_path: f}", "every response is a single turn"),
         ("{name: a, path: aime.jsonl, stop: '${oc.env:STOP}'}", "a: stop must be a plain value, got"),

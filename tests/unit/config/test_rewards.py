@@ -55,7 +55,8 @@ def test_contradictions(run: RunConfig) -> None:
     assert problems(run, rm_type="math", group_rm=True) == [
         "group-rm without custom-rm-path: built-in rewards see one response; leave out group-rm"
     ]
-    assert problems(run, rm_type="ifeval") == [
+    without_metadata = replace(run, data=replace(run.data, metadata_key=None))
+    assert problems(without_metadata, rm_type="ifeval") == [
         "rm-type ifeval without metadata-key: the instructions are in the metadata; give metadata-key"
     ]
     evaluated = replace(run, evaluation=replace(run.evaluation, eval_interval=1, eval_prompt_data=("a", "b")))

@@ -12,7 +12,7 @@ from asyncrl.config import flat, status_of
 from asyncrl.config.command_line import parser, read_flags
 from asyncrl.config.knobs import ALIASES, knobs
 from asyncrl.config.slime.status import Kind
-from asyncrl.config.slime.table import BEING_ADDED, SECTIONS, TABLE
+from asyncrl.config.slime.table import SECTIONS, TABLE
 from tests.unit.config.runs import complaints, complete, load
 
 PAGE = Path(__file__).parents[3] / "docs" / "slime.md"
@@ -52,7 +52,7 @@ def test_every_flag_has_a_status(name: str) -> None:
     status = status_of(name)
     assert status is not None
     assert status.text
-    if status.setting is not None and name not in BEING_ADDED:
+    if status.setting is not None:
         assert status.setting in knobs()
 
 
@@ -66,13 +66,9 @@ def test_the_table_has_no_flag_twice_and_only_differing_settings() -> None:
     assert {name for name in TABLE if f"--{name}" in OURS} == {name for name, row in TABLE.items() if row.setting}
 
 
-def test_flags_that_are_settings_by_now_are_not_listed_as_being_added() -> None:
-    assert not {f"--{name}" for name in BEING_ADDED} & OURS
-
-
 def test_every_replacement_is_a_flag() -> None:
     named = {flag for row in TABLE.values() for flag in re.findall(r"--[a-z0-9-]+", row.text)}
-    assert named <= OURS | {f"--{name}" for name in BEING_ADDED}
+    assert named <= OURS
 
 
 def test_the_docs_have_the_same_table() -> None:
@@ -108,16 +104,8 @@ def test_a_script_of_slime_has_no_unknown_and_no_ignored_flag(script: str, flags
     read = {*given.values, *given.foreign, *passed}
     named = {found[1] for line in given.mistakes if (found := re.match(r"--([a-z0-9-]+) ", line))}
     for name in (words[0].removeprefix("--") for words in flags):
-        if name not in BEING_ADDED:
-            assert ALIASES.get(name, name).removeprefix("no-") in {flag.removeprefix("no-") for flag in read | named}
-    bare = [line for line in given.mistakes if "(of slime or Megatron) is not here: " not in line]
-    assert [line for line in bare if not expected(line)] == []
-
-
-def expected(line: str) -> bool:
-    """Whether a mistake is a named one, or a flag whose setting is being added."""
-    name = line.removeprefix("unknown flag --").partition(";")[0]
-    return name in BEING_ADDED or line.startswith("--rm-type must be one of")
+        assert ALIASES.get(name, name).removeprefix("no-") in {flag.removeprefix("no-") for flag in read | named}
+    assert [line for line in given.mistakes if "(of slime or Megatron) is not here: " not in line] == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The whole pipeline on fakes and a virtual clock."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from asyncrl.engines.fake import (
     FakeTrainer,
     FakeUpdater,
 )
-from asyncrl.errors import EngineError
+from asyncrl.errors import EngineError, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline, Timeline
@@ -119,6 +120,11 @@ class World:
     checkpoints: FakeCheckpoints | None = None
     before: RunState | None = None
     colocate: bool = False
+    hooks: Any = None
+    keeps_answers: bool = True
+    source: Any = None
+    """A ``ResumableSource``, which is also the source of prompts and an observer."""
+    observers: tuple[Any, ...] = ()
     score: Any = None
     """A replacement of the engine's ``score``, which returns the log-probs of given tokens."""
     facts: list[StepFacts] = field(default_factory=list)
@@ -152,7 +158,14 @@ class World:
             first_step=self.before.step if self.before else 0,
             save_interval=self.save_interval,
         )
-        await train(self._parts(), plan, self.facts.append)
+        if self.source is None:
+            await train(self._parts(), plan, self.facts.append)
+            return
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                fetching = tasks.create_task(self.source.run())
+                await train(self._parts(), plan, self.facts.append)
+                fetching.cancel()
 
     def request(self, request_id: str, prompt: Prompt, seed: int, step: int) -> Request:
         """A request as the sampler makes it."""
@@ -190,7 +203,7 @@ class World:
             )
 
         self.scheduler = Scheduler(
-            prompts=self.prompts,
+            prompts=self.prompts if self.source is None else self.source,
             sampler=sampler_of(self._sampling(), self.reward),
             keep=self.keep,
             limits=Limits(
@@ -213,7 +226,8 @@ class World:
             serving=serving,
             timeline=timeline,
             before=before,
-            again=tuple(self.prompts.at(*which) for which in before.outstanding) if before else (),
+            again=self._again(),
+            observers=(*self.observers, *(each for each in (self.hooks, self.source) if each is not None)),
         )
         prompts = FakePrompts()
         wanted = self.held_out_sets or {"held": (self.held_out, 1, self._sampling())}
@@ -240,13 +254,16 @@ class World:
             loop_lag=LoopLag(),
             checkpointer=self.checkpoints,
             gpu_sharing=self.gpu_sharing,
+            hooks=self.hooks,
+            source=self.source,
         )
 
     def _evaluator(
         self, sets: Sequence[HeldOutSet], slots: Slots, serving: ServingWeights, timeline: Timeline
     ) -> Evaluates:
         if self.eval_function is None:
-            return Evaluator(sets=sets, slots=slots, serving=serving, timeline=timeline, keeps_answers=True)
+            keeps = self.keeps_answers
+            return Evaluator(sets=sets, slots=slots, serving=serving, timeline=timeline, keeps_answers=keeps)
         return FunctionEvaluator(
             function=self.eval_function,
             name="mine",
@@ -256,6 +273,10 @@ class World:
             serving=serving,
             timeline=timeline,
         )
+    def _again(self) -> tuple[Prompt, ...]:
+        if self.before is None:
+            return ()
+        return self.before.prompts or tuple(self.prompts.at(*which) for which in self.before.outstanding)
 
     @property
     def lags(self) -> Sequence[int]:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.unit.pipeline.harness import World
 from tests.unit.rewards.grading import in_a_run, prompt, sample
 from tests.virtual_time import run_virtually
 
+REQUEST_S = 0.01
 URL = "http://rewards:1/score"
 REFUSED = aiohttp.ClientConnectionError("connection refused")
 
@@ -35,7 +37,7 @@ class Service(RemoteService):
 
     async def _post(self, payload: dict[str, Any]) -> tuple[int, Any]:
         self.times.append(loop_time())
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(REQUEST_S)
         reply = self._replies(len(self.times), loop_time())
         if isinstance(reply, Exception):
             raise reply
@@ -56,7 +58,8 @@ def scored(*replies: tuple[int, Any] | Exception, **limits: Any) -> tuple[Any, l
 
 
 def gaps(times: Sequence[float]) -> list[int]:
-    return [int(later - earlier) for earlier, later in itertools.pairwise(times)]
+    """The whole seconds between the end of a request and the next request."""
+    return [math.floor(later - earlier - REQUEST_S + 1e-6) for earlier, later in itertools.pairwise(times)]
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])

@@ -32,9 +32,13 @@ from asyncrl.types import Batch
 def outcomes_of(batch: Batch, train: TrainConfig) -> Tensor:
     """Compute the outcome of each sample of the batch, in batch order.
 
-    An outcome is the reward, or the reward compared with its group, as the estimator requires.
+    An outcome is the reward, or the reward compared with its group, as the estimator requires.  A user's function
+    may have computed outcomes, which replace both: for grpo they are the advantages, for ppo rewards of the last steps.
     """
-    rewards_N = torch.tensor([scored.reward for group in batch.groups for scored in group.samples], dtype=torch.float64)
+    samples = [scored for group in batch.groups for scored in group.samples]
+    if samples and all(scored.outcome is not None for scored in samples):
+        return torch.tensor([scored.outcome for scored in samples], dtype=torch.float64)
+    rewards_N = torch.tensor([scored.reward for scored in samples], dtype=torch.float64)
     groups_N = torch.tensor([group.group_id for group in batch.groups for _ in group.samples])
     if train.advantage_estimator in ("reinforce_plus_plus", "ppo"):
         return rewards_N

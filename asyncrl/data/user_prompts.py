@@ -1,0 +1,49 @@
+"""Prompts of a user's data source, tokenised."""
+
+from collections.abc import Callable
+
+import orjson
+
+from asyncrl.data.tokenizer import TextTokenizer
+from asyncrl.errors import DataError, HookFailed
+from asyncrl.types import NewPrompt, Prompt
+
+
+def tokeniser(
+    tokenizer: TextTokenizer, max_tokens: int | None, *, is_stored: bool
+) -> Callable[[NewPrompt, int], Prompt | None]:
+    """Return a function that makes the prompt of a row, or None if it has more than ``max_tokens``.
+
+    With ``is_stored``, label and metadata must be JSON values, because checkpoints store them.  The function raises
+    HookFailed.
+    """
+
+    def tokenise(new: NewPrompt, row: int) -> Prompt | None:
+        text = _text(new, tokenizer)
+        token_ids = new.token_ids or tuple(tokenizer.encode(text))
+        if not token_ids:
+            raise HookFailed(f"prompt {row} has no tokens")
+        if is_stored:
+            _check_json(new, row)
+        prompt = Prompt(row=row, epoch=0, text=text, token_ids=token_ids, label=new.label, metadata=dict(new.metadata))
+        return None if max_tokens is not None and len(token_ids) > max_tokens else prompt
+
+    return tokenise
+
+
+def _text(new: NewPrompt, tokenizer: TextTokenizer) -> str:
+    if isinstance(new.prompt, str):
+        return new.prompt
+    try:
+        return tokenizer.render([dict(message) for message in new.prompt])
+    except (DataError, TypeError, ValueError) as error:
+        raise HookFailed(f"a prompt must be text or a list of messages: {error}") from error
+
+
+def _check_json(new: NewPrompt, row: int) -> None:
+    try:
+        orjson.dumps([new.label, dict(new.metadata)])
+    except TypeError as error:
+        raise HookFailed(
+            f"prompt {row}: label and metadata must be JSON values, because --save stores prompts: {error}"
+        ) from error

@@ -1,0 +1,201 @@
+"""The prompts of a user's data source, fetched ahead in a thread.
+
+consumes      prompts of the user's source, in the source's thread
+produces      tokenised prompts, at most ``ahead`` of them before they are taken
+waits for     the source, within ``timeout_s`` for each call
+unblocked by  a prompt that is taken, a group that ends
+on cancel     a call in progress ends in its thread, without effect
+on crash      prompts that were not in the last checkpoint's state are fetched again, if the source resumes there
+"""
+
+import asyncio
+import logging
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from asyncrl.errors import HookFailed
+from asyncrl.hooks.worker import Caller
+from asyncrl.protocols import UserSource
+from asyncrl.types import NewPrompt, Prompt, ScoredGroup, SourceState
+
+logger = logging.getLogger(__name__)
+
+type Tokenise = Callable[[NewPrompt, int], Prompt | None]
+"""Makes the prompt of a row; None if it is too long.  Raises DataError."""
+
+FLAG = "--data-source-path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """A group that ended: finished if ``outcome`` is None, else returned."""
+
+    prompt: Prompt
+    group: ScoredGroup | None
+    outcome: str | None
+
+
+class UserPrompts:
+    """A ``PromptSource`` of a user's data source, and the ``GroupObserver`` that reports to it.
+
+    Rows are numbered in the order in which they are fetched, over the whole run; there is one epoch.
+    """
+
+    def __init__(
+        self, source: UserSource, tokenise: Tokenise, *, name: str, ahead: int, worker: Caller, timeout_s: float
+    ) -> None:
+        self._source = source
+        self._tokenise = tokenise
+        self._name = f"{FLAG} {name}"
+        self._limit = ahead
+        self._worker = worker
+        self._timeout_s = timeout_s
+        self._ahead = deque[Prompt]()
+        self._ended = deque[_Ended]()
+        self._origins: dict[int, tuple[weakref.ref[Prompt], Any]] = {}
+        """The source's object of each living prompt, by row.  An entry is removed when its prompt is freed."""
+        self._num_fetched = 0
+        self._num_too_long = 0
+        self._wanted = asyncio.Event()
+        self._there = asyncio.Event()
+        self._calls = asyncio.Lock()
+        # Invariant: the source is called only while this lock is held, so a state is taken between two calls.
+
+    def __len__(self) -> int:
+        """Return 0: the number of prompts is unknown."""
+        return 0
+
+    @property
+    def fingerprint(self) -> str:
+        """The source's name; its prompts cannot be compared."""
+        return self._name
+
+    # ---- prompts
+
+    async def ready(self) -> None:
+        """Wait until ``take`` returns at once; ``run`` must be running."""
+        while not self._ahead:
+            self._there.clear()
+            await self._there.wait()
+
+    def take(self) -> Prompt:
+        """Return the next prompt.  Allowed only after ``ready``."""
+        prompt = self._ahead.popleft()
+        self._wanted.set()
+        return prompt
+
+    def at(self, epoch: int, row: int) -> Prompt:
+        """Raise KeyError: checkpoints store these prompts whole."""
+        raise KeyError(f"{self._name} has no rows to look up")
+
+    def seek(self, position: int) -> None:
+        """Number the next prompt with ``position``."""
+        self._num_fetched = position
+
+    async def run(self) -> None:
+        """Fetch prompts and report groups to the source, until cancelled.
+
+        Raises HookFailed if a call fails or takes too long, and when the source has ended and no prompt is left.
+        """
+        self._wanted.set()
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            async with self._calls:
+                await self._report()
+                if len(self._ahead) <= self._limit // 2:
+                    await self._fetch(self._limit - len(self._ahead))
+
+    async def _fetch(self, count: int) -> None:
+        fetched, dropped = await self._call(partial(self._next, count, self._num_fetched))
+        self._num_fetched += len(fetched) + dropped
+        self._num_too_long += dropped
+        if dropped and dropped == self._num_too_long:
+            logger.warning("%s: left out a prompt above --rollout-max-prompt-len; later ones are not named", self._name)
+        self._ahead.extend(fetched)
+        if self._ahead:
+            self._there.set()
+        if not fetched and dropped:
+            self._wanted.set()  # all were too long
+        elif not fetched and not self._ahead:
+            raise HookFailed(f"{self._name}: has no prompts left after {self._num_fetched}; a source must be endless")
+
+    def _next(self, count: int, first: int) -> tuple[list[Prompt], int]:
+        """Return the tokenised prompts of the next ``count``, and the number of too long ones.  Runs in the thread."""
+        given = self._source.fetch(count, first)
+        made = [(self._tokenise(new, first + place), new.origin) for place, new in enumerate(given)]
+        fetched = [(prompt, origin) for prompt, origin in made if prompt is not None]
+        for prompt, origin in fetched:
+            if origin is not None:
+                self._keep(prompt, origin)
+        return [prompt for prompt, _ in fetched], len(made) - len(fetched)
+
+    def _keep(self, prompt: Prompt, origin: Any) -> None:
+        row = prompt.row
+        self._origins[row] = (weakref.ref(prompt, lambda _: self._origins.pop(row, None)), origin)
+
+    async def _call[T](self, function: Callable[[], T]) -> T:
+        return await self._worker.call(function, self._name, self._timeout_s)
+
+    def get_samples(self, count: int) -> Any:
+        """Call ``get_samples`` of a source of slime's shape, from another thread.  Raises HookFailed."""
+        function = partial(self._source.get_samples, count)  # type: ignore[attr-defined]
+        return self._worker.call_now(function, self._name, self._timeout_s)
+
+    # ---- groups that end
+
+    def finished(self, group: ScoredGroup, reason: str | None, /) -> None:
+        """Report a scored group to a source that wants to know."""
+        if self._source.wants_finished:
+            self._ended.append(_Ended(prompt=group.prompt, group=group, outcome=None))
+            self._wanted.set()
+
+    def returned(self, prompt: Prompt, group: ScoredGroup | None, outcome: str, /) -> bool:
+        """Give the prompt of a stale or failed group back to a source that takes it."""
+        if not self._source.wants_returned:
+            return False
+        self._ended.append(_Ended(prompt=prompt, group=group, outcome=outcome))
+        self._wanted.set()
+        return True
+
+    async def _report(self) -> None:
+        while self._ended:
+            told, is_taken = self._ended[0], True
+            if told.outcome is not None:
+                _, origin = self._origins.get(told.prompt.row, (None, None))
+                is_taken = await self._call(partial(self._source.give_back, told.prompt, told.group, origin))
+            elif told.group is not None:
+                await self._call(partial(self._source.finished, told.group))
+            self._ended.popleft()
+            if not is_taken and told.outcome == "stale":
+                self._ahead.appendleft(told.prompt)
+                self._there.set()
+
+    # ---- resuming
+
+    @asynccontextmanager
+    async def saved(self, step: int) -> AsyncIterator[SourceState]:
+        """Hold the source still, and yield its state after ``step`` steps and the prompts fetched ahead."""
+        async with self._calls:
+            await self._report()
+            state = await self._call(partial(self._source.state, step))
+            waiting = (*(told.prompt for told in self._ended if told.outcome == "stale"), *self._ahead)
+            yield SourceState(fetched=self._num_fetched, state=state, ahead=waiting)
+
+    def restore(self, step: int, fetched: int, state: Any) -> None:
+        """Continue from the state of a checkpoint after ``step`` steps.  Raises HookFailed."""
+        self.seek(fetched)
+        self._worker.call_now(partial(self._source.load, step, state), self._name, self._timeout_s)
+
+
+def new_prompts(given: Sequence[object]) -> list[NewPrompt]:
+    """Check the prompts that a source gave.  Raises HookFailed."""
+    for new in given:
+        if not isinstance(new, NewPrompt):
+            raise HookFailed(f"must give asyncrl.types.NewPrompt, got a {type(new).__name__}")
+    return list(given)  # type: ignore[arg-type]
