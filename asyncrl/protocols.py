@@ -235,6 +235,8 @@ class EvalFn(Protocol):
 
     async def __call__(self, evaluation: HeldOutPass, /) -> Mapping[str, Sequence[float]] | EvalOutcome:
         """Return the rewards of all answers by data set name."""
+
+
 class BatchPreparer(Protocol):
     """The user's hooks between a batch and the trainer."""
 

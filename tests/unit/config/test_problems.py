@@ -217,9 +217,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
 
 def test_the_reward_is_one_of_two_and_built_in_ones_need_labels(tmp_path: Path) -> None:
     run = load(tmp_path)
-    no_reward = replace(
-        run, reward=replace(run.reward, rm_type=None), data=replace(run.data, streaming_data=True)
-    )
+    no_reward = replace(run, reward=replace(run.reward, rm_type=None), data=replace(run.data, streaming_data=True))
     no_label = replace(run, data=replace(run.data, label_key=None))
     own = replace(no_label, reward=replace(run.reward, rm_type=None, custom_rm_path="a:b"))
     assert problems(no_reward) == ["no reward is set: give rm-type or custom-rm-path"]

@@ -273,6 +273,7 @@ class World:
             serving=serving,
             timeline=timeline,
         )
+
     def _again(self) -> tuple[Prompt, ...]:
         if self.before is None:
             return ()
