@@ -1,7 +1,7 @@
 """The checks before anything expensive starts: they read every file and resolve every function of a run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from asyncrl.compat import BlockingEval
 from asyncrl.config import RewardConfig, RunConfig, check_passthrough
 from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
-from asyncrl.config.derived import longest_sample, skip_special_tokens, weight_bytes
+from asyncrl.config.derived import longest_sample, reward_key, skip_special_tokens, weight_bytes
+from asyncrl.config.eval_sets import eval_sets
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import load_prompts
@@ -214,17 +215,31 @@ def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) 
 def _tokenizer_flags(run: RunConfig) -> dict[str, bool]:
     """The flag of servers without a tokenizer, where SGLang's would execute code in the model's folder.
 
-    Tokens travel as ids, so only stop strings need a tokenizer in the server.  Raises ConfigError for them.
+    Tokens travel as ids, so only stop strings and minimum lengths need a tokenizer in the server.  Raises ConfigError
+    for them.
     """
     needs_code = not (run.model.hf_checkpoint / "tokenizer.json").is_file()
     if not needs_code or run.sglang.keys() & {"trust-remote-code", NO_TOKENIZER_FLAG}:
         return {}
-    if run.rollout.rollout_stop:
-        raise ConfigError(
-            f"rollout-stop with {run.model.hf_checkpoint / RANKS_FILE}: engines compare texts, and SGLang's tokenizer "
-            "executes code in that folder; give rollout-stop-token-ids, or allow it with --sglang-trust-remote-code"
-        )
+    where = f"with {run.model.hf_checkpoint / RANKS_FILE}"
+    code = "SGLang's tokenizer executes code in that folder"
+    refuse(
+        f"{setting} {where}: {why}, and {code}; {instead}, or allow it with --sglang-trust-remote-code"
+        for setting, why, instead in _tokenizer_needs(run)
+    )
     return {NO_TOKENIZER_FLAG: True}
+
+
+def _tokenizer_needs(run: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield each setting that needs a tokenizer in the engines, the reason, and a replacement."""
+    texts, stop = "engines compare texts", run.rollout.rollout_stop
+    if stop:
+        yield "rollout-stop", texts, "give rollout-stop-token-ids"
+    for each in eval_sets(run) if run.evaluation.eval_interval is not None else ():
+        if each.stop and each.stop != stop:
+            yield f"{each.label}: stop", texts, "give stop_token_ids"
+        if each.min_new_tokens:
+            yield f"{each.label}: min_new_tokens", "engines look up the end token", "leave it out"
 
 
 def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
@@ -268,7 +283,7 @@ def _custom(run: RunConfig) -> Resolver | None:
 
 def _plugin_args(run: RunConfig) -> SimpleNamespace:
     """The ``args`` of plug-ins with slime's signatures."""
-    return SimpleNamespace(**flat(run))
+    return SimpleNamespace(**flat(run) | {"reward_key": reward_key(run.reward)})
 
 
 def _keep_all(group: ScoredGroup) -> str | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig, RunConfig
-from asyncrl.config.areas.rewards import rm_type_problem
 from asyncrl.errors import DataError
 from asyncrl.plugins.rewards import load_reward, method_of_class, plain_function
 from asyncrl.protocols import RewardFn
@@ -25,7 +24,7 @@ def build_reward(reward: RewardConfig, args: SlimeArgs) -> RewardFn:
     """Return the reward.  A user function is imported and checked, a class is not constructed.  Raises PluginError."""
     path, key, is_group = reward.custom_rm_path, reward.reward_key, reward.group_rm
     if path is None:
-        return BuiltIn(reward.rm_type, key=key, url=reward.rm_url, problem=rm_type_problem)
+        return BuiltIn(reward.rm_type, key=key, url=reward.rm_url)
     loaded = load_reward(path, args, is_group=is_group)
     if loaded.runs == "on the loop":
         return OnLoopGroup(loaded.function, key) if is_group else OnLoop(loaded.function, key)

@@ -99,9 +99,8 @@ def _read_back(batch: Batch, views: Sequence[Sequence[Sample]], args: SlimeArgs)
 
 def _changed(group: ScoredGroup, scored: ScoredSample, view: Sample, args: SlimeArgs) -> ScoredSample:
     name = name_of_sample(group, scored.sample.index)
-    value = view.get_reward_value(args)
-    if value != scored.reward:
-        scored = replace(scored, reward=number(value, f"the reward of {name}"))
+    if view.reward != (scored.reward_parts or scored.reward):
+        scored = replace(scored, reward=number(view.get_reward_value(args), f"the reward of {name}"))
     if view.loss_mask is not None:
         scored = masked(scored, view.loss_mask, name)
     return left_out(scored) if view.remove_sample else scored

@@ -92,18 +92,11 @@ class Sample:
     non_generation_time: float = 0.0
     spec_info: Any = field(default_factory=SpecInfo)
     prefix_cache_info: Any = field(default_factory=PrefixCacheInfo)
-    number: float | None = None
-    """The number that training uses, if ``reward`` is a dict.  slime has no such attribute."""
 
     def get_reward_value(self, args: SlimeArgs) -> Any:
-        """Return the number that training uses, or the entry ``args.reward_key`` of a dict reward.
-
-        slime's own filters call this.
-        """
-        if not isinstance(self.reward, Mapping):
-            return self.reward
+        """Return the reward, or its entry ``args.reward_key``.  slime's own filters call this."""
         key = getattr(args, "reward_key", None)
-        return self.reward[key] if key else self.number
+        return self.reward[key] if key and isinstance(self.reward, Mapping) else self.reward
 
     @property
     def effective_response_length(self) -> int:
@@ -159,7 +152,6 @@ def to_slime(
     known = _VIEWS.get(id(sample))
     view = _view(prompt, sample, group_size) if known is None or known[0]() is not sample else known[1]
     view.reward = dict(reward_parts) if reward_parts else reward
-    view.number = reward
     view.loss_mask = list(loss_mask)
     return view
 

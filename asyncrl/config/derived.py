@@ -17,6 +17,7 @@ from asyncrl.config.areas import (
     RunConfig,
     TrainConfig,
 )
+from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS
 
 ENGINE_RESTARTS = 3
 """The default of ``--max-engine-restarts``: covers occasional crashes, ends a run whose requests crash the engine."""
@@ -121,6 +122,13 @@ def ref_load(train: TrainConfig, model: ModelConfig) -> Path:
 def eps_clip_high(train: TrainConfig) -> float:
     """The upper clip range of the probability ratio."""
     return train.eps_clip if train.eps_clip_high is None else train.eps_clip_high
+
+
+def reward_key(reward: RewardConfig) -> str | None:
+    """The entry of a dict reward that is the reward."""
+    if reward.reward_key is not None or reward.custom_rm_path is not None:
+        return reward.reward_key
+    return DEFAULT_KEYS.get((reward.rm_type or "").removeprefix(BOXED))
 
 
 def skip_special_tokens(rollout: RolloutConfig, reward: RewardConfig) -> bool:

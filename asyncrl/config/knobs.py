@@ -22,7 +22,6 @@ AREAS: dict[str, type[Any]] = {
     "train": areas.TrainConfig,
     "checkpoint": areas.CheckpointConfig,
     "evaluation": areas.EvalConfig,
-    "plugins": areas.PluginConfig,
     "hooks": areas.HookConfig,
     "output": areas.OutputConfig,
     "trackers": areas.TrackerConfig,

@@ -121,13 +121,25 @@ def _constructor(cls: type[Any], arguments: Arguments | None, args: SlimeArgs) -
     except TypeError as error:
         needs = str(inspect.signature(cls)).removesuffix(" -> None")
         raise PluginError(
-            f"{cls.__name__} takes {needs}: {error}; write file.py:{cls.__name__}('...') with its arguments"
+            f"{cls.__name__} takes {needs}: {error}; write file.py:{cls.__name__}('...') with its arguments, or give "
+            "them as keys of --custom-config-path"
         ) from None
     given = arguments
     return lambda: made(cls.__name__, cls, given)
 
 
 def _default_arguments(cls: type[Any], args: SlimeArgs) -> Arguments:
-    """Return the arguments of a class without arguments in its path: ``args``, if it takes them."""
-    takes_args = "args" in inspect.signature(cls).parameters
-    return Arguments(text="", kwargs={"args": args} if takes_args else {})
+    """Return the arguments of a class without arguments in its path.
+
+    A parameter ``args`` gets ``args``; any other parameter without a default gets the attribute of ``args`` of its
+    name, if there is one.
+    """
+    parameters = inspect.signature(cls).parameters.values()
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    found = {
+        each.name: getattr(args, each.name)
+        for each in named
+        if each.default is each.empty and getattr(args, each.name, None) is not None
+    }
+    takes_args = any(each.name == "args" for each in named)
+    return Arguments(text="", kwargs={**found, "args": args} if takes_args else found)

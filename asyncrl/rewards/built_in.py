@@ -2,9 +2,10 @@
 
 import functools
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS, REMOTE, rm_type_problem
 from asyncrl.errors import RewardFailed
 from asyncrl.rewards.graders import GRADERS
 from asyncrl.rewards.graders.boxed import last_boxed
@@ -12,10 +13,6 @@ from asyncrl.rewards.resources import resources
 from asyncrl.rewards.values import reward_of
 from asyncrl.types import Prompt, Reward, Sample
 
-BOXED = "boxed_"
-REMOTE = "remote_rm"
-DEFAULT_KEYS = {"dapo": "score"}
-"""The entry of a built-in dict reward that is the reward without ``--reward-key``."""
 ON_LOOP: Mapping[str, int] = {"number": 20_000, "exact": 1_000_000, "random": 1_000_000, "f1": 1_000, "gpqa": 500}
 """Longest response, in characters, that a grader usually grades within 100 microseconds, so on the event loop.
 
@@ -29,14 +26,10 @@ class BuiltIn:
 
     has_deadlines = True
 
-    def __init__(
-        self, rm_type: str | None, *, key: str | None, url: str | None, problem: Callable[[str], str | None]
-    ) -> None:
-        """``problem`` returns the reason why a name is no built-in reward, or None."""
+    def __init__(self, rm_type: str | None, *, key: str | None, url: str | None) -> None:
         self._rm_type = rm_type
         self._key = key
         self._url = url
-        self._problem = problem
 
     @property
     def needs_pool(self) -> bool:
@@ -72,7 +65,7 @@ class BuiltIn:
         if name is None:
             raise RewardFailed("the row's metadata has no rm_type, and there is no --rm-type")
         stripped = name.strip() if isinstance(name, str) else str(name)
-        problem = self._problem(stripped)
+        problem = rm_type_problem(stripped)
         if problem is not None:
             raise RewardFailed(f"the row's rm_type {problem}")
         return stripped

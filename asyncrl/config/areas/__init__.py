@@ -15,7 +15,6 @@ from asyncrl.config.areas.hooks import HookConfig
 from asyncrl.config.areas.model import ModelConfig, TransformerImpl
 from asyncrl.config.areas.output import OutputConfig
 from asyncrl.config.areas.parallel import ParallelConfig
-from asyncrl.config.areas.plugins import PluginConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
 from asyncrl.config.areas.run import FlagWords, RunConfig
@@ -34,7 +33,6 @@ __all__ = [
     "ModelConfig",
     "OutputConfig",
     "ParallelConfig",
-    "PluginConfig",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",

@@ -1,6 +1,7 @@
 """The user's data source, and the user functions that are called once per step."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from asyncrl.config.areas.ranges import above, at_least, refuse
@@ -46,6 +47,11 @@ class HookConfig:
     custom_eval_rollout_log_function_path: Annotated[str | None, f"Function that sees each evaluation, {_NOTATION}"] = (
         None
     )
+    custom_config_path: Annotated[
+        Path | None,
+        "YAML file of one mapping. A key that is a setting replaces its value, flags included; any other key becomes "
+        "an attribute of args in user functions with slime's signatures.",
+    ] = None
     hook_timeout_s: Annotated[
         float, "Time limit for one call of a function that is called once per step, in seconds."
     ] = 300.0

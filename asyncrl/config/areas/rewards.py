@@ -15,6 +15,8 @@ BOXED = "boxed_"
 """A prefix of a built-in reward: only the content of the last ``\\boxed{}`` of the response is graded."""
 WITHOUT_LABEL = ("random", "ifeval", REMOTE, "gpqa")
 """The built-in rewards for rows that may have no label."""
+DEFAULT_KEYS = {"dapo": "score"}
+"""The entry of a built-in dict reward that is the reward without ``--reward-key``."""
 
 _ABSENT = {
     "ifbench": "its constraints are not built in; give ifeval for the published IFEval instructions, or the IFBench "

@@ -12,7 +12,6 @@ from asyncrl.config.areas.hooks import HookConfig
 from asyncrl.config.areas.model import ModelConfig
 from asyncrl.config.areas.output import OutputConfig
 from asyncrl.config.areas.parallel import ParallelConfig
-from asyncrl.config.areas.plugins import PluginConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
@@ -40,7 +39,6 @@ class RunConfig:
     train: TrainConfig
     checkpoint: CheckpointConfig
     evaluation: EvalConfig
-    plugins: PluginConfig
     hooks: HookConfig
     output: OutputConfig
     trackers: TrackerConfig

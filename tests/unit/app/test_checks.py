@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.app.checks import NO_TOKENIZER_FLAG, OVERRIDE_FLAG, check, check_model
 from asyncrl.config import RunConfig, load_run
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, DataError
 from tests.unit.data.tiktoken_for_tests import tiktoken_folder
 from tests.unit.models.test_shape import FLASH, QWEN3
 
@@ -74,8 +74,40 @@ def test_engines_for_a_tiktoken_model_have_no_tokenizer_unless_the_user_allows_i
     stops = [*model, "--rollout-stop", "end"]
     with pytest.raises(ConfigError, match=r"rollout-stop with .*tiktoken\.model: engines compare texts, and SGLang's"):
         check_model(quickstart(*stops))
+    with pytest.raises(
+        ConfigError, match=r"eval-prompt-data arithmetic: min_new_tokens with .*: engines look up the end"
+    ):
+        check_model(quickstart(*model, "--eval-min-new-tokens", "3"))
     flags = check_model(quickstart(*stops, "--sglang-trust-remote-code")).server_flags
     assert flags == {**quickstart().sglang, "trust-remote-code": True}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "flags", "line"),
+    [
+        ({}, (), "row 1: the row's metadata has no rm_type, and there is no --rm-type"),
+        ({"rm_type": "remote_rm"}, (), "row 1: the row's rm_type is remote_rm; give --rm-url"),
+        ({"rm_type": "remote_rm"}, ("--rm-url", "http://a"), None),
+        ({"rm_type": "numbr"}, ("--rm-type", "exact"), "row 1: the row's rm_type must be one of number, exact, "),
+        ({}, ("--rm-type", "exact"), None),
+    ],
+)
+def test_the_reward_of_every_row_is_known(
+    tmp_path: Path, metadata: dict[str, str], flags: tuple[str, ...], line: str | None
+) -> None:
+    rows = [{"prompt": "1+1=", "label": "2", "metadata": each} for each in ({"rm_type": "number"}, metadata)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    config = tmp_path / "run.toml"
+    text = QUICKSTART.read_text().replace('"quickstart/', f'"{QUICKSTART.parent}/quickstart/')
+    config.write_text("\n".join(each for each in text.splitlines() if not each.startswith(("rm-type", "eval-"))))
+    run = load_run(["--config", str(config), "--prompt-data", str(file), *flags])
+    if line is None:
+        check(run)
+        return
+    with pytest.raises(DataError) as error:
+        check(run)
+    assert str(error.value).startswith(f"{file}: {line}")
 
 
 def test_a_folder_for_weights_that_cannot_be_written_is_refused() -> None:

@@ -34,20 +34,21 @@ def complaint(folder: Path, sets: str, *flags: str) -> str:
 
 
 def test_each_set_has_its_prompts_settings_and_reward(tmp_path: Path) -> None:
-    short, exact = check(
+    short, boxed = check(
         run_with(
             tmp_path,
             "- {name: short, path: rows.jsonl, max_prompt_len: 20, max_response_len: 30,\n"
             "   metadata_key: about, metadata_overrides: {a: 1}}\n"
-            "- {name: exact, path: rows.jsonl, rm_type: exact, stop_token_ids: [9], min_new_tokens: 4, top_k: 3}\n",
+            "- {name: boxed, path: rows.jsonl, rm_type: math, stop_token_ids: [9], min_new_tokens: 4, top_k: 3}\n",
         )
     ).held_out
     assert [prompt.row for prompt in short.prompts] == [0, 2]
-    assert [prompt.row for prompt in exact.prompts] == [0, 1, 2]
+    assert [prompt.row for prompt in boxed.prompts] == [0, 1, 2]
     assert [dict(prompt.metadata) for prompt in short.prompts] == [{"a": 1, "b": 2}] * 2
-    assert exact.prompts[0].metadata == {"rm_type": "exact"}
-    assert short.reward is not exact.reward
-    assert eval_sampling(exact.settings, (1,)) == SamplingParams(
+    assert boxed.prompts[0].metadata == {"rm_type": "math"}
+    assert short.reward is not boxed.reward
+    assert [each.tokenizer.decode((9, 1)) for each in (short, boxed)] == ["7", "7<end>"]
+    assert eval_sampling(boxed.settings, (1,)) == SamplingParams(
         temperature=1.0, top_p=1.0, top_k=3, max_new_tokens=64, stop_token_ids=(1, 9), min_new_tokens=4
     )
     assert eval_sampling(short.settings, (1,)).max_new_tokens == 30

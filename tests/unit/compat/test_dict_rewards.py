@@ -17,7 +17,7 @@ def test_slime_s_filters_see_the_dict_and_its_entry() -> None:
     args = SlimeArgs(reward_key="score")
     assert [sample.reward for sample in group_to_slime(dicts)] == parts
     assert [sample.get_reward_value(args) for sample in group_to_slime(dicts)] == [1.0, 2.0]
-    assert [sample.get_reward_value(SlimeArgs(reward_key=None)) for sample in group_to_slime(dicts)] == [1.0, 2.0]
+    assert [sample.get_reward_value(SlimeArgs(reward_key=None)) for sample in group_to_slime(dicts)] == parts
     assert [sample.get_reward_value(args) for sample in group_to_slime(plain)] == [1.0, 2.0]
     assert [sample.reward for sample in group_to_slime(plain)] == [1.0, 2.0]
 

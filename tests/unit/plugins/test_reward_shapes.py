@@ -87,6 +87,11 @@ def test_a_class_is_constructed_where_it_is_called(tmp_path: Path, name: str, re
     assert method_of_class(f"mine.py:{name}", ARGS, tmp_path)(["question"], ["answer"]) == rewards
 
 
+def test_a_class_gets_the_settings_of_its_parameters_names(tmp_path: Path) -> None:
+    args = SlimeArgs(lr=0.5, model_path="path", scale=7.0)
+    assert method_of_class("mine.py:Model", args, tmp_path)(["question"], ["answer"]) == [1.0]
+
+
 @pytest.mark.parametrize(
     ("name", "is_group", "line"),
     [

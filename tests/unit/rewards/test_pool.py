@@ -179,7 +179,7 @@ def test_ten_thousand_digits_do_not_stop_the_loop(rm_type: str) -> None:
     tower = "</think> \\boxed{" + "9^{" * 20 + "9" + "}" * 20 + "}"
 
     async def run(resources: RewardResources) -> list[float]:
-        reward = BuiltIn(rm_type, key=None, url=None, problem=lambda name: None)
+        reward = BuiltIn(rm_type, key=None, url=None)
         await resources.warm([reward])
         values: list[float] = []
         for text in (digits, tower, "</think> \\boxed{\\frac{14}{2}}", "</think> \\boxed{7}"):

@@ -203,7 +203,7 @@ def test_the_request_is_slime_s() -> None:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = runner.addresses[0][1]
-        reward = BuiltIn("remote_rm", key="score", url=f"http://127.0.0.1:{port}/score", problem=lambda name: None)
+        reward = BuiltIn("remote_rm", key="score", url=f"http://127.0.0.1:{port}/score")
         try:
             values = [await reward(prompt(), sample(text)) for text in ("number", "dict")]
             with pytest.raises(RewardFailed, match="the reply is not JSON: 'not json'"):
