@@ -170,8 +170,18 @@ def _table(run: RunConfig, found: Estimate) -> Table:
             _add_shared(table, run, found)
     table.add_section()
     for name, value in filled_in(run).items():
-        table.add_row(name, "", f"{value} (default)")
+        if name not in _without_effect(run):
+            table.add_row(name, "", f"{value} (default)")
     return table
+
+
+def _without_effect(run: RunConfig) -> set[str]:
+    """The settings that this run does not read."""
+    is_constant = run.train.lr_decay_style == "constant" and run.train.lr_warmup_fraction is None
+    return {
+        *([] if run.data.streaming_data else ["num-data-workers"]),
+        *(["lr-decay-iters"] if is_constant else []),
+    }
 
 
 def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
