@@ -8,7 +8,7 @@ every flag.
 
 import sys
 
-from asyncrl.app.entry import main
+if __name__ == "__main__":  # the reward's worker processes import this file again, and nothing of asyncrl with it
+    from asyncrl.app.entry import main
 
-if __name__ == "__main__":
     sys.exit(main(sys.argv[1:], program="train.py"))
