@@ -37,7 +37,7 @@ COPY asyncrl ./asyncrl
 COPY benchmarks ./benchmarks
 COPY configs ./configs
 COPY docs ./docs
-COPY train_async.py LICENSE ./
+COPY train.py train_async.py LICENSE ./
 RUN uv sync --no-cache --no-dev --python "python${PYTHON_VERSION}" \
         $(for extra in ${EXTRAS}; do echo "--extra ${extra}"; done)
 

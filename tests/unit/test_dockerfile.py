@@ -67,7 +67,7 @@ def ignored(path: str) -> bool:
 def test_the_build_gets_what_it_copies_and_no_more() -> None:
     copied = [word for step in steps("COPY") for word in step.split()[:-1]]
     assert [path for path in copied if not (ROOT / path).exists() or ignored(path)] == []
-    assert {"asyncrl", "configs", "train_async.py", "pyproject.toml"} <= set(copied)
+    assert {"asyncrl", "configs", "train.py", "train_async.py", "pyproject.toml"} <= set(copied)
     for path in (".git", ".venv", "uv.lock", "runs", "models", "data", "tests", "benchmarks/results"):
         assert ignored(path), path
 
