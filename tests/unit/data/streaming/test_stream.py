@@ -134,8 +134,9 @@ def test_a_worker_that_dies_again_ends_the_run(tmp_path: Path) -> None:
 
 def test_workers_end_with_the_stream(tmp_path: Path) -> None:
     async def children(source: PromptStream) -> list[psutil.Process]:
+        before = set(psutil.Process().children())  # what other tests have left
         await taken(source, 1)
-        return psutil.Process().children()
+        return [child for child in psutil.Process().children() if child not in before]
 
     data = config(jsonl(tmp_path / "a.jsonl", numbered_rows(10)), num_data_workers=3)
     workers = running(stream(tmp_path, data), children)
