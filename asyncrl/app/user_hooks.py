@@ -15,7 +15,8 @@ from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.data.user_prompts import tokeniser
 from asyncrl.hooks.batch_hooks import BatchHooks, FlaggedHook
 from asyncrl.hooks.log_hooks import LogHooks
-from asyncrl.hooks.prompt_source import UserPrompts
+from asyncrl.hooks.native_source import NativeSource
+from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.hooks.worker import Worker
 from asyncrl.plugins import (
     ALL_SAMPLES,
@@ -28,7 +29,7 @@ from asyncrl.plugins import (
     load_plugin,
     load_source,
 )
-from asyncrl.protocols import BatchHook, EvalLogFn, RolloutLogFn
+from asyncrl.protocols import BatchHook, EvalLogFn, RolloutLogFn, UserSource
 from asyncrl.types import Prompt
 
 
@@ -127,8 +128,15 @@ def user_prompts(run: RunConfig, tokenizer: TextTokenizer, args: SimpleNamespace
     make = load_source(path, args, lambda: PromptRows(run, tokenizer))
     worker = Worker("data-source")
     is_stored = run.checkpoint.save is not None
+
+    def made() -> UserSource:
+        source = make()
+        if is_stored and isinstance(source, NativeSource):
+            source.state(0)  # a state that cannot be stored would end the run at its first checkpoint
+        return source
+
     return UserPrompts(
-        worker.call_now(make, f"--data-source-path {path}", run.hooks.data_source_timeout_s),
+        worker.call_now(made, f"{FLAG} {path}", run.hooks.data_source_timeout_s),
         tokeniser(tokenizer, run.data.rollout_max_prompt_len, is_stored=is_stored),
         name=path,
         ahead=run.hooks.data_source_prefetch or run.rollout.rollout_batch_size,

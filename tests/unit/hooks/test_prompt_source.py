@@ -278,6 +278,45 @@ def test_a_state_has_the_prompts_fetched_ahead_and_no_others() -> None:
     run_virtually(main())
 
 
+def test_a_state_is_a_copy_that_later_calls_do_not_change() -> None:
+    class Replays(Counting):
+        """Returns the very list from which it takes its prompts."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.hard = [str(number) for number in range(9)]
+
+        def take(self) -> NewPrompt:
+            return NewPrompt(prompt=self.hard.pop(0))
+
+        def state(self) -> Any:
+            return self.hard
+
+    async def main() -> None:
+        source = prompts(NativeSource(Replays()), ahead=2)
+        await taken(source, 1)
+        async with source.saved(1) as state:
+            known = copy.deepcopy(state.state)
+        assert [prompt.text for prompt in state.ahead] + known == [str(number) for number in range(1, 9)]
+        await taken(source, 3)
+        assert state.state == known
+
+    run_virtually(main())
+
+
+def test_a_state_that_is_not_json_is_named() -> None:
+    class Sets(Counting):
+        def state(self) -> Any:
+            return {1, 2}
+
+    async def main() -> None:
+        async with prompts(NativeSource(Sets())).saved(1):
+            pass
+
+    with pytest.raises(HookFailed, match=r"mine: .*state\(\) must return JSON values, .* got a set"):
+        run_virtually(main())
+
+
 def test_slimes_source_loads_the_last_step() -> None:
     slimes = Slimes()
     prompts(SlimeSource(slimes, ARGS)).restore(7, 3, None)
