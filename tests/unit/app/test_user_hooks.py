@@ -78,6 +78,9 @@ class Chats:
 class NotJson(Chats):
     def value(self): return object()
 
+class NotJsonState(Chats):
+    def state(self): return {0: self.number}
+
 class Empty(Chats):
     def take(self): return NewPrompt(prompt="")
 
@@ -188,6 +191,36 @@ def test_prompts_that_cannot_be_used_are_named(name: str, flags: list[str], line
     with pytest.raises(HookFailed) as error:
         taken(checked("--data-source-path", f"mine.py:{name}", *flags).prompts, 1)
     assert str(error.value).startswith(f"--data-source-path mine.py:{name}: {line}")
+
+
+def test_a_state_that_checkpoints_cannot_store_ends_the_check() -> None:
+    line = (
+        r"^--data-source-path mine\.py:NotJsonState: state\(\) must return JSON values"
+    )
+    with pytest.raises(HookFailed, match=line):
+        checked("--data-source-path", "mine.py:NotJsonState", "--save", "saved")
+    checked("--data-source-path", "mine.py:NotJsonState")
+
+
+def test_groups_that_came_back_are_in_the_checkpoint_of_slimes_source(tmp_path: Path) -> None:
+    flags = ("--data-source-path", "mine.py:Newest", "--data-source-prefetch", "1", "--save", str(tmp_path))
+
+    async def main() -> tuple[list[Prompt], list[Prompt]]:
+        source, resumed = checked(*flags).prompts, checked(*flags, "--load", str(tmp_path)).prompts
+        assert isinstance(source, UserPrompts)
+        assert isinstance(resumed, UserPrompts)
+        back = await take(source, 2)
+        for prompt in back:
+            assert source.returned(prompt, None, "stale")
+        async with source.saved(1) as state:
+            assert state.ahead == ()
+        resumed.restore(1, state.fetched, state.state)
+        return back, await take(resumed, 3)
+
+    back, found = asyncio.run(main())
+    assert {prompt.text for prompt in back} == {prompt.text for prompt in found[:2]}
+    assert {prompt.label for prompt in back} == {prompt.label for prompt in found[:2]}
+    assert found[2].text not in {prompt.text for prompt in back}
 
 
 def test_anything_may_be_in_the_metadata_without_checkpoints() -> None:
