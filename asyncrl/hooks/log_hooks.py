@@ -83,10 +83,19 @@ class LogHooks:
             self._idle.set()
 
     async def finish(self) -> None:
-        """Wait until every row so far is written; ``run`` must be running."""
-        while self._waiting:
-            self._idle.clear()
-            await self._idle.wait()
+        """Wait until every row so far is written; ``run`` must be running.
+
+        Rows that are not written within the time limits of their functions are written without further numbers.
+        """
+        calls = sum(len(step.looks) for step in self._waiting)
+        try:
+            async with asyncio.timeout((calls + 1) * self._timeout_s):
+                while self._waiting:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            logger.warning("log functions: no result at the end; %d rows lack their numbers", len(self._waiting))
+            self.flush()
 
     def flush(self) -> None:
         """Write the rows that wait, without calling a function."""

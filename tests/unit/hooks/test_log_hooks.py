@@ -129,6 +129,16 @@ def test_a_run_that_ends_early_writes_every_row() -> None:
     assert [row["step"] for row in rows] == [0, 1, 2]
 
 
+def test_the_end_of_a_run_waits_no_longer_than_the_functions_may_take() -> None:
+    rows: list[Mapping[str, Any]] = []
+    logs = rollout(lambda step, seen, row: {"mine": 1.0})
+    for step in range(3):
+        logs.step(batch(step), None, {"step": step}, rows.append)
+    _, seconds = run_virtually(logs.finish())  # nothing calls the functions
+    assert seconds == 4 * 60.0
+    assert [row["step"] for row in rows] == [0, 1, 2]
+
+
 def test_slimes_rollout_log_sees_samples_row_and_seconds() -> None:
     seen: list[Any] = []
 
