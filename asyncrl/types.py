@@ -74,6 +74,8 @@ class NewPrompt:
     """Values for rewards and filters; JSON values, because checkpoints store prompts that are not trained yet."""
     token_ids: tuple[int, ...] = ()
     """The tokens of the prompt, if the source has them already."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template for this prompt; they take precedence over ``--apply-chat-template-kwargs``."""
     origin: Any = None
     """The source's object of this prompt, which the source gets with a group that comes back."""
 

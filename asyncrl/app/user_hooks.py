@@ -137,7 +137,7 @@ def user_prompts(run: RunConfig, tokenizer: TextTokenizer, args: SimpleNamespace
 
     return UserPrompts(
         worker.call_now(made, f"{FLAG} {path}", run.hooks.data_source_timeout_s),
-        tokeniser(tokenizer, run.data.rollout_max_prompt_len, is_stored=is_stored),
+        tokeniser(tokenizer, run.data.rollout_max_prompt_len, run.data.template_variables, is_stored=is_stored),
         name=path,
         ahead=run.hooks.data_source_prefetch or run.rollout.rollout_batch_size,
         worker=worker,

@@ -116,18 +116,19 @@ class SlimeSource:
         return NewPrompt(
             prompt=first.prompt,
             label=first.label,
-            metadata=_mapping(first.metadata),
+            metadata=_mapping(first.metadata, "metadata"),
             token_ids=tuple(first.tokens[: len(first.tokens) - first.response_length]),
+            template_variables=_mapping(first.apply_chat_template_kwargs, "apply_chat_template_kwargs"),
             origin=samples,
         )
 
 
-def _mapping(metadata: Any) -> Mapping[str, Any]:
-    if metadata is None:
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if value is None:
         return {}
-    if not isinstance(metadata, Mapping):
-        raise HookFailed(f"a sample's metadata must be a dict, got a {type(metadata).__name__}")
-    return metadata
+    if not isinstance(value, Mapping):
+        raise HookFailed(f"a sample's {name} must be a dict, got a {type(value).__name__}")
+    return value
 
 
 def _sample(prompt: Prompt) -> Sample:
