@@ -81,7 +81,7 @@ def step_hooks(config: HookConfig, args: SimpleNamespace, get_samples: Callable[
 
 
 class PromptRows:
-    """The rows of ``--prompt-data`` as slime's groups, read when the first is wanted."""
+    """The rows of ``--prompt-data`` as slime's groups, read by ``read`` or when the first is wanted."""
 
     def __init__(self, run: RunConfig, tokenizer: TextTokenizer) -> None:
         self._run = run
@@ -90,6 +90,10 @@ class PromptRows:
     @cached_property
     def _rows(self) -> EndlessPrompts:
         return load_prompts(self._run.data, self._tokenizer)
+
+    def read(self) -> None:
+        """Read the rows now.  Raises DataError."""
+        _ = self._rows
 
     @property
     def position(self) -> int:
@@ -121,7 +125,7 @@ class PromptRows:
 
 
 def user_prompts(run: RunConfig, tokenizer: TextTokenizer, args: SimpleNamespace) -> UserPrompts:
-    """Make the user's data source, in its thread.  Raises PluginError or HookFailed."""
+    """Make the user's data source, in its thread.  Raises PluginError, DataError or HookFailed."""
     path = run.hooks.source
     if path is None:
         raise AssertionError("there is no data source of the user")

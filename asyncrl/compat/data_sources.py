@@ -142,6 +142,9 @@ class Dataset(Protocol):
     position: int
     """Prompts taken so far."""
 
+    def read(self) -> None:
+        """Read the prompts now rather than when the first is wanted.  Raises DataError."""
+
     def sample(self, num_samples: int) -> list[list[Sample]]:
         """Return the next groups."""
 

@@ -15,7 +15,7 @@ from asyncrl.config import RunConfig, load_run
 from asyncrl.config.areas.hooks import SLIME_SOURCES
 from asyncrl.data import EndlessPrompts
 from asyncrl.engines.megatron.checkpoint.directory import notes_of
-from asyncrl.errors import ConfigError, HookFailed, PluginError
+from asyncrl.errors import ConfigError, DataError, HookFailed, PluginError
 from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.types import Prompt
 from tests.unit.app.test_resume import SHAPE, STATE
@@ -168,6 +168,16 @@ def test_a_source_that_cannot_be_made_ends_the_check() -> None:
     with pytest.raises(PluginError) as error:
         checked("--data-source-path", "mine.py:Breaks")
     assert str(error.value) == "--data-source-path 'mine.py:Breaks': Breaks(...) raised OSError: no server"
+
+
+def test_a_derived_class_reads_the_prompt_data_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text("no JSON\n")
+    flags = ("--prompt-data", str(tmp_path / "broken.jsonl"), "--data-source-path")
+    with pytest.raises(DataError, match=r"^[^:]*broken\.jsonl.*: not JSON"):
+        checked(*flags, "mine.py:Plain")
+    with pytest.raises(DataError):
+        checked(*flags, "mine.py:Newest")
+    checked(*flags, "mine.py:Chats")
 
 
 def test_the_file_of_prompts_need_not_exist(tmp_path: Path) -> None:
