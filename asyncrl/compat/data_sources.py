@@ -57,6 +57,11 @@ class SlimeSource:
         """Whether the object has ``add_samples`` and has not refused a group."""
         return self._takes_back
 
+    @property
+    def fetches_singly(self) -> bool:
+        """Return False: one call of ``get_samples`` gives many groups."""
+        return False
+
     def get_samples(self, num_samples: int) -> Any:
         """Return what the object's ``get_samples`` returns."""
         return self._source.get_samples(num_samples)

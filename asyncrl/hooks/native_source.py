@@ -36,6 +36,11 @@ class NativeSource:
         """Return False: stale prompts start again by themselves."""
         return False
 
+    @property
+    def fetches_singly(self) -> bool:
+        """Return True: the time limit is that of one prompt, and a slow source's first prompt is used at once."""
+        return True
+
     def fetch(self, count: int, first: int, /) -> list[NewPrompt]:
         """Take up to ``count`` prompts; fewer once the source ends."""
         taken: list[NewPrompt] = []

@@ -61,6 +61,8 @@ class UserPrompts:
         """The source's object of each living prompt, by row.  An entry is removed when its prompt is freed."""
         self._num_fetched = 0
         self._num_too_long = 0
+        self._is_filling = True
+        """Whether prompts are fetched until ``ahead`` of them wait; then none until half of them are taken."""
         self._wanted = asyncio.Event()
         self._there = asyncio.Event()
         self._calls = asyncio.Lock()
@@ -108,10 +110,17 @@ class UserPrompts:
             self._wanted.clear()
             async with self._calls:
                 await self._report()
-                if len(self._ahead) <= self._limit // 2:
-                    await self._fetch(self._limit - len(self._ahead))
+                await self._fill()
 
-    async def _fetch(self, count: int) -> None:
+    async def _fill(self) -> None:
+        """Fetch prompts once, and again in the next round unless enough of them wait or the source has none."""
+        missing = self._limit - len(self._ahead)
+        self._is_filling = missing > 0 and (self._is_filling or len(self._ahead) <= self._limit // 2)
+        if self._is_filling and await self._fetch(1 if self._source.fetches_singly else missing):
+            self._wanted.set()
+
+    async def _fetch(self, count: int) -> bool:
+        """Fetch up to ``count`` prompts; return whether the source gave any."""
         fetched, dropped = await self._call(partial(self._next, count, self._num_fetched))
         self._num_fetched += len(fetched) + dropped
         self._num_too_long += dropped
@@ -120,10 +129,9 @@ class UserPrompts:
         self._ahead.extend(fetched)
         if self._ahead:
             self._there.set()
-        if not fetched and dropped:
-            self._wanted.set()  # all were too long
-        elif not fetched and not self._ahead:
+        if not fetched and not dropped and not self._ahead:
             raise HookFailed(f"{self._name}: has no prompts left after {self._num_fetched}; a source must be endless")
+        return bool(fetched or dropped)
 
     def _next(self, count: int, first: int) -> tuple[list[Prompt], int]:
         """Return the tokenised prompts of the next ``count``, and the number of too long ones.  Runs in the thread."""

@@ -123,7 +123,34 @@ def test_at_most_so_many_prompts_are_fetched_ahead() -> None:
 def test_a_slow_source_is_waited_for() -> None:
     source = prompts(NativeSource(Counting()), ahead=2, caller=InlineCaller(seconds=5.0))
     _, seconds = run_virtually(taken(source, 4))
+    assert seconds == pytest.approx(20.0)  # one call per prompt
+    slimes = prompts(SlimeSource(Slimes(), ARGS), ahead=2, caller=InlineCaller(seconds=5.0))
+    _, seconds = run_virtually(taken(slimes, 4))
     assert seconds == pytest.approx(12.5, abs=2.6)  # two or three calls of two prompts
+
+
+def test_a_native_source_has_the_time_limit_for_each_prompt_and_its_first_is_used_at_once() -> None:
+    caller = InlineCaller(seconds=5.0)
+    _, seconds = run_virtually(taken(prompts(NativeSource(Counting()), ahead=64, caller=caller), 1))
+    assert seconds == pytest.approx(5.0)
+    counting = Counting()
+    source = prompts(NativeSource(counting), ahead=8, caller=InlineCaller(seconds=5.0))
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(source.run())
+            await asyncio.sleep(100.0)
+            assert counting.taken == 8
+            for _ in range(3):
+                source.take()
+            await asyncio.sleep(100.0)
+            assert counting.taken == 8  # more than half of them wait
+            source.take()
+            await asyncio.sleep(100.0)
+            assert counting.taken == 12
+            running.cancel()
+
+    run_virtually(main())
 
 
 def test_iterators_of_all_kinds() -> None:
@@ -356,13 +383,13 @@ def test_a_state_waits_for_a_fetch_in_progress_and_holds_the_next() -> None:
             running = tasks.create_task(source.run())
             await asyncio.sleep(1.0)  # the first fetch is under way
             async with source.saved(1) as state:
-                assert state.state == state.fetched == len(state.ahead) == counting.taken == 4
+                assert state.state == state.fetched == len(state.ahead) == counting.taken == 1
                 for _ in state.ahead:
                     source.take()
                 await asyncio.sleep(60.0)
-                assert counting.taken == 4
+                assert counting.taken == 1
             await source.ready()
-            assert counting.taken == 8
+            assert source.take().text == "1"
             running.cancel()
 
     run_virtually(main())
