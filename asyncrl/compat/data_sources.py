@@ -138,7 +138,7 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 def _sample(prompt: Prompt) -> Sample:
     """Return a sample of a prompt that a checkpoint stored."""
-    return Sample(prompt=prompt.text, label=prompt.label, metadata=dict(prompt.metadata))
+    return Sample(prompt=prompt.text, label=prompt.label, metadata=copy.deepcopy(dict(prompt.metadata)))
 
 
 class Dataset(Protocol):
