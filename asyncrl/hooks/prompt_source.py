@@ -150,10 +150,16 @@ class UserPrompts:
     async def _call[T](self, function: Callable[[], T]) -> T:
         return await self._worker.call(function, self._name, self._timeout_s)
 
-    def get_samples(self, count: int) -> Any:
-        """Call ``get_samples`` of a source of slime's shape, from another thread.  Raises HookFailed."""
-        function = partial(self._source.get_samples, count)  # type: ignore[attr-defined]
-        return self._worker.call_now(function, self._name, self._timeout_s)
+    @property
+    def get_samples(self) -> Callable[[int], Any] | None:
+        """``get_samples`` of a source of slime's shape, for other threads; None for another source.
+
+        A call raises HookFailed.
+        """
+        function: Callable[[int], Any] | None = getattr(self._source, "get_samples", None)
+        if function is None:
+            return None
+        return lambda count: self._worker.call_now(partial(function, count), self._name, self._timeout_s)
 
     # ---- groups that end
 

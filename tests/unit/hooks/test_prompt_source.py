@@ -344,6 +344,13 @@ def test_a_state_that_is_not_json_is_named() -> None:
         run_virtually(main())
 
 
+def test_only_a_source_of_slimes_shape_has_get_samples() -> None:
+    assert prompts(NativeSource(Counting())).get_samples is None
+    get_samples = prompts(SlimeSource(Slimes(), ARGS)).get_samples
+    assert get_samples is not None
+    assert [sample.prompt for (sample, _) in get_samples(2)] == ["0", "1"]
+
+
 def test_slimes_source_loads_the_last_step() -> None:
     slimes = Slimes()
     prompts(SlimeSource(slimes, ARGS)).restore(7, 3, None)
