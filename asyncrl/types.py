@@ -368,6 +368,8 @@ class EvalReport:
     seconds: float
     answers: Mapping[str, tuple[tuple[Prompt, ScoredSample], ...]] = field(default_factory=dict)
     """Prompts and answers by data set name; empty unless a log function wants them, because they take memory."""
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Columns of a user's evaluation function by data set name, ``rewards`` at least; empty without such a function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +382,8 @@ class EvalOutcome:
     """Share of the answers that the length limit cut, 0 to 1, by data set name."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further numbers, by name."""
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further columns by data set name, for log functions of slime's shape."""
 
 
 def _same_length(name: str, values: Sized, other: str, others: Sized) -> None:
