@@ -54,7 +54,7 @@ class StepHooks:
         """Return the log functions; None without any."""
         if self.rollout_log is None and self.eval_log is None:
             return None
-        return LogHooks(self.rollout_log, self.eval_log, Worker("log-functions"), self.config.hook_timeout_s)
+        return LogHooks(self.rollout_log, self.eval_log, lambda: Worker("log-function"), self.config.hook_timeout_s)
 
 
 def step_hooks(config: HookConfig, args: SimpleNamespace, get_samples: Callable[[int], Any] | None = None) -> StepHooks:
