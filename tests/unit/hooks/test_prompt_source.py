@@ -213,6 +213,50 @@ def test_wrong_prompts_are_named(source: UserSource, line: str) -> None:
     assert line in said
 
 
+class Ends(Slimes):
+    """Has two prompts, and the groups that come back."""
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        left = len(self.buffer) + 2 - self.number
+        return super().get_samples(min(num_samples, left))
+
+
+def test_a_group_that_comes_back_while_the_source_is_asked_is_waited_for() -> None:
+    async def main() -> None:
+        source = prompts(SlimeSource(Ends(), ARGS), caller=InlineCaller(seconds=5.0))
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(source.run())
+            for _ in range(2):
+                await source.ready()
+                last = source.take()
+            tasks.create_task(source.ready())  # fails if the source is taken to have ended
+            await asyncio.sleep(2.0)  # the source is asked for further prompts, and has none
+            source.returned(last, None, "stale")
+            await source.ready()
+            assert source.take().text == "1"
+            running.cancel()
+
+    run_virtually(main())
+
+
+def test_a_source_that_had_no_prompt_is_asked_again_after_a_group_that_comes_back() -> None:
+    async def main() -> None:
+        source = prompts(SlimeSource(Ends(), ARGS))
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(source.run())
+            for _ in range(2):
+                await source.ready()
+                last = source.take()
+            with pytest.raises(HookFailed, match="has no prompts left after 2"):
+                await source.ready()
+            source.returned(last, None, "stale")
+            await source.ready()
+            assert source.take().text == "1"
+            running.cancel()
+
+    run_virtually(main())
+
+
 def test_one_sample_or_a_flat_list_stands_for_a_group() -> None:
     found, _ = run_virtually(taken(prompts(given([Sample(prompt="a"), [Sample(prompt="b", tokens=[5, 6])]])), 2))
     assert [(prompt.text, prompt.token_ids) for prompt in found] == [("a", (1,)), ("b", (5, 6))]
