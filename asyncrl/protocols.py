@@ -323,6 +323,10 @@ class UserSource(Protocol):
     def wants_returned(self) -> bool:
         """Whether ``give_back`` is to be called; otherwise prompts of stale groups start again by themselves."""
 
+    @property
+    def fetches_singly(self) -> bool:
+        """Whether ``fetch`` calls the user once per prompt, and so is to be called for one prompt at a time."""
+
     def fetch(self, count: int, first: int, /) -> Sequence[NewPrompt]:
         """Return up to ``count`` prompts; the first gets row ``first``."""
 

@@ -74,6 +74,8 @@ class NewPrompt:
     """Values for rewards and filters; JSON values, because checkpoints store prompts that are not trained yet."""
     token_ids: tuple[int, ...] = ()
     """The tokens of the prompt, if the source has them already."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template for this prompt; they take precedence over ``--apply-chat-template-kwargs``."""
     origin: Any = None
     """The source's object of this prompt, which the source gets with a group that comes back."""
 
@@ -366,6 +368,8 @@ class EvalReport:
     seconds: float
     answers: Mapping[str, tuple[tuple[Prompt, ScoredSample], ...]] = field(default_factory=dict)
     """Prompts and answers by data set name; empty unless a log function wants them, because they take memory."""
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Columns of a user's evaluation function by data set name, ``rewards`` at least; empty without such a function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,6 +382,8 @@ class EvalOutcome:
     """Share of the answers that the length limit cut, 0 to 1, by data set name."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further numbers, by name."""
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further columns by data set name, for log functions of slime's shape."""
 
 
 def _same_length(name: str, values: Sized, other: str, others: Sized) -> None:

@@ -15,7 +15,8 @@ from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.data.user_prompts import tokeniser
 from asyncrl.hooks.batch_hooks import BatchHooks, FlaggedHook
 from asyncrl.hooks.log_hooks import LogHooks
-from asyncrl.hooks.prompt_source import UserPrompts
+from asyncrl.hooks.native_source import NativeSource
+from asyncrl.hooks.prompt_source import FLAG, UserPrompts
 from asyncrl.hooks.worker import Worker
 from asyncrl.plugins import (
     ALL_SAMPLES,
@@ -28,7 +29,7 @@ from asyncrl.plugins import (
     load_plugin,
     load_source,
 )
-from asyncrl.protocols import BatchHook, EvalLogFn, RolloutLogFn
+from asyncrl.protocols import BatchHook, EvalLogFn, RolloutLogFn, UserSource
 from asyncrl.types import Prompt
 
 
@@ -53,7 +54,7 @@ class StepHooks:
         """Return the log functions; None without any."""
         if self.rollout_log is None and self.eval_log is None:
             return None
-        return LogHooks(self.rollout_log, self.eval_log, Worker("log-functions"), self.config.hook_timeout_s)
+        return LogHooks(self.rollout_log, self.eval_log, lambda: Worker("log-function"), self.config.hook_timeout_s)
 
 
 def step_hooks(config: HookConfig, args: SimpleNamespace, get_samples: Callable[[int], Any] | None = None) -> StepHooks:
@@ -80,7 +81,7 @@ def step_hooks(config: HookConfig, args: SimpleNamespace, get_samples: Callable[
 
 
 class PromptRows:
-    """The rows of ``--prompt-data`` as slime's groups, read when the first is wanted."""
+    """The rows of ``--prompt-data`` as slime's groups, read by ``read`` or when the first is wanted."""
 
     def __init__(self, run: RunConfig, tokenizer: TextTokenizer) -> None:
         self._run = run
@@ -89,6 +90,10 @@ class PromptRows:
     @cached_property
     def _rows(self) -> EndlessPrompts:
         return load_prompts(self._run.data, self._tokenizer)
+
+    def read(self) -> None:
+        """Read the rows now.  Raises DataError."""
+        _ = self._rows
 
     @property
     def position(self) -> int:
@@ -120,16 +125,23 @@ class PromptRows:
 
 
 def user_prompts(run: RunConfig, tokenizer: TextTokenizer, args: SimpleNamespace) -> UserPrompts:
-    """Make the user's data source, in its thread.  Raises PluginError or HookFailed."""
+    """Make the user's data source, in its thread.  Raises PluginError, DataError or HookFailed."""
     path = run.hooks.source
     if path is None:
         raise AssertionError("there is no data source of the user")
     make = load_source(path, args, lambda: PromptRows(run, tokenizer))
     worker = Worker("data-source")
     is_stored = run.checkpoint.save is not None
+
+    def made() -> UserSource:
+        source = make()
+        if is_stored and isinstance(source, NativeSource):
+            source.state(0)  # a state that cannot be stored would end the run at its first checkpoint
+        return source
+
     return UserPrompts(
-        worker.call_now(make, f"--data-source-path {path}", run.hooks.data_source_timeout_s),
-        tokeniser(tokenizer, run.data.rollout_max_prompt_len, is_stored=is_stored),
+        worker.call_now(made, f"{FLAG} {path}", run.hooks.data_source_timeout_s),
+        tokeniser(tokenizer, run.data.rollout_max_prompt_len, run.data.template_variables, is_stored=is_stored),
         name=path,
         ahead=run.hooks.data_source_prefetch or run.rollout.rollout_batch_size,
         worker=worker,

@@ -100,7 +100,9 @@ def _read_back(batch: Batch, views: Sequence[Sequence[Sample]], args: SlimeArgs)
 def _changed(group: ScoredGroup, scored: ScoredSample, view: Sample, args: SlimeArgs) -> ScoredSample:
     name = name_of_sample(group, scored.sample.index)
     if view.reward != (scored.reward_parts or scored.reward):
-        scored = replace(scored, reward=number(view.get_reward_value(args), f"the reward of {name}"))
+        parts = dict(view.reward) if isinstance(view.reward, Mapping) else {}
+        value = number(view.get_reward_value(args), f"the reward of {name}")
+        scored = replace(scored, reward=value, reward_parts=parts)
     if view.loss_mask is not None:
         scored = masked(scored, view.loss_mask, name)
     return left_out(scored) if view.remove_sample else scored

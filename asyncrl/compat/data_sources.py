@@ -2,10 +2,11 @@
 
 import copy
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import orjson
 
 from asyncrl.compat.slime_types import Sample, SlimeArgs
 from asyncrl.errors import HookFailed
@@ -55,6 +56,11 @@ class SlimeSource:
     def wants_returned(self) -> bool:
         """Whether the object has ``add_samples`` and has not refused a group."""
         return self._takes_back
+
+    @property
+    def fetches_singly(self) -> bool:
+        """Return False: one call of ``get_samples`` gives many groups."""
+        return False
 
     def get_samples(self, num_samples: int) -> Any:
         """Return what the object's ``get_samples`` returns."""
@@ -115,23 +121,24 @@ class SlimeSource:
         return NewPrompt(
             prompt=first.prompt,
             label=first.label,
-            metadata=_mapping(first.metadata),
+            metadata=_mapping(first.metadata, "metadata"),
             token_ids=tuple(first.tokens[: len(first.tokens) - first.response_length]),
+            template_variables=_mapping(first.apply_chat_template_kwargs, "apply_chat_template_kwargs"),
             origin=samples,
         )
 
 
-def _mapping(metadata: Any) -> Mapping[str, Any]:
-    if metadata is None:
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if value is None:
         return {}
-    if not isinstance(metadata, Mapping):
-        raise HookFailed(f"a sample's metadata must be a dict, got a {type(metadata).__name__}")
-    return metadata
+    if not isinstance(value, Mapping):
+        raise HookFailed(f"a sample's {name} must be a dict, got a {type(value).__name__}")
+    return value
 
 
 def _sample(prompt: Prompt) -> Sample:
     """Return a sample of a prompt that a checkpoint stored."""
-    return Sample(prompt=prompt.text, label=prompt.label, metadata=dict(prompt.metadata))
+    return Sample(prompt=prompt.text, label=prompt.label, metadata=copy.deepcopy(dict(prompt.metadata)))
 
 
 class Dataset(Protocol):
@@ -139,6 +146,9 @@ class Dataset(Protocol):
 
     position: int
     """Prompts taken so far."""
+
+    def read(self) -> None:
+        """Read the prompts now rather than when the first is wanted.  Raises DataError."""
 
     def sample(self, num_samples: int) -> list[list[Sample]]:
         """Return the next groups."""
@@ -169,18 +179,23 @@ class RolloutDataSource(DataSource):
         """Write the place in the data set to ``args.save``."""
         path = self._file(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"sample_offset": self.dataset.position, "metadata": self.metadata}))
+        path.write_bytes(orjson.dumps(self._to_file(), option=orjson.OPT_NON_STR_KEYS))
 
     def load(self, rollout_id: int | None = None) -> None:
         """Continue at the place in ``args.load``; from the beginning, if there is no file."""
         path = self._file(self.args.load, rollout_id)
         if path.is_file():
-            found = json.loads(path.read_text())
-            self.dataset.position, self.metadata = found["sample_offset"], found["metadata"]
+            self._from_file(orjson.loads(path.read_bytes()))
 
     def __len__(self) -> int:
         """Return the number of prompts."""
         return len(self.dataset)
+
+    def _to_file(self) -> dict[str, Any]:
+        return {"sample_offset": self.dataset.position, "metadata": self.metadata}
+
+    def _from_file(self, found: Mapping[str, Any]) -> None:
+        self.dataset.position, self.metadata = found["sample_offset"], found["metadata"]
 
     def _file(self, folder: Any, rollout_id: int | None) -> Path:
         return Path(folder) / "rollout" / f"data_source_{rollout_id}.json"
@@ -191,6 +206,8 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     ``buffer_filter`` takes groups from the buffer: a method ``(args, buffer, num_samples)``, or a function
     ``(args, rollout_id, buffer, num_samples)``.  It returns them and removes them from the buffer.
+
+    ``save`` writes the buffer as well, because its prompts are in no other part of a checkpoint.
     """
 
     def __init__(self, args: SlimeArgs) -> None:
@@ -212,6 +229,13 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         del buffer[:num_samples]
         return taken
 
+    def _to_file(self) -> dict[str, Any]:
+        return {**super()._to_file(), "buffer": [[_stored(sample) for sample in group] for group in self.buffer]}
+
+    def _from_file(self, found: Mapping[str, Any]) -> None:
+        super()._from_file(found)
+        self.buffer = [[Sample.from_dict(sample) for sample in group] for group in found.get("buffer", ())]
+
     def _from_buffer(self, num_samples: int) -> list[list[Sample]]:
         choose: Callable[..., list[list[Sample]]] = self.buffer_filter
         args = getattr(self, "args", None)
@@ -223,3 +247,16 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         if taken and len(self.buffer) == before:  # the guides' method only chooses
             self.buffer = [group for group in self.buffer if all(group is not each for each in taken)]
         return taken
+
+
+def _stored(sample: Sample) -> dict[str, Any]:
+    """Return the attributes of a sample that are JSON values; a user may add others."""
+    return {name: value for name, value in sample.to_dict().items() if _is_json(value)}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return False
+    return True

@@ -49,6 +49,7 @@ class BlockingEval:
                 for name, each in data.items()
                 if "truncated" in each and (found := _numbers(name, "truncated", each))
             },
+            columns={str(name): each for name, each in data.items()},
             metrics={str(name).removeprefix("eval/"): _number(name, value) for name, value in metrics.items()},
         )
 

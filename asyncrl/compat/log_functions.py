@@ -30,12 +30,13 @@ def rollout_log_from_slime(function: Callable[..., Any], args: SlimeArgs) -> Rol
 def eval_log_from_slime(function: Callable[..., Any], args: SlimeArgs) -> EvalLogFn:
     """Adapt ``fn(rollout_id, args, data, extra_metrics) -> bool``.
 
-    ``data`` has ``rewards``, ``truncated`` and ``samples`` of each data set.  ``rollout_id`` is the step that trained
-    the evaluated weights, 0 before training.
+    ``data`` has ``rewards``, ``truncated`` and ``samples`` of each data set, or what a user's evaluation function
+    returned.  ``rollout_id`` is the step that trained the evaluated weights, 0 before training.
     """
 
     def log(step: int, report: EvalReport, row: Row, /) -> None:
-        data = {name: _columns(answers) for name, answers in report.answers.items()}
+        data = {name: dict(columns) for name, columns in report.columns.items()}
+        data |= {name: _columns(answers) for name, answers in report.answers.items()}
         extra = {name: value for name, value in row.items() if name.startswith("eval/")}
         function(max(0, step - 1), args, data, extra)
 

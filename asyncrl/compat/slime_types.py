@@ -174,7 +174,7 @@ def _view(prompt: Prompt, sample: OurSample, group_size: int | None) -> Sample:
     view = Sample(
         group_index=prompt.row if group_id is None else group_id,
         index=sample.index if group_id is None or group_size is None else group_id * group_size + sample.index,
-        prompt=prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages],
+        prompt=prompt.text if prompt.messages is None else _copied(list(prompt.messages)),
         tokens=[*prompt.token_ids, *sample.token_ids],
         response=sample.text,
         response_length=len(sample.token_ids),
@@ -182,12 +182,19 @@ def _view(prompt: Prompt, sample: OurSample, group_size: int | None) -> Sample:
         weight_versions=[str(span.weights.version) for span in sample.spans],
         rollout_log_probs=sample.logprobs.tolist(),
         status=_STATUS[sample.finish],
-        metadata=dict(prompt.metadata),
+        metadata=_copied(dict(prompt.metadata)),
     )
     if sample.resumed_at:
         _mark_first_step(view, sample)
     _keep_view(sample, view)
     return view
+
+
+def _copied(value: Any) -> Any:
+    """Copy dicts and lists at every depth: a view may change its own, and the prompt belongs to all samples."""
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 def carry_view(old: OurSample, new: OurSample) -> None:

@@ -45,6 +45,10 @@ def contradictions(run: RunConfig) -> list[str]:
         *_cluster(run.cluster),
         *_colocation(run),
         *_layers(run),
+        *must(
+            run.hooks.source is None or not run.data.streaming_data,
+            f"streaming-data with data-source-path {run.hooks.source}, which gives prompts; leave out streaming-data",
+        ),
         *parallel_problems(run.parallel, run.cluster.num_trainer_ranks),
         *_reward(run.reward, run.data),
         *_staleness(run.rollout),

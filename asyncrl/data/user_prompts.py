@@ -1,6 +1,7 @@
 """Prompts of a user's data source, tokenised."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import orjson
 
@@ -10,16 +11,16 @@ from asyncrl.types import NewPrompt, Prompt
 
 
 def tokeniser(
-    tokenizer: TextTokenizer, max_tokens: int | None, *, is_stored: bool
+    tokenizer: TextTokenizer, max_tokens: int | None, variables: Mapping[str, Any], *, is_stored: bool
 ) -> Callable[[NewPrompt, int], Prompt | None]:
     """Return a function that makes the prompt of a row, or None if it has more than ``max_tokens``.
 
-    With ``is_stored``, label and metadata must be JSON values, because checkpoints store them.  The function raises
-    HookFailed.
+    ``variables`` are further variables of the chat template.  With ``is_stored``, label and metadata must be JSON
+    values, because checkpoints store them.  The function raises HookFailed.
     """
 
     def tokenise(new: NewPrompt, row: int) -> Prompt | None:
-        text = _text(new, tokenizer)
+        text = _text(new, tokenizer, variables)
         token_ids = new.token_ids or tuple(tokenizer.encode(text))
         if not token_ids:
             raise HookFailed(f"prompt {row} has no tokens")
@@ -31,11 +32,12 @@ def tokeniser(
     return tokenise
 
 
-def _text(new: NewPrompt, tokenizer: TextTokenizer) -> str:
+def _text(new: NewPrompt, tokenizer: TextTokenizer, variables: Mapping[str, Any]) -> str:
     if isinstance(new.prompt, str):
         return new.prompt
     try:
-        return tokenizer.render([dict(message) for message in new.prompt])
+        messages = [dict(message) for message in new.prompt]
+        return tokenizer.render(messages, variables={**variables, **new.template_variables})
     except (DataError, TypeError, ValueError) as error:
         raise HookFailed(f"a prompt must be text or a list of messages: {error}") from error
 

@@ -30,11 +30,21 @@ type Row = Mapping[str, float | int]
 type Look = Callable[[], Mapping[str, float | int] | None]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Function:
+    """A log function with its thread, so that one that hangs does not hold the other up."""
+
+    name: str
+    worker: Caller
+    is_stuck: bool = False
+    """Whether a call was too late; its thread is busy, so there are no further calls."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
     row: Row
-    looks: tuple[tuple[str, Look], ...]
-    """The name and the call of each function that sees this step."""
+    looks: tuple[tuple[_Function, Look], ...]
+    """The call of each function that sees this step."""
     write: Callable[[Row], None]
 
 
@@ -42,18 +52,23 @@ class LogHooks:
     """Calls the log functions step by step and writes each row once they have returned."""
 
     def __init__(
-        self, rollout: RolloutLogFn | None, evaluation: EvalLogFn | None, worker: Caller, timeout_s: float
+        self,
+        rollout: RolloutLogFn | None,
+        evaluation: EvalLogFn | None,
+        make_worker: Callable[[], Caller],
+        timeout_s: float,
     ) -> None:
+        """``make_worker`` makes the thread of one function."""
         self._rollout = rollout
         self._evaluation = evaluation
-        self._worker = worker
+        self._rollout_function = _Function(name=name_of(rollout), worker=make_worker())
+        self._eval_function = _Function(name=name_of(evaluation), worker=make_worker())
         self._timeout_s = timeout_s
         self._waiting = deque[_Step]()
         self._moved = asyncio.Event()
         self._idle = asyncio.Event()
         self._errors = Counter[str]()
         self._skipped = 0
-        self._is_stuck = False
 
     @property
     def wants_answers(self) -> bool:
@@ -62,14 +77,14 @@ class LogHooks:
 
     def step(self, batch: Batch, evaluation: EvalReport | None, row: Row, write: Callable[[Row], None]) -> None:
         """Show a step to the functions and ``write`` its row afterwards.  Returns at once."""
-        looks: list[tuple[str, Look]] = []
+        looks: list[tuple[_Function, Look]] = []
         if self._rollout is not None:
-            looks.append((name_of(self._rollout), partial(self._rollout, batch.step, batch, row)))
+            looks.append((self._rollout_function, partial(self._rollout, batch.step, batch, row)))
         if self._evaluation is not None and evaluation is not None:
             look = partial(self._evaluation, evaluation.weights.step, evaluation, row)
-            looks.append((name_of(self._evaluation), look))
-        if looks and (self._is_stuck or len(self._waiting) >= MOST_WAITING):
-            self._skipped, looks = self._skipped + 1, []
+            looks.append((self._eval_function, look))
+        if len(self._waiting) >= MOST_WAITING:
+            self._skipped, looks = self._skipped + len(looks), []
         self._waiting.append(_Step(row=row, looks=tuple(looks), write=write))
         self._moved.set()
 
@@ -83,10 +98,19 @@ class LogHooks:
             self._idle.set()
 
     async def finish(self) -> None:
-        """Wait until every row so far is written; ``run`` must be running."""
-        while self._waiting:
-            self._idle.clear()
-            await self._idle.wait()
+        """Wait until every row so far is written; ``run`` must be running.
+
+        Rows that are not written within the time limits of their functions are written without further numbers.
+        """
+        calls = sum(len(step.looks) for step in self._waiting)
+        try:
+            async with asyncio.timeout((calls + 1) * self._timeout_s):
+                while self._waiting:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            logger.warning("log functions: no result at the end; %d rows lack their numbers", len(self._waiting))
+            self.flush()
 
     def flush(self) -> None:
         """Write the rows that wait, without calling a function."""
@@ -101,29 +125,27 @@ class LogHooks:
     async def _seen(self, step: _Step) -> dict[str, float | int]:
         """Return the numbers that the functions add to a step."""
         further: dict[str, float | int] = {}
-        for name, look in step.looks:
-            further |= await self._told(name, look, {**step.row, **further})
+        for function, look in step.looks:
+            further |= await self._told(function, look, {**step.row, **further})
         return further
 
-    async def _told(self, name: str, look: Look, row: Row) -> Row:
-        if self._is_stuck:
+    async def _told(self, function: _Function, look: Look, row: Row) -> Row:
+        if function.is_stuck:
             self._skipped += 1
             return {}
         try:
-            return _checked(await self._worker.call(look, name, self._timeout_s), name, row)
+            return _checked(await function.worker.call(look, function.name, self._timeout_s), function.name, row)
         except HookFailed as error:
-            self._note(name, error)
+            self._note(function, error)
             return {}
 
-    def _note(self, name: str, error: HookFailed) -> None:
+    def _note(self, function: _Function, error: HookFailed) -> None:
         """Count an error; log the first one of each kind.  A function that hangs is not called again."""
-        self._is_stuck = self._is_stuck or isinstance(error, HookLate)
-        kind = f"{name}: {type(error.__cause__ or error).__name__}"
+        function.is_stuck = isinstance(error, HookLate)
+        kind = f"{function.name}: {type(error.__cause__ or error).__name__}"
         self._errors[kind] += 1
         if self._errors[kind] == 1:
-            more = (
-                "log functions are not called any more" if self._is_stuck else "further errors of this kind are counted"
-            )
+            more = "it is not called any more" if function.is_stuck else "further errors of this kind are counted"
             logger.warning("log function %s; %s", error, more, exc_info=error.__cause__)
 
 

@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import orjson
+
 from asyncrl.errors import HookFailed
 from asyncrl.hooks.prompt_source import new_prompts
 from asyncrl.types import NewPrompt, Prompt, ScoredGroup
@@ -34,6 +36,11 @@ class NativeSource:
         """Return False: stale prompts start again by themselves."""
         return False
 
+    @property
+    def fetches_singly(self) -> bool:
+        """Return True: the time limit is that of one prompt, and a slow source's first prompt is used at once."""
+        return True
+
     def fetch(self, count: int, first: int, /) -> list[NewPrompt]:
         """Take up to ``count`` prompts; fewer once the source ends."""
         taken: list[NewPrompt] = []
@@ -53,8 +60,20 @@ class NativeSource:
         return False
 
     def state(self, step: int, /) -> Any:
-        """Return the object's state, None if it has no ``state``."""
-        return self._source.state() if hasattr(self._source, "state") else None
+        """Return a copy of the object's state, None if it has no ``state``.  Raises HookFailed if it is not JSON.
+
+        The copy is made in the source's thread, which alone changes the object: the object may return the very list
+        that it changes at the next call, and a checkpoint is written later.
+        """
+        if not hasattr(self._source, "state"):
+            return None
+        state = self._source.state()
+        try:
+            return orjson.loads(orjson.dumps(state))
+        except TypeError as error:
+            raise HookFailed(
+                f"state() must return JSON values, which checkpoints store, got a {type(state).__name__}: {error}"
+            ) from error
 
     def load(self, step: int, state: Any, /) -> None:
         """Give the object its state back."""

@@ -61,6 +61,10 @@ class UserPrompts:
         """The source's object of each living prompt, by row.  An entry is removed when its prompt is freed."""
         self._num_fetched = 0
         self._num_too_long = 0
+        self._is_filling = True
+        """Whether prompts are fetched until ``ahead`` of them wait; then none until half of them are taken."""
+        self._has_ended = False
+        """Whether no prompt waits and the source gave none when it was asked since the last change."""
         self._wanted = asyncio.Event()
         self._there = asyncio.Event()
         self._calls = asyncio.Lock()
@@ -78,15 +82,22 @@ class UserPrompts:
     # ---- prompts
 
     async def ready(self) -> None:
-        """Wait until ``take`` returns at once; ``run`` must be running."""
+        """Wait until ``take`` returns at once; ``run`` must be running.
+
+        Raises HookFailed if the source has ended and no prompt is left.
+        """
         while not self._ahead:
+            if self._has_ended:
+                raise HookFailed(
+                    f"{self._name}: has no prompts left after {self._num_fetched}; a source must be endless"
+                )
             self._there.clear()
             await self._there.wait()
 
     def take(self) -> Prompt:
         """Return the next prompt.  Allowed only after ``ready``."""
         prompt = self._ahead.popleft()
-        self._wanted.set()
+        self._ask()
         return prompt
 
     def at(self, epoch: int, row: int) -> Prompt:
@@ -100,30 +111,41 @@ class UserPrompts:
     async def run(self) -> None:
         """Fetch prompts and report groups to the source, until cancelled.
 
-        Raises HookFailed if a call fails or takes too long, and when the source has ended and no prompt is left.
+        Raises HookFailed if a call fails or takes too long.
         """
-        self._wanted.set()
+        self._ask()
         while True:
             await self._wanted.wait()
             self._wanted.clear()
             async with self._calls:
                 await self._report()
-                if len(self._ahead) <= self._limit // 2:
-                    await self._fetch(self._limit - len(self._ahead))
+                await self._fill()
 
-    async def _fetch(self, count: int) -> None:
+    def _ask(self) -> None:
+        """Let ``run`` report groups and fetch prompts, also from a source that had none."""
+        self._has_ended = False
+        self._wanted.set()
+
+    async def _fill(self) -> None:
+        """Fetch prompts once, and again in the next round unless enough of them wait or the source has none."""
+        missing = self._limit - len(self._ahead)
+        self._is_filling = missing > 0 and (self._is_filling or len(self._ahead) <= self._limit // 2)
+        if self._is_filling and await self._fetch(1 if self._source.fetches_singly else missing):
+            self._wanted.set()
+
+    async def _fetch(self, count: int) -> bool:
+        """Fetch up to ``count`` prompts; return whether the source gave any."""
         fetched, dropped = await self._call(partial(self._next, count, self._num_fetched))
         self._num_fetched += len(fetched) + dropped
         self._num_too_long += dropped
         if dropped and dropped == self._num_too_long:
             logger.warning("%s: left out a prompt above --rollout-max-prompt-len; later ones are not named", self._name)
         self._ahead.extend(fetched)
-        if self._ahead:
+        asks_again = self._wanted.is_set()  # a group ended during the call: the source may have prompts now
+        self._has_ended = not (fetched or dropped or self._ahead or asks_again)
+        if self._ahead or self._has_ended:
             self._there.set()
-        if not fetched and dropped:
-            self._wanted.set()  # all were too long
-        elif not fetched and not self._ahead:
-            raise HookFailed(f"{self._name}: has no prompts left after {self._num_fetched}; a source must be endless")
+        return bool(fetched or dropped)
 
     def _next(self, count: int, first: int) -> tuple[list[Prompt], int]:
         """Return the tokenised prompts of the next ``count``, and the number of too long ones.  Runs in the thread."""
@@ -142,10 +164,16 @@ class UserPrompts:
     async def _call[T](self, function: Callable[[], T]) -> T:
         return await self._worker.call(function, self._name, self._timeout_s)
 
-    def get_samples(self, count: int) -> Any:
-        """Call ``get_samples`` of a source of slime's shape, from another thread.  Raises HookFailed."""
-        function = partial(self._source.get_samples, count)  # type: ignore[attr-defined]
-        return self._worker.call_now(function, self._name, self._timeout_s)
+    @property
+    def get_samples(self) -> Callable[[int], Any] | None:
+        """``get_samples`` of a source of slime's shape, for other threads; None for another source.
+
+        A call raises HookFailed.
+        """
+        function: Callable[[int], Any] | None = getattr(self._source, "get_samples", None)
+        if function is None:
+            return None
+        return lambda count: self._worker.call_now(partial(function, count), self._name, self._timeout_s)
 
     # ---- groups that end
 
@@ -153,14 +181,14 @@ class UserPrompts:
         """Report a scored group to a source that wants to know."""
         if self._source.wants_finished:
             self._ended.append(_Ended(prompt=group.prompt, group=group, outcome=None))
-            self._wanted.set()
+            self._ask()
 
     def returned(self, prompt: Prompt, group: ScoredGroup | None, outcome: str, /) -> bool:
         """Give the prompt of a stale or failed group back to a source that takes it."""
         if not self._source.wants_returned:
             return False
         self._ended.append(_Ended(prompt=prompt, group=group, outcome=outcome))
-        self._wanted.set()
+        self._ask()
         return True
 
     async def _report(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
@@ -82,7 +82,8 @@ class Worker:
 
 def _plain(error: BaseException) -> Exception:
     """Replace SystemExit, StopIteration and cancellations, which would end or hang the event loop."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+    # asyncio.wrap_future turns the CancelledError of concurrent.futures, an Exception, into a cancellation of the task.
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError):
         return error
     return RuntimeError(f"raised {type(error).__name__}: {error}")
 

@@ -91,6 +91,9 @@ class FunctionEvaluator:
             num_failed=0,
             num_tokens=0,
             seconds=loop_time() - start,
+            columns={
+                name: {"rewards": list(each), **outcome.columns.get(name, {})} for name, each in outcome.rewards.items()
+            },
         )
 
     async def _outcome(self, this: EvalPass) -> EvalOutcome:

@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 from asyncrl.compat import SlimeArgs
-from asyncrl.compat.data_sources import SlimeSource
-from asyncrl.errors import PluginError
+from asyncrl.compat.data_sources import Dataset, RolloutDataSource, SlimeSource
+from asyncrl.errors import ConfigError, PluginError
 from asyncrl.hooks.native_source import METHODS, NativeSource
 from asyncrl.hooks.prompt_source import FLAG
 from asyncrl.plugins.arguments import Arguments, made, split
@@ -19,11 +19,12 @@ SLIME = "get_samples"
 _SHAPES = "take(), an iterator, or slime's get_samples(num_samples)"
 
 
-def load_source(path: str, args: SlimeArgs, dataset: Callable[[], Any] | None = None) -> Callable[[], UserSource]:
+def load_source(path: str, args: SlimeArgs, dataset: Callable[[], Dataset] | None = None) -> Callable[[], UserSource]:
     """Find the class, factory or object of ``path``; return a function that makes the source.
 
     The function may block.  A class or factory gets ``args`` if its first parameter has that name, or the arguments in
     ``path``.  An object of slime's shape without ``dataset`` gets that of ``--prompt-data``.  Both raise PluginError.
+    For a class that derives from ``RolloutDataSource``, the function reads the rows and raises their DataError.
     """
     try:
         place, arguments = split(path)
@@ -38,6 +39,8 @@ def load_source(path: str, args: SlimeArgs, dataset: Callable[[], Any] | None = 
             return _adapted(call(), args, dataset)
         except PluginError as error:
             raise PluginError(f"{FLAG} '{path}': {error}") from error.__cause__
+        except ConfigError:  # of --prompt-data
+            raise
         except Exception as error:
             raise PluginError(f"{FLAG} '{path}': {name}(...) raised {type(error).__name__}: {error}") from error
 
@@ -74,11 +77,13 @@ def _is_source(thing: Any) -> bool:
     return any(hasattr(thing, name) for name in (SLIME, *METHODS))
 
 
-def _adapted(source: Any, args: SlimeArgs, dataset: Callable[[], Any] | None) -> UserSource:
+def _adapted(source: Any, args: SlimeArgs, dataset: Callable[[], Dataset] | None) -> UserSource:
     if hasattr(source, SLIME):
         if dataset is not None and not hasattr(source, "dataset"):
             with suppress(AttributeError):  # it has slots: its own code knows where its prompts are
                 source.dataset = dataset()
+                if isinstance(source, RolloutDataSource):  # others may have prompts elsewhere
+                    source.dataset.read()
         return SlimeSource(source, args)
     if _is_source(source):
         return NativeSource(source)

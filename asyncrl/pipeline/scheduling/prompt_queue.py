@@ -32,7 +32,7 @@ class PromptQueue:
     async def ready(self) -> bool:
         """Wait until ``take`` returns at once, or until ``wake``.  Returns whether ``take`` would return at once.
 
-        Raises DataError if the source ends.  Only one task may call this.
+        Raises DataError or HookFailed if the source ends.  Only one task may call this.
         """
         if self._returned:
             return True

@@ -132,7 +132,8 @@ class Scheduler:
     async def run(self) -> None:
         """Start groups as admission allows, until cancelled.
 
-        Raises FailureBudgetSpent, FilterBudgetSpent, the source's DataError, or the bug that ended a group.
+        Raises FailureBudgetSpent, FilterBudgetSpent, the source's DataError or HookFailed, or the bug that ended a
+        group.
         """
         with plainly():
             async with asyncio.TaskGroup() as groups:
@@ -244,11 +245,17 @@ class Scheduler:
 
     async def _admission(self) -> None:
         """Wait until a group has its prompt and may start.  No task but this one takes prompts or resumes groups."""
-        while not self._parked and not await self._prompt_queue.ready():
-            pass  # woken: an interrupted group can start without a prompt
-        while not self._slots.free or self._is_held() or not may_start(self._admission_state(), self._limits):
-            self._moved.clear()
-            await self._moved.wait()
+        while True:
+            while not self._may_start():
+                self._moved.clear()
+                await self._moved.wait()
+            # The source is asked only now: one that ends with the last group of the run must not end the run.
+            has_prompt = bool(self._parked) or await self._prompt_queue.ready()
+            if has_prompt and self._may_start():  # it may have changed during the wait
+                return
+
+    def _may_start(self) -> bool:
+        return self._slots.free > 0 and not self._is_held() and may_start(self._admission_state(), self._limits)
 
     def _is_held(self) -> bool:
         """Return whether a new group must not start; an interrupted one may resume, because it was admitted."""

@@ -36,6 +36,11 @@ REFUSED_SAMPLING: dict[str, dict[str, Any]] = {
     "schema": {"json_schema": '{"type": "object"}'},
     "regex": {"regex": "[0-9]+"},
     "ebnf": {"ebnf": 'root ::= "a"'},
+    "schema that is no text": {"json_schema": {"type": "object"}},
+    "regex that is no text": {"regex": ["[0-9]+"]},
+    "ebnf that is no text": {"ebnf": {"root": "a"}},
+    "tag that is no text": {"structural_tag": {"structures": [], "triggers": []}},
+    "empty tag": {"structural_tag": ""},
 }
 ANSWERED_SAMPLING: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.1},

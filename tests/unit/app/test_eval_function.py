@@ -26,12 +26,13 @@ def test_it_gets_the_router_and_the_sets_and_runs_off_the_event_loop() -> None:
 
     def mine(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
         seen.update(args=args, step=rollout_id, thread=threading.current_thread())
-        return {"a": {"rewards": [1.0]}}
+        return {"a": {"rewards": [1.0], "truncated": [False]}}
 
     sets = eval_sets(quickstart("--eval-top-p", "0.7"))
     running = running_eval_function(BlockingEval(mine, SlimeArgs(lr=1)), "http://10.0.0.1:3000", sets)
     outcome: Any = asyncio.run(running(PASS))
     assert outcome.rewards == {"a": (1.0,)}
+    assert outcome.columns == {"a": {"rewards": [1.0], "truncated": [False]}}
     assert seen["thread"] is not threading.current_thread()
     args = seen["args"]
     assert (args.lr, args.sglang_router_ip, args.sglang_router_port, seen["step"]) == (1, "10.0.0.1", 3000, 3)

@@ -15,7 +15,7 @@ from asyncrl.config import RunConfig, load_run
 from asyncrl.config.areas.hooks import SLIME_SOURCES
 from asyncrl.data import EndlessPrompts
 from asyncrl.engines.megatron.checkpoint.directory import notes_of
-from asyncrl.errors import ConfigError, HookFailed, PluginError
+from asyncrl.errors import ConfigError, DataError, HookFailed, PluginError
 from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.types import Prompt
 from tests.unit.app.test_resume import SHAPE, STATE
@@ -77,6 +77,9 @@ class Chats:
 
 class NotJson(Chats):
     def value(self): return object()
+
+class NotJsonState(Chats):
+    def state(self): return {0: self.number}
 
 class Empty(Chats):
     def take(self): return NewPrompt(prompt="")
@@ -167,6 +170,16 @@ def test_a_source_that_cannot_be_made_ends_the_check() -> None:
     assert str(error.value) == "--data-source-path 'mine.py:Breaks': Breaks(...) raised OSError: no server"
 
 
+def test_a_derived_class_reads_the_prompt_data_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text("no JSON\n")
+    flags = ("--prompt-data", str(tmp_path / "broken.jsonl"), "--data-source-path")
+    with pytest.raises(DataError, match=r"^[^:]*broken\.jsonl.*: not JSON"):
+        checked(*flags, "mine.py:Plain")
+    with pytest.raises(DataError):
+        checked(*flags, "mine.py:Newest")
+    checked(*flags, "mine.py:Chats")
+
+
 def test_the_file_of_prompts_need_not_exist(tmp_path: Path) -> None:
     run = checked("--data-source-path", "mine.py:Chats", "--prompt-data", str(tmp_path / "none.jsonl"))
     assert [prompt.text for prompt in taken(run.prompts, 2)] == ["1+1=", "2+1="]
@@ -188,6 +201,34 @@ def test_prompts_that_cannot_be_used_are_named(name: str, flags: list[str], line
     with pytest.raises(HookFailed) as error:
         taken(checked("--data-source-path", f"mine.py:{name}", *flags).prompts, 1)
     assert str(error.value).startswith(f"--data-source-path mine.py:{name}: {line}")
+
+
+def test_a_state_that_checkpoints_cannot_store_ends_the_check() -> None:
+    line = r"^--data-source-path mine\.py:NotJsonState: state\(\) must return JSON values"
+    with pytest.raises(HookFailed, match=line):
+        checked("--data-source-path", "mine.py:NotJsonState", "--save", "saved")
+    checked("--data-source-path", "mine.py:NotJsonState")
+
+
+def test_groups_that_came_back_are_in_the_checkpoint_of_slimes_source(tmp_path: Path) -> None:
+    flags = ("--data-source-path", "mine.py:Newest", "--data-source-prefetch", "1", "--save", str(tmp_path))
+
+    async def main() -> tuple[list[Prompt], list[Prompt]]:
+        source, resumed = checked(*flags).prompts, checked(*flags, "--load", str(tmp_path)).prompts
+        assert isinstance(source, UserPrompts)
+        assert isinstance(resumed, UserPrompts)
+        back = await take(source, 2)
+        for prompt in back:
+            assert source.returned(prompt, None, "stale")
+        async with source.saved(1) as state:
+            assert state.ahead == ()
+        resumed.restore(1, state.fetched, state.state)
+        return back, await take(resumed, 3)
+
+    back, found = asyncio.run(main())
+    assert {prompt.text for prompt in back} == {prompt.text for prompt in found[:2]}
+    assert {prompt.label for prompt in back} == {prompt.label for prompt in found[:2]}
+    assert found[2].text not in {prompt.text for prompt in back}
 
 
 def test_anything_may_be_in_the_metadata_without_checkpoints() -> None:

@@ -76,6 +76,19 @@ def test_an_answer_has_one_view_with_the_present_reward_and_mask() -> None:
     assert scored.prompt.metadata == {}
 
 
+def test_views_of_one_prompt_share_nothing_that_can_change() -> None:
+    plain = group(4, (0.0, 1.0))
+    metadata = {"info": {"seen": [0]}, "table": object()}
+    messages = ({"role": "user", "content": [{"type": "text", "text": "one"}]},)
+    scored = replace(plain, prompt=replace(plain.prompt, metadata=metadata, messages=messages))
+    first, second = group_to_slime(scored)
+    first.metadata["info"]["seen"].append(1)
+    first.prompt[0]["content"][0]["text"] = "two"
+    assert second.metadata == scored.prompt.metadata == {"info": {"seen": [0]}, "table": metadata["table"]}
+    assert second.prompt == [{"role": "user", "content": [{"type": "text", "text": "one"}]}]
+    assert messages[0]["content"] == [{"type": "text", "text": "one"}]
+
+
 def test_views_are_freed_with_their_samples() -> None:
     scored = group(4, (0.0, 1.0))
     group_to_slime(scored)

@@ -53,7 +53,7 @@ def written(logs: LogHooks, steps: int = 1, evaluation: EvalReport | None = None
 
 
 def rollout(function: Callable[..., Any], seconds: float = 0.0) -> LogHooks:
-    return LogHooks(function, None, InlineCaller(seconds), 60.0)
+    return LogHooks(function, None, lambda: InlineCaller(seconds), 60.0)
 
 
 def test_numbers_are_added_to_the_row_of_their_step() -> None:
@@ -102,7 +102,7 @@ def test_a_function_that_hangs_is_not_called_again(caplog: pytest.LogCaptureFixt
     def hangs(step: int, seen: Batch, row: Mapping[str, Any]) -> None:
         end.wait()
 
-    logs = LogHooks(hangs, None, Worker("test"), 0.05)
+    logs = LogHooks(hangs, None, lambda: Worker("test"), 0.05)
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -117,7 +117,32 @@ def test_a_function_that_hangs_is_not_called_again(caplog: pytest.LogCaptureFixt
     end.set()
     assert [(row["log_function/errors"], row["log_function/skipped"]) for row in rows] == [(1, 0), (1, 1), (1, 2)]
     (record,) = caplog.records
-    assert "log functions are not called any more" in record.getMessage()
+    assert "it is not called any more" in record.getMessage()
+
+
+def test_a_function_that_hangs_leaves_the_other_alone() -> None:
+    end, rows = threading.Event(), list[Mapping[str, Any]]()
+
+    def hangs(step: int, seen: Batch, row: Mapping[str, Any]) -> None:
+        end.wait()
+
+    def quick(step: int, report: EvalReport, row: Mapping[str, Any]) -> dict[str, float]:
+        return {"mine/step": step}
+
+    logs = LogHooks(hangs, quick, lambda: Worker("test"), 0.5)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(logs.run())
+            for step in range(2):
+                logs.step(batch(step), REPORT, {"step": step}, rows.append)
+                await logs.finish()
+            running.cancel()
+
+    asyncio.run(main())
+    end.set()
+    assert [row["mine/step"] for row in rows] == [4, 4]
+    assert [row["log_function/skipped"] for row in rows] == [0, 1]
 
 
 def test_a_run_that_ends_early_writes_every_row() -> None:
@@ -126,6 +151,16 @@ def test_a_run_that_ends_early_writes_every_row() -> None:
     for step in range(3):
         logs.step(batch(step), None, {"step": step}, rows.append)
     logs.flush()
+    assert [row["step"] for row in rows] == [0, 1, 2]
+
+
+def test_the_end_of_a_run_waits_no_longer_than_the_functions_may_take() -> None:
+    rows: list[Mapping[str, Any]] = []
+    logs = rollout(lambda step, seen, row: {"mine": 1.0})
+    for step in range(3):
+        logs.step(batch(step), None, {"step": step}, rows.append)
+    _, seconds = run_virtually(logs.finish())  # nothing calls the functions
+    assert seconds == 4 * 60.0
     assert [row["step"] for row in rows] == [0, 1, 2]
 
 
@@ -149,8 +184,8 @@ def test_slimes_eval_log_sees_the_columns_of_each_set() -> None:
         seen.append((rollout_id, data, [sample.index for sample in samples], extra_metrics))
         return False
 
-    written(LogHooks(None, eval_log_from_slime(mine, SlimeArgs()), InlineCaller(), 60.0), evaluation=REPORT)
-    written(LogHooks(None, eval_log_from_slime(mine, SlimeArgs()), InlineCaller(), 60.0))  # a step without evaluation
+    written(LogHooks(None, eval_log_from_slime(mine, SlimeArgs()), InlineCaller, 60.0), evaluation=REPORT)
+    written(LogHooks(None, eval_log_from_slime(mine, SlimeArgs()), InlineCaller, 60.0))  # a step without evaluation
     assert seen == [(3, {"gsm": {"rewards": [0.0, 1.0], "truncated": [True, False]}}, [0, 1], {"eval/accuracy": 0.25})]
 
 
@@ -158,5 +193,5 @@ def test_a_native_eval_log_gets_the_report() -> None:
     def mine(step: int, report: EvalReport, row: Mapping[str, Any]) -> dict[str, float]:
         return {"mine/answers": len(report.answers["gsm"]), "mine/step": step}
 
-    (row,) = written(LogHooks(None, mine, InlineCaller(), 60.0), evaluation=REPORT)
+    (row,) = written(LogHooks(None, mine, InlineCaller, 60.0), evaluation=REPORT)
     assert (row["mine/answers"], row["mine/step"]) == (2, 4)

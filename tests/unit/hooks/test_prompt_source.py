@@ -123,7 +123,34 @@ def test_at_most_so_many_prompts_are_fetched_ahead() -> None:
 def test_a_slow_source_is_waited_for() -> None:
     source = prompts(NativeSource(Counting()), ahead=2, caller=InlineCaller(seconds=5.0))
     _, seconds = run_virtually(taken(source, 4))
+    assert seconds == pytest.approx(20.0)  # one call per prompt
+    slimes = prompts(SlimeSource(Slimes(), ARGS), ahead=2, caller=InlineCaller(seconds=5.0))
+    _, seconds = run_virtually(taken(slimes, 4))
     assert seconds == pytest.approx(12.5, abs=2.6)  # two or three calls of two prompts
+
+
+def test_a_native_source_has_the_time_limit_for_each_prompt_and_its_first_is_used_at_once() -> None:
+    caller = InlineCaller(seconds=5.0)
+    _, seconds = run_virtually(taken(prompts(NativeSource(Counting()), ahead=64, caller=caller), 1))
+    assert seconds == pytest.approx(5.0)
+    counting = Counting()
+    source = prompts(NativeSource(counting), ahead=8, caller=InlineCaller(seconds=5.0))
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(source.run())
+            await asyncio.sleep(100.0)
+            assert counting.taken == 8
+            for _ in range(3):
+                source.take()
+            await asyncio.sleep(100.0)
+            assert counting.taken == 8  # more than half of them wait
+            source.take()
+            await asyncio.sleep(100.0)
+            assert counting.taken == 12
+            running.cancel()
+
+    run_virtually(main())
 
 
 def test_iterators_of_all_kinds() -> None:
@@ -184,6 +211,50 @@ def test_wrong_prompts_are_named(source: UserSource, line: str) -> None:
     said = refused(source)
     assert said.startswith("--data-source-path mine: ")
     assert line in said
+
+
+class Ends(Slimes):
+    """Has two prompts, and the groups that come back."""
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        left = len(self.buffer) + 2 - self.number
+        return super().get_samples(min(num_samples, left))
+
+
+def test_a_group_that_comes_back_while_the_source_is_asked_is_waited_for() -> None:
+    async def main() -> None:
+        source = prompts(SlimeSource(Ends(), ARGS), caller=InlineCaller(seconds=5.0))
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(source.run())
+            for _ in range(2):
+                await source.ready()
+                last = source.take()
+            tasks.create_task(source.ready())  # fails if the source is taken to have ended
+            await asyncio.sleep(2.0)  # the source is asked for further prompts, and has none
+            source.returned(last, None, "stale")
+            await source.ready()
+            assert source.take().text == "1"
+            running.cancel()
+
+    run_virtually(main())
+
+
+def test_a_source_that_had_no_prompt_is_asked_again_after_a_group_that_comes_back() -> None:
+    async def main() -> None:
+        source = prompts(SlimeSource(Ends(), ARGS))
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(source.run())
+            for _ in range(2):
+                await source.ready()
+                last = source.take()
+            with pytest.raises(HookFailed, match="has no prompts left after 2"):
+                await source.ready()
+            source.returned(last, None, "stale")
+            await source.ready()
+            assert source.take().text == "1"
+            running.cancel()
+
+    run_virtually(main())
 
 
 def test_one_sample_or_a_flat_list_stands_for_a_group() -> None:
@@ -278,6 +349,52 @@ def test_a_state_has_the_prompts_fetched_ahead_and_no_others() -> None:
     run_virtually(main())
 
 
+def test_a_state_is_a_copy_that_later_calls_do_not_change() -> None:
+    class Replays(Counting):
+        """Returns the very list from which it takes its prompts."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.hard = [str(number) for number in range(9)]
+
+        def take(self) -> NewPrompt:
+            return NewPrompt(prompt=self.hard.pop(0))
+
+        def state(self) -> Any:
+            return self.hard
+
+    async def main() -> None:
+        source = prompts(NativeSource(Replays()), ahead=2)
+        await taken(source, 1)
+        async with source.saved(1) as state:
+            known = copy.deepcopy(state.state)
+        assert [prompt.text for prompt in state.ahead] + known == [str(number) for number in range(1, 9)]
+        await taken(source, 3)
+        assert state.state == known
+
+    run_virtually(main())
+
+
+def test_a_state_that_is_not_json_is_named() -> None:
+    class Sets(Counting):
+        def state(self) -> Any:
+            return {1, 2}
+
+    async def main() -> None:
+        async with prompts(NativeSource(Sets())).saved(1):
+            pass
+
+    with pytest.raises(HookFailed, match=r"mine: .*state\(\) must return JSON values, .* got a set"):
+        run_virtually(main())
+
+
+def test_only_a_source_of_slimes_shape_has_get_samples() -> None:
+    assert prompts(NativeSource(Counting())).get_samples is None
+    get_samples = prompts(SlimeSource(Slimes(), ARGS)).get_samples
+    assert get_samples is not None
+    assert [sample.prompt for (sample, _) in get_samples(2)] == ["0", "1"]
+
+
 def test_slimes_source_loads_the_last_step() -> None:
     slimes = Slimes()
     prompts(SlimeSource(slimes, ARGS)).restore(7, 3, None)
@@ -317,13 +434,13 @@ def test_a_state_waits_for_a_fetch_in_progress_and_holds_the_next() -> None:
             running = tasks.create_task(source.run())
             await asyncio.sleep(1.0)  # the first fetch is under way
             async with source.saved(1) as state:
-                assert state.state == state.fetched == len(state.ahead) == counting.taken == 4
+                assert state.state == state.fetched == len(state.ahead) == counting.taken == 1
                 for _ in state.ahead:
                     source.take()
                 await asyncio.sleep(60.0)
-                assert counting.taken == 4
+                assert counting.taken == 1
             await source.ready()
-            assert counting.taken == 8
+            assert source.take().text == "1"
             running.cancel()
 
     run_virtually(main())

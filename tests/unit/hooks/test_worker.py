@@ -1,6 +1,7 @@
 """The thread of user functions: order, named errors, and calls that hang."""
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +41,7 @@ def test_all_calls_run_in_one_thread_in_order() -> None:
         (SystemExit(3), "--flag mine: RuntimeError: raised SystemExit: 3"),
         (KeyboardInterrupt(), "--flag mine: RuntimeError: raised KeyboardInterrupt: "),
         (asyncio.CancelledError(), "--flag mine: RuntimeError: raised CancelledError: "),
+        (concurrent.futures.CancelledError(), "--flag mine: RuntimeError: raised CancelledError: "),
         (StopIteration(), "--flag mine: RuntimeError: raised StopIteration: "),
     ],
 )

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.compat import SlimeArgs
+from asyncrl.compat.log_functions import eval_log_from_slime
 from asyncrl.errors import SampleFailed
 from asyncrl.protocols import HeldOutPass
 from asyncrl.types import EvalOutcome, EvalReport, SamplingParams
@@ -28,6 +30,28 @@ def test_the_rewards_of_a_function_are_the_report() -> None:
     assert [report.accuracy for report in reports] == [{"mine": 0.75, "other": 0.0}, {"mine": 0.75, "other": 3.0}]
     assert reports[0].sets["mine"].mean.margin == pytest.approx(0.49, abs=0.001)
     assert reports[0].num_samples == 5
+
+
+def test_a_log_function_of_slimes_shape_sees_the_data_of_the_function() -> None:
+    async def mine(evaluation: HeldOutPass) -> EvalOutcome:
+        return EvalOutcome(
+            rewards={"mine": (0.0, 1.0), "other": (2.0,)},
+            columns={"mine": {"rewards": [0.0, 1.0], "truncated": [True, False], "samples": ["a", "b"]}},
+        )
+
+    seen: list[Any] = []
+
+    def log(rollout_id: int, args: Any, data: Any, extra_metrics: Any) -> None:
+        seen.append(data)
+
+    _, reports = run(mine)
+    eval_log_from_slime(log, SlimeArgs())(2, reports[0], {})
+    assert seen == [
+        {
+            "mine": {"rewards": [0.0, 1.0], "truncated": [True, False], "samples": ["a", "b"]},
+            "other": {"rewards": [2.0]},
+        }
+    ]
 
 
 def test_a_function_generates_and_scores_with_the_settings_of_a_set() -> None:

@@ -65,6 +65,18 @@ def test_a_source_that_ends_ends_the_run() -> None:
         World(steps=9, source=user_prompts(NativeSource(Ends()))).run()
 
 
+@pytest.mark.parametrize("plan", [{}, {"staleness": 3}, {"partial": True}])
+def test_a_source_that_ends_with_the_last_group_of_the_run_does_not_end_it_early(plan: dict[str, Any]) -> None:
+    class Ends(Counting):
+        def take(self) -> NewPrompt:
+            if self.taken == 12:
+                raise StopIteration
+            return super().take()
+
+    world = World(steps=3, source=user_prompts(NativeSource(Ends())), **plan).run()
+    assert sorted(map(int, trained(world))) == list(range(12))
+
+
 @pytest.mark.parametrize("at", range(1, 8))
 @pytest.mark.parametrize("plan", [{}, {"stale": "drop"}, {"partial": True}, {"staleness": 3}])
 def test_a_resumed_run_finishes_every_prompt_once(at: int, plan: dict[str, Any]) -> None:

@@ -84,12 +84,15 @@ def test_slimes_shape_gets_args_with_more_attributes_and_returns_an_outcome(file
         rewards={"a": (1.0, 0.0, 1.0)},
         truncated={"a": 1 / 3},
         metrics={"a/length": 12.0, "lr": 0.5, "port": 30004.0},
+        columns={"a": {"rewards": [1, 0, 1], "truncated": [True, False, False], "samples": [1, 2, 3]}},
     )
     assert not hasattr(ARGS, "port")
 
 
 def test_slimes_shape_may_return_the_data_alone(file: Path) -> None:
-    assert slimes(file, "only_data")(0, {}) == EvalOutcome(rewards={"a": (), "b": (2.5,)})
+    assert slimes(file, "only_data")(0, {}) == EvalOutcome(
+        rewards={"a": (), "b": (2.5,)}, columns={"a": {"rewards": []}, "b": {"rewards": [2.5], "truncated": []}}
+    )
 
 
 @pytest.mark.parametrize(

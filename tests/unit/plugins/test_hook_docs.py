@@ -70,7 +70,9 @@ def test_every_example_is_tested() -> None:
 @pytest.mark.parametrize("path", SOURCES)
 def test_data_sources(path: str) -> None:
     source = load_source(path, ARGS)()
-    first, *_ = source.fetch(5, 0)
+    first, *_ = given = list(source.fetch(5, 0))
+    if source.wants_returned:
+        assert source.give_back(_answered({}, (0.0, 0.0)).prompt, None, given[3].origin)
     if SOURCES[path] is not None:
         assert first.prompt == SOURCES[path]
     state = json.loads(json.dumps(source.state(4)))

@@ -76,6 +76,7 @@ def _problems(request: Any, sampling: Any, vocabulary: int, manager: Any) -> Ite
     """Yield one line for each value that would end the server."""
     yield from _outside("input_ids", request.input_ids, vocabulary)
     yield from _too_large(sampling)
+    yield from _no_text(sampling)
     if request.logprob_start_len is not None and request.logprob_start_len < -1:
         yield f"logprob_start_len must be -1 or more, got {request.logprob_start_len}"
     if (request.top_logprobs_num or 0) > vocabulary:
@@ -101,6 +102,16 @@ def _too_large(sampling: Any) -> Iterator[str]:
     for token, bias in (sampling.logit_bias or {}).items():
         if not -_FLOAT32 <= bias <= _FLOAT32:
             yield f"logit_bias of token {token} must be a number of 32 bits, got {bias}"
+
+
+def _no_text(sampling: Any) -> Iterator[str]:
+    """Yield one line for each grammar that the scheduler fails to look up: one without a hash, or an empty tag."""
+    for name in ("json_schema", "regex", "ebnf", "structural_tag"):
+        grammar = getattr(sampling, name)
+        if not (grammar is None or isinstance(grammar, str)):
+            yield f"{name} must be text, got a {type(grammar).__name__}; JSON text for a schema or tag"
+    if sampling.structural_tag == "":
+        yield "structural_tag must not be empty"
 
 
 def _outside(name: str, token_ids: Any, vocabulary: int) -> Iterator[str]:

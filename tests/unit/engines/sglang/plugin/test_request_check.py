@@ -28,6 +28,7 @@ def request(*, tokens: tuple[int, ...] | None = (5, 9), start: int = -1, top: in
         "stop_token_ids": None,
         "logit_bias": None,
         "sampling_seed": 7,
+        **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag")),
     }
     return SimpleNamespace(
         input_ids=None if tokens is None else array("q", tokens),
@@ -51,6 +52,11 @@ def request(*, tokens: tuple[int, ...] | None = (5, 9), start: int = -1, top: in
         ({"logit_bias": {"3": 1.0, "4": -1e39}}, "logit_bias of token 4 must be a number of 32 bits, got -1e\\+39"),
         ({"logit_bias": {"3": float("nan")}}, "logit_bias of token 3"),
         ({"min_new_tokens": 1, "stop_token_ids": {64}}, "stop_token_ids has token 64"),
+        ({"json_schema": {"type": "object"}}, "json_schema must be text, got a dict"),
+        ({"regex": ["a"]}, "regex must be text, got a list"),
+        ({"ebnf": {}}, "ebnf must be text, got a dict"),
+        ({"structural_tag": {"structures": []}}, "structural_tag must be text, got a dict"),
+        ({"structural_tag": ""}, "structural_tag must not be empty"),
     ],
 )
 def test_a_value_that_would_end_the_server_is_refused(wrong: dict[str, Any], said: str) -> None:
@@ -80,6 +86,8 @@ def test_min_p_is_refused_only_where_the_draw_would_fail() -> None:
         {"stop_token_ids": {64}},
         {"top": 64, "start": 0},
         {"top_k": 2**31 - 1},
+        {"json_schema": '{"type": "object"}'},
+        {"structural_tag": "{}"},
     ],
 )
 def test_a_possible_request_passes(right: dict[str, Any]) -> None:

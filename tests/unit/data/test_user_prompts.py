@@ -1,0 +1,44 @@
+"""Prompts of a user's data source: chat messages are rendered with the run's variables of the template."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.compat import Sample, SlimeArgs
+from asyncrl.compat.data_sources import SlimeSource
+from asyncrl.data.user_prompts import tokeniser
+from asyncrl.types import NewPrompt
+from tests.unit.data.tokenizers_for_tests import tokenizer
+
+TEMPLATE = "{{ messages[0].content }} {{ first or 'no' }} {{ second or 'no' }}"
+MESSAGES = [{"role": "user", "content": "one"}]
+
+
+def rendered(folder: Path, new: NewPrompt, variables: dict[str, Any]) -> str:
+    made = tokeniser(tokenizer(folder, TEMPLATE), None, variables, is_stored=False)(new, 0)
+    assert made is not None
+    return made.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "own", "text"),
+    [
+        ({}, {}, "one no no"),
+        ({"first": 1}, {}, "one 1 no"),
+        ({"first": 1}, {"second": 2}, "one 1 2"),
+        ({"first": 1, "second": 1}, {"second": 2}, "one 1 2"),
+    ],
+)
+def test_messages_are_rendered_with_the_variables_of_the_run_and_of_the_prompt(
+    tmp_path: Path, variables: dict[str, Any], own: dict[str, Any], text: str
+) -> None:
+    assert rendered(tmp_path, NewPrompt(prompt=MESSAGES, template_variables=own), variables) == text
+    sample = Sample(prompt=MESSAGES, apply_chat_template_kwargs=own)
+
+    class Gives:
+        def get_samples(self, num_samples: int) -> list[list[Sample]]:
+            return [[sample]]
+
+    (new,) = SlimeSource(Gives(), SlimeArgs(n_samples_per_prompt=1)).fetch(1, 0)
+    assert rendered(tmp_path, new, variables) == text
