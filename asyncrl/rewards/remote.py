@@ -5,7 +5,7 @@ produces      their rewards
 waits for     a free connection; the service, within a deadline per attempt; a pause before each retry
 on failure    an attempt is repeated after 1, 2, 4 ... 30 s; RewardFailed after MOST_ATTEMPTS, and at once for a 4xx
               status other than 408 and 429
-on outage     while no attempt succeeds, attempts that never reached the service do not count, and no new group starts
+on outage     while no attempt succeeds, attempts without a connection do not count, and no new group starts
 on cancel     the request is closed
 """
 
@@ -31,15 +31,17 @@ OUTAGE = 3
 QUOTED = 200
 """Characters of an error page that an error message quotes, at most."""
 _REPEATED = frozenset({408, 429})
-_UNREACHED = frozenset({502, 503, 504})
-"""Statuses of a proxy or of a service that starts: it did not see the answer."""
 
 Send = Callable[[str, dict[str, Any]], Any]
 """Sends JSON to a URL and returns the status and the JSON, or the text, of the reply."""
 
 
 class Unavailable(Exception):
-    """An attempt failed, and another may succeed.  ``reached`` tells whether the service saw the answer."""
+    """An attempt failed, and another may succeed.
+
+    ``reached`` is False only if there was no connection.  Any other failure may be the answer's fault: one that makes
+    the service disconnect, or its proxy report 502 to 504, must not hold up the run forever.
+    """
 
     def __init__(self, text: str, *, reached: bool) -> None:
         super().__init__(text)
@@ -106,9 +108,10 @@ class RemoteService:
         except TimeoutError:
             raise Unavailable(f"no reply within {self._timeout_s:g} s", reached=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{type(error).__name__}: {error}", reached=False) from error
+            reached = not isinstance(error, aiohttp.ClientConnectorError)
+            raise Unavailable(f"{type(error).__name__}: {error}", reached=reached) from error
         if status >= 500 or status in _REPEATED:
-            raise Unavailable(f"status {status}: {reply!s:.{QUOTED}}", reached=status not in _UNREACHED | _REPEATED)
+            raise Unavailable(f"status {status}: {reply!s:.{QUOTED}}", reached=True)
         if status >= 400:
             self._succeeded()  # the service works, and refuses this answer
             raise RewardFailed(f"{self.url}: status {status}: {reply!s:.{QUOTED}}")
