@@ -54,7 +54,7 @@ class BuiltIn:
         if name == REMOTE:
             if self._url is None:
                 raise RewardFailed(NO_URL)
-            value = await resources().service(self._url).score(prompt.text, sample.text, prompt.label)
+            value = await resources().service(self._url, self).score(prompt.text, sample.text, prompt.label)
         else:
             value = await _graded(name, response, prompt)
         key = self._key if self._key is not None else DEFAULT_KEYS.get(name)

@@ -64,7 +64,7 @@ class WorkerPool:
         self._calls: set[Future[Any]] = set()
         self._num_ended = 0
         self.num_starts = 0
-        """How often the processes were started; objects that a call made are lost with each start."""
+        """The number of starts of the processes; objects that a call made are lost with each start."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,7 +5,8 @@ produces      their rewards
 waits for     a free connection; the service, within a deadline per attempt; a pause before each retry
 on failure    an attempt is repeated after 1, 2, 4 ... 30 s; RewardFailed after MOST_ATTEMPTS, and at once for a 4xx
               status other than 408 and 429
-on outage     while no attempt succeeds, attempts without a connection do not count, and no new group starts
+on outage     while no attempt succeeds, attempts without a connection do not count; no new group starts
+              if training needs the service
 on cancel     the request is closed
 """
 
@@ -62,6 +63,8 @@ class RemoteService:
         self._num_waiting = 0
         self._told = False
         self._changed: list[Callable[[], None]] = []
+        self.holds_groups = False
+        """Whether no new group starts during an outage; set for the services of training."""
 
     @property
     def reason(self) -> str | None:
@@ -70,7 +73,8 @@ class RemoteService:
             return None
         return (
             f"every call to {self.url} has failed for {loop_time() - self._down_since:.0f} s (last: "
-            f"{self._last_error}); {self._num_waiting} answers wait for it, and no new group starts"
+            f"{self._last_error}); {self._num_waiting} answers wait for it"
+            f"{', and no new group starts' if self.holds_groups else ''}"
         )
 
     def notify(self, changed: Callable[[], None]) -> None:
@@ -140,7 +144,10 @@ class RemoteService:
     def _succeeded(self) -> None:
         if self._told and self._down_since is not None:
             logger.warning(
-                "%s answers again after %.0f s; groups start again", self.url, loop_time() - self._down_since
+                "%s answers again after %.0f s%s",
+                self.url,
+                loop_time() - self._down_since,
+                "; groups start again" if self.holds_groups else "",
             )
         self._failures, self._down_since, self._told = 0, None, False
         self._tell()

@@ -18,7 +18,7 @@ from asyncrl.rewards.remote import MOST_ATTEMPTS, RemoteService
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import Prompt, Sample
 from tests.unit.pipeline.harness import World
-from tests.unit.rewards.grading import in_a_run, prompt, sample
+from tests.unit.rewards.grading import in_a_run, prompt, sample, settings
 from tests.virtual_time import run_virtually
 
 REQUEST_S = 0.01
@@ -143,6 +143,7 @@ def world(
 ) -> tuple[World, Service]:
     """A run with 4 steps, whose rewards come from a service."""
     service = kind(replies)
+    service.holds_groups = True
 
     async def reward(prompt: Prompt, sample: Sample) -> float:
         value: float = await service.score(prompt.text, sample.text, prompt.label)
@@ -213,6 +214,31 @@ def test_errors_of_the_service_spend_the_failure_budget() -> None:
     with pytest.raises(FailureBudgetSpent, match="10 attempts, the last: status 500: a bug"):
         run.run()
     assert service.reason is None, "no answer waits, so nothing holds admission"
+
+
+def test_only_the_service_of_training_pauses_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuses(*_: Any) -> Any:
+        raise REFUSED
+
+    monkeypatch.setattr(RemoteService, "_post", refuses)
+    training, held_out = (BuiltIn("remote_rm", key=None, url=URL) for _ in range(2))
+
+    async def main() -> list[tuple[str | None, str | None]]:
+        reasons = []
+        async with RewardResources(settings(), training) as resources, asyncio.TaskGroup() as tasks:
+            for reward in (held_out, training):
+                waiting = tasks.create_task(reward(prompt(), sample("a")))
+                await asyncio.sleep(60.0)
+                reasons.append((resources.service(URL, None).reason, resources.reason))
+                waiting.cancel()
+        return reasons
+
+    (down, reason), (still_down, held) = run_virtually(main())[0]
+    assert down is not None
+    assert reason is None
+    assert "no new group starts" not in down
+    assert held == still_down
+    assert "no new group starts" in str(held)
 
 
 # ---- over HTTP
