@@ -15,6 +15,8 @@ BOXED = "boxed_"
 """A prefix of a built-in reward: only the content of the last ``\\boxed{}`` of the response is graded."""
 WITHOUT_LABEL = ("random", "ifeval", REMOTE, "gpqa")
 """The built-in rewards for rows that may have no label."""
+GRADE_WHOLE_TEXTS = ("exact", "number", "f1", "ifeval")
+"""The built-in rewards that depend on all words of a response, and so on its special tokens."""
 DEFAULT_KEYS = {"dapo": "score"}
 """The entry of a built-in dict reward that is the reward without ``--reward-key``."""
 
