@@ -40,6 +40,11 @@ def test_the_configuration_knows_every_grader() -> None:
         ("gpqa", "it must be B", "B", 1.0),
         ("gpqa", "no letter at all", "B", 0.0),
         ("gpqa", "it is x", None, 0.0),
+        ("gpqa", "The answer is A", ["A"], 1.0),
+        ("gpqa", "The answer is C", ["A", 2], 1.0),
+        ("gpqa", "The answer is B", ["A", "C"], 0.0),
+        ("gpqa", "The answer is A", {"answer": "A"}, 1.0),
+        ("gpqa", "The answer is C", {"label": 2}, 1.0),
     ],
 )
 def test_a_grade(grader: str, response: str, label: Any, expected: float) -> None:
