@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS, GRADE_WHOLE_TEXTS, REMOTE, rm_type_problem
+from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS, GRADE_WHOLE_TEXTS, REMOTE, key_problem, rm_type_problem
 from asyncrl.errors import RewardFailed
 from asyncrl.rewards.graders import GRADERS
 from asyncrl.rewards.graders.boxed import last_boxed
@@ -48,8 +48,9 @@ class BuiltIn:
             name = self._name_for(prompt)
         except RewardFailed as error:
             return str(error)
-        is_remote = name.removeprefix(BOXED) == REMOTE
-        return NO_URL if is_remote and self._url is None else None
+        if name.removeprefix(BOXED) == REMOTE and self._url is None:
+            return NO_URL
+        return key_problem(name, self._key)
 
     async def __call__(self, prompt: Prompt, sample: Sample, /) -> Reward:
         """Return the reward.  Raises RewardFailed."""
