@@ -1,5 +1,6 @@
 """The graders on labels of every kind."""
 
+import time
 from typing import Any
 
 import pytest
@@ -117,3 +118,11 @@ def test_an_answer_that_would_compute_for_hours_is_wrong_soon(given: str, wanted
 
 def test_chance_gives_both_values() -> None:
     assert {GRADERS["random"]("", None, {}) for _ in range(100)} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("answer", ["1" + r"\quad " * 3500 + "2", "1" + r"\!" * 4900 + "2"])
+def test_a_degenerate_answer_takes_no_time(answer: str) -> None:
+    start = time.process_time()
+    assert not is_equal(answer, "3")
+    assert is_equal(answer, answer.replace(" ", "  "))
+    assert time.process_time() - start < 1.0
