@@ -95,7 +95,7 @@ async def run_training(
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
     async with (
         deployed(ray, _deployment(checked, device, run_dir), phase) as running,
-        RewardResources(reward_settings(checked.run)) as rewards,
+        RewardResources(reward_settings(checked.run), checked.reward) as rewards,
     ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
         parts = _parts(checked, running, rewards, timeline)

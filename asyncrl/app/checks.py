@@ -38,6 +38,7 @@ from asyncrl.models.shape import ModelShape, read_config, shape_of
 from asyncrl.models.sizes import sent_bytes
 from asyncrl.plugins import KEEP, PICK, load_custom, load_plugin, load_source
 from asyncrl.protocols import EvalFn, KeepFn, PickFn, RewardFn
+from asyncrl.rewards.built_in import Decode
 from asyncrl.types import ScoredGroup
 
 OVERRIDE_FLAG = "json-model-override-args"
@@ -104,7 +105,8 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
     tokenizer = load_tokenizer(
         run.model.hf_checkpoint, skip_special_tokens=skip_special_tokens(run.rollout, run.reward)
     )
-    reward = _reward(run, run.reward)
+    reward_of = partial(_reward, run, without_specials=_without_specials(run, tokenizer))
+    reward = reward_of(run.reward)
     prompts = _prompts(run, tokenizer, reward)
     return Checked(
         run=run,
@@ -113,7 +115,7 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
         end_tokens=end_tokens(run.model.hf_checkpoint, model.config),
         prompts=prompts,
         start=find_start(run, prompts, model.shape),
-        held_out=checked_sets(run, tokenizer, model.shape.max_positions, partial(_reward, run)),
+        held_out=checked_sets(run, tokenizer, model.shape.max_positions, reward_of),
         eval_function=load_eval_function(run.evaluation.eval_function_path, _plugin_args(run)),
         reward=reward,
         keep=_keep(run),
@@ -251,9 +253,15 @@ def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
         raise ConfigError(f"{error}{hint}") from error
 
 
-def _reward(run: RunConfig, reward: RewardConfig) -> RewardFn:
+def _reward(run: RunConfig, reward: RewardConfig, without_specials: Decode | None = None) -> RewardFn:
     """Return the reward that ``reward`` describes: the run's, or that of a set of held-out prompts."""
-    return build_reward(reward, _plugin_args(run))
+    is_without = skip_special_tokens(run.rollout, reward)  # so are its samples' texts
+    return build_reward(reward, _plugin_args(run), None if is_without else without_specials)
+
+
+def _without_specials(run: RunConfig, tokenizer: TextTokenizer) -> Decode | None:
+    """Return the decoding of responses without special tokens; None if the run's flag decides for every row."""
+    return None if run.rollout.rollout_skip_special_tokens is not None else tokenizer.skipping(True).decode
 
 
 def _keep(run: RunConfig) -> KeepFn:

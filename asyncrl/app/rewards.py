@@ -11,7 +11,7 @@ from asyncrl.config.areas import RewardConfig, RunConfig
 from asyncrl.errors import DataError
 from asyncrl.plugins.rewards import load_reward, method_of_class, plain_function
 from asyncrl.protocols import RewardFn
-from asyncrl.rewards.built_in import BuiltIn
+from asyncrl.rewards.built_in import BuiltIn, Decode
 from asyncrl.rewards.functions import Batched, InPool, InPoolGroup, OnLoop, OnLoopGroup
 from asyncrl.rewards.resources import RewardSettings
 from asyncrl.types import Prompt
@@ -20,11 +20,15 @@ MOST_WORKERS = 16
 """Default number of processes that grade, at most: each grades hundreds of answers per second."""
 
 
-def build_reward(reward: RewardConfig, args: SlimeArgs) -> RewardFn:
-    """Return the reward.  A user function is imported and checked, a class is not constructed.  Raises PluginError."""
+def build_reward(reward: RewardConfig, args: SlimeArgs, without_specials: Decode | None = None) -> RewardFn:
+    """Return the reward.  A user function is imported and checked, a class is not constructed.  Raises PluginError.
+
+    ``without_specials`` decodes responses for the built-in rewards that depend on all words; None: they grade
+    ``sample.text``.
+    """
     path, key, is_group = reward.custom_rm_path, reward.reward_key, reward.group_rm
     if path is None:
-        return BuiltIn(reward.rm_type, key=key, url=reward.rm_url)
+        return BuiltIn(reward.rm_type, key=key, url=reward.rm_url, without_specials=without_specials)
     loaded = load_reward(path, args, is_group=is_group)
     if loaded.runs == "on the loop":
         return OnLoopGroup(loaded.function, key) if is_group else OnLoop(loaded.function, key)

@@ -17,13 +17,10 @@ from asyncrl.config.areas import (
     RunConfig,
     TrainConfig,
 )
-from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS
+from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS, GRADE_WHOLE_TEXTS
 
 ENGINE_RESTARTS = 3
 """The default of ``--max-engine-restarts``: covers occasional crashes, ends a run whose requests crash the engine."""
-
-GRADE_WHOLE_TEXTS = ("exact", "number", "f1", "ifeval")
-"""The built-in rewards that depend on all words of a response."""
 
 
 def num_steps_per_rollout(train: TrainConfig, rollout: RolloutConfig) -> int:
@@ -135,7 +132,7 @@ def skip_special_tokens(rollout: RolloutConfig, reward: RewardConfig) -> bool:
     """Whether special tokens are left out of a response's text.
 
     The rewards of GRADE_WHOLE_TEXTS would count them as words of the response.  For all other rewards the default is
-    slime's.
+    slime's; rows that name one of GRADE_WHOLE_TEXTS are then graded without special tokens.
     """
     if rollout.rollout_skip_special_tokens is not None:
         return rollout.rollout_skip_special_tokens

@@ -160,7 +160,7 @@ def _file_set(run: RunConfig, entry: EvalEntry) -> EvalSet:
         of_area.get(knobs()[KEYS[key]].area, own)[key] = value
     rm_type = of_area["reward"].get("rm_type")
     if rm_type is not None:
-        of_area["reward"] = {"custom_rm_path": None, "group_rm": False, **of_area["reward"]}  # not the run's function
+        of_area["reward"] = _without_function(run.reward) | of_area["reward"]
     named = {} if rm_type is None else {"rm_type": rm_type}
     origin = str(run.evaluation.eval_config)
     try:
@@ -175,6 +175,12 @@ def _file_set(run: RunConfig, entry: EvalEntry) -> EvalSet:
         reward=reward,
         metadata={**named, **entry.metadata},
     )
+
+
+def _without_function(reward: RewardConfig) -> dict[str, Any]:
+    """Return the changes that leave out the run's function, with the key of its dict."""
+    changes: dict[str, Any] = {"custom_rm_path": None, "group_rm": False}
+    return changes if reward.custom_rm_path is None else {**changes, "reward_key": reward.eval_reward_key}
 
 
 def _with_eval_key(reward: RewardConfig) -> RewardConfig:

@@ -21,7 +21,7 @@ from asyncrl.config.areas import (
 from asyncrl.config.areas.data import sliced
 from asyncrl.config.areas.parallel import parallel_problems
 from asyncrl.config.areas.ranges import must
-from asyncrl.config.areas.rewards import BOXED, REMOTE, WITHOUT_LABEL
+from asyncrl.config.areas.rewards import BOXED, REMOTE, WITHOUT_LABEL, key_problem
 from asyncrl.config.areas.trackers import tracker_problems
 from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout
 from asyncrl.config.eval_sets import eval_problems, missing_eval_files
@@ -148,7 +148,7 @@ def _folders(train: TrainConfig) -> list[str]:
 
 def _reward(reward: RewardConfig, data: DataConfig) -> list[str]:
     custom, kind = reward.custom_rm_path is not None, reward.rm_type
-    bare = (kind or "").removeprefix(BOXED)
+    bare, wrong_key = (kind or "").removeprefix(BOXED), key_problem(kind or "", reward.reward_key)
     has_own_types = data.metadata_key is not None
     return [
         *must(
@@ -167,6 +167,7 @@ def _reward(reward: RewardConfig, data: DataConfig) -> list[str]:
             custom or bare != REMOTE or reward.rm_url is not None,
             f"rm-type {kind} without rm-url; give the URL of the service",
         ),
+        *must(custom or wrong_key is None, f"{wrong_key}"),
         *must(
             custom or not reward.group_rm,
             "group-rm without custom-rm-path: built-in rewards see one response; leave out group-rm",

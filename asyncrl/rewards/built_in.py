@@ -2,10 +2,10 @@
 
 import functools
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS, REMOTE, rm_type_problem
+from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS, GRADE_WHOLE_TEXTS, REMOTE, key_problem, rm_type_problem
 from asyncrl.errors import RewardFailed
 from asyncrl.rewards.graders import GRADERS
 from asyncrl.rewards.graders.boxed import last_boxed
@@ -18,6 +18,8 @@ ON_LOOP: Mapping[str, int] = {"number": 20_000, "exact": 1_000_000, "random": 1_
 
 Longer responses and all other graders go to the worker processes.
 """
+Decode = Callable[[tuple[int, ...]], str]
+"""Returns the text of token ids."""
 NO_URL = "the row's rm_type is remote_rm; give --rm-url"
 
 
@@ -26,8 +28,12 @@ class BuiltIn:
 
     has_deadlines = True
 
-    def __init__(self, rm_type: str | None, *, key: str | None, url: str | None) -> None:
+    def __init__(
+        self, rm_type: str | None, *, key: str | None, url: str | None, without_specials: Decode | None = None
+    ) -> None:
+        """``without_specials`` gives GRADE_WHOLE_TEXTS their text; None stands for the sample's text."""
         self._rm_type = rm_type
+        self._without_specials = without_specials
         self._key = key
         self._url = url
 
@@ -42,19 +48,22 @@ class BuiltIn:
             name = self._name_for(prompt)
         except RewardFailed as error:
             return str(error)
-        is_remote = name.removeprefix(BOXED) == REMOTE
-        return NO_URL if is_remote and self._url is None else None
+        if name.removeprefix(BOXED) == REMOTE and self._url is None:
+            return NO_URL
+        return key_problem(name, self._key)
 
     async def __call__(self, prompt: Prompt, sample: Sample, /) -> Reward:
         """Return the reward.  Raises RewardFailed."""
         name = self._name_for(prompt)
         response = sample.text
+        if name in GRADE_WHOLE_TEXTS and self._without_specials is not None:
+            response = self._without_specials(sample.token_ids)
         if name.startswith(BOXED):
             name, response = name.removeprefix(BOXED), last_boxed(response) or ""
         if name == REMOTE:
             if self._url is None:
                 raise RewardFailed(NO_URL)
-            value = await resources().service(self._url).score(prompt.text, sample.text, prompt.label)
+            value = await resources().service(self._url, self).score(prompt.text, sample.text, prompt.label)
         else:
             value = await _graded(name, response, prompt)
         key = self._key if self._key is not None else DEFAULT_KEYS.get(name)

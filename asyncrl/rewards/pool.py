@@ -3,18 +3,17 @@
 consumes      calls of plain functions
 produces      their results
 waits for     a free worker; a call's deadline counts from the moment a worker takes it
-on failure    a call that is late, crashes its worker or exhausts its memory raises RewardFailed; a new worker starts
+on failure    a call that is late, crashes its worker or exhausts its memory raises RewardFailed; a new worker starts;
+              a call that no worker takes raises RewardFailed after LOST_S without any other call
 on cancel     the worker of a cancelled call is killed and replaced
 on exit       every worker is killed, also when the driver dies
 """
 
 import asyncio
 import logging
-import multiprocessing
 import pickle
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,10 +34,17 @@ INTERNALS = (
 logger = logging.getLogger(__name__)
 
 GB = 1_000_000_000
+LOST_S = 60.0
+"""Seconds without any call in a worker after which a waiting call is lost: pebble forgets a call whose worker dies
+before it has acknowledged the call."""
 
 
 class RemoteTraceback(Exception):
     """The traceback of an exception in a worker, as the cause of the error in the driver."""
+
+
+class PoolBroken(RewardFailed):
+    """The worker processes ended before the call; ``start`` makes new ones."""
 
 
 class WorkerPool:
@@ -55,6 +61,10 @@ class WorkerPool:
         self._pool: ProcessPool | None = None
         self._starting = asyncio.Lock()
         self._is_closed = False
+        self._calls: set[Future[Any]] = set()
+        self._num_ended = 0
+        self.num_starts = 0
+        """The number of starts of the processes; objects that a call made are lost with each start."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,32 +83,33 @@ class WorkerPool:
         await self.start()
         calls = [self._schedule(worker.warm, (self._preload,), timeout_s) for _ in range(self._num_workers)]
         for each in calls:
-            await _ended(each)
+            await self._ended(each)
             outcome(each, timeout_s)
 
     async def run(self, resolver: bytes, *arguments: Any) -> Any:
         """Call the resolver's function in a worker and return its result.  Raises RewardFailed."""
+        packed = _packed(arguments)
         await self.start()
-        future = self._schedule(worker.call, (resolver, *arguments), self._timeout_s)
-        await _ended(future)
+        future = self._schedule(worker.call, (resolver, packed), self._timeout_s)
+        await self._ended(future)
         return outcome(future, self._timeout_s)
 
     async def load(self, resolver: bytes, timeout_s: float) -> None:
         """Make the resolver's function in a worker.  Raises RewardFailed."""
         await self.start()
         future = self._schedule(worker.load, (resolver,), timeout_s)
-        await _ended(future)
+        await self._ended(future)
         outcome(future, timeout_s)
 
     def submit(self, resolver: bytes, *arguments: Any, timeout_s: float) -> "Future[Any]":
         """Begin a call of the resolver's function; ``outcome`` reads the future.  The pool must have started.
 
-        Raises RewardFailed.
+        Raises PoolBroken if the processes ended since, and RewardFailed.
         """
-        return self._schedule(worker.call, (resolver, *arguments), timeout_s)
+        return self._schedule(worker.call, (resolver, _packed(arguments)), timeout_s)
 
     async def start(self) -> None:
-        """Start the processes if they do not run.  Raises RewardFailed after the pool was closed."""
+        """Start the processes if they do not run, and count it.  Raises RewardFailed after the pool was closed."""
         async with self._starting:
             if self._is_closed:
                 raise RewardFailed("the run's worker processes have ended")
@@ -108,28 +119,60 @@ class WorkerPool:
                 await asyncio.to_thread(_end, broken)
             if self._pool is None:
                 self._pool = await asyncio.to_thread(self._new)
+                self.num_starts += 1
 
     def _schedule(self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float) -> "Future[Any]":
         if self._pool is None:
-            raise RewardFailed("the run's worker processes have ended")
+            raise PoolBroken("the worker processes have ended")
         try:
-            return self._pool.schedule(function, args=arguments, timeout=limit)
+            future: Future[Any] = self._pool.schedule(function, args=arguments, timeout=limit)
         except RuntimeError as error:
-            raise RewardFailed(f"the worker processes broke: {error}") from error
+            raise PoolBroken(f"the worker processes broke: {error}") from error
+        self._calls.add(future)
+        future.add_done_callback(self._forget)
+        return future
+
+    async def _ended(self, future: "Future[Any]") -> None:
+        """Wait until a call has ended.  Cancelling this kills its worker.
+
+        Raises RewardFailed if the call waits while no call runs or ends for LOST_S.
+        """
+        waiting = asyncio.wrap_future(future)
+        try:
+            while not waiting.done():
+                num_ended = self._num_ended
+                await asyncio.wait([waiting], timeout=LOST_S)
+                is_idle = num_ended == self._num_ended and not any(call.running() for call in tuple(self._calls))
+                if is_idle and not future.done():
+                    raise RewardFailed(f"no worker took the call within {LOST_S:g} s")
+        finally:
+            if not waiting.cancel() and not waiting.cancelled():
+                waiting.exception()  # marks it as retrieved: ``outcome`` reads the result
+
+    def _forget(self, call: "Future[Any]") -> None:
+        """Count a call that has ended.  Runs in pebble's thread or, for a cancelled call, on the event loop."""
+        self._calls.discard(call)
+        self._num_ended += 1
 
     def _new(self) -> ProcessPool:
         """Start the pool.  It blocks until the processes are forked."""
-        context = multiprocessing.get_context("forkserver")
+        context = worker.Context()
         context.set_forkserver_preload([worker.__name__, *self._preload])
         pool = ProcessPool(self._num_workers, initializer=worker.start, initargs=(self._memory,), context=context)
         pool.schedule(worker.warm, args=((),))
         return pool
 
 
-async def _ended(future: "Future[Any]") -> None:
-    """Wait until a call has ended.  Cancelling this kills its worker."""
-    with suppress(Exception):  # read by ``outcome``
-        await asyncio.wrap_future(future)
+def _packed(arguments: tuple[Any, ...]) -> bytes:
+    """Pickle the arguments of a call.  Raises RewardFailed.
+
+    Invariant: only bytes travel through pebble.  An argument that fails to pickle ends pebble's thread, and one that
+    fails to unpickle ends a worker that has not yet acknowledged its call.  The call would then wait forever.
+    """
+    try:
+        return pickle.dumps(arguments)
+    except Exception as error:  # a value of the data, or RecursionError
+        raise RewardFailed(f"the arguments cannot be sent to a worker: {type(error).__name__}: {error}") from error
 
 
 def outcome(future: "Future[Any]", limit: float) -> Any:
@@ -138,6 +181,8 @@ def outcome(future: "Future[Any]", limit: float) -> Any:
         value = future.result()
     except TimeoutError:
         raise RewardFailed(f"no reward within {limit:g} s; its worker was killed") from None
+    except CancelledError:  # by the caller, for a call that pebble lost
+        raise RewardFailed("no worker took the call in time") from None
     except ProcessExpired as error:
         raise RewardFailed(f"its worker died ({_exit(error.exitcode)})") from None
     except Exception as error:  # what pebble cannot send between processes, and broken pools
@@ -145,7 +190,14 @@ def outcome(future: "Future[Any]", limit: float) -> Any:
     if isinstance(value, Raised):
         text = value.message if value.type == RewardFailed.__name__ else f"{value.type}: {value.message}"
         raise RewardFailed(text) from RemoteTraceback(value.traceback)
-    return pickle.loads(value) if isinstance(value, bytes) else value
+    return _unpacked(value) if isinstance(value, bytes) else value
+
+
+def _unpacked(result: bytes) -> Any:
+    try:
+        return pickle.loads(result)
+    except Exception as error:  # an object of a module that only the worker can import
+        raise RewardFailed(f"the result of a worker cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _end(pool: ProcessPool) -> None:
@@ -155,4 +207,6 @@ def _end(pool: ProcessPool) -> None:
 
 
 def _exit(code: int) -> str:
+    if code == worker.EXIT_0:
+        return "exit code 0"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -5,7 +5,8 @@ produces      their rewards
 waits for     a free connection; the service, within a deadline per attempt; a pause before each retry
 on failure    an attempt is repeated after 1, 2, 4 ... 30 s; RewardFailed after MOST_ATTEMPTS, and at once for a 4xx
               status other than 408 and 429
-on outage     while no attempt succeeds, attempts that never reached the service do not count, and no new group starts
+on outage     while no attempt succeeds, attempts without a connection do not count; no new group starts
+              if training needs the service
 on cancel     the request is closed
 """
 
@@ -31,15 +32,17 @@ OUTAGE = 3
 QUOTED = 200
 """Characters of an error page that an error message quotes, at most."""
 _REPEATED = frozenset({408, 429})
-_UNREACHED = frozenset({502, 503, 504})
-"""Statuses of a proxy or of a service that starts: it did not see the answer."""
 
 Send = Callable[[str, dict[str, Any]], Any]
 """Sends JSON to a URL and returns the status and the JSON, or the text, of the reply."""
 
 
 class Unavailable(Exception):
-    """An attempt failed, and another may succeed.  ``reached`` tells whether the service saw the answer."""
+    """An attempt failed, and another may succeed.
+
+    ``reached`` is False only if there was no connection.  Any other failure may be the answer's fault: one that makes
+    the service disconnect, or its proxy report 502 to 504, must not hold up the run forever.
+    """
 
     def __init__(self, text: str, *, reached: bool) -> None:
         super().__init__(text)
@@ -60,6 +63,8 @@ class RemoteService:
         self._num_waiting = 0
         self._told = False
         self._changed: list[Callable[[], None]] = []
+        self.holds_groups = False
+        """Whether no new group starts during an outage; set for the services of training."""
 
     @property
     def reason(self) -> str | None:
@@ -68,7 +73,8 @@ class RemoteService:
             return None
         return (
             f"every call to {self.url} has failed for {loop_time() - self._down_since:.0f} s (last: "
-            f"{self._last_error}); {self._num_waiting} answers wait for it, and no new group starts"
+            f"{self._last_error}); {self._num_waiting} answers wait for it"
+            f"{', and no new group starts' if self.holds_groups else ''}"
         )
 
     def notify(self, changed: Callable[[], None]) -> None:
@@ -106,9 +112,10 @@ class RemoteService:
         except TimeoutError:
             raise Unavailable(f"no reply within {self._timeout_s:g} s", reached=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{type(error).__name__}: {error}", reached=False) from error
+            reached = not isinstance(error, aiohttp.ClientConnectorError)
+            raise Unavailable(f"{type(error).__name__}: {error}", reached=reached) from error
         if status >= 500 or status in _REPEATED:
-            raise Unavailable(f"status {status}: {reply!s:.{QUOTED}}", reached=status not in _UNREACHED | _REPEATED)
+            raise Unavailable(f"status {status}: {reply!s:.{QUOTED}}", reached=True)
         if status >= 400:
             self._succeeded()  # the service works, and refuses this answer
             raise RewardFailed(f"{self.url}: status {status}: {reply!s:.{QUOTED}}")
@@ -137,7 +144,10 @@ class RemoteService:
     def _succeeded(self) -> None:
         if self._told and self._down_since is not None:
             logger.warning(
-                "%s answers again after %.0f s; groups start again", self.url, loop_time() - self._down_since
+                "%s answers again after %.0f s%s",
+                self.url,
+                loop_time() - self._down_since,
+                "; groups start again" if self.holds_groups else "",
             )
         self._failures, self._down_since, self._told = 0, None, False
         self._tell()

@@ -52,8 +52,10 @@ def resources() -> "RewardResources":
 class RewardResources:
     """The workers, model processes and services of a run.  Each starts on first use; all end with the block."""
 
-    def __init__(self, settings: RewardSettings) -> None:
+    def __init__(self, settings: RewardSettings, training: object | None = None) -> None:
+        """``training`` is the reward of training: only an outage of its service is a ``reason``."""
         self._settings = settings
+        self._training = training
         self._opened = AsyncExitStack()
         self._session: aiohttp.ClientSession | None = None
         self._models: dict[bytes, ModelProcess] = {}
@@ -104,8 +106,8 @@ class RewardResources:
             )
         return self._models[resolver]
 
-    def service(self, url: str) -> RemoteService:
-        """Return the client of the service at ``url``."""
+    def service(self, url: str, user: object) -> RemoteService:
+        """Return the client of the service at ``url``, for the reward ``user``."""
         if self._session is None:
             limit = aiohttp.TCPConnector(limit=self._settings.rm_concurrency)
             self._session = aiohttp.ClientSession(connector=limit, timeout=aiohttp.ClientTimeout(total=None))
@@ -114,12 +116,17 @@ class RewardResources:
             service = RemoteService(url, self._session, concurrency=limits.rm_concurrency, timeout_s=limits.timeout_s)
             service.notify(self._tell)
             self._services[url] = service
-        return self._services[url]
+        service = self._services[url]
+        if user is self._training and not service.holds_groups:
+            service.holds_groups = True
+            self._tell()
+        return service
 
     @property
     def reason(self) -> str | None:
-        """A line on who waits for which service; None if no service is down."""
-        return next((reason for service in self._services.values() if (reason := service.reason)), None)
+        """A line on who waits for which service of training; None if no such service is down."""
+        holding = (service for service in self._services.values() if service.holds_groups)
+        return next((reason for service in holding if (reason := service.reason)), None)
 
     def notify(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` whenever ``reason`` may have changed."""

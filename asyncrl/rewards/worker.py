@@ -11,12 +11,48 @@ import resource
 import signal
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.forkserver import _forkserver
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that this process gets when its parent dies."""
+
+EXIT_0 = 256
+"""The exit code of a worker that ended with 0: pebble takes 0 for an end that it asked for, and waits for the call."""
+
+
+class WorkerProcess(ForkServerProcess):
+    """A worker as the driver sees it.  The processes that it started end with it."""
+
+    _has_group = True
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code, or EXIT_0; None while the process runs."""
+        code = super().exitcode
+        return EXIT_0 if code == 0 else code
+
+    def is_alive(self) -> bool:
+        """Return whether the process runs; kill its process group as soon as it does not.
+
+        pebble asks this about every worker, and after it has killed one.
+        """
+        if super().is_alive():
+            return True
+        if self._has_group and self.pid is not None:
+            self._has_group = False  # once: the id may become another group's
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        return False
+
+
+class Context(ForkServerContext):
+    """The start method of workers: forks of a process that has imported the graders."""
+
+    Process = WorkerProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +65,11 @@ class Raised:
 
 
 def start(memory_bytes: int | None) -> None:
-    """Prepare a new worker: it ends with its parent, ends at once when it is told to, and has limited memory."""
+    """Prepare a new worker: it ends with its parent, ends at once when it is told to, and has limited memory.
+
+    It leads a process group, so that its children can be killed with it.
+    """
+    os.setsid()
     # A grader in a C loop never runs Python's handlers, so the default action must apply.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # The driver's death ends the fork server, and that ends this worker, even in a C loop.  Python gives every worker
@@ -52,13 +92,14 @@ def warm(modules: tuple[str, ...]) -> int:
     return os.getpid()
 
 
-def call(resolver: bytes, *arguments: Any) -> Any:
+def call(resolver: bytes, arguments: bytes) -> Any:
     """Return what the function of a pickled resolver returns, pickled, or ``Raised``.
 
     The resolver is a function without parameters that returns the function to call.  It runs once per process.
+    ``arguments`` is a pickled tuple.
     """
     try:
-        return pickle.dumps(plain(_resolved(resolver)(*arguments)))
+        return pickle.dumps(plain(_resolved(resolver)(*pickle.loads(arguments))))
     except BaseException as error:  # noqa: BLE001 (a user function may raise anything, also SystemExit)
         return _raised(error)
 

@@ -15,6 +15,10 @@ BOXED = "boxed_"
 """A prefix of a built-in reward: only the content of the last ``\\boxed{}`` of the response is graded."""
 WITHOUT_LABEL = ("random", "ifeval", REMOTE, "gpqa")
 """The built-in rewards for rows that may have no label."""
+GRADE_WHOLE_TEXTS = ("exact", "number", "f1", "ifeval")
+"""The built-in rewards that depend on all words of a response, and so on its special tokens."""
+ENTRIES = {"dapo": ("score", "acc")}
+"""The entries of a built-in dict reward that are numbers."""
 DEFAULT_KEYS = {"dapo": "score"}
 """The entry of a built-in dict reward that is the reward without ``--reward-key``."""
 
@@ -34,6 +38,14 @@ def rm_type_problem(name: str) -> str | None:
     near = difflib.get_close_matches(bare.lower().replace("-", "_"), RM_TYPES, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "give any other reward as a function with --custom-rm-path"
     return f'must be one of {", ".join(RM_TYPES)}, got "{name}"; {hint}'
+
+
+def key_problem(name: str, key: str | None) -> str | None:
+    """Return the reason why ``key`` is no entry of a built-in reward, or None if it is one or the reward has none."""
+    bare = name.removeprefix(BOXED)
+    if key is None or key in ENTRIES.get(bare, (key,)):
+        return None
+    return f"reward-key {key} with {name}, which has {' and '.join(ENTRIES[bare])}; give one of them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

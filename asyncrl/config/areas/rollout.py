@@ -23,8 +23,8 @@ class RolloutConfig:
     ] = ()
     rollout_skip_special_tokens: Annotated[
         bool | None,
-        "Leave special tokens, such as the end token, out of a response's text. Default: off; on with --rm-type exact "
-        "or number.",
+        "Leave special tokens, such as the end token, out of a response's text. Default: off; on with --rm-type exact, "
+        "number, f1 or ifeval, also where a row names them.",
     ] = None
     sglang_server_concurrency: Annotated[int, "Maximum number of samples in flight per rollout engine."] = 512
     update_weights_interval: Annotated[int, "Number of training steps between weight updates of the engines."] = 1

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.errors import RewardFailed
+from asyncrl.rewards.graders.labels import answers
+
 _ANNOUNCED = (
     re.compile(r"(?:answer|option|choice)\s*(?:is|:)?\s*([A-Z])", re.IGNORECASE),
     re.compile(r"([A-Z])\s*(?:is\s*(?:the)?\s*correct)", re.IGNORECASE),
@@ -19,17 +22,13 @@ _DEFAULT_LETTERS = tuple(string.ascii_uppercase[:10])
 def option(response: str, label: Any, metadata: Mapping[str, Any]) -> float:
     """Return 1.0 if the answer names the right option, else 0.0.
 
-    The label is a letter, the index of an option, or its text.  ``metadata`` may hold ``choices`` (a list or an
-    object), ``valid_letters``, ``correct_letter``, ``correct_answer`` and ``answer_text``.  Text up to ``</think>``
-    does not count.
+    The label is a letter, the index of an option, its text, or a list or an object of them.  ``metadata`` may hold
+    ``choices`` (a list or an object), ``valid_letters``, ``correct_letter``, ``correct_answer`` and ``answer_text``.
+    Text up to ``</think>`` does not count.  Raises RewardFailed for a label without an answer, unless the metadata
+    has ``correct_letter``.
     """
-    question = _question(label, metadata)
     text = response.rpartition(_THOUGHT_ENDS)[2]
-    given = _letter(text, question.letters)
-    if given and question.right:
-        return float(given == question.right)
-    plain = _plain(text)
-    return float(any(target and target in plain for target in map(_plain, question.texts)))
+    return float(any(_names(text, _question(answer, metadata)) for answer in _answers(label, metadata)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,26 @@ class _Question:
     """The letter of the right option; None if it is unknown."""
     texts: tuple[str, ...]
     """Texts that are right as well, for an answer without a letter."""
+
+
+def _answers(label: Any, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the acceptable answers of the label; one None if only the metadata has them."""
+    if label is None:
+        return (None,)
+    try:
+        return answers(label)
+    except RewardFailed:
+        if not metadata.get("correct_letter"):
+            raise
+        return (None,)
+
+
+def _names(text: str, question: _Question) -> bool:
+    given = _letter(text, question.letters)
+    if given and question.right:
+        return given == question.right
+    plain = _plain(text)
+    return any(target and target in plain for target in map(_plain, question.texts))
 
 
 def _question(label: Any, metadata: Mapping[str, Any]) -> _Question:

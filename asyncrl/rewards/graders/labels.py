@@ -14,15 +14,23 @@ def accepted(label: Any) -> tuple[str, ...]:
 
     Raises RewardFailed if there is no label, or if it is an object without one of ANSWER_KEYS.
     """
+    return tuple(answer if isinstance(answer, str) else str(answer) for answer in answers(label))
+
+
+def answers(label: Any) -> tuple[Any, ...]:
+    """Return the acceptable answers of a label as they are: texts and numbers.
+
+    Raises RewardFailed if there is no label, or if it is an object without one of ANSWER_KEYS.
+    """
     if label is None:
         raise RewardFailed("the row has no label")
     if isinstance(label, Mapping):
-        return accepted(_of_object(label))
+        return answers(_of_object(label))
     if isinstance(label, list | tuple):
         if not label:
             raise RewardFailed("the label is an empty list")
-        return tuple(answer for item in label for answer in accepted(item))
-    return (label if isinstance(label, str) else str(label),)
+        return tuple(answer for item in label for answer in answers(item))
+    return (label,)
 
 
 def _of_object(label: Mapping[str, Any]) -> Any:

@@ -17,6 +17,8 @@ from asyncrl.rewards.graders.plain_math import spelled
 
 LIMIT_S = 5
 """Seconds that math-verify may take to read one expression, and to compare two.  An answer beyond that is wrong."""
+MOST_SPELLED = 10_000
+"""Characters of an answer, at most, whose spelling is compared; a longer one must be the label's text."""
 MOST_CHARACTERS = 600
 """Characters of an answer, at most, that is read as an expression; a longer one must have the label's spelling."""
 
@@ -59,8 +61,11 @@ def equals_any(given: str, labels: tuple[str, ...]) -> bool:
 
 def is_equal(given: str, wanted: str) -> bool:
     """Return whether two answers are equal.  Never raises."""
-    if " ".join(given.split()) == " ".join(wanted.split()):
+    given, wanted = " ".join(given.split()), " ".join(wanted.split())
+    if given == wanted:
         return True
+    if max(len(given), len(wanted)) > MOST_SPELLED:
+        return False
     one, other = spelled(given), spelled(wanted)
     if one == other:
         return bool(one)

@@ -12,6 +12,7 @@ _UNIT = re.compile(rf"(?<=[\d.)}}\s])\s*(?:square\s+|cubic\s+|sq\.?\s*)?(?:{_UNI
 _TEXT_UNIT = re.compile(
     r"(?<=[\d)}])(?:\\[ ,;:!]|~|\s)*\\(?:text|mathrm|mbox|rm)\{\s*[a-zA-Z][^{}]*\}\s*(?:\^\{?\d\}?)?$"
 )
+_SPACES = re.compile(r"\s+")
 _NUMBER_WORDS = {"trillion": 12, "billion": 9, "million": 6}
 _COMMAS = re.compile(r"(?<=\d)(?:,|\{,\}|,\\!|\\,)(?=\d{3}(?!\d))")
 _SIMPLE: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -43,10 +44,11 @@ _NAME = re.compile(r"^\s*\w{1,2}\s*=(?!=)(?=[^=<>]*$)")
 
 def spelled(answer: str) -> str:
     """Return the answer in one spelling: lower case, without spaces, markup, units and thousands separators."""
-    text = _TEXT_UNIT.sub("", answer.strip().rstrip(".").strip())
+    text = _TEXT_UNIT.sub("", _SPACES.sub(" ", answer).strip().rstrip(".").strip())
     text = _COMMAS.sub("", text)
     for pattern, new in _SIMPLE:
         text = pattern.sub(new, text)
+    text = _SPACES.sub(" ", text)  # a long run of spaces would take the patterns below quadratic time
     text = re.sub(r"\s+(?:or|and)\s+", " , ", text)
     for word, power in _NUMBER_WORDS.items():
         text = re.sub(rf"\s*{word}", f"*10^{power}", text)

@@ -1,5 +1,6 @@
 """Settings that are refused before anything expensive starts, and the flags that servers get."""
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 from asyncrl.app.checks import NO_TOKENIZER_FLAG, OVERRIDE_FLAG, check, check_model
 from asyncrl.config import RunConfig, load_run
 from asyncrl.errors import ConfigError, DataError
+from asyncrl.types import Prompt
 from tests.unit.data.tiktoken_for_tests import tiktoken_folder
 from tests.unit.models.test_shape import FLASH, QWEN3
+from tests.unit.rewards.grading import sample
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
 
@@ -108,6 +111,36 @@ def test_the_reward_of_every_row_is_known(
     with pytest.raises(DataError) as error:
         check(run)
     assert str(error.value).startswith(f"{file}: {line}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "row", "expected"),
+    [
+        ((), {"rm_type": "exact"}, 1.0),
+        (("--rm-type", "math"), {"rm_type": "f1"}, 1.0),
+        (("--rm-type", "exact"), {}, 1.0),
+        (("--no-rollout-skip-special-tokens",), {"rm_type": "exact"}, 0.0),
+        (("--rm-type", "exact", "--no-rollout-skip-special-tokens"), {}, 0.0),
+    ],
+)
+def test_the_end_token_is_no_word_of_a_response(
+    tmp_path: Path, flags: tuple[str, ...], row: dict[str, str], expected: float
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "1+1=", "label": "2", "metadata": row}))
+    config = tmp_path / "run.toml"
+    text = QUICKSTART.read_text().replace('"quickstart/', f'"{QUICKSTART.parent}/quickstart/')
+    config.write_text("\n".join(each for each in text.splitlines() if not each.startswith(("rm-type", "eval-"))))
+    arguments = ["--config", str(config), "--prompt-data", str(file), "--metadata-key", "metadata", *flags]
+    checked = check(load_run(arguments))
+    ids = (*checked.tokenizer.encode("2"), checked.end_tokens[0])
+    answer = sample(checked.tokenizer.decode(ids), token_ids=ids)
+    prompt = Prompt(row=0, epoch=0, text="1+1=", token_ids=(1,), label="2", metadata=row)
+
+    async def graded() -> Any:
+        return await checked.reward(prompt, answer)
+
+    assert asyncio.run(graded()).value == expected
 
 
 def test_a_folder_for_weights_that_cannot_be_written_is_refused() -> None:

@@ -116,6 +116,18 @@ def test_a_set_with_a_built_in_reward_does_not_use_the_runs_function(tmp_path: P
     assert second.reward.custom_rm_path == f"{Path.cwd()}/my.py:f"
 
 
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [(("--custom-rm-path", "my.py:f"), None), (("--custom-rm-path", "my.py:f", "--eval-reward-key", "acc"), "acc")],
+)
+def test_the_key_of_the_runs_function_is_none_of_a_built_in_rewards(
+    tmp_path: Path, flags: tuple[str, ...], key: str | None
+) -> None:
+    text = "datasets: [{name: a, path: aime.jsonl, rm_type: dapo}]"
+    (only,) = eval_sets(with_file(tmp_path, text, "--reward-key", "mine", *flags))
+    assert only.reward.reward_key == key
+
+
 def test_a_function_in_a_file_is_relative_to_its_folder(tmp_path: Path) -> None:
     (only,) = eval_sets(with_file(tmp_path, "datasets: [{name: a, path: aime.jsonl, custom_rm_path: 'my.py:f'}]"))
     assert only.reward.custom_rm_path == f"{tmp_path}/my.py:f"

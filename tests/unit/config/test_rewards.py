@@ -55,6 +55,9 @@ def test_contradictions(run: RunConfig) -> None:
     assert problems(run, rm_type="math", group_rm=True) == [
         "group-rm without custom-rm-path: built-in rewards see one response; leave out group-rm"
     ]
+    for key, lines in (("acc", []), ("pred", ["reward-key pred with dapo, which has score and acc; give one of them"])):
+        assert problems(run, rm_type="dapo", reward_key=key) == lines
+    assert problems(run, custom_rm_path="my.py:f", rm_type="dapo", reward_key="pred") == []
     without_metadata = replace(run, data=replace(run.data, metadata_key=None))
     assert problems(without_metadata, rm_type="ifeval") == [
         "rm-type ifeval without metadata-key: the instructions are in the metadata; give metadata-key"

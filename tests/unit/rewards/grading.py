@@ -6,16 +6,23 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asyncrl.rewards.resources import RewardResources, RewardSettings
-from asyncrl.types import FinishReason, Prompt, Sample
+from asyncrl.types import FinishReason, Prompt, Sample, Span, Weights
 
 
 def prompt(label: Any = "7", text: str = "a question", **metadata: Any) -> Prompt:
     return Prompt(row=3, epoch=0, text=text, token_ids=(1,), label=label, metadata=metadata)
 
 
-def sample(text: str, index: int = 0) -> Sample:
+def sample(text: str, index: int = 0, token_ids: tuple[int, ...] = ()) -> Sample:
+    spans = (Span(weights=Weights(version=0, step=0), start=0, stop=len(token_ids)),) if token_ids else ()
     return Sample(
-        index=index, token_ids=(), logprobs=array("f"), spans=(), text=text, finish=FinishReason.STOP, seconds=0.0
+        index=index,
+        token_ids=token_ids,
+        logprobs=array("f", [0.0] * len(token_ids)),
+        spans=spans,
+        text=text,
+        finish=FinishReason.STOP,
+        seconds=0.0,
     )
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pickle
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +36,11 @@ def asleep(value: Any) -> None:
     time.sleep(3600)
 
 
+def slow(value: Any) -> Any:
+    time.sleep(1.0)
+    return value
+
+
 def gluttonous(value: Any) -> int:
     return len(bytearray(8_000_000_000))
 
@@ -63,6 +69,45 @@ class Odd(Exception):
 
 def raises_oddly(value: Any) -> None:
     raise Odd(1, 2)
+
+
+def leaves_as_if_well(value: Any) -> None:
+    os._exit(0)
+
+
+class Unreadable:
+    """A value that only one process can unpickle: here the driver, and as a result the worker."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __reduce__(self) -> Any:
+        return _only_in, (self.pid,)
+
+
+def _only_in(pid: int) -> Unreadable:
+    if pid != os.getpid():
+        raise ModuleNotFoundError("No module named 'asyncrl_plugin_mine'")
+    return Unreadable(pid)
+
+
+def unreadable(value: Any) -> Any:
+    return Unreadable(os.getpid())
+
+
+def has_child(path: str) -> None:
+    """Start a child, write its id to the file, and wait for it."""
+    child = subprocess.Popen(["sleep", "3600"])
+    with open(path, "w") as file:
+        file.write(str(child.pid))
+    child.wait()
+
+
+def leaves_a_child(path: str) -> None:
+    child = subprocess.Popen(["sleep", "3600"])
+    with open(path, "w") as file:
+        file.write(str(child.pid))
+    os._exit(3)
 
 
 def not_picklable(value: Any) -> Any:

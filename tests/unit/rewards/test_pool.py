@@ -12,9 +12,11 @@ import psutil
 import pytest
 
 from asyncrl.errors import RewardFailed
+from asyncrl.rewards import pool
 from asyncrl.rewards.built_in import BuiltIn
 from asyncrl.rewards.pool import RemoteTraceback, WorkerPool
 from asyncrl.rewards.resources import RewardResources
+from tests.unit.rewards import misbehaving
 from tests.unit.rewards.grading import in_a_run, prompt, sample, settings
 from tests.unit.rewards.misbehaving import resolver
 
@@ -45,6 +47,11 @@ def closed(changes: dict[str, Any], *calls: str) -> list[Any]:
         ("asleep", "no reward within 4 s; its worker was killed"),
         ("gluttonous", "MemoryError: "),
         ("leaves", "its worker died (exit code 3)"),
+        ("leaves_as_if_well", "its worker died (exit code 0)"),
+        (
+            "unreadable",
+            "the result of a worker cannot be read: ModuleNotFoundError: No module named 'asyncrl_plugin_mine'",
+        ),
         ("segfaults", "its worker died (signal 11)"),
         ("raises", "KeyError: 'no x'"),
         ("raises_oddly", "Odd: 1 and 2"),
@@ -57,6 +64,80 @@ def test_a_call_that_fails_costs_its_answer_alone(name: str, failure: str) -> No
 
 def test_an_exit_is_a_failure() -> None:
     assert closed({}, "exits", "echo") == ["SystemExit: 5", "x"]
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("value", "failure"),
+    [
+        (misbehaving.Unreadable(os.getpid()), "ModuleNotFoundError: No module named 'asyncrl_plugin_mine'"),
+        (deep(3000), "the arguments cannot be sent to a worker: RecursionError: maximum recursion depth exceeded"),
+        (lambda: 1, "the arguments cannot be sent to a worker: "),
+    ],
+)
+def test_arguments_that_do_not_travel_cost_their_answer_alone(value: Any, failure: str) -> None:
+    """Another call runs meanwhile: without one, pebble gives up the pool, and so ends the call."""
+
+    async def run(resources: RewardResources) -> tuple[str, Any]:
+        await resources.pool.warm(120.0)
+        async with asyncio.TaskGroup() as calls:
+            running = calls.create_task(resources.pool.run(resolver("asleep"), 0))
+            await resources.pool.run(resolver("echo"), 0)
+            with pytest.raises(RewardFailed) as error:
+                await resources.pool.run(resolver("echo"), value)
+            running.cancel()
+        return str(error.value), await resources.pool.run(resolver("echo"), 1)
+
+    text, after = in_a_run(run, num_workers=2)
+    assert failure in text
+    assert after == 1
+
+
+def test_a_call_that_no_worker_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "LOST_S", 1.0)
+
+    async def run(resources: RewardResources) -> None:
+        stopped = await resources.pool.run(resolver("who"), 0)
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(RewardFailed, match="no worker took the call within 1 s"):
+            await resources.pool.run(resolver("echo"), 0)
+
+    in_a_run(run)
+
+
+def test_a_call_may_take_longer_than_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that runs, and the calls that wait behind it, are not lost."""
+    monkeypatch.setattr(pool, "LOST_S", 0.2)
+
+    async def run(resources: RewardResources) -> list[Any]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(resources.pool.run(resolver("slow"), number)) for number in (1, 2)]
+        return [task.result() for task in tasks]
+
+    assert in_a_run(run) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [("has_child", "no reward within 4 s; its worker was killed"), ("leaves_a_child", "its worker died (exit code 3)")],
+)
+def test_no_child_outlives_its_worker(name: str, failure: str, tmp_path: Path) -> None:
+    async def run(resources: RewardResources) -> str:
+        with pytest.raises(RewardFailed) as error:
+            await resources.pool.run(resolver(name), str(tmp_path / "pid"))
+        return str(error.value)
+
+    assert in_a_run(run, timeout_s=SOON_S) == failure
+    child = int((tmp_path / "pid").read_text())
+    gone = not psutil.pid_exists(child) or not psutil.wait_procs([psutil.Process(child)], timeout=10)[1]
+    assert gone
 
 
 def test_other_calls_proceed_while_one_hangs() -> None:
@@ -129,11 +210,11 @@ def test_no_worker_outlives_the_run() -> None:
 
 def test_a_closed_pool_refuses_calls() -> None:
     async def run() -> None:
-        pool = WorkerPool(1, timeout_s=1.0, memory_gb=None)
-        async with pool:
+        closed = WorkerPool(1, timeout_s=1.0, memory_gb=None)
+        async with closed:
             pass
         with pytest.raises(RewardFailed, match="have ended"):
-            await pool.run(resolver("echo"), 0)
+            await closed.run(resolver("echo"), 0)
 
     asyncio.run(run())
 

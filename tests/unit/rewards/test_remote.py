@@ -18,12 +18,15 @@ from asyncrl.rewards.remote import MOST_ATTEMPTS, RemoteService
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import Prompt, Sample
 from tests.unit.pipeline.harness import World
-from tests.unit.rewards.grading import in_a_run, prompt, sample
+from tests.unit.rewards.grading import in_a_run, prompt, sample, settings
 from tests.virtual_time import run_virtually
 
 REQUEST_S = 0.01
 URL = "http://rewards:1/score"
-REFUSED = aiohttp.ClientConnectionError("connection refused")
+REFUSED = aiohttp.ClientConnectorError(
+    aiohttp.client_reqrep.ConnectionKey("rewards", 1, False, True, None, None, None),
+    ConnectionRefusedError("connection refused"),
+)
 
 
 class Service(RemoteService):
@@ -102,6 +105,15 @@ def test_an_unreachable_service_is_tried_without_a_limit() -> None:
     assert len(times) == 41
 
 
+@pytest.mark.parametrize(
+    "reply", [aiohttp.ServerDisconnectedError(), aiohttp.ClientPayloadError("cut"), (502, ""), (504, ""), (429, "")]
+)
+def test_an_answer_that_the_service_never_survives_fails(reply: tuple[int, Any] | Exception) -> None:
+    value, times = scored(reply)
+    assert f"{MOST_ATTEMPTS} attempts, the last: " in value
+    assert len(times) == MOST_ATTEMPTS
+
+
 def test_requests_in_flight_are_bounded() -> None:
     in_flight: list[int] = [0, 0]
 
@@ -126,9 +138,12 @@ def test_requests_in_flight_are_bounded() -> None:
 # ---- a run
 
 
-def world(replies: Callable[[int, float], tuple[int, Any] | Exception], **changes: Any) -> tuple[World, Service]:
+def world(
+    replies: Callable[[int, float], tuple[int, Any] | Exception], kind: type[Service] = Service, **changes: Any
+) -> tuple[World, Service]:
     """A run with 4 steps, whose rewards come from a service."""
-    service = Service(replies)
+    service = kind(replies)
+    service.holds_groups = True
 
     async def reward(prompt: Prompt, sample: Sample) -> float:
         value: float = await service.score(prompt.text, sample.text, prompt.label)
@@ -169,6 +184,25 @@ def test_admission_pauses_while_the_service_is_down(caplog: pytest.LogCaptureFix
     assert "answers again after" in lines[1]
 
 
+def test_a_poisonous_answer_fails_its_group_alone() -> None:
+    """The 3rd answer always disconnects the service.  The run continues without its group."""
+
+    class Poisoned(Service):
+        async def _post(self, payload: dict[str, Any]) -> tuple[int, Any]:
+            if len(self.times) == 2:
+                poison.append(payload)
+            reply = await super()._post(payload)
+            if any(payload is each for each in poison):
+                raise aiohttp.ServerDisconnectedError
+            return reply
+
+    poison: list[Any] = []
+    run, _ = world(lambda number, now: (200, float(number % 2)), kind=Poisoned, watchdog_s=1000.0)
+    run.run()
+    assert run.scheduler.gauges().groups.failed == 1
+    assert len(run.trainer.batches) == 4
+
+
 def test_an_outage_ends_the_run_by_the_watchdog_alone() -> None:
     run, _ = world(lambda number, now: REFUSED, watchdog_s=1000.0)
     with pytest.raises(Stalled, match=f"every call to {URL} has failed for .* answers wait for it"):
@@ -180,6 +214,31 @@ def test_errors_of_the_service_spend_the_failure_budget() -> None:
     with pytest.raises(FailureBudgetSpent, match="10 attempts, the last: status 500: a bug"):
         run.run()
     assert service.reason is None, "no answer waits, so nothing holds admission"
+
+
+def test_only_the_service_of_training_pauses_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuses(*_: Any) -> Any:
+        raise REFUSED
+
+    monkeypatch.setattr(RemoteService, "_post", refuses)
+    training, held_out = (BuiltIn("remote_rm", key=None, url=URL) for _ in range(2))
+
+    async def main() -> list[tuple[str | None, str | None]]:
+        reasons = []
+        async with RewardResources(settings(), training) as resources, asyncio.TaskGroup() as tasks:
+            for reward in (held_out, training):
+                waiting = tasks.create_task(reward(prompt(), sample("a")))
+                await asyncio.sleep(60.0)
+                reasons.append((resources.service(URL, None).reason, resources.reason))
+                waiting.cancel()
+        return reasons
+
+    (down, reason), (still_down, held) = run_virtually(main())[0]
+    assert down is not None
+    assert reason is None
+    assert "no new group starts" not in down
+    assert held == still_down
+    assert "no new group starts" in str(held)
 
 
 # ---- over HTTP

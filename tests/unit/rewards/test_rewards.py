@@ -9,8 +9,10 @@ from asyncrl.app.rewards import build_reward
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig
 from asyncrl.errors import RewardFailed
+from asyncrl.rewards.built_in import BuiltIn
 from asyncrl.rewards.graders.number import last_number
 from asyncrl.types import FinishReason, Prompt, Reward, Sample
+from tests.unit.rewards.grading import prompt
 
 
 def reward(
@@ -100,6 +102,15 @@ def test_a_row_s_own_type_goes_first() -> None:
         reward("exact", "7", "7", metadata={"rm_type": "numbr"})
     with pytest.raises(RewardFailed, match="the row's rm_type is remote_rm; give --rm-url"):
         reward("exact", "7", "7", metadata={"rm_type": "remote_rm"})
+
+
+def test_a_key_that_a_row_s_type_lacks_is_a_problem_of_the_row() -> None:
+    row = prompt(rm_type="dapo")
+    for key, problem in (
+        ("acc", None),
+        ("mine", "reward-key mine with dapo, which has score and acc; give one of them"),
+    ):
+        assert BuiltIn("number", key=key, url=None).row_problem(row) == problem
 
 
 def test_the_prefix_grades_the_box_alone() -> None:

@@ -1,5 +1,6 @@
 """The graders on labels of every kind."""
 
+import time
 from typing import Any
 
 import pytest
@@ -40,6 +41,11 @@ def test_the_configuration_knows_every_grader() -> None:
         ("gpqa", "it must be B", "B", 1.0),
         ("gpqa", "no letter at all", "B", 0.0),
         ("gpqa", "it is x", None, 0.0),
+        ("gpqa", "The answer is A", ["A"], 1.0),
+        ("gpqa", "The answer is C", ["A", 2], 1.0),
+        ("gpqa", "The answer is B", ["A", "C"], 0.0),
+        ("gpqa", "The answer is A", {"answer": "A"}, 1.0),
+        ("gpqa", "The answer is C", {"label": 2}, 1.0),
     ],
 )
 def test_a_grade(grader: str, response: str, label: Any, expected: float) -> None:
@@ -112,3 +118,11 @@ def test_an_answer_that_would_compute_for_hours_is_wrong_soon(given: str, wanted
 
 def test_chance_gives_both_values() -> None:
     assert {GRADERS["random"]("", None, {}) for _ in range(100)} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("answer", ["1" + r"\quad " * 3500 + "2", "1" + r"\!" * 4900 + "2"])
+def test_a_degenerate_answer_takes_no_time(answer: str) -> None:
+    start = time.process_time()
+    assert not is_equal(answer, "3")
+    assert is_equal(answer, answer.replace(" ", "  "))
+    assert time.process_time() - start < 1.0
