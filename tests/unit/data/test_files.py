@@ -125,6 +125,19 @@ def test_a_parquet_file_of_long_rows_behind_short_ones_has_blocks_of_both_sizes(
     assert read_by_block(file) == list(range(115))
 
 
+def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", numbered_rows(2000))
+    (file,) = open_files([path], config(path))
+    size = path.stat().st_size
+    jsonl(path, numbered_rows(2001))
+    assert len(read_by_block(file)) == 2000  # rows at the end are not noticed
+    jsonl(path, numbered_rows(1999))
+    line = rf"a.jsonl: the file has \d+ bytes, and had {size} when the run started; a file must not change"
+    for read in (lambda: read_by_block(file), lambda: list(file.rows()), lambda: file.row_at(0)):
+        with pytest.raises(DataError, match=line):
+            read()
+
+
 def test_several_files_are_one_and_rows_count_over_all(tmp_path: Path) -> None:
     rows = numbered_rows(30)
     first = jsonl(tmp_path / "a.jsonl", rows[:10])
