@@ -25,7 +25,8 @@ BLOCK_BYTES = 256 * 2**10
 """Bytes of a block's rows, on average over a row group."""
 _BUFFER_BYTES = 2**20
 """Bytes of a column that are read at once.  Without a buffer, Arrow loads a row group's whole column."""
-_SAMPLE_ROWS = 32
+SAMPLE_ROWS = 32
+"""Rows of a file whose size is measured when it is opened."""
 _MAX_CURSORS = 4
 
 
@@ -124,9 +125,10 @@ def _columns(names: tuple[str, ...], data: DataConfig) -> tuple[str, ...]:
 
 def _row_bytes(handle: Any, columns: tuple[str, ...]) -> int:
     """Return the mean size of the first rows, which a footer understates if many rows share a value."""
-    with suppress(pyarrow.ArrowException):  # whoever reads these rows names the fault
-        for batch in handle.iter_batches(_SAMPLE_ROWS, columns=list(columns), use_threads=False):
-            return sum(len(pickle.dumps(value)) for value in _values(batch)) // max(1, batch.num_rows)
+    with suppress(pyarrow.ArrowException):  # reading their block raises it again, with the rows' numbers
+        for batch in handle.iter_batches(SAMPLE_ROWS, columns=list(columns), use_threads=False):
+            sizes = [len(pickle.dumps(value)) for value in _values(batch)]
+            return sum(sizes) // max(1, len(sizes))
     return 0
 
 
@@ -139,8 +141,8 @@ def _chunks(meta: Any, columns: tuple[str, ...]) -> tuple[int, ...]:
 
 def _block_rows(group: Any, chunks: tuple[int, ...], row_bytes: int) -> int:
     """Return the number of rows of a row group's blocks, from the footer and the size of the file's first rows."""
-    stored = sum(group.column(chunk).total_uncompressed_size for chunk in chunks)
-    mean = max(row_bytes, stored // max(1, group.num_rows), 1)
+    stored: int = sum(group.column(chunk).total_uncompressed_size for chunk in chunks)
+    mean = max(row_bytes, stored // max(1, int(group.num_rows)), 1)
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // mean))
 
 
