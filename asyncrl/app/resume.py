@@ -1,7 +1,7 @@
 """The start of a run: new, or resumed from a checkpoint, which is checked before anything expensive starts."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -131,13 +131,19 @@ def _resumed(origin: Origin, saved: Mapping[str, Any], prompts: ResumablePrompts
         )
     try:
         before = RunState.from_json(saved["state"])
-        again = before.prompts or tuple(prompts.at(epoch, row) for epoch, row in before.outstanding)
+        again = before.prompts or _outstanding(prompts, before.outstanding)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{origin.folder}: {error}") from error
     _move(prompts, before)
     return Start(
         origin=replace(origin, optimizer=origin.optimizer and bool(saved.get("optimizer"))), before=before, again=again
     )
+
+
+def _outstanding(prompts: ResumablePrompts, taken: Sequence[tuple[int, int]]) -> tuple[Prompt, ...]:
+    """Read outstanding prompts again, row by row: going back in a Parquet row group reads it again."""
+    found = {(epoch, row): prompts.at(epoch, row) for epoch, row in sorted(taken, key=lambda each: each[1])}
+    return tuple(found[epoch, row] for epoch, row in taken)
 
 
 def _move(prompts: ResumablePrompts, before: RunState) -> None:

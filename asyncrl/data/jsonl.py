@@ -1,6 +1,8 @@
 """JSONL files: one JSON object per line, addressed by the line's offset in bytes."""
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -41,10 +43,10 @@ class JsonlFile:
         return (place - self.first) // BLOCK_BYTES
 
     def read(self, block: int) -> tuple[list[RawRow], int]:
-        """Return the rows of a block, and the number of its lines.  Raises OSError."""
+        """Return the rows of a block, and the number of its lines.  Raises DataError or OSError."""
         start = self.first + block * BLOCK_BYTES
         rows, num_lines = [], 0
-        with self.path.open("rb") as handle:
+        with self._opened() as handle:
             begin = _next_line(handle, start, self.first, BLOCK_BYTES)
             if begin is None:
                 return [], 0
@@ -55,8 +57,11 @@ class JsonlFile:
         return rows, num_lines
 
     def rows(self) -> Iterator[RawRow]:
-        """Yield every row; ``line`` counts from the beginning of the file if that is known.  Raises OSError."""
-        with self.path.open("rb") as handle:
+        """Yield every row; ``line`` counts from the beginning of the file if that is known.
+
+        Raises DataError or OSError.
+        """
+        with self._opened() as handle:
             handle.seek(self.first)
             lines = enumerate(_lines(handle, self.first, self.stop), start=1 + (self.lines_before or 0))
             for number, (place, line) in lines:
@@ -64,8 +69,8 @@ class JsonlFile:
                     yield _parsed(place, None if self.lines_before is None else number, line)
 
     def row_at(self, place: int) -> RawRow:
-        """Return the row at ``place``.  Raises KeyError if no line begins there."""
-        with self.path.open("rb") as handle:
+        """Return the row at ``place``.  Raises KeyError if no line begins there, DataError or OSError."""
+        with self._opened() as handle:
             if self.first <= place < self.stop and _next_line(handle, place, self.first, 1) == place:
                 for _, line in _lines(handle, place, place + 1):
                     return _parsed(place, None, line)
@@ -74,6 +79,18 @@ class JsonlFile:
     def where(self, place: int, line: int | None) -> str:
         """Return the position of a row for a person: the line if it is known, or else the offset."""
         return f"{self.path}:{line}" if line is not None else f"{self.path}, byte {place}"
+
+    @contextmanager
+    def _opened(self) -> Iterator[IO[bytes]]:
+        """Open the file.  Raises DataError if it is shorter than it was, because rows would be missing."""
+        with self.path.open("rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            if size < self.extent:
+                raise DataError(
+                    f"{self.path}: the file has {size} bytes, and had {self.extent} when the run started; "
+                    "a file must not change during a run"
+                )
+            yield handle
 
 
 def open_jsonl(path: Path, wanted: slice) -> JsonlFile:

@@ -3,9 +3,11 @@
 import datetime
 import decimal
 import math
+import pickle
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,12 @@ from asyncrl.errors import DataError
 
 BLOCK_ROWS = 256
 """Rows of a block, at most.  A block lies in one row group."""
+BLOCK_BYTES = 256 * 2**10
+"""Bytes of a block's rows, on average over a row group."""
+_BUFFER_BYTES = 2**20
+"""Bytes of a column that are read at once.  Without a buffer, Arrow loads a row group's whole column."""
+SAMPLE_ROWS = 32
+"""Rows of a file whose size is measured when it is opened."""
 _MAX_CURSORS = 4
 
 
@@ -35,6 +43,8 @@ class ParquetFile:
     """First row of each block."""
     columns: tuple[str, ...]
     """The columns that are read."""
+    row_bytes: int
+    """Bytes of a row, on average over the first rows of the file."""
     lines_before: int | None = None
 
     @property
@@ -71,7 +81,7 @@ class ParquetFile:
     def _rows(self, start: int, stop: int) -> list[RawRow]:
         found: list[RawRow] = []
         try:
-            for batch in _batches(self.path, self.columns, start, stop):
+            for batch in _batches(self, start, stop):
                 found += [_converted(start + len(found) + place, value) for place, value in enumerate(_values(batch))]
         except pyarrow.ArrowException as error:
             raise DataError(f"{self.path}, rows {start} to {stop}: {str(error).splitlines()[0]}") from error
@@ -79,28 +89,69 @@ class ParquetFile:
 
 
 def open_parquet(path: Path, wanted: slice, data: DataConfig) -> ParquetFile:
-    """Read the footer.  Raises DataError if the file is not Parquet or lacks a column, or OSError."""
+    """Read the footer and a few rows.  Raises DataError if the file is not Parquet or lacks a column, or OSError."""
     try:
-        with pyarrow.parquet.ParquetFile(path) as handle:
-            meta, names = handle.metadata, tuple(handle.schema_arrow.names)
-            sizes = [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
+        with _opened(path) as handle:
+            columns = _columns(tuple(handle.schema_arrow.names), data)
+            row_bytes = _row_bytes(handle, columns)
+            chunks = _chunks(handle.metadata, columns)
+            groups = [handle.metadata.row_group(group) for group in range(handle.metadata.num_row_groups)]
+            sizes = [(group.num_rows, _block_rows(group, chunks, row_bytes)) for group in groups]
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}") from error
-    total = sum(sizes)
+    total = sum(num_rows for num_rows, _ in sizes)
     first, stop, _ = wanted.indices(total)
-    keys = (data.input_key, data.label_key, data.metadata_key, data.tool_key)
-    # Without a needed column every row is broken; with all columns its line can name them.
-    columns = names if {data.input_key, data.label_key} - {None, *names} else tuple(key for key in names if key in keys)
     return ParquetFile(
-        path=path, first=first, stop=max(first, stop), extent=total, columns=columns, starts=_starts(sizes, first, stop)
+        path=path,
+        first=first,
+        stop=max(first, stop),
+        extent=total,
+        starts=_starts(sizes, first, stop),
+        columns=columns,
+        row_bytes=row_bytes,
     )
 
 
-def _starts(sizes: Sequence[int], first: int, stop: int) -> tuple[int, ...]:
+def _opened(path: Path) -> Any:
+    return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+
+
+def _columns(names: tuple[str, ...], data: DataConfig) -> tuple[str, ...]:
+    """Return the columns of the keys; all columns if one is missing, so that the line of a broken row names them."""
+    if {data.input_key, data.label_key} - {None, *names}:
+        return names
+    return tuple(name for name in names if name in (data.input_key, data.label_key, data.metadata_key, data.tool_key))
+
+
+def _row_bytes(handle: Any, columns: tuple[str, ...]) -> int:
+    """Return the mean size of the first rows, which a footer understates if many rows share a value."""
+    with suppress(pyarrow.ArrowException):  # reading their block raises it again, with the rows' numbers
+        for batch in handle.iter_batches(SAMPLE_ROWS, columns=list(columns), use_threads=False):
+            sizes = [len(pickle.dumps(value)) for value in _values(batch)]
+            return sum(sizes) // max(1, len(sizes))
+    return 0
+
+
+def _chunks(meta: Any, columns: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the numbers of the column chunks that hold ``columns``; a column of lists or objects has several."""
+    roots = tuple(f"{name}." for name in columns)
+    paths = [f"{meta.schema.column(number).path}." for number in range(meta.num_columns)]
+    return tuple(number for number, path in enumerate(paths) if path.startswith(roots))
+
+
+def _block_rows(group: Any, chunks: tuple[int, ...], row_bytes: int) -> int:
+    """Return the number of rows of a row group's blocks, from the footer and the size of the file's first rows."""
+    stored: int = sum(group.column(chunk).total_uncompressed_size for chunk in chunks)
+    mean = max(row_bytes, stored // max(1, int(group.num_rows)), 1)
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // mean))
+
+
+def _starts(sizes: Sequence[tuple[int, int]], first: int, stop: int) -> tuple[int, ...]:
+    """Return the first row of each block, from the rows of each row group and of its blocks."""
     starts, begin = [], 0
-    for size in sizes:
-        for start in range(begin, begin + size, BLOCK_ROWS):
-            end = min(start + BLOCK_ROWS, begin + size)
+    for size, block_rows in sizes:
+        for start in range(begin, begin + size, block_rows):
+            end = min(start + block_rows, begin + size)
             if first < end and start < stop:
                 starts.append(max(start, first))
         begin += size
@@ -110,9 +161,10 @@ def _starts(sizes: Sequence[int], first: int, stop: int) -> tuple[int, ...]:
 class _Cursor:
     """An open file that is read forwards, because Parquet has no way to the middle of a row group."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
-        self._file = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
-        self._columns = list(columns)
+    def __init__(self, file: ParquetFile) -> None:
+        self._file = _opened(file.path)
+        self._columns, self._row_bytes = list(file.columns), file.row_bytes
+        self._chunks = _chunks(self._file.metadata, file.columns)
         sizes = [self._file.metadata.row_group(group).num_rows for group in range(self._file.metadata.num_row_groups)]
         self._begins = [sum(sizes[:group]) for group in range(len(sizes))]
         self._group = -1
@@ -128,8 +180,9 @@ class _Cursor:
             here = self._next - (0 if self._batch is None else self._batch.num_rows)
             if group != self._group or start < here:
                 self._group, self._batch, self._next = group, None, self._begins[group]
+                num_rows = _block_rows(self._file.metadata.row_group(group), self._chunks, self._row_bytes)
                 self._batches = self._file.iter_batches(
-                    BLOCK_ROWS, row_groups=[group], columns=self._columns, use_threads=False
+                    num_rows, row_groups=[group], columns=self._columns, use_threads=False
                 )
             while start >= self._next:
                 self._batch = next(self._batches)
@@ -144,12 +197,12 @@ _cursors: dict[tuple[Path, tuple[str, ...]], _Cursor] = {}
 """Open files of this process, least recently used first.  Only one thread of a process may read Parquet files."""
 
 
-def _batches(path: Path, columns: tuple[str, ...], start: int, stop: int) -> Iterator[Any]:
-    cursor = _cursors.pop((path, columns), None) or _Cursor(path, columns)
+def _batches(file: ParquetFile, start: int, stop: int) -> Iterator[Any]:
+    cursor = _cursors.pop((file.path, file.columns), None) or _Cursor(file)
     while len(_cursors) >= _MAX_CURSORS:
         del _cursors[next(iter(_cursors))]
     yield from cursor.read(start, stop)
-    _cursors[path, columns] = cursor
+    _cursors[file.path, file.columns] = cursor
 
 
 def _values(batch: Any) -> list[dict[str, Any] | str]:

@@ -44,7 +44,7 @@ NUM_RESERVED = 256 + 2
 MAX_CHARACTERS, MAX_RUN = 400_000, 25_000
 """Limits of the same files: a text is encoded in pieces of ``MAX_CHARACTERS``, and cut within longer runs of spaces or
 of other characters than ``MAX_RUN``.  A cut can change tokens, so it must be at the same place."""
-_LONG_RUN = re.compile(rf"\s{{{MAX_RUN}}}(?=\s)|\S{{{MAX_RUN}}}(?=\S)")
+_RUN = re.compile(r"\s+|\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,10 @@ def pieces_of(text: str) -> Iterator[str]:
     """Cut ``text`` where the models' code cuts it."""
     for start in range(0, len(text), MAX_CHARACTERS):
         part, begin = text[start : start + MAX_CHARACTERS], 0
-        for run in _LONG_RUN.finditer(part) if len(part) > MAX_RUN else ():
-            yield part[begin : run.end()]
-            begin = run.end()
+        for run in _RUN.finditer(part) if len(part) > MAX_RUN else ():
+            for cut in range(run.start() + MAX_RUN, run.end(), MAX_RUN):
+                yield part[begin:cut]
+                begin = cut
         yield part[begin:]
 
 

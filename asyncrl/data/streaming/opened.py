@@ -30,8 +30,8 @@ _END_BYTES = 65_536
 def open_stream(data: DataConfig, tokenizer: TextTokenizer, checkpoint: Path) -> PromptStream:
     """Open a stream of the files in ``data`` for workers that load the tokenizer of ``checkpoint``.
 
-    Reads the first rows of the first file, both ends of every file, and the footers of Parquet files; a slice of JSONL
-    is searched for its ends.  Raises DataError.
+    Reads the first rows of the first file, both ends of every file, and the footers and a few rows of Parquet files; a
+    slice of JSONL is searched for its ends.  Raises DataError.
     """
     files, maker = open_files(data.prompt_data, data), PromptMaker(data, tokenizer)
     try:

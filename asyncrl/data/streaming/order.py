@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 WINDOW_BLOCKS = 32
-"""Blocks whose prompts are mixed: with rows of 1 kB about 2,000 prompts, from 32 places of the files."""
+"""Blocks whose prompts are mixed, from 32 places of the files: about 2,000 prompts of 1 kB from JSONL, 8,000 from
+Parquet."""
 
 _BLOCKS, _ROWS = 1, 2
 """Different random streams of one seed."""

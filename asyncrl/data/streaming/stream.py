@@ -161,12 +161,15 @@ class PromptStream:
                 is_whole = True
 
     def _read_ahead(self, workers: DataWorkers, windows: Iterator[Window], ahead: deque[_Read]) -> None:
-        """Request windows until one window is on its way, and at least two blocks for each worker."""
+        """Request windows until one window is on its way, and at least two blocks for each worker.
+
+        Blocks of a window are requested in the order of the files: going back in a Parquet row group reads it again.
+        """
         wanted = 2 * self._settings.data.num_workers
         while not ahead or sum(len(reading.window.blocks) for reading in ahead) < wanted:
             window = next(windows)
-            answers = tuple(workers.request(*self._table.locate(block)) for block in window.blocks)
-            ahead.append(_Read(window, answers))
+            requests = {block: workers.request(*self._table.locate(block)) for block in sorted(window.blocks)}
+            ahead.append(_Read(window, tuple(requests[block] for block in window.blocks)))
 
     def _deliver(self, window: Window, answers: list[BlockPrompts]) -> None:
         """Make the prompts of a window available, behind the prompt at which a resumed run begins."""

@@ -14,6 +14,26 @@ from itertools import accumulate
 from asyncrl.data.raw_rows import PromptFile, RawRow
 
 
+class LineCounts:
+    """The lines before each block of a file, known for a block once all earlier blocks were read."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._counts = array("i", [-1]) * num_blocks
+        """Lines of each block, -1 until it was read."""
+        self._before = array("q", [0])
+        """Lines before each block, for the first blocks of the file up to one that was not read."""
+
+    def note(self, block: int, num_lines: int) -> None:
+        """Record the lines of a block that was read."""
+        self._counts[block] = num_lines
+        while (known := len(self._before) - 1) < len(self._counts) and self._counts[known] >= 0:
+            self._before.append(self._before[known] + self._counts[known])
+
+    def before(self, block: int) -> int | None:
+        """Return the lines before a block; None if an earlier block was not read."""
+        return self._before[block] if block < len(self._before) else None
+
+
 class BlockTable:
     """Blocks are numbered over all files, in the order of the files."""
 
@@ -21,8 +41,7 @@ class BlockTable:
         self.files = tuple(files)
         self._first_blocks = [0, *accumulate(file.num_blocks for file in files)]
         self._first_addresses = [0, *accumulate(file.extent for file in files)]
-        self._num_lines = [array("i", [-1]) * file.num_blocks for file in files]
-        """Lines of each block, -1 until it was read."""
+        self._lines = [LineCounts(file.num_blocks) for file in files]
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -53,19 +72,18 @@ class BlockTable:
     def note_lines(self, block: int, num_lines: int) -> None:
         """Record the number of lines of a block that was read."""
         file, number = self.locate(block)
-        self._num_lines[file][number] = num_lines
+        self._lines[file].note(number, num_lines)
 
     def where(self, block: int, place: int, line: int | None) -> str:
         """Return file and row for an error line; ``line`` counts within the block.
 
         Names the line if all blocks before this one were read, else the offset.
         """
-        number, place_in_file = self.locate(block)
-        file = self.files[number]
+        number, block_in_file = self.locate(block)
+        file, before = self.files[number], self._lines[number].before(block_in_file)
         if line is not None:
-            before = self._num_lines[number][:place_in_file]
-            is_known = file.lines_before is not None and -1 not in before
-            line = line + (file.lines_before or 0) + sum(before) if is_known else None
+            is_known = file.lines_before is not None and before is not None
+            line = line + (file.lines_before or 0) + (before or 0) if is_known else None
         return file.where(place, line)
 
     def _place(self, address: int) -> tuple[int, int]:

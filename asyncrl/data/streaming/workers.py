@@ -1,6 +1,7 @@
 """The data workers of a run: processes that read and tokenise blocks, each restarted once if it dies."""
 
 import asyncio
+import logging
 import os
 import pickle
 import sys
@@ -12,8 +13,12 @@ from pathlib import Path
 from asyncrl.data.streaming.wire import LENGTH, BlockPrompts, WorkerSettings, framed
 from asyncrl.errors import DataError
 
+logger = logging.getLogger(__name__)
+
 ANSWER_S = 300.0
 """Seconds for a worker to start and to answer one block, which may be on a slow network file system."""
+END_S = 5.0
+"""Seconds for a worker to end after it was killed, or after it closed its output."""
 _PIPE_BYTES = 2**20
 _PACKAGES = Path(__file__).parents[3]
 """Folder that holds the package, for workers that start in another working directory."""
@@ -81,15 +86,27 @@ async def _process() -> AsyncIterator[Process]:
 
 
 async def _end(process: Process) -> None:
-    """Kill a worker and wait for its end, which asyncio notices only once its output is read."""
+    """Kill a worker and wait for its end, which asyncio notices only once its output is read.
+
+    A worker that waits for a network file system cannot be killed, and a process that it started can keep its output
+    open.  Neither keeps the run from ending, nor hides the run's error.
+    """
+    _kill(process)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            for stream in filter(None, (process.stdout, process.stderr)):
+                await stream.read()
+            await process.wait()
+    if process.returncode is None:
+        logger.warning("data worker, process %d, did not end within %g s after SIGKILL: left", process.pid, END_S)
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _kill(process: Process) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
             process.kill()
-    for stream in filter(None, (process.stdout, process.stderr)):
-        await stream.read()
-    await process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
 
 
 async def _asked(process: Process, message: object) -> BlockPrompts | str:
@@ -103,11 +120,21 @@ async def _asked(process: Process, message: object) -> BlockPrompts | str:
             found: BlockPrompts | str = pickle.loads(await process.stdout.readexactly(size))
             return found
     except TimeoutError:
-        process.kill()
+        _kill(process)
         raise _Died(f"did not answer for {ANSWER_S:g} s") from None
     except asyncio.IncompleteReadError:
-        code = await process.wait()
-        raise _Died(f"ended by signal {-code}" if code < 0 else f"ended with code {code}") from None
+        raise _Died(await _ending(process)) from None
+
+
+async def _ending(process: Process) -> str:
+    """Return in words how a worker ended that closed its output."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            await process.wait()
+    code = process.returncode
+    if code is None:
+        return f"closed its output and did not end within {END_S:g} s"
+    return f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
 async def _send(process: Process, message: bytes) -> None:
@@ -119,7 +146,10 @@ async def _send(process: Process, message: bytes) -> None:
 
 
 async def _last_line(process: Process) -> str:
-    """Return the last line that a dead worker wrote about its end."""
-    text = b"" if process.stderr is None else await process.stderr.read()
+    """Return the last line that a dead worker wrote about its end; empty if a process keeps its output open."""
+    text = b""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            text = b"" if process.stderr is None else await process.stderr.read()
     lines = text.decode("utf-8", "replace").strip().splitlines()
     return f": {lines[-1]}" if lines else ""

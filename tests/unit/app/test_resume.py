@@ -159,6 +159,24 @@ def test_a_stream_continues_behind_the_prompt_taken_last(configured: Callable[..
     assert take(source, 8) == taken[12:]
 
 
+def test_outstanding_prompts_are_read_again_in_the_order_of_the_files(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """Going back in a Parquet row group would read it again from its start."""
+    outstanding = ((0, 7), (1, 2), (0, 9), (0, 2))
+    saved(tmp_path, {"state": replace(STATE, outstanding=outstanding).as_json()})
+    source, read = prompts(), list[int]()
+
+    class Reading(EndlessPrompts):
+        def at(self, epoch: int, row: int) -> Prompt:
+            read.append(row)
+            return super().at(epoch, row)
+
+    start = find_start(configured(), Reading(source.rows, 1), SHAPE)
+    assert [(prompt.epoch, prompt.row) for prompt in start.again] == list(outstanding)
+    assert read == [2, 2, 7, 9]
+
+
 def test_a_stream_of_other_files_is_refused(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
     source = stream(tmp_path, config(jsonl(tmp_path / "rows.jsonl", numbered_rows(10))))
     run = {**about(source), "optimizer": True, "state": STATE.as_json()}

@@ -9,7 +9,8 @@ from asyncrl.config import load_run
 from asyncrl.data import load_prompts, load_tokenizer
 from asyncrl.data.json_text import MAX_DEPTH
 from asyncrl.data.jsonl import BLOCK_BYTES, MAX_ROW_BYTES
-from asyncrl.data.parquet import BLOCK_ROWS
+from asyncrl.data.parquet import BLOCK_BYTES as PARQUET_BYTES
+from asyncrl.data.parquet import BLOCK_ROWS, SAMPLE_ROWS
 from asyncrl.data.streaming.account import MOST_NAMED
 from asyncrl.data.streaming.opened import HEAD_ROWS
 from asyncrl.data.streaming.order import WINDOW_BLOCKS
@@ -42,7 +43,8 @@ def test_the_first_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_limits_are_those_of_the_code() -> None:
     assert f"{BLOCK_BYTES >> 10} KiB of a JSONL file" in PAGE
-    assert f"at most {BLOCK_ROWS} rows" in PAGE
+    assert f"at most {BLOCK_ROWS} rows of a row group, and on average at most {PARQUET_BYTES >> 10} KiB" in PAGE
+    assert f"the file's first {SAMPLE_ROWS} rows" in PAGE
     assert f"each {WINDOW_BLOCKS} successive blocks" in PAGE
     assert f"| bytes of a row | {MAX_ROW_BYTES >> 20} MiB |" in PAGE
     assert f"| levels of nested lists and objects | {MAX_DEPTH} |" in PAGE

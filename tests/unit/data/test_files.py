@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import itertools
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,49 @@ def test_parquet_blocks_have_every_row_once_in_any_order(tmp_path: Path, group: 
     assert [file.block_of(file.read(block)[0][0].place) for block in blocks] == blocks
     with pytest.raises(KeyError):
         file.row_at(4)
+
+
+def test_reading_a_block_loads_a_small_part_of_its_row_group(tmp_path: Path) -> None:
+    texts = [f"{row:05}" + random.Random(row).randbytes(1000).hex() for row in range(5000)]
+    path, table = tmp_path / "a.parquet", pyarrow.table({"question": texts, "answer": range(5000)})
+    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False)
+    del table
+    (file,) = open_files([path], config(path))
+    before = pyarrow.total_allocated_bytes()
+    rows = file.read(10)[0]
+    assert [row.found["question"] for row in rows] == texts[rows[0].place : rows[-1].place + 1]
+    assert pyarrow.total_allocated_bytes() - before < path.stat().st_size / 2  # the open file keeps its buffers
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_parquet_blocks_of_long_rows_have_few_rows(tmp_path: Path, is_repeated: bool) -> None:
+    texts = [f"{0 if is_repeated else row:04}" * 12_500 for row in range(40)]  # repeated values are stored once
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": texts, "answer": range(40)}), path)
+    (file,) = open_files([path], config(path))
+    assert [len(file.read(block)[0]) for block in range(file.num_blocks)] == [5] * 8  # of 50 kB each
+    assert read_by_block(file) == list(range(40))
+
+
+def test_a_parquet_file_of_long_rows_behind_short_ones_has_blocks_of_both_sizes(tmp_path: Path) -> None:
+    table = pyarrow.table({"question": ["one"] * 100 + ["x" * 50_000] * 15, "answer": range(115)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=100, use_dictionary=False)
+    (file,) = open_files([tmp_path / "a.parquet"], config(tmp_path / "a.parquet"))
+    assert [len(file.read(block)[0]) for block in range(file.num_blocks)] == [100, 5, 5, 5]
+    assert read_by_block(file) == list(range(115))
+
+
+def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", numbered_rows(2000))
+    (file,) = open_files([path], config(path))
+    size = path.stat().st_size
+    jsonl(path, numbered_rows(2001))
+    assert len(read_by_block(file)) == 2000  # rows at the end are not noticed
+    jsonl(path, numbered_rows(1999))
+    line = rf"a.jsonl: the file has \d+ bytes, and had {size} when the run started; a file must not change"
+    for read in (lambda: read_by_block(file), lambda: list(file.rows()), lambda: file.row_at(0)):
+        with pytest.raises(DataError, match=line):
+            read()
 
 
 def test_several_files_are_one_and_rows_count_over_all(tmp_path: Path) -> None:

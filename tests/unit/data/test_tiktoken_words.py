@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 import warnings
 from itertools import batched
 from pathlib import Path
@@ -12,7 +13,7 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.data import load_tokenizer
+from asyncrl.data import load_tokenizer, tiktoken_words
 from asyncrl.data.tiktoken_words import MAX_RUN, PATTERN, TiktokenWords, load_tiktoken, pieces_of
 from asyncrl.errors import DataError
 from tests.unit.data.tiktoken_for_tests import PLAIN, SPECIAL, ranks, tiktoken_folder
@@ -119,6 +120,33 @@ def test_long_runs_are_cut_where_the_models_code_cuts_them(folder: Path) -> None
     words = load_tokenizer(folder)
     expected = [number for piece in pieces_of(run) for number in REFERENCE.encode(piece)]
     assert words.encode(run) == expected == words.encode_all(["x", run])[1]
+
+
+def cut_by_character(text: str, most: int) -> list[str]:
+    """Cut within runs of more than ``most`` characters, one character at a time."""
+    parts, size = [""], 0
+    for before, character in zip(" " + text, text, strict=False):
+        size = size + 1 if before.isspace() == character.isspace() else 1
+        if size > most:
+            parts.append("")
+            size = 1
+        parts[-1] += character
+    return parts
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(st.text(st.sampled_from("ab北 \n\u2003\x1c\u200b"), max_size=60))
+def test_cuts_are_those_of_a_walk_over_the_characters(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tiktoken_words, "MAX_RUN", 3)
+        assert list(pieces_of(text)) == (cut_by_character(text, 3) if text else [])
+
+
+def test_the_time_to_cut_runs_is_linear() -> None:
+    text = ("北" * (MAX_RUN - 1) + " ") * 4
+    begin = time.process_time()
+    assert list(pieces_of(text)) == [text]
+    assert time.process_time() - begin < 1.0  # trying each character as the beginning of a run takes seconds
 
 
 def test_chats_are_rendered_and_tokenised_with_the_models_tokens(folder: Path) -> None:

@@ -47,6 +47,16 @@ def test_templates_may_ask_for_tools_and_mark_the_answer(tmp_path: Path) -> None
             {"content": "a"},
             "the chat template refuses the messages: 'str object' has no",
         ),
+        (
+            "{{ '{} {}'.format(messages[0].content) }}",
+            {"content": "a"},
+            "the chat template refuses the messages: tuple index out of range",
+        ),
+        (
+            "{{ messages[0].content|dictsort }}",
+            {"content": "a"},
+            "the chat template refuses the messages: 'str' object has no attribute 'items'",
+        ),
     ],
 )
 def test_a_chat_that_cannot_be_rendered_is_refused(

@@ -14,6 +14,8 @@ import pytest
 
 from asyncrl.data.streaming import order
 from asyncrl.data.streaming.stream import PromptStream
+from asyncrl.data.streaming.wire import BlockPrompts
+from asyncrl.data.streaming.workers import DataWorkers
 from asyncrl.errors import DataError
 from asyncrl.types import Prompt
 from tests.unit.data.prompt_files import config, jsonl, numbered_rows, running, stream, take, taken
@@ -64,6 +66,26 @@ def test_a_resumed_stream_continues_at_the_exact_row(
     assert take(resumed, 300) == rest
     assert resumed.account.total.rows < ROWS  # earlier blocks are not read
     assert [resumed.at(prompt.epoch, prompt.row) for prompt in prompts[::97]] == prompts[::97]
+
+
+def test_blocks_of_a_window_are_read_in_the_order_of_the_files(tmp_path: Path) -> None:
+    """Going back in a Parquet row group would read it again from its start."""
+    requested = []
+
+    class Workers(DataWorkers):
+        def request(self, file: int, block: int) -> asyncio.Future[BlockPrompts]:
+            requested.append((file, block))
+            return super().request(file, block)
+
+    async def first_window(source: PromptStream) -> tuple[tuple[int, int], ...]:
+        await source.ready()
+        return tuple(requested[: order.WINDOW_BLOCKS])
+
+    paths = [jsonl(tmp_path / name, numbered_rows(20_000, size=120)) for name in ("a.jsonl", "b.jsonl")]
+    source = stream(tmp_path, config(*paths, rollout_shuffle=True))
+    source._workers = Workers(source._settings)  # noqa: SLF001
+    found = running(source, first_window)
+    assert found == tuple(sorted(set(found)))
 
 
 def test_a_position_without_a_row_is_reached_by_reading(tmp_path: Path) -> None:
