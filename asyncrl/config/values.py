@@ -20,16 +20,6 @@ KINDS = {
 }
 """The name of a value of each type in error lines."""
 
-PLUGINS = (
-    "custom-rm-path",
-    "dynamic-sampling-filter-path",
-    "buffer-filter-path",
-    "custom-advantage-function-path",
-    "custom-loss-function-path",
-    "eval-function-path",
-)
-"""The settings that may hold file.py:function."""
-
 
 class WrongValue(ValueError):
     """The error for a wrong value.  Its message says what the value must be and what it is, not which setting."""
@@ -107,9 +97,14 @@ def _located(knob: Knob, value: Any, folder: Path) -> Any:
         return Secret(value)
     if knob.name == "eval-prompt-data":
         return tuple(str(absolute(word, folder)) if place % 2 else word for place, word in enumerate(value))
-    if knob.name in PLUGINS and value.endswith(".py") and ":" not in value:
+    if _names_function(knob) and value.endswith(".py") and ":" not in value:
         return str(absolute(value, folder))
-    if knob.name in PLUGINS:
+    if _names_function(knob):
         file, ending, function = value.partition(".py:")  # split at .py: only, because the arguments may contain colons
         return f"{absolute(file, folder)}{ending}{function}" if ending and ":" not in file else value
     return value
+
+
+def _names_function(knob: Knob) -> bool:
+    """Whether a setting may hold file.py:function."""
+    return knob.type is str and not knob.is_many and knob.name.endswith("-path")

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.config import load_run, resolved
+from asyncrl.config.knobs import knobs
 from asyncrl.errors import ConfigError
 from tests.unit.config.runs import complaints, complete, load
 
@@ -37,6 +38,16 @@ def test_a_file_alone_is_a_run_and_its_paths_start_at_its_folder(tmp_path: Path)
     assert run.evaluation.data_sets == (("held", tmp_path / "held.jsonl"),)
     assert run.reward.custom_rm_path == f"{tmp_path}/my.py:f"
     assert (run.train.lr, run.rollout.rollout_stop) == (1.0, ("a",))
+
+
+FUNCTIONS = [knob.name for knob in knobs().values() if "notation of --dynamic-sampling" in knob.help]
+
+
+@pytest.mark.parametrize("name", ["dynamic-sampling-filter-path", *FUNCTIONS])
+def test_the_file_of_every_user_function_starts_at_the_folder_of_the_toml_file(tmp_path: Path, name: str) -> None:
+    run = load_run(["--config", str(file(tmp_path, f'{REQUIRED}{name} = "my.py:f"\n')), "--dry-run"])
+    knob = knobs()[name]
+    assert getattr(getattr(run, knob.area), knob.field) == f"{tmp_path}/my.py:f"
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
