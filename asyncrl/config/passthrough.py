@@ -78,15 +78,24 @@ def passed_through(name: str) -> tuple[str, str] | None:
 
 
 def given_words(flags: dict[str, FlagWords], name: str, words: Sequence[str]) -> None:
-    """Add a flag that ``words`` follow.  The word true stands for a flag without a value, false for none."""
+    """Add a flag that ``words`` follow.  The word true stands for a flag without a value.
+
+    The word false stands for a flag that is not given.  It is kept until all sources are joined, because it replaces
+    what another source gives.
+    """
     if len(words) > 1:
         flags[name] = tuple(words)
     elif not words or words[0].lower() == "true":
         flags[name] = True
     elif words[0].lower() == "false":
-        flags.pop(name, None)
+        flags[name] = False
     else:
         flags[name] = words[0]
+
+
+def without_false(flags: Mapping[str, FlagWords]) -> dict[str, FlagWords]:
+    """The flags of another program that are given."""
+    return {name: words for name, words in flags.items() if words is not False}
 
 
 def flag_words(given: Any) -> list[str]:

@@ -106,6 +106,14 @@ def test_the_resolved_text_names_what_was_derived(tmp_path: Path) -> None:
     assert "None" not in text
 
 
+def test_false_on_the_command_line_takes_a_flag_that_is_passed_on_out_of_the_file(tmp_path: Path) -> None:
+    more = "sglang-disable-radix-cache = true\nrouter-x = true\nsglang-enable-metrics = false\n"
+    path = file(tmp_path, REQUIRED + more)
+    words = ["--sglang-disable-radix-cache", "false", "--router-x=False", "--sglang-enable-metrics"]
+    run = load_run(["--config", str(path), *words])
+    assert (run.sglang, run.router) == ({"enable-metrics": True}, {})
+
+
 words = st.text(min_size=1).filter(lambda text: not text.startswith("-"))
 
 
