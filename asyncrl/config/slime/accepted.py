@@ -9,7 +9,7 @@ from asyncrl.config.slime.table import TABLE
 
 
 def asked_for(foreign: Mapping[str, FlagWords]) -> dict[str, FlagWords]:
-    """The flags without those that false turns off.  A flag that takes a value has the text false.
+    """The flags that are not turned off with false.  A flag that takes a value has the text false.
 
     A flag that is true anyway stays false, which ``unlike`` reports.
     """

@@ -92,6 +92,17 @@ def test_the_offline_run_directory_of_wandb_holds_every_metric_of_metrics_jsonl(
     assert set(axes) == {name for row in rows_of(run_dir) for name in row}
 
 
+def test_a_set_whose_name_has_an_asterisk_loses_no_row_and_takes_no_part_in_patterns(tmp_path: Path) -> None:
+    run_dir = folder(tmp_path)
+    trackers = open_trackers(load(tmp_path, *OFFLINE), run_dir, run_dir / "logs", PATIENT)
+    sent: list[dict[str, float]] = [{"step": 1, "eval/a*b/reward": 0.5}, {"step": 2, "eval/a*": 0.25}]
+    for row in sent:
+        trackers.sinks[0].write(row)
+    trackers.sinks[0].close()
+    assert history(run_dir) == sent
+    assert [each.metric for each in records(run_dir) if each.HasField("metric") and each.metric.glob_name] == []
+
+
 def number(value: Any) -> Any:
     """W&B writes NaN, where metrics.jsonl has null."""
     return None if isinstance(value, float) and math.isnan(value) else value
