@@ -14,7 +14,7 @@ from asyncrl.config.knobs import ALIASES, AREAS, PASSED_THROUGH, Knob, knobs, ne
 from asyncrl.config.passthrough import given_words, passed_through
 from asyncrl.config.slime.status import FlagStatus, Kind
 from asyncrl.config.slime.table import TABLE
-from asyncrl.config.values import WrongValue, from_flag, shown
+from asyncrl.config.values import WrongValue, from_flag, is_utf8, shown
 from asyncrl.errors import ConfigError
 
 
@@ -34,6 +34,9 @@ class Given:
 def read_flags(argv: Sequence[str]) -> tuple[Path | None, Given]:
     """Return the file given with ``--config`` and the other settings.  ``--help`` prints and exits."""
     given = Given(values={}, passed={prefix: {} for prefix in PASSED_THROUGH}, foreign={}, mistakes=[])
+    if strange := [word for word in argv if not is_utf8(word)]:
+        given.mistakes.extend(f"an argument must be UTF-8 text, got {word!a}" for word in strange)
+        return None, given
     try:
         found, extra = parser().parse_known_args(_split(argv, given))
     except ConfigError as error:

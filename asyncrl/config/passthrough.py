@@ -6,7 +6,7 @@ from typing import Any
 from asyncrl.config.areas import FlagWords, RunConfig
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.knobs import PASSED_THROUGH, knobs, nearest
-from asyncrl.config.values import WrongValue, shown
+from asyncrl.config.values import WrongValue, is_utf8, shown
 
 _LAUNCHER = "asyncrl sets it when it starts the servers"
 _CLUSTER = "an engine runs on one node; use --rollout-num-gpus and --rollout-num-gpus-per-engine"
@@ -104,6 +104,8 @@ def flag_words(given: Any) -> list[str]:
         return [word for item in given for word in flag_words(item)]
     if isinstance(given, bool):
         return ["true" if given else "false"]
+    if isinstance(given, str) and not is_utf8(given):
+        raise WrongValue(f"must be UTF-8 text, got {given!a}")
     if isinstance(given, str | int | float):
         return [str(given)]
     raise WrongValue(f"must be text, a number, true, or a list of these, got {shown(given)}")

@@ -86,11 +86,24 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("lr = 1\nnum-rollout = = 3", ":2: not TOML: Invalid value, column 15"),
         ("lr = 1\nlr = 2\n", ":2: not TOML: a key is given twice, column 7"),
         ('input-key = "a', ": not TOML: Unterminated string (at end of document)"),
+        (f"lr = {'9' * 400}", ": lr must be a finite number, got a whole number of more than 308 digits"),
+        (
+            f"lr = {'9' * 5000}",
+            ": a value cannot be read: Exceeds the limit (4300 digits) for integer string conversion: "
+            "value has 5000 digits; use sys.set_int_max_str_digits() to increase the limit",
+        ),
+        (f"num-rollout = {2**63}", ": num-rollout must be below 2**63 in size"),
+        (f"lr = {'[' * 5000}", ": nested too deeply, or a table contains itself"),
+        ('save = "~nosuchuser/x"', ': save must be a path, got "~nosuchuser/x": there is no such user'),
+        ('save = "a\\u0000b"', ': save must be a path, got "a\\u0000b", which contains a null character'),
+        (f'save = "{"a" * 300}"', ": save is too long: a name in it has at most 255 bytes, got 300"),
+        (f'save = "{"a/" * 3000}"', ": save is too long: a path has at most 4095 bytes, got "),
     ],
 )
 def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, text: str, line: str) -> None:
     path = file(tmp_path, text)
-    assert complaints("--config", str(path)) == [f"{path}{line}"]
+    (found,) = complaints("--config", str(path))
+    assert found == f"{path}{line}" or (line.endswith("got ") and found.startswith(f"{path}{line}"))
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
