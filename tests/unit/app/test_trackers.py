@@ -138,6 +138,13 @@ def test_wandb_writes_into_the_run_directory_or_where_it_is_told(tmp_path: Path)
     assert other.is_dir()
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    run = load(tmp_path, *OFFLINE, "--wandb-dir", str(tmp_path / "taken"))
+    (tmp_path / "taken").touch()
+    with pytest.raises(ConfigError, match=r"^wandb-dir .*/taken: File exists; give another path$"):
+        open_trackers(run, tmp_path, tmp_path / "logs")
+
+
 def test_without_a_tracker_and_with_wandb_disabled_nothing_starts(tmp_path: Path) -> None:
     for words in ([], ["--use-wandb", "--wandb-mode", "disabled"]):
         run = load(tmp_path, *words)
