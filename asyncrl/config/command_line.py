@@ -89,13 +89,13 @@ def _add(group: argparse._ArgumentGroup, knob: Knob) -> None:
     metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else _METAVARS[knob.type]
     metavar = "NAME PATH" if knob.name == "eval-prompt-data" else metavar
     if knob.is_many:
-        action = "store" if knob.name in _LAST_COUNTS else "extend"
+        action = "store" if knob.name in LAST_COUNTS else "extend"
         group.add_argument(*names, dest=knob.name, nargs="*", action=action, metavar=metavar, help=text)
     else:
         group.add_argument(*names, dest=knob.name, metavar=metavar, help=text)
 
 
-_LAST_COUNTS = frozenset({"prompt-data"})
+LAST_COUNTS = frozenset({"prompt-data"})
 """Flags that replace what the same flag gave before.  Every other repeated flag of a list adds to its list.
 
 slime's scripts append another ``--prompt-data`` in order to change it.
