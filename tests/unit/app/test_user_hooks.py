@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -164,7 +165,8 @@ def test_groups_that_come_back_are_served_first_by_the_users_filter(name: str, f
 def test_a_source_that_cannot_be_made_ends_the_check() -> None:
     with pytest.raises(PluginError) as error:
         checked("--data-source-path", "mine.py:Breaks")
-    assert str(error.value) == "--data-source-path 'mine.py:Breaks': Breaks(...) raised OSError: no server"
+    file = Path.cwd() / "mine.py"
+    assert str(error.value) == f"--data-source-path '{file}:Breaks': Breaks(...) raised OSError: no server"
 
 
 def test_the_file_of_prompts_need_not_exist(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_the_file_of_prompts_need_not_exist(tmp_path: Path) -> None:
 def test_prompts_that_cannot_be_used_are_named(name: str, flags: list[str], line: str) -> None:
     with pytest.raises(HookFailed) as error:
         taken(checked("--data-source-path", f"mine.py:{name}", *flags).prompts, 1)
-    assert str(error.value).startswith(f"--data-source-path mine.py:{name}: {line}")
+    assert str(error.value).startswith(f"--data-source-path {Path.cwd()}/mine.py:{name}: {line}")
 
 
 def test_anything_may_be_in_the_metadata_without_checkpoints() -> None:
@@ -202,9 +204,8 @@ def test_hooks_are_loaded_in_their_order_and_checked() -> None:
         "--custom-reward-post-process-path",
     ]
     assert hooks.batch_hooks() is not None
-    with pytest.raises(
-        PluginError, match=r"^--custom-rollout-log-function-path 'mine.py:gone': mine.py has no function"
-    ):
+    file = re.escape(f"{Path.cwd()}/mine.py")
+    with pytest.raises(PluginError, match=f"^--custom-rollout-log-function-path '{file}:gone': {file} has no function"):
         checked("--custom-rollout-log-function-path", "mine.py:gone")
 
 
