@@ -236,6 +236,17 @@ def test_a_run_resumes_with_the_sources_state_and_its_prompts(tmp_path: Path) ->
     assert [(prompt.text, prompt.row) for prompt in taken(resumed, 2)] == [("21+1=", 20), ("22+1=", 21)]
 
 
+def test_a_run_resumes_after_its_folder_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, checked("--data-source-path", "mine.py:Chats").prompts, (), {"number": 20})
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "mine.py").rename(tmp_path / "moved" / "mine.py")
+    monkeypatch.chdir(tmp_path / "moved")
+    run = quickstart("--data-source-path", "mine.py:Chats", "--load", str(tmp_path / "saved"))
+    prompts = checked("--data-source-path", "mine.py:Chats").prompts
+    find_start(run, prompts, SHAPE)
+    assert taken(prompts, 1)[0].text == "21+1="
+
+
 def test_another_source_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, checked("--data-source-path", "mine.py:Chats").prompts, (), None)
     run = quickstart("--data-source-path", "mine.py:Plain", "--load", str(tmp_path / "saved"))
