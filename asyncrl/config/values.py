@@ -21,7 +21,6 @@ KINDS = {
 }
 """The name of a value of each type in error lines."""
 
-
 UNREADABLE = (ValueError, LookupError, AttributeError, RecursionError)
 """The errors of the parsers of TOML and YAML for text that has a right form and no value, such as ``2024-02-30``."""
 
@@ -77,6 +76,8 @@ def absolute(path: str | Path, folder: Path) -> Path:
         full = Path(os.path.abspath(folder / Path(path).expanduser()))
     except RuntimeError:
         raise WrongValue(f"must be a path, got {shown(path)}: there is no such user") from None
+    if not is_utf8(str(full)):
+        raise WrongValue(f"must be UTF-8 text, got {str(full)!a}")
     if "\0" in str(full):
         raise WrongValue(f"must be a path, got {shown(path)}, which contains a null character")
     sizes = {"a path": len(os.fsencode(full)), "a name in it": max(len(os.fsencode(part)) for part in full.parts)}

@@ -150,6 +150,7 @@ def test_a_date_is_text_for_the_chat_template(tmp_path: Path) -> None:
         ("{name: a}", "sets.yaml: every set needs a name and a path, got {'name': 'a'}"),
         ("{name: a, path: nowhere.jsonl}", "sets.yaml: a nowhere.jsonl: no such file"),
         ("{name: a, path: ~nosuchuser/x}", 'sets.yaml: a: path must be a path, got "~nosuchuser/x": there is no such'),
+        (r'{name: a, path: "\ud800"}', "sets.yaml: a: path must be UTF-8 text, got "),
         (r'{name: "a\nlr = 5", path: aime.jsonl}', r"the name of a set must be printable text, got 'a\nlr = 5'"),
         (
             f"{{name: a, path: aime.jsonl, top_p: {'9' * 400}}}",
