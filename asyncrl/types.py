@@ -377,7 +377,7 @@ class EvalOutcome:
     """The result of a user's evaluation function."""
 
     rewards: Mapping[str, tuple[float, ...]]
-    """The reward of each answer, by data set name."""
+    """The reward of each answer, by data set name.  For margins, each counts as the only answer to a prompt."""
     truncated: Mapping[str, float] = field(default_factory=dict)
     """Share of the answers that the length limit cut, 0 to 1, by data set name."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -204,7 +204,7 @@ def _open_run_dir(run: RunConfig) -> Path:
     run_dir = place_of(run, datetime.now())
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / f"{run.name}.toml").write_text(resolved(run))
+        (run_dir / f"{run.name}.toml").write_text(resolved(run), encoding="utf-8")
         (run_dir / VERSIONS_FILE).write_bytes(orjson.dumps(_versions(), option=orjson.OPT_INDENT_2))
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir}: {error.strerror}") from error

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from asyncrl.config import RunConfig, TrackerConfig, flat
 from asyncrl.config.areas.ranges import refuse
+from asyncrl.errors import ConfigError
 from asyncrl.metrics.trackers.process import TrackerProcess
 from asyncrl.metrics.trackers.sink import TrackerLimits, TrackerSink
 
@@ -63,13 +64,19 @@ def open_trackers(run: RunConfig, run_dir: Path, logs: Path, limits: TrackerLimi
 
 
 def wandb_options(run: RunConfig, run_dir: Path) -> dict[str, Any]:
-    """The arguments of ``WandbRun``.  The id is chosen here, so that a restarted process continues the same run."""
+    """The arguments of ``WandbRun``.  The id is chosen here, so that a restarted process continues the same run.
+
+    Raises ConfigError if W&B's folder cannot be made.
+    """
     trackers = run.trackers
     run_id = trackers.wandb_run_id or uuid4().hex[:8]
     group = trackers.wandb_group or run.name
     group = group if trackers.disable_wandb_random_suffix else f"{group}_{run_id}"
     folder = trackers.wandb_dir or run_dir
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"wandb-dir {folder}: {error.strerror}; give another path") from error
     return {
         "key": None if trackers.wandb_key is None else trackers.wandb_key.text,
         "host": trackers.wandb_host,

@@ -14,7 +14,7 @@ from asyncrl.config.knobs import ALIASES, AREAS, PASSED_THROUGH, Knob, knobs, ne
 from asyncrl.config.passthrough import given_words, passed_through
 from asyncrl.config.slime.status import FlagStatus, Kind
 from asyncrl.config.slime.table import TABLE
-from asyncrl.config.values import WrongValue, from_flag, shown
+from asyncrl.config.values import WrongValue, from_flag, is_utf8, shown
 from asyncrl.errors import ConfigError
 
 
@@ -34,6 +34,9 @@ class Given:
 def read_flags(argv: Sequence[str]) -> tuple[Path | None, Given]:
     """Return the file given with ``--config`` and the other settings.  ``--help`` prints and exits."""
     given = Given(values={}, passed={prefix: {} for prefix in PASSED_THROUGH}, foreign={}, mistakes=[])
+    if strange := [word for word in argv if not is_utf8(word)]:
+        given.mistakes.extend(f"an argument must be UTF-8 text, got {word!a}" for word in strange)
+        return None, given
     try:
         found, extra = parser().parse_known_args(_split(argv, given))
     except ConfigError as error:
@@ -86,13 +89,13 @@ def _add(group: argparse._ArgumentGroup, knob: Knob) -> None:
     metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else _METAVARS[knob.type]
     metavar = "NAME PATH" if knob.name == "eval-prompt-data" else metavar
     if knob.is_many:
-        action = "store" if knob.name in _LAST_COUNTS else "extend"
+        action = "store" if knob.name in LAST_COUNTS else "extend"
         group.add_argument(*names, dest=knob.name, nargs="*", action=action, metavar=metavar, help=text)
     else:
         group.add_argument(*names, dest=knob.name, metavar=metavar, help=text)
 
 
-_LAST_COUNTS = frozenset({"prompt-data"})
+LAST_COUNTS = frozenset({"prompt-data"})
 """Flags that replace what the same flag gave before.  Every other repeated flag of a list adds to its list.
 
 slime's scripts append another ``--prompt-data`` in order to change it.

@@ -8,7 +8,7 @@ from asyncrl.config.command_line import Given
 from asyncrl.config.knobs import ALIASES, PASSED_THROUGH, Knob, knobs
 from asyncrl.config.passthrough import flag_words, given_words, passed_through
 from asyncrl.config.slime.table import TABLE
-from asyncrl.config.values import WrongValue, from_flag, from_toml
+from asyncrl.config.values import UNREADABLE, WrongValue, from_flag, from_toml, unreadable
 from asyncrl.errors import ConfigError
 
 
@@ -27,6 +27,8 @@ def read_custom(path: Path) -> tuple[Given, dict[str, Any]]:
                 others[key] = value
         except WrongValue as error:
             given.mistakes.append(f"custom-config-path {path}: {key} {error}")
+        except RecursionError as error:
+            given.mistakes.append(f"custom-config-path {path}: {key}: {unreadable(error)}")
     return given, others
 
 
@@ -64,6 +66,8 @@ def _mapping(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"custom-config-path {path}: not UTF-8 text; save it as UTF-8") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"custom-config-path {path}: not YAML: {' '.join(str(error).split())}") from error
+    except UNREADABLE as error:
+        raise ConfigError(f"custom-config-path {path}: {unreadable(error)}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"custom-config-path {path}: must be one mapping whose keys are names")
     return content

@@ -18,7 +18,7 @@ from typing import Any
 from asyncrl.config.areas.evaluation import EvalEntry
 from asyncrl.config.areas.ranges import refuse
 from asyncrl.config.knobs import Knob, knobs
-from asyncrl.config.values import WrongValue, absolute, from_flag, from_toml, shown
+from asyncrl.config.values import UNREADABLE, WrongValue, absolute, from_flag, from_toml, shown, unreadable
 from asyncrl.errors import ConfigError
 
 KEYS: Mapping[str, str] = {
@@ -86,7 +86,7 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._folder = absolute(path, Path.cwd()).parent
+        self._folder = path.absolute().parent
         self.mistakes: list[str] = []
 
     def entries(self, table: Mapping[str, Any]) -> tuple[EvalEntry, ...]:
@@ -101,7 +101,7 @@ class _Reader:
 
     def _sets(self, given: Any) -> list[Mapping[str, Any]]:
         """Return the tables of the sets: a list, or a table whose keys are the sets' names."""
-        if isinstance(given, dict):
+        if isinstance(given, dict) and all(isinstance(table, dict | None) for table in given.values()):
             given = [{"name": name, **(table or {})} for name, table in given.items()]
         if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
             self.mistakes.append(f"{self._path}: datasets must be a list of tables, each with a name and a path")
@@ -113,15 +113,24 @@ class _Reader:
         if not isinstance(name, str) or not name or not isinstance(file, str) or not file:
             self.mistakes.append(f"{self._path}: every set needs a name and a path, got {_brief(given)}")
             name, file = str(name), "."
+        if not name.isprintable():
+            self.mistakes.append(f"{self._path}: the name of a set must be printable text, got {name!a}")
         where = f"{self._path}: {name}"
         if "${" in file:
             self.mistakes.append(f"{where}: path {_NO_REFERENCE.format(shown(file))}")
         return EvalEntry(
             name=name,
-            path=absolute(file, self._folder),
+            path=self._located(where, file),
             settings={**shared, **self._settings(where, given)},
             metadata=self._inner(f"{where}: {METADATA}", given.get(METADATA, defaults.get(METADATA))),
         )
+
+    def _located(self, where: str, file: str) -> Path:
+        try:
+            return absolute(file, self._folder)
+        except WrongValue as error:
+            self.mistakes.append(f"{where}: path {error}")
+            return self._folder
 
     def _inner(self, where: str, given: Any) -> dict[str, Any]:
         if given is None or isinstance(given, dict):
@@ -161,9 +170,17 @@ def _value(key: str, value: Any, folder: Path) -> Any:
     if knob.is_many and not isinstance(value, list):
         value = [value]
     if isinstance(value, dict) and knob.type is str:
-        value = json.dumps(value)
+        value = _json(value)
     is_text_of_number = isinstance(value, str) and knob.type in (int, float)  # 1e-3 is text in YAML
     return from_flag(knob, value, folder) if is_text_of_number else from_toml(knob, value, folder)
+
+
+def _json(value: Mapping[Any, Any]) -> str:
+    """The table as JSON text; a date, which YAML has, becomes text."""
+    try:
+        return json.dumps(value, default=str)
+    except TypeError:
+        raise WrongValue(f"must have keys that are text, got {_brief(value)}") from None
 
 
 def _brief(value: Any) -> str:
@@ -175,12 +192,16 @@ def _table(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         return tomllib.loads(text) if path.suffix == ".toml" else _yaml(path, text)
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"eval-config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+    except UNREADABLE as error:
+        raise ConfigError(f"{path}: {unreadable(error)}") from error
 
 
 def _yaml(path: Path, text: str) -> Any:

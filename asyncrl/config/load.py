@@ -13,9 +13,9 @@ from asyncrl.config.custom_file import read_custom
 from asyncrl.config.eval_file import read_eval_file
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
 from asyncrl.config.notes import notes_of
-from asyncrl.config.passthrough import owned
+from asyncrl.config.passthrough import owned, without_false
 from asyncrl.config.problems import contradictions, missing_files
-from asyncrl.config.slime.accepted import unlike
+from asyncrl.config.slime.accepted import asked_for, unlike
 from asyncrl.config.toml_file import read_toml
 from asyncrl.errors import ConfigError
 
@@ -31,7 +31,8 @@ def load_run(argv: Sequence[str], *, program: Program = "train_async.py") -> Run
     """
     path, flags = read_flags(argv)
     file = read_toml(path) if path else Given(values={}, passed={}, foreign={}, mistakes=[])
-    given, attributes = _with_custom_file(_joined(file, flags))
+    joined, attributes = _with_custom_file(_joined(file, flags))
+    given = _asked_for(joined)
     refuse([*given.mistakes, *owned(*given.passed.values())] or _missing(given.values))
     refuse(_asynchronous(given.values) if program == "train.py" else [])
     implied = _imply(given.values, given.foreign, program)
@@ -59,6 +60,12 @@ def _with_custom_file(given: Given) -> tuple[Given, dict[str, Any]]:
     return _joined(given, custom), attributes
 
 
+def _asked_for(given: Given) -> Given:
+    """The settings without the flags that false turns off."""
+    passed = {prefix: without_false(flags) for prefix, flags in given.passed.items()}
+    return replace(given, passed=passed, foreign=asked_for(given.foreign))
+
+
 def _asynchronous(values: Mapping[str, Any]) -> list[str]:
     """One line if ``train.py`` is to train on data of older weights."""
     staleness = values.get("max-staleness", 0)
@@ -71,7 +78,7 @@ def _asynchronous(values: Mapping[str, Any]) -> list[str]:
 
 def _imply(values: dict[str, Any], foreign: Mapping[str, FlagWords], program: Program) -> list[str]:
     """Add the settings that follow from others to ``values``, and return one line for each that needs saying."""
-    if "bf16" in foreign and values.get("dtype", "auto") == "auto":
+    if foreign.get("bf16") is True and values.get("dtype", "auto") == "auto":
         values["dtype"] = "bfloat16"
     if "max-staleness" in values or not (values.get("colocate") or program == "train.py"):
         return []

@@ -6,7 +6,7 @@ from typing import Any
 from asyncrl.config.areas import FlagWords, RunConfig
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.knobs import PASSED_THROUGH, knobs, nearest
-from asyncrl.config.values import WrongValue, shown
+from asyncrl.config.values import WrongValue, is_utf8, shown
 
 _LAUNCHER = "asyncrl sets it when it starts the servers"
 _CLUSTER = "an engine runs on one node; use --rollout-num-gpus and --rollout-num-gpus-per-engine"
@@ -78,15 +78,24 @@ def passed_through(name: str) -> tuple[str, str] | None:
 
 
 def given_words(flags: dict[str, FlagWords], name: str, words: Sequence[str]) -> None:
-    """Add a flag that ``words`` follow.  The word true stands for a flag without a value, false for none."""
+    """Add a flag that ``words`` follow.  The word true stands for a flag without a value.
+
+    The word false stands for a flag that is not given.  It is kept until all sources are joined, because it replaces
+    what another source gives.
+    """
     if len(words) > 1:
         flags[name] = tuple(words)
     elif not words or words[0].lower() == "true":
         flags[name] = True
     elif words[0].lower() == "false":
-        flags.pop(name, None)
+        flags[name] = False
     else:
         flags[name] = words[0]
+
+
+def without_false(flags: Mapping[str, FlagWords]) -> dict[str, FlagWords]:
+    """The flags of another program that are given."""
+    return {name: words for name, words in flags.items() if words is not False}
 
 
 def flag_words(given: Any) -> list[str]:
@@ -95,6 +104,8 @@ def flag_words(given: Any) -> list[str]:
         return [word for item in given for word in flag_words(item)]
     if isinstance(given, bool):
         return ["true" if given else "false"]
+    if isinstance(given, str) and not is_utf8(given):
+        raise WrongValue(f"must be UTF-8 text, got {given!a}")
     if isinstance(given, str | int | float):
         return [str(given)]
     raise WrongValue(f"must be text, a number, true, or a list of these, got {shown(given)}")

@@ -9,7 +9,7 @@ from asyncrl.config.command_line import Given, unknown
 from asyncrl.config.knobs import ALIASES, PASSED_THROUGH, knobs
 from asyncrl.config.passthrough import flag_words, given_words, passed_through
 from asyncrl.config.slime.table import TABLE
-from asyncrl.config.values import WrongValue, absolute, from_toml
+from asyncrl.config.values import UNREADABLE, WrongValue, from_toml, unreadable
 from asyncrl.errors import ConfigError
 
 
@@ -18,9 +18,9 @@ def read_toml(path: Path) -> Given:
 
     Raises ConfigError if the file cannot be read or parsed; wrong keys and values are listed in ``mistakes``.
     """
-    folder = absolute(path, Path.cwd()).parent
+    table, folder = _table(path), path.absolute().parent
     given = Given(values={}, passed={prefix: {} for prefix in PASSED_THROUGH}, foreign={}, mistakes=[])
-    for key, value in _table(path).items():
+    for key, value in table.items():
         try:
             _take(given, key, value, folder)
         except WrongValue as error:
@@ -61,3 +61,5 @@ def _table(path: Path) -> dict[str, Any]:
         if found := re.search(r" \(at line (\d+), column (\d+)\)$", text):
             text, line = f"{text[: found.start()]}, column {found[2]}", f":{found[1]}"
         raise ConfigError(f"{path}{line}: not TOML: {text}") from error
+    except UNREADABLE as error:
+        raise ConfigError(f"{path}: {unreadable(error)}") from error

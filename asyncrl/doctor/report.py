@@ -1,6 +1,8 @@
 """The report on a launch script: its training command in asyncrl's terms, and what stands in the way."""
 
+import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +10,10 @@ from pathlib import Path
 
 from asyncrl.config import check_passthrough, load_run
 from asyncrl.config.knobs import knobs
+from asyncrl.config.values import shown
 from asyncrl.doctor.bash import read_script
 from asyncrl.doctor.launch import PROGRAMS, Flag, Launch, find_launch
-from asyncrl.doctor.settings import Translation, Verdict, as_toml, other_defaults, translate, variables
+from asyncrl.doctor.settings import MASK, Translation, Verdict, as_toml, other_defaults, translate, variables
 from asyncrl.doctor.shell import Shell
 from asyncrl.doctor.symbols import UserFunction, examine
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
@@ -76,9 +79,9 @@ def examine_script(path: Path, given: Mapping[str, str]) -> Report:
         launch=launch,
         translation=translation,
         functions=tuple(_functions(translation, _roots(launch, shell))),
-        refusals=tuple(_refusals(translation)),
+        refusals=tuple(_refusals(translation, shell)),
         missing_files=tuple(shell.missing_files),
-        absent=tuple(_absent(launch.flags)),
+        absent=tuple(_absent(launch.flags, shell)),
         assumed=tuple(f"{note.place}: {note.text}" for note in shell.notes) + launch.notes,
     )
 
@@ -120,9 +123,13 @@ _MOST_FOLDERS = 4
 """The maximum number of folders above a script that are searched for user functions."""
 
 
-def _refusals(translation: Translation) -> list[str]:
+_FILES_OF_SETTINGS = ("custom-config-path", "eval-config")
+"""Settings whose files have further settings, which are checked as well."""
+
+
+def _refusals(translation: Translation, shell: Shell) -> list[str]:
     """Return asyncrl's error lines for the settings, without those about missing files."""
-    checked = Translation(lines=translation.lines | translation.placeholders)
+    checked = Translation(lines=_with_located_files(translation.lines | translation.placeholders, shell))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "script.toml"
         file.write_text(as_toml(checked, []), encoding="utf-8")
@@ -136,14 +143,25 @@ def _refusals(translation: Translation) -> list[str]:
     return []
 
 
-def _absent(flags: Iterable[Flag]) -> Iterator[str]:
+def _with_located_files(lines: Mapping[str, str], shell: Shell) -> dict[str, str]:
+    """Return the TOML values with the files of settings where they are found; without the files that are missing."""
+    found = dict(lines)
+    for name in _FILES_OF_SETTINGS:
+        if name in found:
+            file = shell.located(json.loads(found.pop(name)))
+            found |= {} if file is None else {name: shown(file)}
+    return found
+
+
+def _absent(flags: Iterable[Flag], shell: Shell) -> Iterator[str]:
     for flag in flags:
         knob = knobs().get(flag.name)
         if knob is None or not (knob.type is Path or knob.name == "eval-prompt-data") or knob.name == "save":
             continue
         for value in flag.values:
             path = value.value.partition("@[")[0]
-            if value.is_known and os.sep in path and not os.path.exists(path):
+            is_there = os.path.exists(path) or (not os.path.isabs(path) and shell.located(path) is not None)
+            if value.is_known and os.sep in path and not is_there:
                 yield f"--{flag.name} {value.value}"
 
 
@@ -205,4 +223,10 @@ def _function_sections(functions: Sequence[UserFunction]) -> Iterator[tuple[str,
 
 
 def _environment(launch: Launch) -> list[str]:
-    return [f"{name}={value.value}" for name, value in sorted(launch.environment.items())]
+    return [
+        f"{name}={MASK if _SECRET.search(name) else value.value}" for name, value in sorted(launch.environment.items())
+    ]
+
+
+_SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$")
+"""Names of variables whose values are not shown."""

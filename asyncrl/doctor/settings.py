@@ -1,11 +1,14 @@
 """The translation of a training command's flags into settings of asyncrl, flag by flag."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from asyncrl.config.areas import Secret
+from asyncrl.config.command_line import LAST_COUNTS
 from asyncrl.config.flag_status import status_of
 from asyncrl.config.knobs import Knob, knobs, nearest
 from asyncrl.config.slime.accepted import is_same
@@ -14,6 +17,9 @@ from asyncrl.config.slime.table import TABLE
 from asyncrl.config.values import WrongValue, from_flag, shown
 from asyncrl.doctor.launch import Flag
 from asyncrl.doctor.words import Text
+
+MASK = "***"
+"""The text that stands for a secret."""
 
 
 class Verdict(StrEnum):
@@ -60,9 +66,12 @@ class Translation:
 def translate(program: str, flags: Sequence[Flag]) -> Translation:
     """Translate the flags of ``program``; of a repeated flag, the last one counts, as in slime."""
     found = Translation()
-    for flag in _last_ones(flags, found):
+    for flag in _last_ones([_masked(flag) for flag in flags], found):
         status = status_of(flag.name)
-        if status is None:
+        if re.fullmatch(r"[A-Za-z0-9_-]+", flag.name) is None:
+            reason = "no flag has such a name; it may depend on a variable or a command, and is left out"
+            found.findings.append(Finding(flag=flag, verdict=Verdict.UNKNOWN_VALUE, reason=reason))
+        elif status is None:
             guess = nearest(flag.name, knobs())
             reason = "neither asyncrl nor slime's scripts have such a flag" + (
                 f"; did you mean --{guess}?" if guess else ""
@@ -76,14 +85,28 @@ def translate(program: str, flags: Sequence[Flag]) -> Translation:
     return found
 
 
+def _masked(flag: Flag) -> Flag:
+    """Return the flag without its words if they are secret."""
+    knob = knobs().get(flag.name)
+    if knob is None or knob.type is not Secret:
+        return flag
+    return replace(flag, values=tuple(replace(value, value=MASK) for value in flag.values))
+
+
 def _last_ones(flags: Sequence[Flag], found: Translation) -> Iterable[Flag]:
     last = {flag.name: flag for flag in flags}
     for flag in flags:
         if last[flag.name] is flag:
             yield flag
         elif flag.values != last[flag.name].values:
-            reason = f"given again later as {last[flag.name].written}, which counts in slime"
+            reason = f"given again later as {last[flag.name].written}, which counts in slime{_addition(flag.name)}"
             found.findings.append(Finding(flag=flag, verdict=Verdict.DIFFERENT, reason=reason))
+
+
+def _addition(name: str) -> str:
+    knob = knobs().get(name)
+    joins = knob is not None and knob.is_many and name not in LAST_COUNTS
+    return "; train_async.py would add the words of both" if joins else ""
 
 
 def _finding(flag: Flag, status: FlagStatus, found: Translation) -> Finding:
@@ -133,7 +156,10 @@ def _setting(flag: Flag, status: FlagStatus, found: Translation) -> Finding:
         written = _foreign(flag) if knob is None else _value(knob, flag.name, words)
     except WrongValue as error:
         return Finding(flag=flag, verdict=Verdict.MISSING, reason=f"the value {error}")
-    found.lines[name] = written
+    if knob is not None and knob.type is Secret:
+        found.comments[name] = "secret, and not written; give it to the run in another way (docs/metrics.md)"
+    else:
+        found.lines[name] = written
     is_different = status.kind is Kind.DIFFERENT and not _is_about_default(status)
     verdict = Verdict.DIFFERENT if is_different else Verdict.SET
     return Finding(flag=flag, verdict=verdict, reason=status.text)

@@ -10,6 +10,7 @@ on crash      prompts that were not in the last checkpoint's state are fetched a
 
 import asyncio
 import logging
+import os
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -76,8 +77,9 @@ class UserPrompts:
 
     @property
     def fingerprint(self) -> str:
-        """The source's name; its prompts cannot be compared."""
-        return self._name
+        """The source's name, without the folder of its file, which may move.  Its prompts cannot be compared."""
+        file, ending, rest = self._name.removeprefix(f"{FLAG} ").partition(".py:")
+        return f"{FLAG} {file.rpartition(os.sep)[2]}.py:{rest}" if ending and "(" not in file else self._name
 
     # ---- prompts
 

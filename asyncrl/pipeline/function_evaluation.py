@@ -75,6 +75,7 @@ class FunctionEvaluator:
         start, weights = loop_time(), self._serving.now
         outcome = await self._outcome(EvalPass(self._sets, self._slots, weights))
         self._timeline.span("evaluation", f"version {weights.version}", start, loop_time())
+        # The rewards do not name their prompts, so each counts as a prompt (docs/evaluation.md).
         means = {name: clustered_mean([[reward] for reward in each]) for name, each in outcome.rewards.items()}
         sets = {
             name: EvalSetReport(mean=mean, truncated=outcome.truncated.get(name))

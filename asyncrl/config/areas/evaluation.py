@@ -86,6 +86,11 @@ class EvalConfig:
             + must(paired, f"eval-prompt-data must be NAME PATH pairs, got {len(self.eval_prompt_data)} words")
             + must(len(set(names)) == len(names), f"eval-prompt-data names must differ, got {', '.join(names)}")
             + must("" not in names, "eval-prompt-data names must not be empty")
+            + [
+                f"eval-prompt-data names must be printable text, got {each!a}"
+                for each in names
+                if not each.isprintable()
+            ]
         )
 
     @property

@@ -1,8 +1,10 @@
 """The trackers of a run: Weights & Biases and trackio."""
 
+import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from asyncrl.config.areas.ranges import flag, must
 
@@ -59,8 +61,8 @@ class TrackerConfig:
 
 
 def tracker_problems(trackers: TrackerConfig) -> list[str]:
-    """One line for each tracker that has settings and is not used."""
-    lines = []
+    """One line for each tracker that has settings and is not used, and for each setting that W&B could not use."""
+    lines = _folder(trackers.wandb_dir) + _server(trackers.wandb_host)
     for tracker in ("wandb", "trackio"):
         given = [
             flag(each.name)
@@ -73,3 +75,22 @@ def tracker_problems(trackers: TrackerConfig) -> list[str]:
             f"{names} without use-{tracker}: nothing is sent to it; give use-{tracker} as well, or leave out {names}",
         )
     return lines
+
+
+def _folder(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    nearest = next(each for each in (path, *path.parents) if os.path.exists(each))
+    return must(nearest.is_dir(), f"wandb-dir {path}: {nearest} is not a folder; give another path")
+
+
+def _server(host: str | None) -> list[str]:
+    return must(host is None or _is_url(host), f"wandb-host must be a URL, as https://wandb.example.com, got {host!r}")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in text and parts.port != 0
+    except ValueError:  # a bracket or a port
+        return False

@@ -8,6 +8,17 @@ from asyncrl.config.slime.status import Kind
 from asyncrl.config.slime.table import TABLE
 
 
+def asked_for(foreign: Mapping[str, FlagWords]) -> dict[str, FlagWords]:
+    """The flags that are not turned off with false.  A flag that takes a value has the text false.
+
+    A flag that is true anyway stays false, which ``unlike`` reports.
+    """
+    found: dict[str, FlagWords] = {
+        name: "false" if words is False and TABLE[name].words != "none" else words for name, words in foreign.items()
+    }
+    return {name: words for name, words in found.items() if words is not False or TABLE[name].kind is Kind.TRUE_ANYWAY}
+
+
 def unlike(run: RunConfig) -> list[str]:
     """One line for each flag of ``run.foreign`` that asks for something else than the run does.
 
@@ -19,12 +30,14 @@ def unlike(run: RunConfig) -> list[str]:
 def written(name: str, value: FlagWords) -> str:
     """The flag as on a command line, for notes and error lines."""
     if isinstance(value, bool):
-        return f"--{name}"
+        return f"--{name}" if value else f"--{name} false"
     return f"--{name} {value if isinstance(value, str) else ' '.join(value)}"
 
 
 def _value(name: str, value: FlagWords) -> list[str]:
     row = TABLE[name]
+    if value is False:
+        return [f"{written(name, value)}: {row.text}; leave it out"]
     if row.words == "none":
         return must(value is True, f"{written(name, value)}: takes no value; give --{name} alone")
     if row.words == "one" and not isinstance(value, str):
@@ -46,7 +59,7 @@ def is_same(given: str, wanted: str) -> bool:
 
 
 def _condition(run: RunConfig, name: str, value: FlagWords) -> list[str]:
-    return _CONDITIONS[name](run, value) if name in _CONDITIONS else []
+    return _CONDITIONS[name](run, value) if name in _CONDITIONS and value is not False else []
 
 
 def _moved(run: RunConfig, name: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Protocol
@@ -51,6 +52,9 @@ class TrackerSink:
 
     Rows wait in a queue; if it is full, the oldest row is dropped.  A thread sends them.  After a failure, the tracker
     is opened again after a pause, for as long as the run lasts.  Failures are logged when they begin and end.
+
+    A tracker holds rows in memory until it finishes: after a refused row it is therefore asked to finish before it is
+    opened again.  Rows that it held when it was lost are counted.
     """
 
     def __init__(self, name: str, tracker: Tracker, limits: TrackerLimits | None = None) -> None:
@@ -68,6 +72,8 @@ class TrackerSink:
         self._current: Row | None = None
         self._num_tries = 0
         self._num_sent = 0
+        self._num_held = 0
+        self._num_unsure = 0
         # Only the thread uses this one.
         self._is_down = False
         self._thread = Thread(target=self._serve, name=f"tracker-{name}", daemon=True)
@@ -84,6 +90,12 @@ class TrackerSink:
         """Rows that were not sent, and will not be."""
         with self._changed:
             return self._num_dropped
+
+    @property
+    def num_unsure(self) -> int:
+        """Rows that were sent to a tracker that did not finish, and that it may have lost."""
+        with self._changed:
+            return self._num_unsure + self._num_held
 
     def write(self, row: Row, /) -> None:
         """Queue one row."""
@@ -107,6 +119,9 @@ class TrackerSink:
             lost = self._num_dropped + len(self._rows) + (self._current is not None)
         if lost:
             logger.warning("%s: %d rows were not sent; metrics.jsonl has every row", self._name, lost)
+        if unsure := self.num_unsure:
+            text = "%s: %d rows were sent to it before it was lost, and may be missing; metrics.jsonl has every row"
+            logger.warning(text, self._name, unsure)
 
     def _abandon(self) -> None:
         """End the call in progress and the thread."""
@@ -130,6 +145,7 @@ class TrackerSink:
             else:
                 return
             with self._changed:
+                self._num_unsure, self._num_held = self._num_unsure + self._num_held, 0
                 pause = self._limits.pause_s if self._num_sent > sent_before else pause
                 is_done = self._is_closing and not self._rows and self._current is None
                 if was_closing or is_done or self._is_abandoned:
@@ -143,15 +159,29 @@ class TrackerSink:
         logger.info("%s", place)
         with self._changed:
             self._place = place
+        try:
+            self._send()
+        except Exception:
+            with suppress(Exception):  # the first error is reported; a failure here leaves the rows counted
+                self._finish()
+            raise
+        self._finish()
+
+    def _send(self) -> None:
         while (row := self._next()) is not None:
             self._tracker.log(row)
             with self._changed:
                 self._current = None
                 self._num_sent += 1
+                self._num_held += 1
             if self._is_down:
                 self._is_down = False
                 logger.warning("%s: rows are sent again", self._name)
+
+    def _finish(self) -> None:
         self._tracker.finish()
+        with self._changed:
+            self._num_held = 0
 
     def _next(self) -> Row | None:
         """Wait for a row and return it: first the one whose sending failed.  None after ``close``, without rows."""

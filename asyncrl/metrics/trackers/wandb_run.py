@@ -35,7 +35,11 @@ class WandbRun:
         self._run.finish()
 
     def _define(self, name: str) -> None:
-        """Draw ``name`` over its step.  Patterns would overlap, and W&B does not document which of two wins."""
+        """Draw ``name`` over its step.  Patterns would overlap, and W&B does not document which of two wins.
+
+        A name with an asterisk would be a pattern, so W&B draws it over its own step.
+        """
         axis = "eval/step" if name.startswith("eval/") else "step"
-        self._run.define_metric(name, step_metric=None if name == axis else axis)
+        if "*" not in name:
+            self._run.define_metric(name, step_metric=None if name == axis else axis)
         self._defined.add(name)

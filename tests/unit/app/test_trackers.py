@@ -92,6 +92,17 @@ def test_the_offline_run_directory_of_wandb_holds_every_metric_of_metrics_jsonl(
     assert set(axes) == {name for row in rows_of(run_dir) for name in row}
 
 
+def test_a_set_whose_name_has_an_asterisk_loses_no_row_and_takes_no_part_in_patterns(tmp_path: Path) -> None:
+    run_dir = folder(tmp_path)
+    trackers = open_trackers(load(tmp_path, *OFFLINE), run_dir, run_dir / "logs", PATIENT)
+    sent: list[dict[str, float]] = [{"step": 1, "eval/a*b/reward": 0.5}, {"step": 2, "eval/a*": 0.25}]
+    for row in sent:
+        trackers.sinks[0].write(row)
+    trackers.sinks[0].close()
+    assert history(run_dir) == sent
+    assert [each.metric for each in records(run_dir) if each.HasField("metric") and each.metric.glob_name] == []
+
+
 def number(value: Any) -> Any:
     """W&B writes NaN, where metrics.jsonl has null."""
     return None if isinstance(value, float) and math.isnan(value) else value
@@ -125,6 +136,13 @@ def test_wandb_writes_into_the_run_directory_or_where_it_is_told(tmp_path: Path)
     other = tmp_path / "a" / "b"
     assert wandb_options(load(tmp_path, *OFFLINE, "--wandb-dir", str(other)), tmp_path)["dir"] == str(other)
     assert other.is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    run = load(tmp_path, *OFFLINE, "--wandb-dir", str(tmp_path / "taken"))
+    (tmp_path / "taken").touch()
+    with pytest.raises(ConfigError, match=r"^wandb-dir .*/taken: File exists; give another path$"):
+        open_trackers(run, tmp_path, tmp_path / "logs")
 
 
 def test_without_a_tracker_and_with_wandb_disabled_nothing_starts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -167,7 +168,8 @@ def test_groups_that_come_back_are_served_first_by_the_users_filter(name: str, f
 def test_a_source_that_cannot_be_made_ends_the_check() -> None:
     with pytest.raises(PluginError) as error:
         checked("--data-source-path", "mine.py:Breaks")
-    assert str(error.value) == "--data-source-path 'mine.py:Breaks': Breaks(...) raised OSError: no server"
+    file = Path.cwd() / "mine.py"
+    assert str(error.value) == f"--data-source-path '{file}:Breaks': Breaks(...) raised OSError: no server"
 
 
 def test_a_derived_class_reads_the_prompt_data_at_the_start(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_the_file_of_prompts_need_not_exist(tmp_path: Path) -> None:
 def test_prompts_that_cannot_be_used_are_named(name: str, flags: list[str], line: str) -> None:
     with pytest.raises(HookFailed) as error:
         taken(checked("--data-source-path", f"mine.py:{name}", *flags).prompts, 1)
-    assert str(error.value).startswith(f"--data-source-path mine.py:{name}: {line}")
+    assert str(error.value).startswith(f"--data-source-path {Path.cwd()}/mine.py:{name}: {line}")
 
 
 def test_a_state_that_checkpoints_cannot_store_ends_the_check() -> None:
@@ -243,9 +245,8 @@ def test_hooks_are_loaded_in_their_order_and_checked() -> None:
         "--custom-reward-post-process-path",
     ]
     assert hooks.batch_hooks() is not None
-    with pytest.raises(
-        PluginError, match=r"^--custom-rollout-log-function-path 'mine.py:gone': mine.py has no function"
-    ):
+    file = re.escape(f"{Path.cwd()}/mine.py")
+    with pytest.raises(PluginError, match=f"^--custom-rollout-log-function-path '{file}:gone': {file} has no function"):
         checked("--custom-rollout-log-function-path", "mine.py:gone")
 
 
@@ -274,6 +275,17 @@ def test_a_run_resumes_with_the_sources_state_and_its_prompts(tmp_path: Path) ->
     start = find_start(run, resumed, SHAPE)
     assert start.again == (outstanding,)
     assert [(prompt.text, prompt.row) for prompt in taken(resumed, 2)] == [("21+1=", 20), ("22+1=", 21)]
+
+
+def test_a_run_resumes_after_its_folder_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, checked("--data-source-path", "mine.py:Chats").prompts, (), {"number": 20})
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "mine.py").rename(tmp_path / "moved" / "mine.py")
+    monkeypatch.chdir(tmp_path / "moved")
+    run = quickstart("--data-source-path", "mine.py:Chats", "--load", str(tmp_path / "saved"))
+    prompts = checked("--data-source-path", "mine.py:Chats").prompts
+    find_start(run, prompts, SHAPE)
+    assert taken(prompts, 1)[0].text == "21+1="
 
 
 def test_another_source_is_refused(tmp_path: Path) -> None:

@@ -58,6 +58,15 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("- a\n", ": must be one mapping whose keys are names"),
         ("1: a\n", ": must be one mapping whose keys are names"),
         ("a: [1\n", ": not YAML: while parsing a flow sequence"),
+        ("x: 2024-02-30\n", ": a value cannot be read: day is out of range for month"),
+        ("x: !!int abc\n", ": a value cannot be read: invalid literal for int() with base 10: 'abc'"),
+        ("x: !!bool maybe\n", ": a value cannot be read: 'maybe'"),
+        ("x: !!timestamp soon\n", ": a value cannot be read: "),
+        (f"x: {'[' * 3000}\n", ": nested too deeply, or a table contains itself"),
+        ("lr: &a [*a]\n", ": lr: nested too deeply, or a table contains itself"),
+        (f"lr: {'9' * 400}\n", ": lr must be a finite number, got a whole number of more than 308 digits"),
+        ('rollout_stop: ["\\udcff"]\n', ": rollout_stop must be UTF-8 text, got '\\udcff'"),
+        ('sglang_x: "\\udcff"\n', ": sglang_x must be UTF-8 text, got '\\udcff'"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, line: str) -> None:

@@ -9,7 +9,7 @@ from asyncrl.config.areas.evaluation import EvalConfig
 from asyncrl.config.eval_file import KEYS, REFUSED
 from asyncrl.config.eval_sets import EvalSet, eval_sets, longest_request
 from asyncrl.errors import ConfigError
-from tests.unit.config.runs import complete, load
+from tests.unit.config.runs import complaints, complete, load
 
 YAML = """
 eval:
@@ -133,6 +133,12 @@ def test_a_function_in_a_file_is_relative_to_its_folder(tmp_path: Path) -> None:
     assert only.reward.custom_rm_path == f"{tmp_path}/my.py:f"
 
 
+def test_a_date_is_text_for_the_chat_template(tmp_path: Path) -> None:
+    text = "datasets: [{name: a, path: aime.jsonl, apply_chat_template_kwargs: {date_string: 2024-07-26}}]"
+    (only,) = eval_sets(with_file(tmp_path, text))
+    assert only.data.apply_chat_template_kwargs == '{"date_string": "2024-07-26"}'
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -155,6 +161,17 @@ def test_a_function_in_a_file_is_relative_to_its_folder(tmp_path: Path) -> None:
         ("{name: a, path: '${HOME}/aime.jsonl'}", "a: path must be a plain value, got"),
         ("{name: a}", "sets.yaml: every set needs a name and a path, got {'name': 'a'}"),
         ("{name: a, path: nowhere.jsonl}", "sets.yaml: a nowhere.jsonl: no such file"),
+        ("{name: a, path: ~nosuchuser/x}", 'sets.yaml: a: path must be a path, got "~nosuchuser/x": there is no such'),
+        (r'{name: a, path: "\ud800"}', "sets.yaml: a: path must be UTF-8 text, got "),
+        (r'{name: "a\nlr = 5", path: aime.jsonl}', r"the name of a set must be printable text, got 'a\nlr = 5'"),
+        (
+            f"{{name: a, path: aime.jsonl, top_p: {'9' * 400}}}",
+            "sets.yaml: a: top_p must be a finite number, got a whole",
+        ),
+        (
+            "{name: a, path: aime.jsonl, apply_chat_template_kwargs: {1: 2, 2024-07-26: 3}}",
+            "sets.yaml: a: apply_chat_template_kwargs must have keys that are text, got {1: 2, datetime.date(",
+        ),
     ],
 )
 def test_a_mistake_in_a_set_is_one_line(tmp_path: Path, text: str, line: str) -> None:
@@ -169,6 +186,10 @@ def test_a_mistake_in_a_set_is_one_line(tmp_path: Path, text: str, line: str) ->
         ("eval: {}", "sets.yaml: datasets must be a list of tables, each with a name and a path"),
         ("eval: {datasets: [], default: {}}", "sets.yaml: unknown key default; did you mean defaults?"),
         ("a: [", "sets.yaml:1: not YAML: "),
+        ("eval: {datasets: {aime: aime.jsonl}}", "sets.yaml: datasets must be a list of tables, each with a name and"),
+        ("eval: &a {datasets: *a}", "sets.yaml: nested too deeply, or a table contains itself"),
+        (f"eval: {'[' * 3000}", "sets.yaml: nested too deeply, or a table contains itself"),
+        ("eval: 2024-02-30", "sets.yaml: a value cannot be read: day is out of range for month"),
         ("a: 1\nb: 2\na: 3", "sets.yaml:3: the key a is given twice"),
         ("datasets:\n- {name: a, path: b.jsonl}\n- {name: a, path: b.jsonl}", "sets.yaml: two sets have the name a"),
         (
@@ -197,6 +218,13 @@ def test_a_file_with_eval_prompt_data_is_refused(tmp_path: Path) -> None:
     (found,) = mistakes(tmp_path, YAML, "--eval-prompt-data", "b", str(tmp_path / "b.jsonl"))
     assert found.startswith("eval-config sets.yaml with eval-prompt-data, whose sets would not be used; leave one of")
     assert len(eval_sets(with_file(tmp_path, YAML, "--eval-prompt-data"))) == 2
+
+
+def test_the_name_of_a_set_is_printable(tmp_path: Path) -> None:
+    words = ["--eval-prompt-data", "a\nlr = 5", str(tmp_path / "train.jsonl")]
+    assert complaints(*complete(tmp_path), *words) == [
+        r"eval-prompt-data names must be printable text, got 'a\nlr = 5'"
+    ]
 
 
 def test_a_set_whose_reward_needs_a_label_needs_its_key(tmp_path: Path) -> None:

@@ -169,6 +169,15 @@ def test_train_py_is_synchronous(tmp_path: Path) -> None:
         ("--router-port 1", "--router-port cannot be given: asyncrl sets it when it starts the servers"),
         ("--config nowhere.toml", "--config nowhere.toml: no such file"),
         ("--config /", "--config /: Is a directory"),
+        ("--config ~nosuchuser/run.toml", "--config ~nosuchuser/run.toml: no such file"),
+        ("--save ~nosuchuser/x", '--save must be a path, got "~nosuchuser/x": there is no such user'),
+        (
+            "--custom-rm-path ~nosuchuser/x.py:f",
+            '--custom-rm-path must be a path, got "~nosuchuser/x": there is no such user',
+        ),
+        (f"--num-rollout {2**63}", "--num-rollout must be below 2**63 in size"),
+        ("--rollout-stop \udcff", r"an argument must be UTF-8 text, got '\udcff'"),
+        ("--sglang-x=\udcff", r"an argument must be UTF-8 text, got '--sglang-x=\udcff'"),
     ],
 )
 def test_a_wrong_flag_is_one_line(words: str, line: str) -> None:

@@ -162,6 +162,11 @@ def test_fault_tolerance_with_colocate_is_a_note(tmp_path: Path) -> None:
         ("--bf16 --dtype float32", "--bf16 with dtype float32; leave one of them out"),
         ("--use-fault-tolerance --max-engine-restarts 0", "--use-fault-tolerance with max-engine-restarts 0"),
         ("--distributed-backend nccl --device cpu", "--distributed-backend nccl with device cpu"),
+        ("--swiglu=false", "--swiglu false: read from the model's config.json, and compared with it; leave it out"),
+        ("--bf16=false --dtype float32", "--bf16 false: sets --dtype bfloat16, the default on GPUs; leave it out"),
+        ("--optimizer false", "--optimizer false: the optimizer is AdamW; leave it out or give adam or adamw"),
+        ("--use-fault-tolerance=false", "--use-fault-tolerance false: engines restart, at most --max-engine-restarts"),
+        ("--offload-train=false", "--offload-train false: --colocate moves both sides to host memory; leave it out"),
         ("--update-weight-mode delta", "--update-weight-mode delta: every update sends all weights"),
     ],
 )
@@ -190,7 +195,7 @@ def test_a_flag_that_is_not_here_is_one_line_with_its_replacement(words: str, li
 def test_accepted_flags_are_keys_of_the_file_too(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     text = 'swiglu = true\noptimizer = "adam"\nattention-dropout = 0.0\nspec = ["a.b", "c"]\nbf16 = true\n'
-    file.write_text(text + "use-fault-tolerance = false\n")
+    file.write_text(text + "moe-enable-deepep = false\n")
     run = load(tmp_path, "--config", str(file), "--optimizer", "adamw")
     assert run.foreign == {
         "swiglu": True,
@@ -200,6 +205,21 @@ def test_accepted_flags_are_keys_of_the_file_too(tmp_path: Path) -> None:
         "bf16": True,
     }
     assert run.model.dtype == "bfloat16"
+
+
+def test_false_in_the_file_is_not_silent_about_what_the_run_does_anyway(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("swiglu = false\noptimizer = false\n")
+    assert complaints(*complete(tmp_path), "--config", str(file)) == [
+        "--swiglu false: read from the model's config.json, and compared with it; leave it out",
+        "--optimizer false: the optimizer is AdamW; leave it out or give adam or adamw",
+    ]
+
+
+def test_false_takes_a_flag_without_effect_out_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("moe-permute-fusion = true\n")
+    assert load(tmp_path, "--config", str(file), "--moe-permute-fusion=false").foreign == {}
 
 
 def test_a_flag_without_a_value_has_none_in_the_file(tmp_path: Path) -> None:

@@ -59,8 +59,24 @@ def test_the_key_may_be_in_a_file_which_the_resolved_one_then_lacks(tmp_path: Pa
             "trackio-space-id without use-trackio: nothing is sent to it; give use-trackio as well, or leave out "
             "trackio-space-id",
         ),
+        *(
+            (
+                f"--use-wandb --wandb-host {host}",
+                f"wandb-host must be a URL, as https://wandb.example.com, got '{host}'",
+            )
+            for host in ("localhost:8080", "wandb.example.com", "http://", "http://[", "ftp://h", "http://h:x")
+        ),
         ("--use-wandb --wandb-mode off", '--wandb-mode must be one of online, offline, disabled, got "off"'),
     ],
 )
 def test_settings_of_a_tracker_that_is_not_used_are_mistakes(flags: str, line: str, tmp_path: Path) -> None:
     assert complaints(*complete(tmp_path), *flags.split()) == [line]
+
+
+@pytest.mark.parametrize("below", ["file", "file/a/b"])
+def test_a_file_is_no_folder_for_wandb(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / below
+    assert complaints(*complete(tmp_path), "--use-wandb", "--wandb-dir", str(path)) == [
+        f"wandb-dir {path}: {tmp_path / 'file'} is not a folder; give another path"
+    ]

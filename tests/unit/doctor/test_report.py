@@ -164,6 +164,67 @@ def test_values_and_conditions_of_all_kinds_of_flags_are_checked(tmp_path: Path)
     assert examine_script(script, {}).num_obstacles == 0
 
 
+NEEDED = (
+    f"--hf-checkpoint {BASE}/model --prompt-data {BASE}/train.jsonl --label-key label --rm-type number "
+    "--num-rollout 2 --rollout-batch-size 3 --n-samples-per-prompt 2"
+)
+
+
+def written_script(folder: Path, flags: str, before: str = "") -> Report:
+    script = folder / "run.sh"
+    script.write_text(f"{before}\npython train_async.py {NEEDED} {flags}\n")
+    return examine_script(script, {})
+
+
+def test_files_with_settings_are_found_from_the_script_and_checked(tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "more.yaml").write_text("max_calls: 3\n")
+    (tmp_path / "examples" / "sets.yaml").write_text("datasets: [{name: a, path: a.jsonl}]\n")
+    words = "--custom-config-path examples/more.yaml --eval-config examples/sets.yaml"
+    report = written_script(tmp_path, words)
+    assert report.num_obstacles == 0
+    assert (report.refusals, report.absent) == ((), ())
+    assert report.translation.lines["custom-config-path"] == '"examples/more.yaml"'
+    (tmp_path / "examples" / "more.yaml").write_text("lr: fast\n")
+    (line,) = written_script(tmp_path, words).refusals
+    assert line.endswith('more.yaml: lr must be a number, got "fast"')
+
+
+def test_a_missing_file_of_settings_hides_no_other_refusal(tmp_path: Path) -> None:
+    report = written_script(tmp_path, "--custom-config-path examples/x.yaml --max-engine-restarts -7")
+    assert len(report.refusals) == 1
+    assert "max-engine-restarts" in report.refusals[0]
+    assert report.absent == ("--custom-config-path examples/x.yaml",)
+
+
+def test_a_repeated_list_says_that_the_run_would_join_it(tmp_path: Path) -> None:
+    report = written_script(tmp_path, "--rollout-stop a --rollout-stop b --prompt-data x.jsonl")
+    assert report.translation.lines["rollout-stop"] == '["b"]'
+    reasons = {finding.flag.name: finding.reason for finding in report.translation.of(Verdict.DIFFERENT)}
+    assert reasons == {
+        "rollout-stop": "given again later as --rollout-stop b, which counts in slime; train_async.py would add the "
+        "words of both",
+        "prompt-data": "given again later as --prompt-data x.jsonl, which counts in slime",
+    }
+
+
+def test_a_flag_whose_name_depends_on_a_variable_is_left_out_of_the_file(tmp_path: Path) -> None:
+    report = written_script(tmp_path, "--sglang-${FOO} 3 --$BAR 4 --router-ü 5")
+    assert len(report.translation.of(Verdict.UNKNOWN_VALUE)) == 3
+    (tmp_path / "run.toml").write_text(report.toml)
+    assert load_run(["--config", str(tmp_path / "run.toml")]).sglang == {}
+
+
+def test_keys_are_in_neither_the_file_nor_the_report(tmp_path: Path) -> None:
+    before = "export WANDB_API_KEY=s3cr3t1\nexport HF_TOKEN=s3cr3t2\nexport TOKENS=5\nKEY=s3cr3t3"
+    report = written_script(tmp_path, "--use-wandb --wandb-key s3cr3t4 --wandb-key $KEY", before)
+    assert "s3cr3t" not in report.toml + written(report)
+    assert "# wandb-key = ?  # secret, and not written" in report.toml
+    for line in ("WANDB_API_KEY=***", "HF_TOKEN=***", "TOKENS=5"):
+        assert f"  {line}\n" in written(report)
+    assert report.num_obstacles == 0
+
+
 def test_a_script_without_a_training_command_gives_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

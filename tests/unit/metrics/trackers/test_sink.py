@@ -54,6 +54,29 @@ class FakeTracker:
         self._calls.get(call, lambda: None)()
 
 
+class Forgetful(FakeTracker):
+    """Holds rows in memory until it finishes, loses them when it is abandoned, and refuses the row of one step."""
+
+    def __init__(self, refused: int, **calls: Callable[[], None]) -> None:
+        super().__init__(**calls)
+        self._refused = refused
+        self.kept: list[Row] = []
+
+    def log(self, row: Row, /) -> None:
+        if row["step"] == self._refused:
+            raise ValueError("bad row")
+        super().log(row)
+
+    def finish(self) -> None:
+        super().finish()
+        self.kept += self.rows
+        self.rows.clear()
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.rows.clear()
+
+
 @pytest.fixture
 def released() -> Iterator[Event]:
     """Ends the calls that hang for ever."""
@@ -82,6 +105,10 @@ def always(error: Exception) -> Callable[[], None]:
         raise error
 
     return call
+
+
+def held(count: int) -> str:
+    return f"fake: {count} rows were sent to it before it was lost, and may be missing; metrics.jsonl has every row"
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -117,7 +144,7 @@ def test_a_call_that_hangs_for_ever_delays_neither_rows_nor_the_end(
     assert tracker.abandoned == 2
     assert warnings(caplog)[0] == "fake: not finished within 0.05 s, and abandoned"
     unsent = "fake: 3 rows were not sent; metrics.jsonl has every row"
-    assert warnings(caplog)[1:] == ([] if call == "finish" else [unsent])
+    assert warnings(caplog)[1:] == [held(3) if call == "finish" else unsent]
 
 
 @pytest.mark.parametrize("call", ["open", "log", "finish"])
@@ -131,8 +158,35 @@ def test_a_call_that_always_raises_is_reported_once_with_its_reason(
     sink.close()
     lines = warnings(caplog)
     assert lines[0].startswith("fake: OSError: no route to host; the run continues")
-    assert len(lines) == (1 if call == "finish" else 2)
-    assert tracker.finished == 0
+    assert len(lines) == 2
+    assert (tracker.finished > 0) == (call == "log")
+
+
+def test_a_tracker_finishes_what_it_holds_after_it_refused_a_row(caplog: pytest.LogCaptureFixture) -> None:
+    """W&B keeps rows in memory, so a tracker that is ended without finishing loses the rows that it took."""
+    tracker = Forgetful(refused=3)
+    sink = TrackerSink("fake", tracker, AT_ONCE)
+    for row in rows(5):
+        sink.write(row)
+    with tracker.changed:
+        assert tracker.changed.wait_for(lambda: rows(5)[4] in tracker.rows, FOR_EVER)
+    sink.close()
+    assert tracker.kept == [row for row in rows(5) if row["step"] != 3]
+    assert (sink.num_dropped, sink.num_unsure) == (1, 0)
+    assert warnings(caplog)[-1] == "fake: 1 rows were not sent; metrics.jsonl has every row"
+
+
+def test_rows_that_a_lost_tracker_held_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = Forgetful(refused=3, finish=raising(OSError("killed")))
+    sink = TrackerSink("fake", tracker, AT_ONCE)
+    for row in rows(5):
+        sink.write(row)
+    with tracker.changed:
+        assert tracker.changed.wait_for(lambda: rows(5)[4] in tracker.rows, FOR_EVER)
+    sink.close()
+    assert tracker.kept == rows(5)[4:]
+    assert (sink.num_dropped, sink.num_unsure) == (1, 3)
+    assert warnings(caplog)[-1] == held(3)
 
 
 def test_a_tracker_that_is_down_for_a_while_gets_every_row_once(caplog: pytest.LogCaptureFixture) -> None:
