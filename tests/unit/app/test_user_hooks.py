@@ -206,7 +206,7 @@ def test_prompts_that_cannot_be_used_are_named(name: str, flags: list[str], line
 
 
 def test_a_state_that_checkpoints_cannot_store_ends_the_check() -> None:
-    line = r"^--data-source-path mine\.py:NotJsonState: state\(\) must return JSON values"
+    line = r"^--data-source-path .*mine\.py:NotJsonState: state\(\) must return JSON values"
     with pytest.raises(HookFailed, match=line):
         checked("--data-source-path", "mine.py:NotJsonState", "--save", "saved")
     checked("--data-source-path", "mine.py:NotJsonState")

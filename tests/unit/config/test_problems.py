@@ -29,7 +29,7 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ),
         (
             "--streaming-data --data-source-path mine.py:Mine",
-            "streaming-data with data-source-path mine.py:Mine, which gives prompts; leave out streaming-data",
+            "mine.py:Mine, which gives prompts; leave out streaming-data",
         ),
         ("--global-batch-size 8 --num-steps-per-rollout 2", "but global-batch-size 8 x num-steps-per-rollout 2 = 16"),
         (
