@@ -7,7 +7,7 @@ from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine, ended
-from asyncrl.pipeline.sampling.scoring import score, score_group
+from asyncrl.pipeline.sampling.scoring import score, score_group, time_limit
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.protocols import GroupRewardFn, RewardFn, Tokenizer
 from asyncrl.types import (
@@ -59,7 +59,8 @@ class Sampler:
     ) -> None:
         self._engine = engine
         self._reward = reward
-        self._reward_timeout_s = reward_timeout_s
+        self._reward_timeout_s = time_limit(reward, reward_timeout_s)
+        self._group_reward = reward if isinstance(reward, GroupRewardFn) else None  # this check takes microseconds
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._slots = slots
@@ -118,13 +119,13 @@ class Sampler:
     @property
     def scores_groups(self) -> bool:
         """Whether the reward needs all samples of a group at once (``--group-rm``)."""
-        return isinstance(self._reward, GroupRewardFn)
+        return self._group_reward is not None
 
     async def score_group(self, prompt: Prompt, samples: Sequence[Sample]) -> list[ScoredSample]:
         """Return ``score`` of every sample of a group, from one call of the reward.  Raises RewardFailed."""
-        if not isinstance(self._reward, GroupRewardFn):
+        if self._group_reward is None:
             raise TypeError("the reward scores samples one by one")
-        rewards = await score_group(self._reward, prompt, samples, self._reward_timeout_s)
+        rewards = await score_group(self._group_reward, prompt, samples, self._reward_timeout_s)
         return [_scored(sample, reward) for sample, reward in zip(samples, rewards, strict=True)]
 
     def _ended(self, partial: PartialSample) -> FinishReason | None:

@@ -12,21 +12,26 @@ from asyncrl.protocols import GroupRewardFn, HasDeadlines, KeepFn, RewardFn
 from asyncrl.types import Prompt, Reward, Sample, ScoredGroup
 
 
-async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: float) -> Reward:
-    """Return the reward of one sample.
+def time_limit(reward: object, timeout_s: float) -> float | None:
+    """Return the time limit for one call of ``reward``; None if it limits its waits itself."""
+    return None if isinstance(reward, HasDeadlines) and reward.has_deadlines else timeout_s
+
+
+async def score(reward: RewardFn, prompt: Prompt, sample: Sample, timeout_s: float | None) -> Reward:
+    """Return the reward of one sample; ``timeout_s`` is a ``time_limit``.
 
     Raises RewardFailed if the function raises, takes longer than ``timeout_s``, or returns no finite number.
     """
     who = f"row {prompt.row}, sample {sample.index}"
-    return _checked(who, await _called(who, reward, reward(prompt, sample), timeout_s))
+    return _checked(who, await _called(who, reward(prompt, sample), timeout_s))
 
 
 async def score_group(
-    reward: GroupRewardFn, prompt: Prompt, samples: Sequence[Sample], timeout_s: float
+    reward: GroupRewardFn, prompt: Prompt, samples: Sequence[Sample], timeout_s: float | None
 ) -> list[Reward]:
     """Return the rewards of all samples of a group, in order.  Raises RewardFailed, also for a wrong count."""
     who = f"row {prompt.row}"
-    values = await _called(who, reward, reward.of_group(prompt, samples), timeout_s)
+    values = await _called(who, reward.of_group(prompt, samples), timeout_s)
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise RewardFailed(f"{who}: a group reward must be a list of numbers, got {values!r}")
     if len(values) != len(samples):
@@ -34,9 +39,9 @@ async def score_group(
     return [_checked(f"{who}, sample {sample.index}", value) for sample, value in zip(samples, values, strict=True)]
 
 
-async def _called(who: str, reward: object, call: Awaitable[Any], timeout_s: float) -> Any:
+async def _called(who: str, call: Awaitable[Any], timeout_s: float | None) -> Any:
     """Await a call of a user function.  Raises RewardFailed for any exception, and after ``timeout_s``."""
-    deadline = asyncio.timeout(None if isinstance(reward, HasDeadlines) and reward.has_deadlines else timeout_s)
+    deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
             return await call
@@ -52,9 +57,9 @@ async def _called(who: str, reward: object, call: Awaitable[Any], timeout_s: flo
 
 
 def _checked(who: str, value: Any) -> Reward:
-    number = value.value if isinstance(value, Reward) else value
+    number, parts = (value.value, value.parts) if isinstance(value, Reward) else (value, {})
     if isinstance(number, numbers.Real) and math.isfinite(number):
-        return Reward(value=float(number), parts=value.parts if isinstance(value, Reward) else {})
+        return Reward(value=float(number), parts=parts)
     raise RewardFailed(f"{who}: a reward must be one finite number, got {number!r}")
 
 

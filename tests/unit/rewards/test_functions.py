@@ -11,7 +11,7 @@ from asyncrl.app.rewards import build_reward
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig
 from asyncrl.errors import RewardFailed
-from asyncrl.pipeline.sampling.scoring import score, score_group
+from asyncrl.pipeline.sampling.scoring import score, score_group, time_limit
 from asyncrl.protocols import GroupRewardFn
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import Reward
@@ -47,7 +47,8 @@ async def graded(name: str, texts: Sequence[str], **config: Any) -> list[Reward 
     try:
         if isinstance(reward, GroupRewardFn):
             return list(await score_group(reward, prompt(), samples, 30.0))
-        return [await score(reward, prompt(), each, 0.01 if name != "waits" else 30.0) for each in samples]
+        limit = time_limit(reward, 0.01 if name != "waits" else 30.0)
+        return [await score(reward, prompt(), each, limit) for each in samples]
     except RewardFailed as error:
         return [str(error)]
 
