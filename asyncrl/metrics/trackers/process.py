@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,8 +33,8 @@ class Deadlines:
 
     open_s: float = 120.0
     """Includes the import of the library, and the 90 s that W&B waits for its server."""
-    log_s: float = 30.0
-    finish_s: float = 60.0
+    log_s: float = 60.0
+    finish_s: float = 120.0
 
 
 class TrackerProcess:
@@ -81,9 +82,14 @@ class TrackerProcess:
             child, self._child = self._child, None
         if child is None:
             return
-        for process in _tree(child.pid):
+        # Its death ends a call in progress, so it is the last to die: by then its descendants are gone.  It is stopped
+        # first, because it would start another process after its descendants were listed.
+        child.send_signal(signal.SIGSTOP)
+        descendants = _tree(child.pid)
+        for process in descendants:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        psutil.wait_procs(descendants, timeout=KILL_S)
         child.kill()
         with suppress(subprocess.TimeoutExpired):
             child.wait(KILL_S)
