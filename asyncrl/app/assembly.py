@@ -88,8 +88,8 @@ async def run_training(
     """Start all processes, train to the last step, save, and stop all processes.
 
     ``phase`` receives the name of each startup phase, ``report`` each step's facts, and ``gauges`` the scheduler's
-    counts every SHOW_EVERY_S seconds.  ``logs`` are the user's log functions, to which ``report``
-    hands the steps.  Raises the error that ended the run.
+    counts every SHOW_EVERY_S seconds.  ``logs`` are the user's log functions, to which ``report`` hands the steps.
+    Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
@@ -102,16 +102,7 @@ async def run_training(
         async with _failing_well(running):
             with plainly():
                 async with asyncio.TaskGroup() as watchers:
-                    watching = [
-                        watchers.create_task(running.watch(), name="servers"),
-                        watchers.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
-                        watchers.create_task(rewards.warm(checked.rewards), name="reward-workers"),
-                    ]
-                    if isinstance(checked.prompts, PromptStream | UserPrompts):
-                        watching.append(watchers.create_task(checked.prompts.run(), name="prompts"))
-                    if checked.run.rollout.follow_kv_cache:
-                        following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
-                        watching.append(watchers.create_task(following, name="kv-limit"))
+                    watching = _watching(watchers, checked, running, rewards, parts)
                     phase("publishing the first weights")
                     await running.serve(parts.serving.now)
                     phase("generating the first batch")
@@ -125,6 +116,23 @@ async def run_training(
                     for task in watching:
                         task.cancel()
         phase("stopping")
+
+
+def _watching(
+    watchers: asyncio.TaskGroup, checked: Checked, running: Running, rewards: RewardResources, parts: Parts
+) -> list[asyncio.Task[None]]:
+    """Start the tasks that run beneath training, from before the first weights to the last step."""
+    started: list[asyncio.Task[None]] = [
+        watchers.create_task(running.watch(), name="servers"),
+        watchers.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
+        watchers.create_task(rewards.warm(checked.rewards), name="reward-workers"),
+    ]
+    if isinstance(checked.prompts, PromptStream | UserPrompts):
+        started.append(watchers.create_task(checked.prompts.run(), name="prompts"))
+    if checked.run.rollout.follow_kv_cache:
+        following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
+        started.append(watchers.create_task(following, name="kv-limit"))
+    return started
 
 
 def _record_plugins(path: Path, running: Running) -> None:
