@@ -11,7 +11,9 @@ SLEEP = "import time; time.sleep(600)"
 
 
 class FileBackend:
-    """Append rows to a file.  ``fault`` names a call, and ``how`` what it does: ``hang``, ``raise`` or ``die``."""
+    """Append rows to a file.  ``fault`` names a call, and ``how`` what it does: ``hang``, ``spawn``, ``raise`` or
+    ``die``.
+    """
 
     def __init__(self, path: str, fault: str = "", how: str = "", key: str = "") -> None:
         self._path, self._fault, self._how = Path(path), fault, how
@@ -38,6 +40,9 @@ class FileBackend:
             # As W&B's service: in a session of itself, so that no signal to a process group reaches it.
             subprocess.Popen([sys.executable, "-c", SLEEP, str(self._path)], start_new_session=True)
             time.sleep(600)
+        while self._how == "spawn":  # a library that restarts its service as often as it ends
+            subprocess.Popen(["sleep", "600"], start_new_session=True, env={"ROWS": str(self._path)})
+            time.sleep(0.01)
         if self._how == "die":
             os._exit(3)
         raise OSError("no route to host\nsecond line")

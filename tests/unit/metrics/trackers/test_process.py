@@ -65,6 +65,20 @@ def test_a_call_that_hangs_ends_at_its_deadline_with_all_processes(call: str, tm
     assert [command for command in command_lines() if SLEEP in command and str(tmp_path / "rows") in command] == []
 
 
+def test_a_child_that_starts_processes_until_it_is_ended_leaves_none_behind(tmp_path: Path) -> None:
+    tracker = process(tmp_path, Deadlines(log_s=2.0), fault="log", how="spawn")
+    with pytest.raises(TrackerFailed, match="no answer within 2 s"):
+        used(tracker)
+    assert [each.pid for each in psutil.process_iter() if rows_of(each) == str(tmp_path / "rows")] == []
+
+
+def rows_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("ROWS")
+    except psutil.Error:  # it has ended, or is not ours
+        return None
+
+
 def test_options_are_in_no_command_line_and_no_environment(tmp_path: Path) -> None:
     tracker = process(tmp_path, key="s3cr3t")
     tracker.open()
