@@ -12,6 +12,8 @@
     ├── FilterFailed           a filter raised on one group                                [budget]
     ├── HookFailed             a hook or a data source of the user failed; the run stops
     ├── SampleFailed           one sample failed after its last retry                      [budget]
+    ├── EpisodeFailed          a user's episode raised, took too long or lost its process  [budget]
+    ├── EpisodeEnded           a request of an episode that is over, or past one of its limits
     ├── FailureBudgetSpent     too many groups failed in a row; the run stops
     ├── FilterBudgetSpent      the filter rejected too many groups in a row; the run stops
     ├── ServerFailed           a process that we started died or did not get ready
@@ -77,6 +79,21 @@ class HookFailed(AsyncRLError):
 
 class SampleFailed(AsyncRLError):
     """One sample failed after its last retry."""
+
+
+class EpisodeFailed(AsyncRLError):
+    """A user's episode raised, took too long, returned a wrong result, or lost its process; its group is dropped."""
+
+
+class EpisodeEnded(AsyncRLError):
+    """A request of an episode that is over or past a limit.  ``reason`` names which: see ``episodes.EpisodeEnd``."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message, reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class FailureBudgetSpent(AsyncRLError):

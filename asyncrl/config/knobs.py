@@ -17,6 +17,7 @@ AREAS: dict[str, type[Any]] = {
     "parallel": areas.ParallelConfig,
     "data": areas.DataConfig,
     "rollout": areas.RolloutConfig,
+    "episodes": areas.EpisodeConfig,
     "reward": areas.RewardConfig,
     "failures": areas.FailureConfig,
     "train": areas.TrainConfig,
@@ -28,7 +29,11 @@ AREAS: dict[str, type[Any]] = {
 }
 """The areas by the name of their field in RunConfig."""
 
-ALIASES = {"prompt-key": "input-key", "reward-fn-path": "custom-rm-path"}
+ALIASES = {
+    "prompt-key": "input-key",
+    "reward-fn-path": "custom-rm-path",
+    "rollout-generate-func-path": "custom-generate-function-path",
+}
 """The alternative spellings of flags."""
 
 PASSED_THROUGH = ("sglang-", "router-")

@@ -19,10 +19,10 @@ from asyncrl.config.areas import (
     TrainConfig,
 )
 from asyncrl.config.areas.data import sliced
+from asyncrl.config.areas.output import tracker_problems
 from asyncrl.config.areas.parallel import parallel_problems
 from asyncrl.config.areas.ranges import must
 from asyncrl.config.areas.rewards import BOXED, REMOTE, WITHOUT_LABEL, key_problem
-from asyncrl.config.areas.trackers import tracker_problems
 from asyncrl.config.derived import has_critic, normalize_advantages, num_steps_per_rollout
 from asyncrl.config.eval_sets import eval_problems, missing_eval_files
 from asyncrl.config.learning_rate_problems import learning_rate_problems

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "asyncrl"
 
-LEAVES = {"types", "errors", "event_loop", "internals", "protocols"}
+LEAVES = {"types", "errors", "episodes", "event_loop", "internals", "protocols"}
 MODELS = {"models", "models.families"}
 CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
@@ -18,6 +18,7 @@ EMULATION = "engines.megatron.setup.cpu_emulation"
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
+    "episodes": {"types"},
     "event_loop": set(),
     "internals": {"errors"},
     "protocols": {"types"},

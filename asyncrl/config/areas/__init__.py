@@ -9,23 +9,24 @@ that depend on other areas.
 from asyncrl.config.areas.checkpoint import CheckpointConfig
 from asyncrl.config.areas.cluster import ClusterConfig
 from asyncrl.config.areas.data import DataConfig
+from asyncrl.config.areas.episodes import EpisodeConfig
 from asyncrl.config.areas.evaluation import EvalConfig
 from asyncrl.config.areas.failures import FailureConfig
 from asyncrl.config.areas.hooks import HookConfig
 from asyncrl.config.areas.model import ModelConfig, TransformerImpl
-from asyncrl.config.areas.output import OutputConfig
+from asyncrl.config.areas.output import OutputConfig, Secret, TrackerConfig
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
 from asyncrl.config.areas.run import FlagWords, RunConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
-from asyncrl.config.areas.trackers import Secret, TrackerConfig
 from asyncrl.config.areas.train import TrainConfig
 
 __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
     "DataConfig",
+    "EpisodeConfig",
     "EvalConfig",
     "FailureConfig",
     "FlagWords",

@@ -1,8 +1,19 @@
-"""The output of a run."""
+"""The output of a run: its folder, and the trackers Weights & Biases and trackio."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from asyncrl.config.areas.ranges import flag, must
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A text that no output shows.  ``repr``, the resolved configuration and plug-ins do not contain it."""
+
+    text: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +36,83 @@ class OutputConfig:
         "Start nothing: check every setting, show the run's memory per GPU, and refuse what cannot fit. Needs no GPU "
         "and, of the model, only config.json.",
     ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerConfig:
+    """The trackers that receive the metrics, in addition to the files in the run directory."""
+
+    use_wandb: Annotated[
+        bool, "Send each step's metrics to Weights & Biases. Needs the extra asyncrl[wandb]; see docs/metrics.md."
+    ] = False
+    wandb_mode: Annotated[
+        Literal["online", "offline", "disabled"] | None,
+        "W&B mode: online uploads, offline only writes files, disabled does neither. Default: the environment "
+        "variable WANDB_MODE, or else online.",
+    ] = None
+    wandb_dir: Annotated[Path | None, "Folder of W&B's local files. Default: the run directory."] = None
+    wandb_key: Annotated[
+        Secret | None,
+        "W&B API key. Other users of the machine see command lines, so prefer wandb login or WANDB_API_KEY.",
+    ] = None
+    wandb_host: Annotated[str | None, "URL of a W&B server of one's own. Default: W&B's cloud."] = None
+    wandb_team: Annotated[str | None, "W&B entity (team or user) that owns the run. Default: the key's user."] = None
+    wandb_group: Annotated[str | None, "W&B group of the run. Default: NAME, as in --run-dir."] = None
+    wandb_project: Annotated[str | None, "W&B project of the run. Default: uncategorized."] = None
+    disable_wandb_random_suffix: Annotated[
+        bool, "Use the group as it is given; otherwise the run's id is appended to it with an underscore."
+    ] = False
+    wandb_run_id: Annotated[
+        str | None, "Id of a W&B run to continue, or the id of a new one. Default: eight random characters."
+    ] = None
+    use_trackio: Annotated[
+        bool, "Send each step's metrics to trackio. Needs the extra asyncrl[trackio]; see docs/metrics.md."
+    ] = False
+    trackio_project: Annotated[str, "trackio project of the run."] = "asyncrl"
+    trackio_name: Annotated[
+        str | None, "Name of the trackio run; an existing run of this name continues. Default: NAME and random text."
+    ] = None
+    trackio_space_id: Annotated[
+        str | None, "Hugging Face Space for trackio, as USER/NAME. Default: local files in trackio's folder."
+    ] = None
+
+    @property
+    def sends_to_wandb(self) -> bool:
+        """Whether rows are handed to W&B."""
+        return self.use_wandb and self.wandb_mode != "disabled"
+
+
+def tracker_problems(trackers: TrackerConfig) -> list[str]:
+    """One line for each tracker that has settings and is not used, and for each setting that W&B could not use."""
+    lines = _folder(trackers.wandb_dir) + _server(trackers.wandb_host)
+    for tracker in ("wandb", "trackio"):
+        given = [
+            flag(each.name)
+            for each in fields(trackers)
+            if tracker in each.name and each.name != f"use_{tracker}" and getattr(trackers, each.name) != each.default
+        ]
+        names = ", ".join(given)
+        lines += must(
+            getattr(trackers, f"use_{tracker}") or not given,
+            f"{names} without use-{tracker}: nothing is sent to it; give use-{tracker} as well, or leave out {names}",
+        )
+    return lines
+
+
+def _folder(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    nearest = next(each for each in (path, *path.parents) if os.path.exists(each))
+    return must(nearest.is_dir(), f"wandb-dir {path}: {nearest} is not a folder; give another path")
+
+
+def _server(host: str | None) -> list[str]:
+    return must(host is None or _is_url(host), f"wandb-host must be a URL, as https://wandb.example.com, got {host!r}")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in text and parts.port != 0
+    except ValueError:  # a bracket or a port
+        return False

@@ -6,16 +6,16 @@ from typing import Any
 from asyncrl.config.areas.checkpoint import CheckpointConfig
 from asyncrl.config.areas.cluster import ClusterConfig
 from asyncrl.config.areas.data import DataConfig
+from asyncrl.config.areas.episodes import EpisodeConfig
 from asyncrl.config.areas.evaluation import EvalConfig, EvalEntry
 from asyncrl.config.areas.failures import FailureConfig
 from asyncrl.config.areas.hooks import HookConfig
 from asyncrl.config.areas.model import ModelConfig
-from asyncrl.config.areas.output import OutputConfig
+from asyncrl.config.areas.output import OutputConfig, TrackerConfig
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
 from asyncrl.config.areas.shape_flags import ShapeConfig
-from asyncrl.config.areas.trackers import TrackerConfig
 from asyncrl.config.areas.train import TrainConfig
 
 FlagWords = str | bool | tuple[str, ...]
@@ -34,6 +34,7 @@ class RunConfig:
     parallel: ParallelConfig
     data: DataConfig
     rollout: RolloutConfig
+    episodes: EpisodeConfig
     reward: RewardConfig
     failures: FailureConfig
     train: TrainConfig

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from asyncrl.config.slime.status import Rows, differs, not_here, true_anyway, without_effect
 
 _SINGLE_TURN = "every response is a single turn so far"
-_CONTEXT = "use --rollout-max-prompt-len and --rollout-max-response-len"
 _BUFFER = "the buffer is in the driver process; use --buffer-filter-path to choose from it"
 
 _DATA: Sequence[Rows] = (
@@ -26,13 +25,9 @@ _ROLLOUT: Sequence[Rows] = (
     ),
     not_here(
         _SINGLE_TURN,
-        "custom-generate-function-path",
-        "rollout-generate-func-path",
-        "max-turns",
         "loss-mask-type",
         "log-multi-turn",
     ),
-    not_here(_CONTEXT, "rollout-max-context-len"),
     not_here("use --eval-max-prompt-len and --eval-max-response-len", "eval-max-context-len"),
     not_here("use --rollout-all-samples-process-path or --custom-rm-path", "rollout-sample-hook-path"),
     not_here("use --custom-convert-samples-to-train-data-path", "rollout-data-postprocess-path"),

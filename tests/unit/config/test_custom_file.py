@@ -38,10 +38,10 @@ def test_flags_that_are_accepted_or_passed_on_may_be_keys(tmp_path: Path) -> Non
 
 
 def test_a_key_that_is_not_here_is_an_attribute_with_a_note(tmp_path: Path) -> None:
-    run = load(tmp_path, *custom(tmp_path, "max_turns: 5\n"))
-    assert run.attributes == {"max_turns": 5}
+    run = load(tmp_path, *custom(tmp_path, "max_rounds: 5\n"))
+    assert run.attributes == {"max_rounds": 5}
     assert run.notes == (
-        "max_turns of custom-config-path is an attribute of args, and otherwise has no effect: every response is a "
+        "max_rounds of custom-config-path is an attribute of args, and otherwise has no effect: every response is a "
         "single turn so far",
     )
 
