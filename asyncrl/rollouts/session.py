@@ -23,7 +23,7 @@ class EpisodeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What user code decided about its episode, beside the tokens."""
+    """The decisions of user code about its episode."""
 
     rewards: Mapping[int, Reward] = field(default_factory=dict)
     """Reward by conversation; a conversation without one asks the run's reward function."""
