@@ -28,8 +28,9 @@ from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
+from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
 from asyncrl.pipeline.scheduling.run_state import RunState
-from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
+from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.types import Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
 from tests.virtual_time import run_virtually
 
