@@ -12,12 +12,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from asyncrl.buffer import Dispatch, NotYet, Outstanding
 from asyncrl.errors import (
     AsyncRLError,
     EngineRejected,
+    EpisodeEnded,
+    EpisodeFailed,
     FilterFailed,
     RewardFailed,
     SampleFailed,
@@ -26,6 +29,7 @@ from asyncrl.errors import (
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.sampling.episodes import Episodes
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.scoring import verdict
 from asyncrl.pipeline.sampling.slots import Slots
@@ -33,6 +37,7 @@ from asyncrl.pipeline.scheduling.acceptance import Acceptance
 from asyncrl.pipeline.scheduling.accounts import Accounts
 from asyncrl.pipeline.scheduling.admission import AdmissionState, Limits, assumed_acceptance, may_start
 from asyncrl.pipeline.scheduling.budgets import Budgets, Streaks
+from asyncrl.pipeline.scheduling.episode_groups import EpisodeGroup, complete_episodes
 from asyncrl.pipeline.scheduling.group_buffer import GroupBuffer, StalenessPolicy
 from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight, GroupsInFlight, complete
 from asyncrl.pipeline.scheduling.ledger import GroupOutcome
@@ -40,11 +45,11 @@ from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import AdmissionHold, GroupObserver, KeepFn, PickFn, PromptSource
-from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState
+from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState, Weights
 
 logger = logging.getLogger(__name__)
 
-GROUP_FAILURES = (SampleFailed, EngineRejected, RewardFailed, FilterFailed)
+GROUP_FAILURES = (SampleFailed, EngineRejected, EpisodeFailed, EpisodeEnded, RewardFailed, FilterFailed)
 """Errors that drop one group and count against the failure budget.  Any other error ends the run."""
 
 
@@ -112,6 +117,9 @@ class Scheduler:
         self._moved = asyncio.Event()
         self._finished = asyncio.Event()
         self._watchdog = Watchdog(budgets.watchdog_timeout_s)
+        self._episodes = (
+            Episodes(slots.load, timeline, self._watchdog.moved) if sampler.episodes and slots.load else None
+        )
         slots.notify(self.look_again)
         if hold is not None:
             hold.notify(self.look_again)
@@ -123,7 +131,7 @@ class Scheduler:
         group.
         """
         with plainly():
-            async with asyncio.TaskGroup() as groups:
+            async with self._episodes or nullcontext(), asyncio.TaskGroup() as groups:
                 while True:
                     await self._admission()
                     group = self._admit()
@@ -195,6 +203,7 @@ class Scheduler:
             lengths=self._accounts.lengths(
                 length for group in (*self._in_flight, *self._parked) for length in group.cut_lengths()
             ),
+            episodes=self._episodes.take_stats() if self._episodes else None,
         )
 
     def state(self, source: SourceState | None = None) -> RunState:
@@ -239,7 +248,8 @@ class Scheduler:
                 return
 
     def _may_start(self) -> bool:
-        return self._slots.free > 0 and not self._is_held() and may_start(self._admission_state(), self._limits)
+        has_room = self._slots.free > 0 and (bool(self._parked) or self._slots.has_room(self._limits.group_size))
+        return has_room and not self._is_held() and may_start(self._admission_state(), self._limits)
 
     def _is_held(self) -> bool:
         """Return whether a new group must not start; an interrupted one may resume, because it was admitted."""
@@ -263,20 +273,34 @@ class Scheduler:
             group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
         else:
-            group_id = GroupId(self._next_id)
-            group = GroupInFlight(
-                dispatch=self._dispatch(group_id),
-                prompt=self._prompt_queue.take(),
-                dispatched=weights,
-                partials=[self._sampler.partial(index, group_id) for index in range(self._limits.group_size)],
-                since=now,
-            )
+            group = self._new_group(GroupId(self._next_id), weights, now)
             self._next_id += 1
             self._accounts.admit(group.group_id)
         self._slots.claim(group.claims)
         self._in_flight.add(group)
         self._outstanding.start(group.dispatch)
         return group
+
+    def _new_group(self, group_id: GroupId, weights: Weights, now: float) -> GroupInFlight:
+        dispatch, prompt, size = self._dispatch(group_id), self._prompt_queue.take(), self._limits.group_size
+        if self._episodes is None:
+            partials = [self._sampler.partial(index, group_id) for index in range(size)]
+            return GroupInFlight(dispatch=dispatch, prompt=prompt, dispatched=weights, partials=partials, since=now)
+        episodes = [
+            self._episodes.open(
+                self._sampler,
+                prompt,
+                name=f"g{group_id}",
+                group_seed=group_id,
+                index=index,
+                group_size=size,
+                group_id=group_id,
+            )
+            for index in range(size)
+        ]
+        return EpisodeGroup(
+            dispatch=dispatch, prompt=prompt, dispatched=weights, partials=[], since=now, episodes=episodes
+        )
 
     def _dispatch(self, group_id: GroupId) -> Dispatch:
         self._next_order += 1
@@ -287,13 +311,7 @@ class Scheduler:
 
     async def _generate_group(self, group: GroupInFlight) -> None:
         try:
-            scored_group = await complete(
-                group,
-                self._sampler,
-                on_tokens=lambda num_tokens: self._count(group, num_tokens),
-                on_sample=lambda sample: self._generated(group, sample),
-                mask_resumed=self._policy.mask_resumed,
-            )
+            scored_group = await self._completed(group)
             if not group.is_gone:
                 self._finish_group(group, scored_group, verdict(self._keep, scored_group))
         except GROUP_FAILURES as error:
@@ -306,13 +324,33 @@ class Scheduler:
             if self._missing <= 0:
                 self._finished.set()
 
-    def _count(self, group: GroupInFlight, num_tokens: int) -> None:
-        self._accounts.deliver(group, num_tokens)
-        self._watchdog.moved()
+    async def _completed(self, group: GroupInFlight) -> ScoredGroup:
+        if isinstance(group, EpisodeGroup):
+            return await complete_episodes(
+                group,
+                self._sampler,
+                on_tokens=lambda num_tokens: self._count(group, num_tokens),
+                on_end=lambda samples: self._generated(group, samples),
+                mask_resumed=self._policy.mask_resumed,
+            )
+        return await complete(
+            group,
+            self._sampler,
+            on_tokens=lambda num_tokens: self._count(group, num_tokens),
+            on_sample=lambda sample: self._generated(group, (sample,)),
+            mask_resumed=self._policy.mask_resumed,
+        )
 
-    def _generated(self, group: GroupInFlight, sample: Sample) -> None:
+    def _count(self, group: GroupInFlight, num_tokens: int) -> bool:
+        """Count delivered tokens; return whether their group is still in flight."""
+        self._watchdog.moved()
+        return self._accounts.deliver(group, num_tokens)
+
+    def _generated(self, group: GroupInFlight, samples: Sequence[Sample]) -> None:
+        """Record the samples of a place that has ended."""
         if not group.is_gone:
-            self._accounts.finish(sample)
+            for sample in samples:
+                self._accounts.finish(sample)
             self._slots.unclaim(1)
 
     def _finish_group(self, group: GroupInFlight, scored_group: ScoredGroup, reason: str | None) -> None:
@@ -339,6 +377,7 @@ class Scheduler:
     def _leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:
         """Drop a group in flight."""
         self._end_group(group)
+        group.close()
         self._accounts.leave(group, outcome)
 
     def _end_group(self, group: GroupInFlight) -> None:
@@ -376,6 +415,7 @@ class Scheduler:
                 self._stop(group)
         while is_over and self._parked:
             parked = self._parked.popleft()
+            parked.close()
             self._accounts.leave(parked, GroupOutcome.STALE)
             self._return(parked.prompt)
 
@@ -387,6 +427,7 @@ class Scheduler:
         if self._policy.partial and self._batches_taken < self._limits.num_steps:
             self._end_group(group)
             self._accounts.interrupt(group.group_id)
+            group.interrupt()
             self._parked.append(group.resumed())  # a copy: tokens that still arrive for this one are stale
             self._prompt_queue.wake()
         else:
@@ -406,7 +447,7 @@ class Scheduler:
         first = sorted(self._in_flight, key=lambda group: group.dispatch.order)[:3]
         held = "; ".join(
             f"group {group.group_id} (row {group.prompt.row}) for {loop_time() - group.since:.0f} s with "
-            f"{group.num_tokens} tokens"
+            f"{group.num_tokens} tokens{group.state}"
             for group in first
         )
         starved = self._prompt_queue.seconds_waited
