@@ -202,7 +202,8 @@ class EpisodeStory(Story):
         super().__init__({**plan, "episode": self.agent})
 
         def lengths(request: Request) -> int:
-            return 1 + (request.seed + len(request.token_ids)) % (short * (tail if request.seed % 11 == 0 else 1))
+            longest: int = short * (tail if request.seed % 11 == 0 else 1)
+            return 1 + (request.seed + len(request.token_ids)) % longest
 
         self.world.lengths = lengths
 
