@@ -205,7 +205,7 @@ class Sample:
     turns: tuple[Turn, ...] = ()
     """The turns of an episode, in order; empty if the answer is a single turn without observations."""
     prompt_ids: tuple[int, ...] | None = None
-    """The tokens before the first response token, if they differ from those of its group."""
+    """The tokens before the first response token, if they are not the group's prompt."""
     rollout_index: int | None = None
     """Position in the group of the episode that made the sample; None: ``index``.  Samples with equal values share one
     rollout: the loss averages over their tokens together, and counts them once."""
@@ -281,7 +281,7 @@ class ScoredGroup:
     samples: tuple[ScoredSample, ...]
     """At least one per rollout; groups of episodes may have more, and differ in their number."""
     num_generated: int | None = None
-    """Tokens that the group's episodes generated, each counted once, also those that are in no sample.  None: the
+    """Tokens that the group's episodes generated, each counted once, also if no sample has them.  None: the
     tokens of all samples."""
 
     @property

@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": LEAVES | {"held_out", "metrics", "pipeline.sampling", "pipeline.scheduling"},
     "pipeline.sampling": LEAVES | {"metrics"},
     "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
+    "rollouts": LEAVES,
     "rewards": LEAVES | {"config.areas", "rewards.graders"},
     "rewards.graders": LEAVES,
     "plugins": LEAVES | {"compat", "algorithms", "hooks"},

@@ -1,0 +1,172 @@
+"""One open episode: its limits, its token record and its engine calls, for every way in."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns, GeneratedTurn, Trajectory
+from asyncrl.errors import EpisodeEnded
+from asyncrl.event_loop import loop_time
+from asyncrl.rollouts.record import TokenRecord
+from asyncrl.types import Chunk, Reward, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """The limits of each episode of a run."""
+
+    vocabulary_size: int
+    """Token ids are below it.  One that is not would end SGLang's scheduler."""
+    max_context_len: int
+    """Most tokens of a prompt with all turns and observations."""
+    max_turns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The decisions of user code about its episode."""
+
+    rewards: Mapping[int, Reward] = field(default_factory=dict)
+    """Reward by conversation; a conversation without one asks the run's reward function."""
+    turn_rewards: Mapping[int, float] = field(default_factory=dict)
+    """Reward of single turns by call."""
+    left_out: frozenset[int] = frozenset()
+    """Calls whose turns are not trained."""
+    end: EpisodeEnd | None = None
+    """The reason why the episode ended; None: as its limits tell."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    """Values for rewards, filters and logs, on every sample of the episode."""
+
+
+class EpisodeSession:
+    """An open episode.  Used on the event loop of the controller alone."""
+
+    def __init__(
+        self,
+        start: EpisodeStart,
+        turns: EpisodeTurns,
+        limits: EpisodeLimits,
+        decode: Callable[[tuple[int, ...]], str],
+    ) -> None:
+        self.start = start
+        self.limits = limits
+        self.record = TokenRecord()
+        self.end: EpisodeEnd | None = None
+        """The limit that the episode met, or the way in which it ended."""
+        self._turns = turns
+        self._decode = decode
+        self._num_calls = 0
+        self._began_s = loop_time()
+        self._on_engines = _Clock()
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the episode takes no more calls."""
+        return self._is_over
+
+    async def generate(
+        self,
+        token_ids: tuple[int, ...],
+        sampling: SamplingParams | None = None,
+        *,
+        conversation: int = 0,
+        reason: str | None = None,
+        on_chunk: Callable[[Chunk], None] | None = None,
+    ) -> GeneratedTurn:
+        """Generate one turn behind ``token_ids`` and record it.  ``conversation`` and ``reason``: see TokenRecord.
+
+        Without ``sampling`` the run's settings apply.  Raises ValueError for token ids that the model lacks,
+        EpisodeEnded at a limit and after the end, and what ``EpisodeTurns.generate`` raises.
+        """
+        sampling = self._limited(token_ids, sampling or self.start.sampling)
+        self._num_calls += 1
+        with self._on_engines:
+            turn = await self._turns.generate(token_ids, sampling, on_chunk)
+        if self._is_over:
+            raise EpisodeEnded(f"{self.start.name}: the episode is over", "cancelled")
+        self.record.add(token_ids, turn, conversation=conversation, reason=reason)
+        return turn
+
+    def outcome(self, verdict: Verdict | None = None) -> EpisodeOutcome:
+        """End the episode and return its result.  Raises ValueError if no call was made."""
+        verdict = verdict or Verdict()
+        self.close(verdict.end or self.end or EpisodeEnd.FINISHED)
+        trajectories = self.record.trajectories(
+            self._decode,
+            seconds=loop_time() - self._began_s,
+            rewards=verdict.rewards,
+            turn_rewards=verdict.turn_rewards,
+            left_out=verdict.left_out,
+        )
+        return self.outcome_of(_with_metadata(trajectories, verdict.metadata), verdict.metrics)
+
+    def outcome_of(
+        self, trajectories: tuple[Trajectory, ...], metrics: Mapping[str, float] | None = None
+    ) -> EpisodeOutcome:
+        """Return the result with these trajectories, which user code made.  Raises ValueError if there are none."""
+        if not trajectories:
+            raise ValueError("the episode ended without a call of the model")
+        branches = {f"episodes/branches/{name}": float(count) for name, count in self.record.branches.items()}
+        return EpisodeOutcome(
+            trajectories=trajectories,
+            end=self.end or EpisodeEnd.FINISHED,
+            tool_s=max(0.0, loop_time() - self._began_s - self._on_engines.total_s),
+            metrics={**branches, **(metrics or {})},
+        )
+
+    def close(self, end: EpisodeEnd) -> None:
+        """Take no more calls.  May be called again; the first reason stays."""
+        self._is_over = True
+        self.end = self.end or end
+
+    def _limited(self, token_ids: tuple[int, ...], sampling: SamplingParams) -> SamplingParams:
+        """Return the settings with a length that fits.  Raises ValueError or EpisodeEnded."""
+        name, limits = self.start.name, self.limits
+        if self._is_over:
+            raise EpisodeEnded(f"{name}: the episode is over", "over")
+        if not token_ids:
+            raise ValueError("token_ids must not be empty")
+        if not 0 <= min(token_ids) <= max(token_ids) < limits.vocabulary_size:
+            raise ValueError(f"token ids must be 0 to {limits.vocabulary_size - 1}, got {_outside(token_ids, limits)}")
+        if limits.max_turns is not None and self._num_calls >= limits.max_turns:
+            self.end = EpisodeEnd.MAX_TURNS
+            raise EpisodeEnded(f"{name}: {self._num_calls} turns, max-turns is {limits.max_turns}", "max_turns")
+        room = limits.max_context_len - len(token_ids)
+        if room < 1:
+            self.end = EpisodeEnd.CONTEXT_FULL
+            raise EpisodeEnded(
+                f"{name}: {len(token_ids)} tokens, which is the maximum context length "
+                f"{limits.max_context_len} (rollout-max-context-len) or more",
+                "context_full",
+            )
+        return sampling if sampling.max_new_tokens <= room else replace(sampling, max_new_tokens=room)
+
+
+def _outside(token_ids: tuple[int, ...], limits: EpisodeLimits) -> int:
+    return next(each for each in token_ids if not 0 <= each < limits.vocabulary_size)
+
+
+def _with_metadata(trajectories: tuple[Trajectory, ...], metadata: Mapping[str, object]) -> tuple[Trajectory, ...]:
+    if not metadata:
+        return trajectories
+    return tuple(replace(each, sample=replace(each.sample, metadata=metadata)) for each in trajectories)
+
+
+class _Clock:
+    """Seconds during which at least one block was open."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._open = 0
+        self._since_s = 0.0
+
+    def __enter__(self) -> None:
+        if self._open == 0:
+            self._since_s = loop_time()
+        self._open += 1
+
+    def __exit__(self, *failure: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self.total_s += loop_time() - self._since_s
