@@ -65,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline.sampling": LEAVES | {"metrics"},
     "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
     "rollouts": LEAVES,
+    "rollouts.gateway": LEAVES | {"data", "rollouts"},
     "rewards": LEAVES | {"config.areas", "rewards.graders"},
     "rewards.graders": LEAVES,
     "plugins": LEAVES | {"compat", "algorithms", "hooks"},
@@ -86,6 +87,7 @@ MAY_USE: dict[str, set[str]] = {
     "engines.sglang": {"aiohttp", "sglang", "sglang_router", "torch"},
     "engines.weight_sync": {"torch"},
     "rewards": {"aiohttp"},
+    "rollouts.gateway": {"aiohttp"},
 }
 """Libraries of OUTSIDE that a folder, and every folder below it, may import."""
 
