@@ -95,16 +95,15 @@ def _of_file(path: Path) -> Any:
     """Return the one function of a file with a usual name, or else its one environment.  Raises PluginError."""
     module = module_of_file(path)
     own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
-    functions = [value for value in own if inspect.isfunction(value)]
-    usual = [value for value in functions if value.__name__ in FUNCTION_NAMES]
+    public = [value for value in own if inspect.iscoroutinefunction(value) and not value.__name__.startswith("_")]
+    usual = [value for value in public if value.__name__ in (*FUNCTION_NAMES, path.stem)]
     environments = [value for value in own if inspect.isclass(value) and hasattr(value, "step")]
-    candidates = usual or environments
+    candidates = usual or environments or public
     if len(candidates) == 1:
         return candidates[0]
-    others = [value for value in functions if inspect.iscoroutinefunction(value) and not value.__name__.startswith("_")]
-    names = ", ".join(f"{path.name}:{value.__name__}" for value in candidates or others)
-    has = f"it has {names}" if names else "it has none"
+    names = ", ".join(f"{path.name}:{value.__name__}" for value in candidates)
+    has = f"it has {names}" if names else "it has neither"
     raise PluginError(
-        f"names no function; a file alone needs exactly one function named {', '.join(FUNCTION_NAMES[:-1])} or "
-        f"{FUNCTION_NAMES[-1]}, or one class with reset and step; {has}; write {path.name}:NAME"
+        f"names no function; a file alone needs one function with 'async def', named {', '.join(FUNCTION_NAMES[:-1])} "
+        f"or {FUNCTION_NAMES[-1]} if there are several, or one class with reset and step; {has}; write {path.name}:NAME"
     )
