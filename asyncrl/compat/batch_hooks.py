@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from asyncrl.compat.slime_types import Sample, SlimeArgs, group_to_slime
+from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_types import SlimeArgs, group_to_slime
 from asyncrl.compat.train_data import converted
 from asyncrl.errors import HookFailed, name_of
 from asyncrl.hooks.changes import left_out, masked, name_of_sample, number, samples_of, with_samples

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from asyncrl.compat.slime_types import Sample, SlimeArgs, group_to_slime
+from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_types import SlimeArgs, group_to_slime
 from asyncrl.errors import FilterFailed, name_of
 from asyncrl.protocols import PickFn
 from asyncrl.types import GroupId, Picked, ScoredGroup

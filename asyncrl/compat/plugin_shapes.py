@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncrl.compat.slime_types import Sample as SlimeSample
+from asyncrl.compat.slime_sample import Sample as SlimeSample
 from asyncrl.compat.slime_types import SlimeArgs, group_to_slime, to_slime
 from asyncrl.errors import name_of
 from asyncrl.protocols import KeepFn

@@ -1,127 +1,17 @@
 """The objects that slime's plug-ins receive: ``Sample`` and ``args``."""
 
-import enum
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
+from asyncrl.compat.slime_sample import Sample, SlimeStatus
 from asyncrl.types import FinishReason, Prompt, ScoredGroup
 from asyncrl.types import Sample as OurSample
 
 SlimeArgs = SimpleNamespace
 """The value of every flag, as attributes named with underscores: ``SlimeArgs(**config.flat(run))``."""
-
-
-class SlimeStatus(enum.Enum):
-    """slime's names for the state of a sample."""
-
-    PENDING = "pending"
-    COMPLETED = "completed"
-    TRUNCATED = "truncated"
-    ABORTED = "aborted"
-    FAILED = "failed"
-
-
-@dataclass
-class SpecInfo:
-    """slime's counts of speculative decoding; asyncrl leaves them at 0."""
-
-    spec_accept_token_num: int = 0
-    spec_draft_token_num: int = 0
-    spec_verify_ct: int = 0
-    completion_token_num: int = 0
-
-
-@dataclass
-class PrefixCacheInfo:
-    """slime's counts of the prefix cache; asyncrl leaves them at 0."""
-
-    cached_tokens: int = 0
-    total_prompt_tokens: int = 0
-
-
-@dataclass
-class Sample:
-    """slime's view of one sample, open for further attributes.
-
-    All functions of slime's shape that see an answer see the same object, from its reward to the log function.  Only
-    the fields that a hook's description names reach the trainer.
-    """
-
-    Status: ClassVar[type[SlimeStatus]] = SlimeStatus
-    SpecInfo: ClassVar[type[SpecInfo]] = SpecInfo
-    PrefixCacheInfo: ClassVar[type[PrefixCacheInfo]] = PrefixCacheInfo
-
-    group_index: int | None = None
-    """The number of the group, never repeated within a run."""
-    index: int | None = None
-    """The number of the sample, counted over all groups of the run."""
-    rollout_id: int | None = None
-    prompt: Any = ""
-    tokens: list[int] = field(default_factory=list)
-    """The tokens of prompt and response."""
-    multimodal_inputs: dict[str, Any] | None = None
-    multimodal_train_inputs: dict[str, Any] | None = None
-    multimodal_train_input_id: Any = None
-    apply_chat_template_kwargs: dict[str, Any] | None = None
-    response: str = ""
-    response_length: int = 0
-    """The number of response tokens."""
-    label: Any = None
-    reward: Any = None
-    """The reward: a number, or all entries of a dict reward; None until the sample is scored."""
-    loss_mask: list[int] | None = None
-    """A 0 or 1 for each response token; None means 1 everywhere."""
-    weight_versions: list[str] = field(default_factory=list)
-    """The versions of the weights that generated parts of the response, in order."""
-    rollout_log_probs: list[float] | None = None
-    rollout_top_p_token_ids: Any = None
-    rollout_top_p_token_offsets: Any = None
-    rollout_routed_experts: Any = None
-    remove_sample: bool = False
-    """Leave the sample out of the loss; it still counts in the normalisation of its group."""
-    teacher_log_probs: list[float] | None = None
-    status: SlimeStatus = SlimeStatus.PENDING
-    metadata: dict[str, Any] = field(default_factory=dict)
-    generate_function_path: str | None = None
-    custom_rm_path: str | None = None
-    train_metadata: dict[str, Any] | None = None
-    session_id: str | None = None
-    non_generation_time: float = 0.0
-    spec_info: Any = field(default_factory=SpecInfo)
-    prefix_cache_info: Any = field(default_factory=PrefixCacheInfo)
-
-    def get_reward_value(self, args: SlimeArgs) -> Any:
-        """Return the reward, or its entry ``args.reward_key``.  slime's own filters call this."""
-        key = getattr(args, "reward_key", None)
-        return self.reward[key] if key and isinstance(self.reward, Mapping) else self.reward
-
-    @property
-    def effective_response_length(self) -> int:
-        """The number of response tokens in the loss mask."""
-        return self.response_length if self.loss_mask is None else sum(self.loss_mask)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every attribute by name, the status as text."""
-        return {
-            **vars(self),
-            "status": self.status.value,
-            "spec_info": vars(self.spec_info).copy(),
-            "prefix_cache_info": vars(self.prefix_cache_info).copy(),
-        }
-
-    @staticmethod
-    def from_dict(found: Mapping[str, Any]) -> "Sample":
-        """Return the sample of ``to_dict``; further keys become attributes."""
-        sample = Sample()
-        for name, value in found.items():
-            setattr(sample, name, value)
-        sample.status = SlimeStatus(sample.status)
-        sample.spec_info = SpecInfo(**found.get("spec_info", {}))
-        sample.prefix_cache_info = PrefixCacheInfo(**found.get("prefix_cache_info", {}))
-        return sample
 
 
 @dataclass(slots=True)
