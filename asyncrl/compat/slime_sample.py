@@ -152,7 +152,7 @@ class Sample:
         self.prefix_cache_info.add(meta_info)
         if "weight_version" in meta_info:
             self.weight_versions.append(meta_info["weight_version"])
-        self.status = _OF_FINISH.get((meta_info["finish_reason"] or {}).get("type"), self.status)
+        self.status = _OF_FINISH.get(str((meta_info["finish_reason"] or {}).get("type")), self.status)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every attribute by name, the status as text."""
