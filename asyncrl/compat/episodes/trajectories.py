@@ -41,16 +41,22 @@ LARGEST_DIFFERENCE = 1e-3
 """Difference of two log-probs that counts as none: JSON and float32 change them by less."""
 
 
-def outcome_of(result: SlimeResult, session: EpisodeSession, reward_key: str | None = None) -> EpisodeOutcome:
-    """End the episode and return its result; see ``trajectories_of``."""
+def outcome_of(
+    session: EpisodeSession, result: SlimeResult, *, reward_key: str | None = None, eval_reward_key: str | None = None
+) -> EpisodeOutcome:
+    """End the episode and return its result; see ``trajectories_of``.
+
+    ``eval_reward_key`` replaces ``reward_key`` in an evaluation.
+    """
     counts: Counter[str] = Counter()
-    trajectories = trajectories_of(result, session, reward_key, counts)
+    key = reward_key if session.start.data_set is None else eval_reward_key or reward_key
+    trajectories = trajectories_of(session, result, key, counts)
     session.close(EpisodeEnd.FINISHED)
     return session.outcome_of(trajectories, {name: float(count) for name, count in counts.items() if count})
 
 
 def trajectories_of(
-    result: SlimeResult, session: EpisodeSession, reward_key: str | None = None, counts: Counter[str] | None = None
+    session: EpisodeSession, result: SlimeResult, reward_key: str | None = None, counts: Counter[str] | None = None
 ) -> tuple[Trajectory, ...]:
     """Return one trajectory per returned sample, or those of the record for a sample without response tokens.
 

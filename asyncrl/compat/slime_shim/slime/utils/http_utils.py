@@ -36,21 +36,23 @@ async def post(url: str, payload: Any, max_retries: int = 60, headers: dict[str,
     httpx.HTTPError.
     """
     ends_s = None
+    address, auth = _split(url)
     for attempt in range(1, max(1, max_retries) + 1):
         try:
-            return _content(await _client().post(url, json=payload or {}, headers=headers))
+            return _content(await _client().post(address, json=payload or {}, headers=headers, auth=auth))
         except httpx.HTTPError as error:
             ends_s = time.monotonic() + RETRIES_END_S if ends_s is None else ends_s
             if attempt >= max_retries or time.monotonic() >= ends_s or _is_refused(error):
                 raise
-            logger.info("%s: %s; attempt %d of %d", _shown(url), _described(error), attempt, max_retries)
+            logger.info("%s: %s; attempt %d of %d", address, _described(error), attempt, max_retries)
         await asyncio.sleep(RETRY_AFTER_S)
     raise AssertionError("unreachable")
 
 
 async def get(url: str) -> Any:
     """Return the JSON at ``url``.  Raises httpx.HTTPError."""
-    response = await _client().get(url)
+    address, auth = _split(url)
+    response = await _client().get(address, auth=auth)
     response.raise_for_status()
     return json.loads(response.content)
 
@@ -117,10 +119,14 @@ def _is_refused(error: httpx.HTTPError) -> bool:
 
 
 def _described(error: httpx.HTTPError) -> str:
-    if isinstance(error, httpx.HTTPStatusError):  # its own text has the address, with the key of the episode
+    if isinstance(error, httpx.HTTPStatusError):
         return f"status {error.response.status_code}: {error.response.text[:200]}"
     return str(error) or type(error).__name__
 
 
-def _shown(url: str) -> str:
-    return str(httpx.URL(url).copy_with(username=None, password=None))
+def _split(url: str) -> tuple[httpx.URL, httpx.BasicAuth | None]:
+    """Return the address without user and password, which are the key of an episode: errors and logs show it."""
+    found = httpx.URL(url)
+    if not found.userinfo:
+        return found, None
+    return found.copy_with(userinfo=b""), httpx.BasicAuth(found.username, found.password)
