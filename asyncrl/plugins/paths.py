@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from asyncrl.compat.episodes.shim import install_shim
+from asyncrl.compat import provide_slime
 from asyncrl.errors import PluginError
 
 
@@ -20,7 +20,7 @@ def found(path: str) -> Any:
 
     From now on ``import slime`` gives the shim in this process.
     """
-    install_shim()
+    provide_slime()
     place, colon, name = path.rpartition(":") if ":" in path else path.rpartition(".")
     if path.endswith(".py") or (place.endswith(".py") and not name):
         raise PluginError("names no function; write file.py:function")

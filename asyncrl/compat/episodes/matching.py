@@ -8,12 +8,11 @@ A turn is found by its position where the tokens agree with the record from the 
 log-probs of a turn that is found by content belong to another context; it is *moved*.
 """
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from asyncrl.episodes import GeneratedTurn
-from asyncrl.rollouts.record import Line, TokenRecord, same_up_to
+from asyncrl.rollouts.record import Line, TokenIds, TokenRecord, ids_of, same_up_to
 
 FEWEST_ALIKE = 4
 """Tokens that the beginning of a turn shares with the returned ones, at least, if the rest of it differs."""
@@ -33,7 +32,7 @@ class Region:
     """Whether the tokens before the turn are not those that the engine saw."""
 
 
-def regions_of(tokens: list[int], prompt_length: int, mask: Sequence[int], record: TokenRecord) -> list[Region]:
+def regions_of(tokens: TokenIds, prompt_length: int, mask: Sequence[int], record: TokenRecord) -> list[Region]:
     """Return the regions of the response in order, apart from each other; they cover every token with mask 1."""
     found = max((_by_position(tokens, line) for line in record.lines), key=_num_tokens, default=[])
     regions = [region for each in found if (region := _in_response(each, prompt_length))]
@@ -53,18 +52,19 @@ def _num_tokens(regions: list[Region]) -> int:
     return sum(region.stop - region.start for region in regions)
 
 
-def _by_position(tokens: list[int], line: Line) -> list[Region]:
+def _by_position(tokens: TokenIds, line: Line) -> list[Region]:
     """Return the turns of a line that ``tokens`` hold behind the same tokens; positions count from the prompt's start.
 
     The last one may be held in part.
     """
-    context, at, found = [*line.prompt_ids, *line.tokens], 0, []
+    at = 0
+    found: list[Region] = []
     for place, turn in line.turns:
-        start = len(line.prompt_ids) + place
+        start = line.prompt_len + place
         stop = start + len(turn.token_ids)
-        if tokens[at:start] != context[at:start]:
+        if tokens[at:start] != line.ids[at:start]:
             break
-        alike = same_up_to(tokens[start:stop], turn.token_ids)
+        alike = same_up_to(tokens[start:stop], line.ids[start:stop])
         found.append(Region(start=start, stop=start + alike, turn=turn))
         if alike < len(turn.token_ids):
             break
@@ -82,33 +82,33 @@ def _in_response(region: Region, prompt_length: int) -> Region | None:
     )
 
 
-def _by_content(response: list[int], mask: Sequence[int], begin: int, turns: Sequence[GeneratedTurn]) -> list[Region]:
+def _by_content(response: TokenIds, mask: Sequence[int], begin: int, turns: Sequence[GeneratedTurn]) -> list[Region]:
     """Return the turns that ``response`` holds from ``begin`` on, in the order of their calls."""
     found: list[Region] = []
-    packed = array("q", response).tobytes()
+    packed = response.tobytes()
     for turn in turns:
-        start = _place(packed, turn.token_ids, mask, begin)
-        length = len(turn.token_ids)
+        ids = ids_of(turn.token_ids)
+        start, length = _place(packed, ids, mask, begin), len(ids)
         if start is None:
-            start, length = _beginning(response, turn.token_ids, mask, begin)
+            start, length = _beginning(response, ids, mask, begin)
         if length:
             found.append(Region(start=start, stop=start + length, turn=turn, is_moved=True))
             begin = start + length
     return found
 
 
-def _place(packed: bytes, ids: Sequence[int], mask: Sequence[int], begin: int) -> int | None:
+def _place(packed: bytes, ids: TokenIds, mask: Sequence[int], begin: int) -> int | None:
     """Return the first place from ``begin`` on where ``ids`` stand and at least one of them is trained, or None."""
-    wanted = array("q", ids).tobytes()
-    at = packed.find(wanted, 8 * begin) if wanted else -1
+    wanted, size = ids.tobytes(), ids.itemsize
+    at = packed.find(wanted, size * begin) if wanted else -1
     while at >= 0:
-        if at % 8 == 0 and any(mask[at // 8 : at // 8 + len(ids)]):
-            return at // 8
+        if at % size == 0 and any(mask[at // size : at // size + len(ids)]):
+            return at // size
         at = packed.find(wanted, at + 1)
     return None
 
 
-def _beginning(response: list[int], ids: Sequence[int], mask: Sequence[int], begin: int) -> tuple[int, int]:
+def _beginning(response: TokenIds, ids: TokenIds, mask: Sequence[int], begin: int) -> tuple[int, int]:
     """Return place and length of the longest beginning of ``ids`` where trained tokens begin; length 0 without one."""
     best = (0, 0)
     for start, stop in _runs(mask, begin):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.compat.episodes.shim import FOLDER, PACKAGE
+from asyncrl.compat.slime_path import PACKAGE
 
 _CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}
 
@@ -44,7 +44,7 @@ def needs_of(file: Path) -> list[Need]:
 def has_symbol(symbol: str) -> bool:
     """Return whether the shim has a module, or a name of a module, by its dotted name."""
     module, _, name = symbol.rpartition(".")
-    return symbol == PACKAGE or _file(symbol) is not None or name in _names(module)
+    return symbol == PACKAGE.name or _file(symbol) is not None or name in _names(module)
 
 
 def _imported(nodes: list[ast.stmt], *, is_at_import: bool) -> Iterator[tuple[str, int, bool]]:
@@ -64,7 +64,7 @@ def _symbols(node: ast.Import | ast.ImportFrom) -> list[str]:
         found = [alias.name for alias in node.names]
     else:
         found = [] if node.level else [f"{node.module}.{alias.name}".removesuffix(".*") for alias in node.names]
-    return [symbol for symbol in found if symbol.partition(".")[0] == PACKAGE]
+    return [symbol for symbol in found if symbol.partition(".")[0] == PACKAGE.name]
 
 
 def _statements(node: ast.stmt) -> list[ast.stmt]:
@@ -81,7 +81,7 @@ def _is_guarded(node: ast.Try) -> bool:
 
 
 def _file(module: str) -> Path | None:
-    inner = FOLDER.joinpath(*module.split(".")[1:])
+    inner = PACKAGE.joinpath(*module.split(".")[1:])
     found = (inner / "__init__.py", inner.with_suffix(".py"))
     return next((file for file in found if file.is_file()), None)
 

@@ -17,8 +17,8 @@ from asyncrl.compat.episodes.loading import Load, set_loader
 from asyncrl.compat.episodes.needs import needs_of
 from asyncrl.compat.episodes.new_samples import new_sample, sampling_params
 from asyncrl.compat.episodes.shapes import Shape, is_slime_reward, shape_of
-from asyncrl.compat.episodes.shim import install_shim
 from asyncrl.compat.episodes.state import sample_of, state_of
+from asyncrl.compat.slime_path import provide_slime
 from asyncrl.compat.slime_sample import Sample
 from asyncrl.errors import EpisodeFailed, PluginError
 from asyncrl.rollouts.interfaces import EpisodeCall, SlimeResult
@@ -37,10 +37,10 @@ def slime_program(
     """Load the function of ``--custom-generate-function-path`` and the reward function of the run.
 
     ``args`` are the settings of the run by slime's names, ``load`` loads a function by path, and ``eval_rm_paths`` are
-    the reward functions of evaluation sets.  Call it once, in the process of user code; no event loop need run yet.  Raises
-    PluginError.
+    the reward functions of evaluation sets.  Call it once, in the process of user code; no event loop need run.
+    Raises PluginError.
     """
-    install_shim()
+    provide_slime()
     set_loader(load)
     base = base_args(args, max_context_len)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have addresses, with the keys of episodes

@@ -22,7 +22,7 @@ from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, Trajectory
 from asyncrl.errors import EpisodeFailed
 from asyncrl.rewards.values import reward_of
 from asyncrl.rollouts.interfaces import SlimeResult
-from asyncrl.rollouts.record import TokenRecord
+from asyncrl.rollouts.record import TokenIds, TokenRecord, ids_of
 from asyncrl.rollouts.session import EpisodeSession, Verdict
 from asyncrl.types import FinishReason, Floats, Reward, Sample, Span, Turn, Weights
 
@@ -108,7 +108,7 @@ class _Given:
     """What a returned sample says about its tokens, checked."""
 
     name: str
-    tokens: list[int]
+    tokens: TokenIds
     """Prompt and response."""
     prompt_length: int
     mask: tuple[int, ...]
@@ -120,7 +120,7 @@ class _Given:
     @classmethod
     def read(cls, name: str, state: Mapping[str, Any], session: EpisodeSession, tally: _Tally) -> "_Given":
         """Read a state.  Raises EpisodeFailed."""
-        tokens, length = list(state.get("tokens") or ()), int(state.get("response_length") or 0)
+        tokens, length = state.get("tokens") or [], int(state.get("response_length") or 0)
         if len(tokens) <= length:
             raise EpisodeFailed(
                 f"{name} has {len(tokens)} tokens, and a response_length of {length}; tokens hold prompt and response"
@@ -129,6 +129,7 @@ class _Given:
         wrong = next((each for each in tokens if type(each) is not int or not 0 <= each < top), None)
         if wrong is not None:
             raise EpisodeFailed(f"{name} has the token {wrong!r}; token ids are 0 to {top - 1}")
+        tokens = ids_of(tokens)
         prompt_length = len(tokens) - length
         room = max(0, session.limits.max_context_len - prompt_length)
         tally.counts[CUT] += max(0, length - room)

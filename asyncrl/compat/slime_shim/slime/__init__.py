@@ -1,5 +1,5 @@
-"""The part of slime's package that user files import, for the process of user code.
+"""The part of slime's package that user files import.
 
 ``docs/guides/slime_files.md`` lists the symbols.  Modules import each other relatively, because they are found as
-``slime.*`` in that process.
+``slime.*`` there.
 """

@@ -1,12 +1,5 @@
 """The step of a metric."""
 
-from typing import Any
+from ..utils.metric_utils import compute_rollout_step
 
 __all__ = ["compute_rollout_step"]
-
-
-def compute_rollout_step(args: Any, rollout_id: int) -> int:
-    """Return the step of W&B's axis: the training step, or with ``wandb_always_use_train_step`` its samples."""
-    if getattr(args, "wandb_always_use_train_step", False):
-        return int(rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size)
-    return rollout_id

@@ -124,9 +124,9 @@ def _described(error: httpx.HTTPError) -> str:
     return str(error) or type(error).__name__
 
 
-def _split(url: str) -> tuple[httpx.URL, httpx.BasicAuth | None]:
+def _split(url: str) -> tuple[httpx.URL, httpx.Auth]:
     """Return the address without user and password, which are the key of an episode: errors and logs show it."""
     found = httpx.URL(url)
     if not found.userinfo:
-        return found, None
+        return found, httpx.Auth()  # none
     return found.copy_with(userinfo=b""), httpx.BasicAuth(found.username, found.password)
