@@ -24,7 +24,7 @@ from tests.unit.pipeline.harness import World, drawn, named
 from tests.unit.pipeline.test_random_histories import CHOICES as SINGLE_TURN_CHOICES
 from tests.unit.pipeline.test_random_histories import Story, assert_finished_once, ended_clean, vars_of
 
-HISTORIES = 1_000
+HISTORIES = 400
 TOGETHER = 20
 
 TOOL_S = (0.0, 0.0, 0.003, 0.05, 0.4)
