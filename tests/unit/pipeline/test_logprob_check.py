@@ -1,7 +1,9 @@
 """Log-probs of engines and trainer are compared under the same weights, without delaying training."""
 
 import asyncio
+import math
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from asyncrl.engines.fake import FakeEngine
 from asyncrl.errors import EngineLost
 from asyncrl.pipeline import logprob_check
 from asyncrl.pipeline.logprob_check import mean_difference, written_by
-from asyncrl.types import Weights
+from asyncrl.types import Batch, FinishReason, ScoredGroup, Turn, Weights
 from tests.unit.pipeline.harness import World, uneven
 from tests.unit.scored_groups import group
 from tests.virtual_time import run_virtually
@@ -165,6 +167,54 @@ def test_the_difference_is_a_mean_over_all_tokens() -> None:
     from_trainer = ((), (-1.0, -2.0), (-0.5,), (-3.0,))
     assert mean_difference({1: array("f", [-1.5, -1.5]), 2: (-0.25,)}, from_trainer) == pytest.approx(1.25 / 3)
     assert mean_difference({}, from_trainer) is None
+
+
+def test_unknown_logprobs_are_left_out() -> None:
+    from_trainer = ((-1.0, -2.0, -3.0),)
+    assert mean_difference({0: array("f", [math.nan, -1.5, -3.0])}, from_trainer) == pytest.approx(0.25)
+    assert mean_difference({0: array("f", [math.nan] * 3)}, from_trainer) is None
+
+
+def episode(group_id: int, *, size: int, step: int = 3) -> ScoredGroup:
+    """A group of ``size`` answers: a turn, an observation, a turn; the first has a prompt of its own."""
+    made = group(group_id, [1.0] * size, [3] * size, step=step)
+    turns = tuple(Turn(call=at, start=at, stop=at + 1, finish=FinishReason.STOP) for at in (0, 2))
+    spans = tuple(replace(made.samples[0].sample.spans[0], start=at, stop=at + 1) for at in (0, 2))
+    changes: dict[str, Any] = {"turns": turns, "spans": spans, "logprobs": array("f", [-1.0, 0.0, -1.0])}
+    samples = [
+        replace(
+            scored,
+            sample=replace(scored.sample, **changes, prompt_ids=None if place else (1, 2, 3, 4)),
+            loss_mask=(1, 0, 1),
+        )
+        for place, scored in enumerate(made.samples)
+    ]
+    return replace(made, samples=tuple(samples))
+
+
+def test_observations_are_not_compared() -> None:
+    answers = dict(enumerate(episode(1, size=1).samples))
+    assert mean_difference(written_by(NOW, answers), ((-1.5, 0.0, -1.0),)) == pytest.approx(0.25)
+
+
+def test_uneven_groups_are_scored_with_the_prompts_of_their_answers() -> None:
+    engine = Scores()
+    batch = Batch(step=3, groups=tuple(episode(number, size=2 + number, step=2) for number in range(2)))
+    found = asyncio.run(logprob_check.engine_logprobs(batch, NOW, engine))  # type: ignore[arg-type]
+    assert engine.asked == [(7, 4), (7, 4)]
+    assert found.keys() == {0, 2}
+    assert mean_difference(found, ((-5.0, 0.0, -5.5),) * 5) == pytest.approx(0.25)
+
+
+class Scores:
+    """An engine that scores every token with -5."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    async def score(self, token_ids: tuple[int, ...], start: int) -> list[float]:
+        self.asked.append((len(token_ids), start))
+        return [-5.0] * (len(token_ids) - start)
 
 
 def test_answers_of_different_lengths_are_not_compared() -> None:
