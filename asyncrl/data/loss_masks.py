@@ -145,7 +145,7 @@ def _shared(one: str, other: str) -> int:
 
 
 def _masked(tokenizer: ChatTokenizer, text: str, spans: Sequence[Span]) -> Masked:
-    """Return the tokens of a text, with 1 at those that have a character in one of the spans."""
+    """Return the tokens of a text, with 1 at tokens that have a character in one of the spans."""
     token_ids, places = tokenizer.encoded(text)
     marks = bytearray(len(text))
     for start, stop in spans:

@@ -86,7 +86,7 @@ _QWEN3 = (
 QWEN3 = _QWEN3.replace("ALWAYS", "false").replace("PROMPT", "")
 """Thinking only behind the last question."""
 QWEN35 = _QWEN3.replace("ALWAYS", "true").replace("PROMPT", "<think>\\n")
-"""As QWEN3, with the start of the thinking in the generation prompt."""
+"""QWEN3 with the start of the thinking in the generation prompt."""
 
 R1 = """
 {%- set ns = namespace(is_tool=false, called=false) %}

@@ -176,7 +176,7 @@ def test_unknown_logprobs_are_left_out() -> None:
 
 
 def episode(group_id: int, *, size: int, step: int = 3) -> ScoredGroup:
-    """A group of ``size`` answers: a turn, an observation, a turn; the first has a prompt of its own."""
+    """A group of ``size`` answers: a turn, an observation, a turn; the first has another prompt."""
     made = group(group_id, [1.0] * size, [3] * size, step=step)
     turns = tuple(Turn(call=at, start=at, stop=at + 1, finish=FinishReason.STOP) for at in (0, 2))
     spans = tuple(replace(made.samples[0].sample.spans[0], start=at, stop=at + 1) for at in (0, 2))
