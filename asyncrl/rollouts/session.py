@@ -73,6 +73,11 @@ class EpisodeSession:
         """Whether the episode takes no more calls."""
         return self._is_over
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the episode began."""
+        return loop_time() - self._began_s
+
     async def generate(
         self,
         token_ids: tuple[int, ...],
