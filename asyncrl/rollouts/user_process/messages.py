@@ -14,7 +14,7 @@ from typing import Any
 from asyncrl.episodes import EpisodeStart, GeneratedTurn
 from asyncrl.rollouts.interfaces import EpisodeAddress
 from asyncrl.rollouts.user_process import plain_values
-from asyncrl.rollouts.user_process.wire import WireBroken
+from asyncrl.rollouts.user_process.wire import WireBroken, cut
 from asyncrl.types import Prompt, Sample
 
 # ---- controller to process
@@ -90,13 +90,13 @@ class Stop:
 type ToProcess = Load | Log | Serve | Episode | Score | Answer | Cancel | Ping | Stop
 
 
-def to_process(message: ToProcess) -> bytes:
-    """Return the bytes of a message to the process.  May raise what a value raises that cannot be pickled."""
-    return pickle.dumps(message, protocol=5)
+def to_process(message: ToProcess) -> list[bytes]:
+    """Return the pieces of a message to the process.  May raise what a value raises that cannot be pickled."""
+    return cut(pickle.dumps(message, protocol=5))
 
 
 def in_process(pieces: Sequence[bytes]) -> ToProcess:
-    """Return the message of some bytes, in the process."""
+    """Return the message of some pieces, in the process."""
     message: ToProcess = pickle.loads(b"".join(pieces))
     return message
 
@@ -171,8 +171,8 @@ type FromProcess = Loaded | Ask | Unask | Returned | Raised | Alive
 _FROM_PROCESS = {each.__name__: each for each in (Loaded, Ask, Unask, Returned, Raised, Alive)}
 
 
-def to_controller(message: FromProcess) -> bytes:
-    """Return the bytes of a message to the controller.  Its values must be results of ``plain_values.plain``."""
+def to_controller(message: FromProcess) -> list[bytes]:
+    """Return the pieces of a message to the controller.  Its values must be results of ``plain_values.plain``."""
     return plain_values.packed([type(message).__name__, *(getattr(message, each.name) for each in fields(message))])
 
 
