@@ -1,11 +1,11 @@
 """The lag of the controller's event loop while user code blocks, leaks, exits or imports half the world.
 
-    uv run python -m benchmarks.user_code                     every kind of misbehaviour, and the cost of calls
-    uv run python -m benchmarks.user_code --check             exit code 1 if the lag exceeds 20 ms at the 99th percentile
+    uv run python -m benchmarks.user_code              every kind of misbehaviour, and the cost of calls
+    uv run python -m benchmarks.user_code --check      exit code 1 if the lag exceeds 20 ms at the 99th percentile
 
-Episodes run in the real process of user code, against engines that answer at once.  Some episodes behave all the time.
-On a busy machine other programs cause most of the lag, as the column ``starved`` shows: it is the share of time in which
-the controller was ready to run and had no CPU.
+Episodes run in the real process of user code, against engines that answer in 50 ms.  Some episodes behave all the time.
+On a busy machine other programs cause most of the lag, as the column ``starved`` shows: it is the share of time in
+which the controller was ready to run and had no CPU.
 """
 
 import asyncio

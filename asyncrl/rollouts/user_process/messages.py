@@ -6,16 +6,19 @@
 A *call* is one episode or one reward.  The process runs it until it returns, raises or is cancelled.
 """
 
+import copyreg
+import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from asyncrl.episodes import EpisodeStart, GeneratedTurn
 from asyncrl.rollouts.interfaces import EpisodeAddress
 from asyncrl.rollouts.user_process import plain_values
 from asyncrl.rollouts.user_process.wire import WireBroken, cut
-from asyncrl.types import Prompt, Sample
+from asyncrl.types import Prompt, Sample, Span, Weights
 
 # ---- controller to process
 
@@ -90,9 +93,35 @@ class Stop:
 type ToProcess = Load | Log | Serve | Episode | Score | Answer | Cancel | Ping | Stop
 
 
+def _restored[T](cls: type[T], values: tuple[Any, ...]) -> T:
+    """Return an object that was checked when it was made, with these values of its fields."""
+    found = object.__new__(cls)
+    for each, value in zip(fields(cls), values, strict=True):  # type: ignore[arg-type]
+        object.__setattr__(found, each.name, value)
+    return found
+
+
+def _reducer(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    names = [each.name for each in fields(cls)]
+    values_of = attrgetter(*names) if len(names) > 1 else lambda found: (getattr(found, names[0]),)
+    return lambda found: (_restored, (cls, values_of(found)))
+
+
+_REDUCERS: dict[type[Any], Callable[[Any], Any]] = copyreg.dispatch_table | {
+    each: _reducer(each)
+    for each in (Answer, Episode, EpisodeStart, GeneratedTurn, Prompt, Sample, Score, Span, Weights)
+}
+"""How pickle takes the values that travel often.  The standard way for frozen dataclasses lists the fields each time,
+which takes 8 of 20 microseconds per object."""
+
+
 def to_process(message: ToProcess) -> list[bytes]:
     """Return the pieces of a message to the process.  May raise what a value raises that cannot be pickled."""
-    return cut(pickle.dumps(message, protocol=5))
+    written = io.BytesIO()
+    pickler = pickle.Pickler(written, protocol=5)
+    pickler.dispatch_table = _REDUCERS
+    pickler.dump(message)
+    return cut(written.getvalue())
 
 
 def in_process(pieces: Sequence[bytes]) -> ToProcess:
