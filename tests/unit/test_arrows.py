@@ -27,9 +27,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "capacity": CONFIG | {"errors", "models"},
     "config": {"errors", "config.areas", "config.slime"},
     "compat": LEAVES | CONFIG | {"algorithms", "hooks"},
+    "compat.episodes": LEAVES | {"compat", "rewards", "rollouts"},
+    "compat.slime_shim": set(),
     "compat.slime_shim.slime": set(),
     "compat.slime_shim.slime.backends": set(),
     "compat.slime_shim.slime.backends.megatron_utils": set(),
+    "compat.slime_shim.slime.observability": set(),
+    "compat.slime_shim.slime.ray": set(),
+    "compat.slime_shim.slime.rollout": {"errors", "compat"},
+    "compat.slime_shim.slime.rollout.filter_hub": {"compat"},
+    "compat.slime_shim.slime.rollout.rm_hub": {"errors", "rewards.graders"},
+    "compat.slime_shim.slime.utils": {"compat", "compat.episodes", "data"},
     "config.areas": {"errors"},
     "config.slime": {"config.areas"},
     "data": LEAVES | CONFIG,
@@ -65,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline.sampling": LEAVES | {"metrics"},
     "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
     "rollouts": LEAVES,
+    "rollouts.gateway": LEAVES | {"data", "rollouts"},
     "rewards": LEAVES | {"config.areas", "rewards.graders"},
     "rewards.graders": LEAVES,
     "plugins": LEAVES | {"compat", "algorithms", "hooks"},
@@ -86,6 +95,7 @@ MAY_USE: dict[str, set[str]] = {
     "engines.sglang": {"aiohttp", "sglang", "sglang_router", "torch"},
     "engines.weight_sync": {"torch"},
     "rewards": {"aiohttp"},
+    "rollouts.gateway": {"aiohttp"},
 }
 """Libraries of OUTSIDE that a folder, and every folder below it, may import."""
 
