@@ -8,7 +8,7 @@ A turn is found by its position where the tokens agree with the record from the 
 log-probs of a turn that is found by content belong to another context; it is *moved*.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from asyncrl.episodes import GeneratedTurn
@@ -32,9 +32,23 @@ class Region:
     """Whether the tokens before the turn are not those that the engine saw."""
 
 
-def regions_of(tokens: TokenIds, prompt_length: int, mask: Sequence[int], record: TokenRecord) -> list[Region]:
-    """Return the regions of the response in order, apart from each other; they cover every token with mask 1."""
-    found = max((_by_position(tokens, line) for line in record.lines), key=_num_tokens, default=[])
+def regions_of(
+    tokens: TokenIds,
+    prompt_length: int,
+    mask: Sequence[int],
+    record: TokenRecord,
+    preference: Callable[[Region], float] = lambda _: 0.0,
+) -> list[Region]:
+    """Return the regions of the response in order, apart from each other; they cover every token with mask 1.
+
+    Of several turns with the same tokens behind the same tokens, the one with the highest ``preference`` is taken.
+    """
+
+    def rank(found: list[Region]) -> tuple[int, float]:
+        return sum(each.stop - each.start for each in found), sum(preference(each) for each in found[-1:])
+
+    candidates = [_by_position(tokens, line) for line in record.lines]
+    found = max(candidates, key=rank, default=[])
     regions = [region for each in found if (region := _in_response(each, prompt_length))]
     used = {each.turn.call for each in found if each.turn is not None}
     begin = max((region.stop for region in regions), default=0)
@@ -46,10 +60,6 @@ def regions_of(tokens: TokenIds, prompt_length: int, mask: Sequence[int], record
 
 def _turns(record: TokenRecord) -> dict[int, GeneratedTurn]:
     return {turn.call: turn for line in record.lines for _, turn in line.turns}
-
-
-def _num_tokens(regions: list[Region]) -> int:
-    return sum(region.stop - region.start for region in regions)
 
 
 def _by_position(tokens: TokenIds, line: Line) -> list[Region]:

@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -96,6 +97,8 @@ class _Tally:
 
     def __init__(self, counts: Counter[str]) -> None:
         self.counts = counts
+        self.taken: set[int] = set()
+        """Calls whose turns are in an earlier sample of the episode."""
         self._calls = count(FIRST_ARTIFICIAL_CALL)
 
     def next_call(self) -> int:
@@ -160,7 +163,10 @@ def _mask(name: str, state: Mapping[str, Any], length: int) -> tuple[int, ...]:
 
 
 def _trajectory(given: _Given, session: EpisodeSession, reward: Reward | None, index: int, tally: _Tally) -> Trajectory:
-    regions = regions_of(given.tokens, given.prompt_length, given.mask, session.record)
+    regions = regions_of(
+        given.tokens, given.prompt_length, given.mask, session.record, partial(_preference, given, tally)
+    )
+    tally.taken |= {region.turn.call for region in regions if region.turn is not None}
     if regions and not session.record.num_turns:
         raise EpisodeFailed(f"{given.name} has trained tokens, but the function never called the model")
     token_ids = tuple(given.tokens[given.prompt_length :])
@@ -181,6 +187,18 @@ def _trajectory(given: _Given, session: EpisodeSession, reward: Reward | None, i
         prompt_ids=None if prompt_ids == session.start.prompt.token_ids else prompt_ids,
     )
     return Trajectory(sample=sample, loss_mask=given.mask, reward=reward)
+
+
+def _preference(given: _Given, tally: _Tally, region: Region) -> float:
+    """Return how well a turn fits, as parallel calls may give the same tokens: by log-probs, and in no sample yet.
+
+    Positions of ``region`` count from the start of the prompt.
+    """
+    assert region.turn is not None
+    first = max(0, region.start - given.prompt_length)
+    copied = (given.logprobs or ())[first : region.stop - given.prompt_length]
+    alike = sum(map(_is_alike, copied, region.turn.logprobs))
+    return alike / max(1, len(copied)) + (0.5 if region.turn.call not in tally.taken else 0.0)
 
 
 def _turn(region: Region, tally: _Tally) -> Turn:
