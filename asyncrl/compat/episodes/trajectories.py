@@ -80,9 +80,8 @@ def trajectories_of(
             made = _of_record(name, state, session, reward)
         else:
             given = returned_tokens(name, state, session.limits)
-            made = (
-                Trajectory(sample=_sample(given, session, place, tally), loss_mask=tuple(given.mask), reward=reward),
-            )
+            sample = _sample(given, session, place, tally)
+            made = (Trajectory(sample=sample, loss_mask=tuple(given.mask), reward=reward),)
         found += (_with_state(each, state, session, is_list=result.is_list) for each in made)
     return tuple(found)
 
@@ -225,7 +224,7 @@ def _alike(given: Sequence[Any], engines: Floats) -> "np.ndarray[Any, np.dtype[n
         found = np.array(given, np.float64)
     except (TypeError, ValueError):
         found = np.full(len(given), math.nan)
-    return np.less_equal(np.abs(found - np.asarray(engines)), LARGEST_DIFFERENCE)
+    return np.asarray(np.abs(found - np.asarray(engines)) <= LARGEST_DIFFERENCE)
 
 
 def _finish(given: ReturnedTokens, turns: Sequence[Turn]) -> FinishReason:
