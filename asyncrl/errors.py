@@ -14,6 +14,8 @@
     ├── SampleFailed           one sample failed after its last retry                      [budget]
     ├── EpisodeFailed          a user's episode raised, took too long or lost its process  [budget]
     ├── EpisodeEnded           a request of an episode that is over, or past one of its limits
+    ├── ToolFailed             a tool or an environment raised or took too long            [budget]
+    ├── SandboxFailed          a sandbox cannot isolate or start a program                 [budget]
     ├── FailureBudgetSpent     too many groups failed in a row; the run stops
     ├── FilterBudgetSpent      the filter rejected too many groups in a row; the run stops
     ├── ServerFailed           a process that we started died or did not get ready
@@ -94,6 +96,14 @@ class EpisodeEnded(AsyncRLError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class ToolFailed(AsyncRLError):
+    """A tool or an environment raised or took too long, and the episode lets that end it."""
+
+
+class SandboxFailed(AsyncRLError):
+    """The machine does not allow a sandbox's isolation, or the program in it could not be started."""
 
 
 class FailureBudgetSpent(AsyncRLError):
