@@ -14,7 +14,6 @@
     ├── SampleFailed           one sample failed after its last retry                      [budget]
     ├── EpisodeFailed          a user's episode raised, took too long or lost its process  [budget]
     ├── EpisodeEnded           a request of an episode that is over, or past one of its limits
-    ├── ToolFailed             a tool or an environment raised or took too long            [budget]
     ├── SandboxFailed          a sandbox cannot isolate or start a program                 [budget]
     ├── FailureBudgetSpent     too many groups failed in a row; the run stops
     ├── FilterBudgetSpent      the filter rejected too many groups in a row; the run stops
@@ -96,10 +95,6 @@ class EpisodeEnded(AsyncRLError):
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class ToolFailed(AsyncRLError):
-    """A tool or an environment raised or took too long, and the episode lets that end it."""
 
 
 class SandboxFailed(AsyncRLError):

@@ -62,6 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline.sampling": LEAVES | {"metrics"},
     "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
     "rollouts": LEAVES,
+    "rollouts.environments": LEAVES | {"rollouts", "rollouts.tools"},
+    "rollouts.tools": LEAVES | {"rollouts"},
     "rewards": LEAVES | {"config.areas", "rewards.graders"},
     "rewards.graders": LEAVES,
     "plugins": LEAVES | {"compat", "algorithms", "hooks"},
@@ -83,6 +85,8 @@ MAY_USE: dict[str, set[str]] = {
     "engines.sglang": {"aiohttp", "sglang", "sglang_router", "torch"},
     "engines.weight_sync": {"torch"},
     "rewards": {"aiohttp"},
+    "rollouts": {"aiohttp"},
+    "rollouts.tools": {"sglang"},
 }
 """Libraries of OUTSIDE that a folder, and every folder below it, may import."""
 

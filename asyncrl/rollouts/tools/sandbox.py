@@ -27,8 +27,8 @@ from typing import Any, Literal
 from asyncrl.errors import SandboxFailed, plainly
 from asyncrl.event_loop import loop_time
 
-type Isolation = Literal["root", "user", "nobody", "limits"]
-"""``root``: namespaces and a user id without rights.  ``user``: namespaces of an unprivileged user.  ``nobody``: a user
+type Isolation = Literal["root", "user", "uid", "limits"]
+"""``root``: namespaces and a user id without rights.  ``user``: namespaces of an unprivileged user.  ``uid``: a user
 id without rights, for root in a container.  ``limits``: limits alone."""
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Sandbox:
     def _settings(self, argv: Sequence[str], files: Mapping[str, str], uid: int, directory: str) -> dict[str, Any]:
         return _settings(
             mode=self.isolation,
-            uid=uid if self.isolation in ("root", "nobody") else None,
+            uid=uid if self.isolation in ("root", "uid") else None,
             argv=[*argv],
             files=dict(files),
             directory=directory,
@@ -337,9 +337,9 @@ def _strongest(network: bool) -> Isolation:
         if reason is None:
             return mode
         reasons.append(reason)
-    if network and os.geteuid() == 0 and _try("nobody", network) is None:
+    if network and os.geteuid() == 0 and _try("uid", network) is None:
         log.warning("the sandbox has no namespaces here (%s): code in it sees the files that all can read", reasons[-1])
-        return "nobody"
+        return "uid"
     if network:
         log.warning("the sandbox has no namespaces here (%s): code in it has the rights of this user", reasons[-1])
         return "limits"
@@ -354,7 +354,7 @@ def _try(mode: Isolation, network: bool) -> str | None:
     with tempfile.TemporaryDirectory(prefix="asyncrl-sandbox-") as directory:
         settings = _settings(
             mode=mode,
-            uid=_FIRST_UID if mode in ("root", "nobody") else None,
+            uid=_FIRST_UID if mode in ("root", "uid") else None,
             argv=[sys.executable, "-I", "-S", "-c", ""],
             files={},
             directory=directory,

@@ -6,7 +6,7 @@
                  │          └ ends with the code; the kernel then kills every process of the namespace
                  └ dies with its parent, and init with it
 
-Without namespaces (``mode`` "nobody" or "limits") the starter adopts orphans, and kills all descendants when the code
+Without namespaces (``mode`` "uid" or "limits") the starter adopts orphans, and kills all descendants when the code
 ends.
 """
 
@@ -40,7 +40,7 @@ def main() -> None:
     try:
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.alarm(settings["wall_s"] + 2)  # the parent's own limit comes first
-        if settings["mode"] in ("nobody", "limits"):
+        if settings["mode"] in ("uid", "limits"):
             supervise_tree(settings, report)
         else:
             supervise_namespace(settings, report)
@@ -176,7 +176,7 @@ def children() -> list[int]:
 
 
 def start(settings: Mapping[str, Any], report: int) -> int:
-    """Start the code in a process of its own session; return the process id."""
+    """Start the code in a process with its own session; return the process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -223,7 +223,7 @@ def num_threads_of_user() -> int:
 def drop_rights(settings: Mapping[str, Any]) -> None:
     """Become a user without rights, if we are root, and give up every way to gain some."""
     if settings["uid"] is not None:
-        if settings["mode"] == "nobody":
+        if settings["mode"] == "uid":
             os.chown(settings["directory"], settings["uid"], settings["uid"])
         os.setgroups([])
         os.setresgid(settings["uid"], settings["uid"], settings["uid"])
