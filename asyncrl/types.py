@@ -138,6 +138,8 @@ class Request:
     """Random seed below 2**31; makes sampling repeatable where the engine supports it."""
     weights: Weights
     """The weights that the engines served when the request was dispatched."""
+    routing_key: str | None = None
+    """Name of the episode, whose requests should reach the same engine; None: any engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,26 +20,34 @@ Total = Callable[[Tensor], Tensor]
 """The sum of a tensor over all data-parallel ranks, which have different samples; for one rank, the tensor itself."""
 
 
-def group_normalised(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
+def group_normalised(rewards_N: Tensor, groups_N: Tensor, rollouts_N: Tensor | None = None) -> Tensor:
     """Subtract the mean of each group from its rewards, and divide by the group's standard deviation.
 
     ``A_i = (r_i - mean(r)) / std(r)``: GRPO with outcome supervision, DeepSeekMath (arXiv 2402.03300), section 4.1.2;
     GSPO (arXiv 2507.18071, equation 6) and CISPO (MiniMax-M1, arXiv 2506.13585) use the same.  The standard deviation
     is that of a sample (n - 1).  A group of one or of equal rewards gets 0.  Samples with equal entries in ``groups_N``
     are one group, at whatever positions.
+
+    Samples of a group with equal entries in ``rollouts_N`` are one rollout; None: each sample is a rollout.  Every
+    rollout of a group weighs the same: with w = 1 / (samples of the rollout) and n rollouts, the mean is
+    ``sum(w r) / n`` and the variance ``sum(w (r - mean)^2) / (n - 1)``.  Splitting a rollout into samples with its
+    reward therefore changes no advantage.
     """
-    centred_N = group_centred(rewards_N, groups_N)
-    _, place_N, size_G = torch.unique(groups_N, return_inverse=True, return_counts=True)
-    squares_G = centred_N.new_zeros(len(size_G)).index_add(0, place_N, centred_N.square())
+    centred_N = group_centred(rewards_N, groups_N, rollouts_N)
+    place_N, weights_N, size_G = _weighed(rewards_N, groups_N, rollouts_N)
+    squares_G = centred_N.new_zeros(len(size_G)).index_add(0, place_N, weights_N * centred_N.square())
     std_G = (squares_G / (size_G - 1).clamp(min=1)).sqrt()
     advantages_N: Tensor = centred_N / (std_G + STD_FLOOR)[place_N]
     return advantages_N
 
 
-def group_centred(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Subtract the mean of each group from its rewards, without a division: Dr. GRPO (arXiv 2503.20783)."""
-    _, place_N, size_G = torch.unique(groups_N, return_inverse=True, return_counts=True)
-    sums_G = rewards_N.new_zeros(len(size_G)).index_add(0, place_N, rewards_N)
+def group_centred(rewards_N: Tensor, groups_N: Tensor, rollouts_N: Tensor | None = None) -> Tensor:
+    """Subtract the mean of each group from its rewards, without a division: Dr. GRPO (arXiv 2503.20783).
+
+    Rollouts weigh the same, as in ``group_normalised``.
+    """
+    place_N, weights_N, size_G = _weighed(rewards_N, groups_N, rollouts_N)
+    sums_G = rewards_N.new_zeros(len(size_G)).index_add(0, place_N, weights_N * rewards_N)
     advantages_N: Tensor = rewards_N - (sums_G / size_G)[place_N]
     return advantages_N
 
@@ -49,13 +57,18 @@ def every_step(values_N: Tensor, lengths: Sequence[int]) -> Tensor:
     return values_N.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=values_N.device))
 
 
-def step_rewards(rewards_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float) -> Tensor:
+def step_rewards(
+    rewards_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float, turns_T: Tensor | None = None
+) -> Tensor:
     """Compute step rewards: a sample's reward at its last step, less ``kl_coef`` times each step's KL estimate.
 
     ``r_t = 1[t = T] r(x, y) - beta KL_t``: InstructGPT (arXiv 2203.02155) and REINFORCE++ (arXiv 2501.03262).  The
-    reward of a sample without steps is lost.
+    reward of a sample without steps is lost.  ``turns_T`` are further rewards of steps: those of turns, at the last
+    step of each, as in MT-PPO (arXiv 2505.11821).
     """
     rewards_T = -kl_coef * kl_T
+    if turns_T is not None:
+        rewards_T = rewards_T + turns_T
     sizes = torch.tensor(lengths, dtype=torch.long, device=rewards_N.device)
     has_steps = sizes > 0
     rewards_T[sizes.cumsum(0)[has_steps] - 1] += rewards_N[has_steps]
@@ -63,13 +76,20 @@ def step_rewards(rewards_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_
 
 
 def reinforce_plus_plus(
-    rewards_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float, gamma: float
+    rewards_N: Tensor,
+    kl_T: Tensor,
+    lengths: Sequence[int],
+    *,
+    kl_coef: float,
+    gamma: float,
+    turns_T: Tensor | None = None,
 ) -> Tensor:
     """Compute discounted returns of ``step_rewards``, before the whitening over the batch.
 
     ``A_t = sum over s >= t of gamma^(s - t) r_s``: REINFORCE++ (arXiv 2501.03262), whose gamma is 1.
     """
-    return _from_behind(step_rewards(rewards_N, kl_T, lengths, kl_coef=kl_coef), lengths, gamma)
+    rewards_T = step_rewards(rewards_N, kl_T, lengths, kl_coef=kl_coef, turns_T=turns_T)
+    return _from_behind(rewards_T, lengths, gamma)
 
 
 def reinforce_plus_plus_baseline(centred_N: Tensor, kl_T: Tensor, lengths: Sequence[int], *, kl_coef: float) -> Tensor:
@@ -109,6 +129,17 @@ def whitened(values_T: Tensor, total: Total) -> Tensor:
     deviation = (squares / (count - 1).clamp(min=1.0) + VARIANCE_FLOOR).sqrt()
     whitened_T: Tensor = (centred_T / deviation).to(values_T.dtype)
     return whitened_T
+
+
+def _weighed(rewards_N: Tensor, groups_N: Tensor, rollouts_N: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each sample's place among the groups, its weight within its rollout, and each group's rollouts."""
+    _, place_N, size_G = torch.unique(groups_N, return_inverse=True, return_counts=True)
+    if rollouts_N is None:
+        return place_N, torch.ones_like(rewards_N), size_G
+    pairs_N2 = torch.stack([place_N, rollouts_N], dim=1)
+    pairs_R2, rollout_N, samples_R = torch.unique(pairs_N2, dim=0, return_inverse=True, return_counts=True)
+    weights_N = 1.0 / samples_R[rollout_N].to(rewards_N.dtype)
+    return place_N, weights_N, torch.bincount(pairs_R2[:, 0], minlength=len(size_G))
 
 
 def _from_behind(values_T: Tensor, lengths: Sequence[int], factor: float) -> Tensor:

@@ -16,7 +16,7 @@ from asyncrl.algorithms.losses import MAX_LOG_RATIO, held_log_ratio
 from asyncrl.algorithms.samples import sample_means, sample_sums
 
 Level = Literal["token", "sequence", "geometric"]
-Mode = Literal["truncate", "mask", "whole"]
+Mode = Literal["truncate", "clip", "mask", "whole"]
 
 
 def importance_weights(
@@ -35,7 +35,7 @@ def importance_weights(
     ``w = pi_prox / pi_behave`` of the token, of the whole sample (``sequence``), or its geometric mean over the tokens
     of the sample (``geometric``).
 
-    - ``truncate``: clip(w, low, high), truncated importance sampling.
+    - ``truncate`` or ``clip``: clip(w, low, high), truncated importance sampling.
     - ``mask``: w where it is within the bounds, else 0: masked importance sampling, IcePop (arXiv 2510.18855).
     - ``whole``: w, as in the decoupled objective ``w * min(u A, clip(u) A)``, u = pi / pi_prox, of AReaL
       (arXiv 2505.24298).
@@ -49,7 +49,7 @@ def importance_weights(
         log_T = sample_means(log_T, mask_T, lengths)
     weights_T = log_T.exp()
     is_outside_T = ((weights_T < low) | (weights_T > high)) & mask_T
-    if mode == "truncate":
+    if mode in ("truncate", "clip"):
         weights_T = weights_T.clamp(low, high)
     elif mode == "mask":
         weights_T = torch.where(is_outside_T, 0.0, weights_T)

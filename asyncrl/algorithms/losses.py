@@ -1,8 +1,8 @@
 """Policy and value losses, and the weights that make their sum the same mean under any packing.
 
 A loss is ``sum(loss_T * weights_T) / count``.  The count is taken over the whole update: tokens for ``token_weights``,
-samples for ``sample_weights``.  The sum may be taken in any pieces, so neither packing nor data parallelism changes it.
-Policy losses return a loss per token, and whether its ratio was clipped.  Where ``mask_T`` is false they return the
+rollouts for ``rollout_weights``.  The sum may be taken in any pieces, so neither packing nor data parallelism changes
+it.  Policy losses return a loss per token, and whether its ratio was clipped.  Where ``mask_T`` is false they return the
 loss of ratio 1, whatever the old log-probs are: tokens that no policy sampled may have any number there.
 Shape letters: T response tokens, sample after sample.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.samples import parts, sample_means
+from asyncrl.algorithms.samples import sample_means
 
 MAX_LOG_RATIO = 20.0
 """Bound of a log-ratio in either direction: exp(89) overflows float32, and inf times an advantage of 0 is NaN."""
@@ -52,7 +52,7 @@ def gspo(
     """Compute ``ppo_clip`` with one ratio per sample, the geometric mean over its trained tokens.
 
     ``s = (pi(y) / pi_old(y))^(1/|y|)``: GSPO (arXiv 2507.18071), equations 5 and 7.  Every token of a sample has the
-    same loss, so that ``sample_weights`` give the paper's objective.
+    same loss, so that ``rollout_weights`` give the paper's objective.
     """
     log_ratio_T = sample_means(held_log_ratio(logprobs_T, old_logprobs_T, mask_T), mask_T, lengths)
     return _clipped(log_ratio_T.exp(), advantages_T, mask_T, eps_low, eps_high, eps_dual)
@@ -103,16 +103,20 @@ def token_weights(mask_T: Tensor, lengths: Sequence[int]) -> Tensor:
     return mask_T.to(torch.float32)
 
 
-def sample_weights(mask_T: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return a weight of 1 / n for each trained token of a sample that has n of them.
+def rollout_weights(mask_T: Tensor, lengths: Sequence[int], rollout_tokens: Sequence[int]) -> Tensor:
+    """Return a weight of 1 / n for each trained token of a rollout that has n of them over all its samples.
 
-    With the number of samples as the count, every sample weighs the same.  A sample without trained tokens adds
-    nothing, but counts as a sample.
+    ``rollout_tokens`` has the n of each sample's rollout, whose other samples may be in other microbatches or on other
+    ranks.  With the number of rollouts as the count, every rollout weighs the same.  A rollout without trained tokens
+    adds nothing, but counts as a rollout.
     """
     weights_T = token_weights(mask_T, lengths)
     if not lengths:  # an empty microbatch, which only matches other ranks' passes
         return weights_T
-    return torch.cat([part / part.sum().clamp(min=1.0) for part in parts(weights_T, lengths)])
+    device = mask_T.device
+    counts_N = torch.tensor(rollout_tokens, dtype=torch.float32, device=device).clamp(min=1.0)
+    # A tensor as divisor: by a plain number, a GPU multiplies with its rounded inverse.
+    return weights_T / counts_N.repeat_interleave(torch.tensor(lengths, device=device), output_size=len(mask_T))
 
 
 def _clipped(

@@ -48,7 +48,8 @@ from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
-from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
+from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
+from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import GroupObserver, RewardFn
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import SamplingParams

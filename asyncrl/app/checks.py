@@ -275,16 +275,21 @@ def _pick(run: RunConfig) -> PickFn | None:
 
 
 def _custom(run: RunConfig) -> Resolver | None:
-    """Return a resolver of the user's advantage and loss functions, after one call of it.  Raises PluginError.
+    """Return a resolver of the user's functions of the objective, after one call of it.  Raises PluginError.
 
     The ranks receive the resolver, so that ``engines/`` need not import ``plugins/``.
     """
-    advantage, loss = run.train.custom_advantage_function_path, run.train.custom_loss_function_path
-    if advantage is None and loss is None:
+    train = run.train
+    advantage, loss, tis = (
+        train.custom_advantage_function_path,
+        train.custom_loss_function_path,
+        train.custom_tis_function_path,
+    )
+    if advantage is None and loss is None and tis is None:
         return None
     from asyncrl.engines.megatron.train.custom_advantage import custom_of  # imports torch
 
-    resolve = partial(load_custom, advantage, loss, _plugin_args(run), Path.cwd())
+    resolve = partial(load_custom, advantage, loss, _plugin_args(run), Path.cwd(), tis)
     custom_of(resolve)
     return resolve
 

@@ -8,7 +8,9 @@ from asyncrl.compat.buffer_filters import pick_from_slime
 from asyncrl.compat.data_sources import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
 from asyncrl.compat.evaluation import BlockingEval, RolloutFnEvalOutput
 from asyncrl.compat.plugin_shapes import filter_from_slime, group_reward_from_slime, reward_from_slime
+from asyncrl.compat.slime_path import provide_slime
 from asyncrl.compat.slime_types import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
+from asyncrl.compat.tis_functions import tis_from_slime
 
 __all__ = [
     "OUR_NAMES",
@@ -24,5 +26,7 @@ __all__ = [
     "filter_from_slime",
     "group_reward_from_slime",
     "pick_from_slime",
+    "provide_slime",
     "reward_from_slime",
+    "tis_from_slime",
 ]

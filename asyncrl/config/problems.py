@@ -252,6 +252,10 @@ def _custom(train: TrainConfig) -> list[str]:
         "eps-clip-c": train.eps_clip_c is not None,
     }
     names = ", ".join(name for name, is_given in clips.items() if is_given)
+    lines += must(
+        train.custom_tis_function_path is None or train.use_tis,
+        "custom-tis-function-path without use-tis: the function would not be called; give use-tis as well",
+    )
     return lines + must(
         train.custom_loss_function_path is None or not names,
         f"{names} with custom-loss-function-path, which replaces the clipping: give them as its arguments, "

@@ -1,7 +1,7 @@
 """Facts about the stages of a run, as frozen snapshots; the reporter turns them into numbers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.types import Batch, EvalReport, TrainReport, UpdateReport, Weights
@@ -23,6 +23,11 @@ class TokenCounts:
     """Tokens of groups that failed."""
     held: int = 0
     """Tokens of groups in flight, buffered, or in the batch being trained."""
+    observed: int = 0
+    """Tokens of observations in groups that were trained, or dropped after their score.  In no sum: nothing generated
+    them."""
+    trained_copies: int = 0
+    """Tokens of turns that are in the loss a second time, which only trajectories of user code have.  In no sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,22 @@ class Gauges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeStats:
+    """The training episodes of the run.  Seconds and ``sums`` are those of episodes that ended since the last step."""
+
+    ended: Mapping[str, int]
+    """Episodes so far by the reason of their end, see ``episodes.EpisodeEnd``."""
+    num_open: int
+    """Episodes that were started and have not ended."""
+    tool_s: float
+    """Seconds in tools and other user code."""
+    engine_s: float
+    """Seconds of engine calls, without waits for a slot."""
+    sums: Mapping[str, float] = field(default_factory=dict)
+    """Sums of ``EpisodeOutcome.metrics``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats(Gauges):
     """The scheduler's state and estimates after a step."""
 
@@ -76,6 +97,8 @@ class SchedulerStats(Gauges):
     """Weights that the engines serve."""
     lengths: LengthStats
     """Lengths of the samples started, trained and dropped."""
+    episodes: EpisodeStats | None = None
+    """None in a run without episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The required signature of the user function of each flag."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,14 @@ from asyncrl.compat import (
     group_reward_from_slime,
     pick_from_slime,
     reward_from_slime,
+    tis_from_slime,
 )
 from asyncrl.errors import PluginError
 from asyncrl.plugins.buffer_filter_check import checked_pick
 from asyncrl.protocols import KeepFn, PickFn
 
 if TYPE_CHECKING:  # imports torch, which a run without such functions does not need here
-    from asyncrl.algorithms.custom_functions import AdvantageFn, LossFn
+    from asyncrl.algorithms.custom_functions import AdvantageFn, LossFn, TisFn
 
 
 def _no_slime_loss(function: Callable[..., Any], args: SlimeArgs) -> Any:
@@ -26,6 +28,16 @@ def _no_slime_loss(function: Callable[..., Any], args: SlimeArgs) -> Any:
         "exist here; write loss(logprobs, old_logprobs, advantages, mask, lengths), which returns a loss per token and "
         "a dict of metrics"
     )
+
+
+def _tis_without_totals(function: Callable[..., Any]) -> "TisFn":
+    """Adapt ``correct(losses, logprobs, behaviour, mask, lengths)``, which does not ask for lengths with prompts."""
+
+    @functools.wraps(function)
+    def correct(losses: Any, logprobs: Any, behaviour: Any, mask: Any, lengths: Any, totals: Any, /) -> Any:
+        return function(losses, logprobs, behaviour, mask, lengths)
+
+    return correct
 
 
 def _as_it_is[F](function: F) -> F:
@@ -96,4 +108,20 @@ LOSS: "Kind[LossFn]" = Kind(
     parameters=("logprobs", "old_logprobs", "advantages", "mask", "lengths"),
     slime_parameters=(),
     from_slime=_no_slime_loss,
+)
+TIS: "Kind[TisFn]" = Kind(
+    flag="--custom-tis-function-path",
+    is_async=False,
+    parameters=("losses", "logprobs", "behaviour", "mask", "lengths"),
+    slime_parameters=("args",),
+    slime_keywords=(
+        "pg_loss",
+        "train_log_probs",
+        "rollout_log_probs",
+        "loss_masks",
+        "total_lengths",
+        "response_lengths",
+    ),
+    from_slime=tis_from_slime,
+    from_native=_tis_without_totals,
 )

@@ -1,12 +1,13 @@
 """One open episode: its limits, its token record and its engine calls, for every way in."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns, GeneratedTurn, Trajectory
 from asyncrl.errors import EpisodeEnded
 from asyncrl.event_loop import loop_time
-from asyncrl.rollouts.record import TokenRecord
+from asyncrl.rollouts.record import NOTHING_KEPT, TokenIds, TokenRecord, ids_of
 from asyncrl.types import Chunk, Reward, SamplingParams
 
 
@@ -53,6 +54,8 @@ class EpisodeSession:
         self.record = TokenRecord()
         self.end: EpisodeEnd | None = None
         """The limit that the episode met, or the way in which it ended."""
+        self.counts: Counter[str] = Counter()
+        """Further counts by metric name, which the ways in add to."""
         self._turns = turns
         self._decode = decode
         self._num_calls = 0
@@ -72,20 +75,23 @@ class EpisodeSession:
         *,
         conversation: int = 0,
         reason: str | None = None,
+        kept: Mapping[int, int] = NOTHING_KEPT,
         on_chunk: Callable[[Chunk], None] | None = None,
     ) -> GeneratedTurn:
-        """Generate one turn behind ``token_ids`` and record it.  ``conversation`` and ``reason``: see TokenRecord.
+        """Generate one turn behind ``token_ids`` and record it.
 
-        Without ``sampling`` the run's settings apply.  Raises ValueError for token ids that the model lacks,
-        EpisodeEnded at a limit and after the end, and what ``EpisodeTurns.generate`` raises.
+        Without ``sampling`` the run's settings apply.  ``conversation``, ``reason`` and ``kept``: see TokenRecord.
+        Raises ValueError for token ids that the model lacks, EpisodeEnded at a limit and after the end, and what
+        ``EpisodeTurns.generate`` raises.
         """
-        sampling = self._limited(token_ids, sampling or self.start.sampling)
+        ids = self._checked(token_ids)
+        sampling = self._limited(len(ids), sampling or self.start.sampling)
         self._num_calls += 1
         with self._on_engines:
             turn = await self._turns.generate(token_ids, sampling, on_chunk)
         if self._is_over:
             raise EpisodeEnded(f"{self.start.name}: the episode is over", "cancelled")
-        self.record.add(token_ids, turn, conversation=conversation, reason=reason)
+        self.record.add(ids, turn, conversation=conversation, reason=reason, kept=kept)
         return turn
 
     def outcome(self, verdict: Verdict | None = None) -> EpisodeOutcome:
@@ -98,6 +104,7 @@ class EpisodeSession:
             rewards=verdict.rewards,
             turn_rewards=verdict.turn_rewards,
             left_out=verdict.left_out,
+            group_prompt=self.start.prompt.token_ids,
         )
         return self.outcome_of(_with_metadata(trajectories, verdict.metadata), verdict.metrics)
 
@@ -107,12 +114,15 @@ class EpisodeSession:
         """Return the result with these trajectories, which user code made.  Raises ValueError if there are none."""
         if not trajectories:
             raise ValueError("the episode ended without a call of the model")
-        branches = {f"episodes/branches/{name}": float(count) for name, count in self.record.branches.items()}
+        counts = {f"episodes/branches/{name}": float(count) for name, count in self.record.branches.items()}
+        if self.record.num_dropped:
+            counts["episodes/dropped_tokens"] = float(self.record.num_dropped)
+        counts |= {name: float(count) for name, count in self.counts.items()}
         return EpisodeOutcome(
             trajectories=trajectories,
             end=self.end or EpisodeEnd.FINISHED,
             tool_s=max(0.0, loop_time() - self._began_s - self._on_engines.total_s),
-            metrics={**branches, **(metrics or {})},
+            metrics={**counts, **(metrics or {})},
         )
 
     def close(self, end: EpisodeEnd) -> None:
@@ -120,31 +130,41 @@ class EpisodeSession:
         self._is_over = True
         self.end = self.end or end
 
-    def _limited(self, token_ids: tuple[int, ...], sampling: SamplingParams) -> SamplingParams:
-        """Return the settings with a length that fits.  Raises ValueError or EpisodeEnded."""
+    def _checked(self, token_ids: Sequence[int]) -> TokenIds:
+        """Return the ids as an array.  Raises ValueError for ids that the model lacks.
+
+        Ids that a recorded line holds were checked when they came, or the model wrote them.
+        """
+        if not token_ids:
+            raise ValueError("token_ids must not be empty")
+        try:
+            ids = ids_of(token_ids)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"token ids must be integers below 2**31: {error}") from error
+        fresh = ids[self.record.num_known(ids) :]
+        size = self.limits.vocabulary_size
+        if fresh and not 0 <= min(fresh) <= max(fresh) < size:
+            outside = next(each for each in fresh if not 0 <= each < size)
+            raise ValueError(f"token ids must be 0 to {size - 1}, got {outside}")
+        return ids
+
+    def _limited(self, num_tokens: int, sampling: SamplingParams) -> SamplingParams:
+        """Return the settings with a length that fits behind ``num_tokens``.  Raises EpisodeEnded."""
         name, limits = self.start.name, self.limits
         if self._is_over:
             raise EpisodeEnded(f"{name}: the episode is over", "over")
-        if not token_ids:
-            raise ValueError("token_ids must not be empty")
-        if not 0 <= min(token_ids) <= max(token_ids) < limits.vocabulary_size:
-            raise ValueError(f"token ids must be 0 to {limits.vocabulary_size - 1}, got {_outside(token_ids, limits)}")
         if limits.max_turns is not None and self._num_calls >= limits.max_turns:
             self.end = EpisodeEnd.MAX_TURNS
             raise EpisodeEnded(f"{name}: {self._num_calls} turns, max-turns is {limits.max_turns}", "max_turns")
-        room = limits.max_context_len - len(token_ids)
+        room = limits.max_context_len - num_tokens
         if room < 1:
             self.end = EpisodeEnd.CONTEXT_FULL
             raise EpisodeEnded(
-                f"{name}: {len(token_ids)} tokens, which is the maximum context length "
+                f"{name}: {num_tokens} tokens, which is the maximum context length "
                 f"{limits.max_context_len} (rollout-max-context-len) or more",
                 "context_full",
             )
         return sampling if sampling.max_new_tokens <= room else replace(sampling, max_new_tokens=room)
-
-
-def _outside(token_ids: tuple[int, ...], limits: EpisodeLimits) -> int:
-    return next(each for each in token_ids if not 0 <= each < limits.vocabulary_size)
 
 
 def _with_metadata(trajectories: tuple[Trajectory, ...], metadata: Mapping[str, object]) -> tuple[Trajectory, ...]:

@@ -25,6 +25,11 @@ class TrainConfig:
         "Function that replaces the clipped policy loss, in the notation of --dynamic-sampling-filter-path; "
         "docs/plugins.md has its signature.",
     ] = None
+    custom_tis_function_path: Annotated[
+        str | None,
+        "Function that replaces the weights of --use-tis, in the notation of --dynamic-sampling-filter-path; "
+        "docs/plugins.md has its signature.",
+    ] = None
     disable_grpo_std_normalization: Annotated[
         bool, "Do not divide a group's advantages by their standard deviation (Dr. GRPO); for grpo, gspo and cispo."
     ] = False
@@ -33,6 +38,9 @@ class TrainConfig:
         "Whiten advantages over all tokens of the step: subtract their mean, divide by their standard deviation. "
         "Default: on for reinforce_plus_plus and reinforce_plus_plus_baseline, which require it.",
     ] = None
+    turn_reward_coef: Annotated[
+        float, "Coefficient of the rewards that episodes give to single turns, in the advantages; 0 ignores them."
+    ] = 1.0
     gamma: Annotated[float, "Discount factor of rewards per token; for reinforce_plus_plus and ppo."] = 1.0
     lambd: Annotated[
         float, "Lambda of generalized advantage estimation: the weight of rewards against the critic's values; for ppo."
@@ -81,8 +89,8 @@ class TrainConfig:
         "denominator of the clipped ratio is then the trainer's probability.",
     ] = False
     tis_mode: Annotated[
-        Literal["truncate", "mask", "whole"],
-        "Treatment of weights outside --tis-clip-low to --tis-clip: set to the bound (truncate: TIS), set to 0 "
+        Literal["truncate", "clip", "mask", "whole"],
+        "Treatment of weights outside --tis-clip-low to --tis-clip: set to the bound (truncate or clip: TIS), set to 0 "
         "(mask: masked importance sampling, IcePop), or unchanged (whole: decoupled PPO).",
     ] = "truncate"
     tis_level: Annotated[
@@ -100,7 +108,7 @@ class TrainConfig:
         float, "Threshold of --use-opsm in nats per token: mean log-prob under the engine minus that under the policy."
     ] = 1e-4
     calculate_per_token_loss: Annotated[
-        bool, "Average the loss over all tokens. If off, average over each sample first."
+        bool, "Average the loss over all tokens. If off, average over the samples of each rollout first."
     ] = False
     use_rollout_logprobs: Annotated[
         bool | None,
@@ -108,7 +116,10 @@ class TrainConfig:
         "the trainer's probabilities at the start of the step. Default: on unless --max-staleness is 0 or --use-tis "
         "is given.",
     ] = None
-    global_batch_size: Annotated[int | None, "Number of samples per optimizer update. Default: the whole step."] = None
+    global_batch_size: Annotated[
+        int | None,
+        "Number of samples per optimizer update; several samples of one episode count once. Default: the whole step.",
+    ] = None
     num_steps_per_rollout: Annotated[
         int | None, "Number of optimizer updates per training step. Default: 1, or what --global-batch-size implies."
     ] = None
@@ -173,6 +184,7 @@ class TrainConfig:
             above(self, 0, "eps_clip", "eps_clip_high", "lr", "adam_eps", "tis_clip")
             + above(self, 1, "eps_clip_c")
             + at_least(self, 0, "kl_coef", "kl_loss_coef", "entropy_coef", "tis_clip_low", "opsm_delta")
+            + at_least(self, 0, "turn_reward_coef")
             + above(self, 0, "value_clip", "critic_lr")
             + at_least(self, 0, "critic_lr_warmup_iters", "num_critic_only_steps")
             + must(0 <= self.gamma <= 1, f"gamma must be at least 0 and at most 1, got {self.gamma}")

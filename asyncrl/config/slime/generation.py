@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from asyncrl.config.slime.status import Rows, differs, not_here, true_anyway, without_effect
 
-_SINGLE_TURN = "every response is a single turn so far"
 _BUFFER = "the buffer is in the driver process; use --buffer-filter-path to choose from it"
 
 _DATA: Sequence[Rows] = (
@@ -23,11 +22,8 @@ _ROLLOUT: Sequence[Rows] = (
         words="one",
         accepted=("slime.rollout.sglang_rollout.generate_rollout",),
     ),
-    not_here(
-        _SINGLE_TURN,
-        "loss-mask-type",
-        "log-multi-turn",
-    ),
+    true_anyway("every run with episodes reports them", "log-multi-turn"),
+    not_here("name the type in your function: MultiTurnLossMaskGenerator(tokenizer, tokenizer_type)", "loss-mask-type"),
     not_here("use --eval-max-prompt-len and --eval-max-response-len", "eval-max-context-len"),
     not_here("use --rollout-all-samples-process-path or --custom-rm-path", "rollout-sample-hook-path"),
     not_here("use --custom-convert-samples-to-train-data-path", "rollout-data-postprocess-path"),

@@ -114,7 +114,6 @@ _OBJECTIVE: Sequence[Rows] = (
         words="none",
     ),
     differs("on by default, unless --max-staleness is 0 or --use-tis is given", "use-rollout-logprobs"),
-    not_here("use --tis-mode and --tis-level, or --custom-loss-function-path", "custom-tis-function-path"),
     not_here("use --custom-loss-function-path", "custom-pg-loss-reducer-function-path"),
     not_here("use --custom-reward-post-process-path", "disable-rewards-normalization"),
     not_here(

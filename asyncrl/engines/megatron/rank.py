@@ -38,10 +38,15 @@ from asyncrl.engines.megatron.train.learner import Gradients, Learner
 from asyncrl.engines.megatron.train.learning_rates import policy_schedule
 from asyncrl.engines.megatron.train.objective import Objective
 from asyncrl.engines.megatron.train.offload import TrainerMemory
-from asyncrl.engines.megatron.train.optimizer_updates import Update, updates_of
+from asyncrl.engines.megatron.train.optimizer_updates import Update, unknown_share, updates_of
 from asyncrl.engines.megatron.train.reference import ReferenceWeights
 from asyncrl.engines.megatron.train.reports import critic_metrics, forget_peak, memory_metrics, report
-from asyncrl.engines.megatron.train.sample_advantages import needs_proximal, outcomes_of, with_advantages
+from asyncrl.engines.megatron.train.sample_advantages import (
+    needs_proximal,
+    outcomes_of,
+    turn_outcomes_of,
+    with_advantages,
+)
 from asyncrl.engines.megatron.weights.fp8 import fp8_of
 from asyncrl.engines.megatron.weights.hf_weights import load_hf, save_hf
 from asyncrl.engines.megatron.weights.sharding import is_split
@@ -309,7 +314,9 @@ class MegatronRank:
         ]
         outcomes_N = outcomes_of(batch, train)
         custom = custom_advantages(self._custom.advantage, batch, outcomes_N, mine, train)
-        mine, told = with_advantages(mine, outcomes_N, train, self._total, custom)
+        mine, told = with_advantages(mine, outcomes_N, train, self._total, custom, turn_outcomes_of(batch, train))
+        if unknown := unknown_share(updates):
+            told["train/unknown_logprobs"] = unknown
         return [update.changed(mine) for update in updates], before, told
 
     def _total(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -356,6 +363,7 @@ class MegatronRank:
             temperature=self._settings.temperature,
             against_rollout=self._settings.use_rollout_logprobs,
             custom=self._custom.loss,
+            tis=self._custom.tis,
             count=update.count(per_token=train.calculate_per_token_loss),
         )
 

@@ -3,8 +3,10 @@
 import hashlib
 from collections.abc import Callable, Sequence
 
+from asyncrl.episodes import Trajectory
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine, ended
 from asyncrl.pipeline.sampling.scoring import score, score_group, time_limit
@@ -56,16 +58,19 @@ class Sampler:
         serving: ServingWeights,
         timeline: Timeline,
         seed: int,
+        episodes: EpisodeSettings | None = None,
     ) -> None:
+        """With ``episodes``, a function generates the samples, otherwise each is a single turn."""
+        self.sampling = sampling
+        self.slots = slots
+        self.serving = serving
+        self.episodes = episodes
         self._engine = engine
         self._reward = reward
         self._reward_timeout_s = time_limit(reward, reward_timeout_s)
         self._group_reward = reward if isinstance(reward, GroupRewardFn) else None  # this check takes microseconds
         self._tokenizer = tokenizer
-        self._sampling = sampling
-        self._slots = slots
-        self._serving = serving
-        self._timeline = timeline
+        self.timeline = timeline
         self._seed = seed
 
     @property
@@ -80,10 +85,10 @@ class Sampler:
 
     def partial(self, index: int, group_id: GroupId | None = None) -> PartialSample:
         """Return an empty answer with position ``index`` in its group; an evaluation has no group."""
-        return PartialSample(index, self._serving.by_version, group_id)
+        return PartialSample(index, self.serving.by_version, group_id)
 
     async def generate(
-        self, name: str, seed: int | str, prompt: Prompt, partial: PartialSample, on_tokens: Callable[[int], None]
+        self, name: str, seed: int | str, prompt: Prompt, partial: PartialSample, on_tokens: Callable[[int], object]
     ) -> Sample:
         """Wait for a slot and generate the rest of ``partial``.
 
@@ -94,27 +99,74 @@ class Sampler:
             partial.extend(chunk)
             on_tokens(len(chunk.token_ids))
 
-        async with self._slots.hold() as slot:
-            start = loop_time()
-            request = self._request(
-                f"{name}.{partial.index}", sample_seed(self._seed, seed, partial.index), prompt, partial
+        request_id, call_seed = f"{name}.{partial.index}", sample_seed(self._seed, seed, partial.index)
+        async with self.slots.hold() as slot:
+            reason, seconds = await self.turn(
+                slot, request_id, call_seed, prompt.token_ids, self.sampling, partial, extend
             )
-            reason = self._ended(partial) or await self._engine.generate(request, extend)
-            stop = loop_time()
-        self._timeline.sample(
+        return partial.finish(self._tokenizer.decode(partial.token_ids), reason, seconds)
+
+    async def turn(
+        self,
+        slot: int,
+        request_id: str,
+        seed: int,
+        before: tuple[int, ...],
+        sampling: SamplingParams,
+        partial: PartialSample,
+        extend: Callable[[Chunk], None],
+        routing_key: str | None = None,
+    ) -> tuple[FinishReason, float]:
+        """Generate the rest of ``partial`` behind ``before``, and return its finish reason and the seconds it took.
+
+        The caller holds ``slot``, and adds the chunks to ``partial`` in ``extend``.
+        """
+        start, written = loop_time(), partial.token_ids
+        request = Request(
+            request_id=request_id,
+            token_ids=before + written,
+            sampling=sampling.after(len(written)) if written else sampling,
+            seed=seed,
+            weights=self.serving.now,
+            routing_key=routing_key,
+        )
+        reason = ended(written, sampling) if written else None  # an interrupted answer may be complete
+        reason = reason or await self._engine.generate(request, extend)
+        stop = loop_time()
+        self.timeline.sample(
             slot,
-            request.request_id,
+            request_id,
             start,
             stop,
             tokens=partial.num_tokens,
             version=request.weights.version,
             finish=reason.value,
         )
-        return partial.finish(self._tokenizer.decode(partial.token_ids), reason, stop - start)
+        return reason, stop - start
+
+    def seed_of(self, group_seed: int | str, index: int) -> int:
+        """Return the random seed of one answer; see ``sample_seed``."""
+        return sample_seed(self._seed, group_seed, index)
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        """Return the text of ``token_ids``."""
+        return self._tokenizer.decode(token_ids)
 
     async def score(self, prompt: Prompt, sample: Sample) -> ScoredSample:
         """Return the answer with its reward and with every token in the loss.  Raises RewardFailed."""
         return _scored(sample, await score(self._reward, prompt, sample, self._reward_timeout_s))
+
+    async def score_trajectory(self, prompt: Prompt, trajectory: Trajectory) -> ScoredSample:
+        """Return the sample of an episode with its reward, from the reward function if the episode set none.
+
+        Raises RewardFailed.
+        """
+        sample, reward = trajectory.sample, trajectory.reward
+        if reward is None:
+            reward = await score(self._reward, prompt, sample, self._reward_timeout_s)
+        return ScoredSample(
+            sample=sample, reward=reward.value, loss_mask=trajectory.loss_mask, reward_parts=reward.parts
+        )
 
     @property
     def scores_groups(self) -> bool:
@@ -127,20 +179,6 @@ class Sampler:
             raise TypeError("the reward scores samples one by one")
         rewards = await score_group(self._group_reward, prompt, samples, self._reward_timeout_s)
         return [_scored(sample, reward) for sample, reward in zip(samples, rewards, strict=True)]
-
-    def _ended(self, partial: PartialSample) -> FinishReason | None:
-        """Return the finish reason of an interrupted answer that is already complete, or None."""
-        return ended(partial.token_ids, self._sampling) if partial.num_tokens else None
-
-    def _request(self, request_id: str, seed: int, prompt: Prompt, partial: PartialSample) -> Request:
-        written = partial.token_ids
-        return Request(
-            request_id=request_id,
-            token_ids=prompt.token_ids + written,
-            sampling=self._sampling.after(len(written)) if written else self._sampling,
-            seed=seed,
-            weights=self._serving.now,
-        )
 
 
 def _scored(sample: Sample, reward: Reward) -> ScoredSample:

@@ -4,17 +4,21 @@ import asyncio
 from collections.abc import Callable
 
 from asyncrl.event_loop import loop_time
+from asyncrl.pipeline.sampling.episode_load import EpisodeLoad
 
 
 class Slots:
     """``size`` slots, of which at most ``limit`` are held at once.  The lowest free number is taken first.
 
     A sample has a *claim* from its group's admission until it is generated or given up, whether or not it holds a slot
-    yet.  Admission counts claims, so it never starts a group that would only queue.
+    yet.  Admission counts claims, so it never starts a group that would only queue.  An episode has a claim as well,
+    which ``load`` weighs with the slots that it is expected to hold.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, load: EpisodeLoad | None = None) -> None:
+        """``load`` is None if every sample is a single turn, and so holds its slot until it is generated."""
         self.size = size
+        self.load = load
         self.limit = size
         self._claimed = 0
         self._withheld: list[int] = []
@@ -37,7 +41,11 @@ class Slots:
     @property
     def free(self) -> int:
         """Number of slots within the limit that no sample claims, at least 0."""
-        return max(0, self.limit - self._claimed)
+        return max(0, self.limit - self._claimed) if self.load is None else self.load.free(self.limit, self._claimed)
+
+    def has_room(self, num_samples: int) -> bool:
+        """Return whether the limit on open episodes lets this many more start."""
+        return self.load is None or self.load.has_room(num_samples)
 
     def set_limit(self, limit: int) -> None:
         """Hold at most ``limit`` slots (1 to ``size``) at once.  Slots above it are withheld as they are given back.

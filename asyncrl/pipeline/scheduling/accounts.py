@@ -37,16 +37,17 @@ class Accounts:
         """Record a resumed group."""
         self._ledger.resume(group_id)
 
-    def deliver(self, group: GroupInFlight, num_tokens: int) -> None:
-        """Count delivered tokens; tokens of a group that is gone count as stale."""
+    def deliver(self, group: GroupInFlight, num_tokens: int) -> bool:
+        """Count delivered tokens; tokens of a group that is gone count as stale.  Returns whether it is there."""
         if group.is_gone:
             self._ledger.waste(num_tokens)
         else:
             self._ledger.generate(num_tokens)
+        return not group.is_gone
 
     def finish(self, sample: Sample) -> None:
         """Record an answer that was generated to its end."""
-        self._lengths.finished(len(sample.token_ids))
+        self._lengths.finished(sample.num_generated)
 
     def leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:
         """Record an unscored group that will not be trained."""
@@ -54,7 +55,7 @@ class Accounts:
         for length in group.cut_lengths():
             self._lengths.cut(length)
         for sample in group.samples.values():
-            self._lengths.dropped(len(sample.token_ids))
+            self._lengths.dropped(sample.num_generated)
 
     # ---- scored groups
 
@@ -89,7 +90,7 @@ class Accounts:
             self._ledger.train(group)
             for scored in group.samples:
                 note = self._lengths.trained if any(scored.loss_mask) else self._lengths.dropped
-                note(len(scored.sample.token_ids))
+                note(scored.sample.num_generated)
         self._lengths.close_step()
 
     # ---- reading
@@ -114,5 +115,6 @@ class Accounts:
 
     def _drop(self, group: ScoredGroup, outcome: GroupOutcome, note: Callable[[int], None]) -> None:
         self._ledger.drop(group.group_id, outcome, group.num_tokens)
+        self._ledger.observe(group.num_observed)
         for scored in group.samples:
-            note(len(scored.sample.token_ids))
+            note(scored.sample.num_generated)

@@ -1,7 +1,7 @@
 """Groups in flight: from admission to scores."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from asyncrl.buffer import Dispatch, masked_until
@@ -46,8 +46,19 @@ class GroupInFlight:
         """Tokens generated so far, over all samples."""
         return sum(partial.num_tokens for partial in self.partials)
 
-    def cut_lengths(self) -> Iterator[int]:
-        """Yield the number of tokens of each sample that has not ended."""
+    @property
+    def state(self) -> str:
+        """A phrase for what its samples do now, for the watchdog; empty if its tokens tell enough."""
+        return ""
+
+    def interrupt(self) -> None:
+        """End what its task does not own, before ``resumed``: nothing here."""
+
+    def close(self) -> None:
+        """Cancel what its task does not own, because the group left: nothing here."""
+
+    def cut_lengths(self) -> Iterable[int]:
+        """Return the number of tokens of each sample that has not ended."""
         return (partial.num_tokens for partial in self.partials if partial.index not in self.samples)
 
     def resumed(self) -> "GroupInFlight":
@@ -93,7 +104,7 @@ async def complete(
     group: GroupInFlight,
     sampler: Sampler,
     *,
-    on_tokens: Callable[[int], None],
+    on_tokens: Callable[[int], object],
     on_sample: Callable[[Sample], None],
     mask_resumed: bool,
 ) -> ScoredGroup:

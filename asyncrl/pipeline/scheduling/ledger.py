@@ -78,10 +78,15 @@ class Ledger:
         """Record a trained group."""
         self._expect(group.group_id, State.TRAINING)
         del self._states[group.group_id]
-        trained = sum(sum(scored.loss_mask) for scored in group.samples)
+        in_loss = sum(sum(scored.loss_mask) for scored in group.samples)
+        # A user's trajectories may hold a token twice, or tokens that no engine generated.
+        trained = in_loss if group.num_generated is None else min(group.num_trained, group.num_tokens)
         self._groups["trained"] += 1
         self._tokens["trained"] += trained
         self._tokens["masked"] += group.num_tokens - trained
+        if group.num_generated is not None:
+            self._tokens["trained_copies"] += in_loss - trained
+            self._tokens["observed"] += group.num_observed
 
     def drop(self, group_id: GroupId, outcome: GroupOutcome, num_tokens: int) -> None:
         """Record a group that left untrained with ``num_tokens`` generated tokens."""
@@ -89,6 +94,10 @@ class Ledger:
             raise AssertionError(f"group {group_id} is {outcome.value} but was not outstanding")
         self._groups[outcome.value] += 1
         self._tokens[outcome.value] += num_tokens
+
+    def observe(self, num_tokens: int) -> None:
+        """Count tokens of observations in a group that will not be trained."""
+        self._tokens["observed"] += num_tokens
 
     def groups(self) -> GroupCounts:
         """Return the group account."""

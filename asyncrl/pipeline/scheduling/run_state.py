@@ -94,6 +94,8 @@ def without_unfinished(tokens: TokenCounts, groups: GroupCounts) -> tuple[TokenC
             filtered=tokens.filtered,
             stale=tokens.stale + tokens.held,
             failed=tokens.failed,
+            observed=tokens.observed,
+            trained_copies=tokens.trained_copies,
         ),
         GroupCounts(
             admitted=groups.admitted,

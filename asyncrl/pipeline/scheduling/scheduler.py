@@ -12,13 +12,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from contextlib import nullcontext
+from dataclasses import replace
 
-from asyncrl.buffer import Dispatch, NotYet, Outstanding, masked_before
+from asyncrl.buffer import Dispatch, NotYet, Outstanding
 from asyncrl.errors import (
     AsyncRLError,
     EngineRejected,
+    EpisodeEnded,
+    EpisodeFailed,
     FilterFailed,
     RewardFailed,
     SampleFailed,
@@ -27,6 +29,7 @@ from asyncrl.errors import (
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.sampling.episodes import Episodes
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.scoring import verdict
 from asyncrl.pipeline.sampling.slots import Slots
@@ -34,38 +37,20 @@ from asyncrl.pipeline.scheduling.acceptance import Acceptance
 from asyncrl.pipeline.scheduling.accounts import Accounts
 from asyncrl.pipeline.scheduling.admission import AdmissionState, Limits, assumed_acceptance, may_start
 from asyncrl.pipeline.scheduling.budgets import Budgets, Streaks
+from asyncrl.pipeline.scheduling.episode_groups import EpisodeGroup, complete_episodes
+from asyncrl.pipeline.scheduling.group_buffer import GroupBuffer, StalenessPolicy
 from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight, GroupsInFlight, complete
 from asyncrl.pipeline.scheduling.ledger import GroupOutcome
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import AdmissionHold, GroupObserver, KeepFn, PickFn, PromptSource
-from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState
+from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState, Weights
 
 logger = logging.getLogger(__name__)
 
-GROUP_FAILURES = (SampleFailed, EngineRejected, RewardFailed, FilterFailed)
+GROUP_FAILURES = (SampleFailed, EngineRejected, EpisodeFailed, EpisodeEnded, RewardFailed, FilterFailed)
 """Errors that drop one group and count against the failure budget.  Any other error ends the run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StalenessPolicy:
-    """The treatment of groups that approach the staleness bound."""
-
-    stale: Literal["wait", "mask", "drop"] = "wait"
-    """If a due group is unfinished: wait for it, mask its too old tokens once it is finished, or drop it."""
-    partial: bool = False
-    """Interrupt groups that would exceed the staleness bound, and resume them under newer weights."""
-    mask_resumed: bool = False
-    """Mask the tokens that a resumed group generated before its last resumption."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
-    """A scored group in the buffer."""
-
-    dispatch: Dispatch
-    group: ScoredGroup
 
 
 class Scheduler:
@@ -103,7 +88,7 @@ class Scheduler:
         self._slots = slots
         self._timeline = timeline
         self._policy = policy or StalenessPolicy()
-        self._pick = pick
+        self._picks = pick is not None
         self._hold = hold
         self._observers = tuple(observers)
         self._accounts = Accounts(limits.group_size, before)
@@ -111,20 +96,30 @@ class Scheduler:
         self._outstanding = Outstanding()
         self._in_flight = GroupsInFlight()
         self._parked: deque[GroupInFlight] = deque()
-        self._buffered: dict[GroupId, _Waiting] = {}
         self._training: Batch | None = None
         self._batches_taken = before.step if before else 0
         self._next_id = before.next_id if before else 0
         self._next_order = 0
         self._streaks = Streaks(budgets)
+        self._buffer = GroupBuffer(
+            outstanding=self._outstanding,
+            limits=limits,
+            policy=self._policy,
+            pick=pick,
+            accounts=self._accounts,
+            streaks=self._streaks,
+            on_change=self.look_again,
+            give_back=self._return,
+        )
         self._ready: tuple[GroupId, ...] = ()
         self._wakes = NotYet(deadline=float("inf"), missing=1)
         self._missing = 1
-        self._passed_over = 0
-        self._pick_drops = 0
         self._moved = asyncio.Event()
         self._finished = asyncio.Event()
         self._watchdog = Watchdog(budgets.watchdog_timeout_s)
+        self._episodes = (
+            Episodes(slots.load, timeline, self._watchdog.moved) if sampler.episodes and slots.load else None
+        )
         slots.notify(self.look_again)
         if hold is not None:
             hold.notify(self.look_again)
@@ -136,7 +131,7 @@ class Scheduler:
         group.
         """
         with plainly():
-            async with asyncio.TaskGroup() as groups:
+            async with self._episodes or nullcontext(), asyncio.TaskGroup() as groups:
                 while True:
                     await self._admission()
                     group = self._admit()
@@ -149,12 +144,9 @@ class Scheduler:
         if neither a token nor a group arrives for ``watchdog_timeout_s``.
         """
         chosen, self._ready = self._ready or await self._chosen(), ()
-        for group_id in chosen:
-            self._accounts.take(group_id)
-        batch = Batch(step=self._batches_taken, groups=tuple(self._unbuffer(group_id) for group_id in chosen))
+        batch = Batch(step=self._batches_taken, groups=self._buffer.take(chosen))
         self._training = batch
         self._batches_taken += 1
-        self._passed_over = self._pick_drops = 0
         self._let_go_of_the_doomed()
         self._moved.set()
         return batch
@@ -162,7 +154,7 @@ class Scheduler:
     async def batch_ready(self) -> None:
         """Wait until ``next_batch`` would return at once."""
         chosen = await self._chosen()
-        if self._pick is not None:
+        if self._picks:
             self._ready = chosen  # a user function must not be called twice for one batch
 
     def replace_batch(self, batch: Batch) -> None:
@@ -182,7 +174,7 @@ class Scheduler:
 
     def gauges(self) -> Gauges:
         """Return the counts of groups, tokens and slots.  Raises AssertionError if an account does not balance."""
-        scored = (*(each.group for each in self._buffered.values()), *(self._training.groups if self._training else ()))
+        scored = (*self._buffer.groups().values(), *(self._training.groups if self._training else ()))
         held = sum(group.num_tokens for group in (*self._in_flight, *self._parked))
         tokens, groups = self._accounts.balance(held + sum(group.num_tokens for group in scored))
         return Gauges(
@@ -211,6 +203,7 @@ class Scheduler:
             lengths=self._accounts.lengths(
                 length for group in (*self._in_flight, *self._parked) for length in group.cut_lengths()
             ),
+            episodes=self._episodes.take_stats() if self._episodes else None,
         )
 
     def state(self, source: SourceState | None = None) -> RunState:
@@ -222,7 +215,7 @@ class Scheduler:
         stats = self.stats()
         tokens, groups = without_unfinished(stats.tokens, stats.groups)
         held: dict[GroupId, Prompt] = {group.group_id: group.prompt for group in (*self._in_flight, *self._parked)}
-        held |= {group_id: waiting.group.prompt for group_id, waiting in self._buffered.items()}
+        held |= {group_id: group.prompt for group_id, group in self._buffer.groups().items()}
         prompts = (*(held[group_id] for group_id in sorted(held)), *self._prompt_queue.returned)
         return RunState(
             step=self._batches_taken,
@@ -255,7 +248,8 @@ class Scheduler:
                 return
 
     def _may_start(self) -> bool:
-        return self._slots.free > 0 and not self._is_held() and may_start(self._admission_state(), self._limits)
+        has_room = self._slots.free > 0 and (bool(self._parked) or self._slots.has_room(self._limits.group_size))
+        return has_room and not self._is_held() and may_start(self._admission_state(), self._limits)
 
     def _is_held(self) -> bool:
         """Return whether a new group must not start; an interrupted one may resume, because it was admitted."""
@@ -264,7 +258,7 @@ class Scheduler:
     def _admission_state(self) -> AdmissionState:
         return AdmissionState(
             batches_taken=self._batches_taken,
-            buffered=len(self._buffered) - self._passed_over,
+            buffered=self._buffer.num_in_demand,
             in_flight=self._outstanding.num_unfinished(self._batches_taken),
             engine_step=self._serving.now.step,
             free_slots=self._slots.free,
@@ -279,20 +273,34 @@ class Scheduler:
             group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
         else:
-            group_id = GroupId(self._next_id)
-            group = GroupInFlight(
-                dispatch=self._dispatch(group_id),
-                prompt=self._prompt_queue.take(),
-                dispatched=weights,
-                partials=[self._sampler.partial(index, group_id) for index in range(self._limits.group_size)],
-                since=now,
-            )
+            group = self._new_group(GroupId(self._next_id), weights, now)
             self._next_id += 1
             self._accounts.admit(group.group_id)
         self._slots.claim(group.claims)
         self._in_flight.add(group)
         self._outstanding.start(group.dispatch)
         return group
+
+    def _new_group(self, group_id: GroupId, weights: Weights, now: float) -> GroupInFlight:
+        dispatch, prompt, size = self._dispatch(group_id), self._prompt_queue.take(), self._limits.group_size
+        if self._episodes is None:
+            partials = [self._sampler.partial(index, group_id) for index in range(size)]
+            return GroupInFlight(dispatch=dispatch, prompt=prompt, dispatched=weights, partials=partials, since=now)
+        episodes = [
+            self._episodes.open(
+                self._sampler,
+                prompt,
+                name=f"g{group_id}",
+                group_seed=group_id,
+                index=index,
+                group_size=size,
+                group_id=group_id,
+            )
+            for index in range(size)
+        ]
+        return EpisodeGroup(
+            dispatch=dispatch, prompt=prompt, dispatched=weights, partials=[], since=now, episodes=episodes
+        )
 
     def _dispatch(self, group_id: GroupId) -> Dispatch:
         self._next_order += 1
@@ -303,13 +311,7 @@ class Scheduler:
 
     async def _generate_group(self, group: GroupInFlight) -> None:
         try:
-            scored_group = await complete(
-                group,
-                self._sampler,
-                on_tokens=lambda num_tokens: self._count(group, num_tokens),
-                on_sample=lambda sample: self._generated(group, sample),
-                mask_resumed=self._policy.mask_resumed,
-            )
+            scored_group = await self._completed(group)
             if not group.is_gone:
                 self._finish_group(group, scored_group, verdict(self._keep, scored_group))
         except GROUP_FAILURES as error:
@@ -322,13 +324,33 @@ class Scheduler:
             if self._missing <= 0:
                 self._finished.set()
 
-    def _count(self, group: GroupInFlight, num_tokens: int) -> None:
-        self._accounts.deliver(group, num_tokens)
-        self._watchdog.moved()
+    async def _completed(self, group: GroupInFlight) -> ScoredGroup:
+        if isinstance(group, EpisodeGroup):
+            return await complete_episodes(
+                group,
+                self._sampler,
+                on_tokens=lambda num_tokens: self._count(group, num_tokens),
+                on_end=lambda samples: self._generated(group, samples),
+                mask_resumed=self._policy.mask_resumed,
+            )
+        return await complete(
+            group,
+            self._sampler,
+            on_tokens=lambda num_tokens: self._count(group, num_tokens),
+            on_sample=lambda sample: self._generated(group, (sample,)),
+            mask_resumed=self._policy.mask_resumed,
+        )
 
-    def _generated(self, group: GroupInFlight, sample: Sample) -> None:
+    def _count(self, group: GroupInFlight, num_tokens: int) -> bool:
+        """Count delivered tokens; return whether their group is still in flight."""
+        self._watchdog.moved()
+        return self._accounts.deliver(group, num_tokens)
+
+    def _generated(self, group: GroupInFlight, samples: Sequence[Sample]) -> None:
+        """Record the samples of a place that has ended."""
         if not group.is_gone:
-            self._accounts.finish(sample)
+            for sample in samples:
+                self._accounts.finish(sample)
             self._slots.unclaim(1)
 
     def _finish_group(self, group: GroupInFlight, scored_group: ScoredGroup, reason: str | None) -> None:
@@ -338,10 +360,8 @@ class Scheduler:
             observer.finished(scored_group, reason)
         if reason is None:
             self._streaks.kept()
-            self._accounts.buffer(scored_group.group_id)
-            self._outstanding.finish(group.dispatch)
-            self._buffered[scored_group.group_id] = _Waiting(dispatch=group.dispatch, group=scored_group)
-            self._timeline.counter("groups buffered", loop_time(), len(self._buffered))
+            self._buffer.add(group.dispatch, scored_group)
+            self._timeline.counter("groups buffered", loop_time(), len(self._buffer))
         else:
             self._outstanding.remove(group.dispatch)
             self._accounts.reject(scored_group, reason)
@@ -357,6 +377,7 @@ class Scheduler:
     def _leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:
         """Drop a group in flight."""
         self._end_group(group)
+        group.close()
         self._accounts.leave(group, outcome)
 
     def _end_group(self, group: GroupInFlight) -> None:
@@ -368,58 +389,11 @@ class Scheduler:
     # ---- batches
 
     async def _chosen(self) -> tuple[GroupId, ...]:
-        while isinstance(chosen := self._choose(self._batches_taken), NotYet):
+        while isinstance(chosen := self._buffer.choose(self._batches_taken), NotYet):
             self._wakes, self._missing = chosen, chosen.missing
             self._finished.clear()
             await self._watchdog.wait(self._finished, self._who_waits_for_whom)
         return chosen
-
-    def _choose(self, step: int) -> tuple[GroupId, ...] | NotYet:
-        """Return the groups of the step's batch with all too old tokens masked, or what to wait for."""
-        while not isinstance(dispatches := self._due_now(step), NotYet):
-            chosen = self._picked(step) if self._pick else tuple(dispatch.group_id for dispatch in dispatches)
-            if len(chosen) < self._limits.groups_per_step:
-                self._passed_over = len(self._buffered)  # not counted in admission until the filter is called again
-                self._moved.set()
-                return NotYet(deadline=float("inf"), missing=1)
-            if not (worthless := [group_id for group_id in chosen if not self._mask(group_id, step)]):
-                return chosen
-            for group_id in worthless:
-                self._expire(group_id)
-        return dispatches
-
-    def _due_now(self, step: int) -> tuple[Dispatch, ...] | NotYet:
-        size = self._limits.groups_per_step
-        if self._policy.stale == "wait":
-            return self._outstanding.oldest_in_time(step=step, size=size)
-        return self._outstanding.oldest(size=size)
-
-    def _picked(self, step: int) -> tuple[GroupId, ...]:
-        """Return the groups that the buffer filter picks, and drop the groups that it rejects."""
-        if self._pick is None:
-            raise AssertionError("there is no function to pick groups")
-        groups = [self._buffered[dispatch.group_id].group for dispatch in self._outstanding.finished()]
-        picked = self._pick(step, groups, self._limits.groups_per_step)
-        for group_id, reason in picked.drop.items():
-            self._accounts.unpick(self._unbuffer(group_id), reason)
-            self._pick_drops += 1
-        self._moved.set()
-        if len(picked.train) < self._limits.groups_per_step:
-            self._streaks.unpicked(self._pick_drops, len(self._buffered))
-        return picked.train
-
-    def _mask(self, group_id: GroupId, step: int) -> bool:
-        """Mask the group's tokens that are too old at ``step``; return whether it can still be trained.
-
-        A group can be trained if a token is left in its loss, or if it never had any token.
-        """
-        waiting, first = self._buffered[group_id], step - self._limits.max_staleness
-        group = masked_before(waiting.group, first)
-        trained_from = group.oldest_trained_step
-        if trained_from is not None and trained_from < first:
-            raise AssertionError(f"group {group_id}: tokens of step {trained_from} in the loss, {first} is the oldest")
-        self._buffered[group_id] = replace(waiting, group=group)
-        return trained_from is not None or group.num_tokens == 0
 
     # ---- stale groups
 
@@ -429,33 +403,21 @@ class Scheduler:
         if self._policy.stale == "mask" and not is_over:
             return
         step, size = self._batches_taken, self._limits.groups_per_step
-        if self._pick is None:
+        if not self._picks:
             late = self._outstanding.doomed(step=step, size=size)
         else:  # the buffer filter may pick any group: only the deadline counts
             late = self._outstanding.overdue(step=step)
         for dispatch in late:
             group = self._in_flight.by_id(dispatch.group_id)
             if group is None:
-                self._expire(dispatch.group_id)
+                self._buffer.expire(dispatch.group_id)
             else:
                 self._stop(group)
         while is_over and self._parked:
             parked = self._parked.popleft()
+            parked.close()
             self._accounts.leave(parked, GroupOutcome.STALE)
             self._return(parked.prompt)
-
-    def _expire(self, group_id: GroupId) -> None:
-        """Drop a scored group as stale and return its prompt."""
-        group = self._unbuffer(group_id)
-        self._accounts.expire(group)
-        self._return(group.prompt, group)
-        self._moved.set()
-
-    def _unbuffer(self, group_id: GroupId) -> ScoredGroup:
-        """Remove a group from the buffer and return it."""
-        waiting = self._buffered.pop(group_id)
-        self._outstanding.remove(waiting.dispatch)
-        return waiting.group
 
     def _stop(self, group: GroupInFlight) -> None:
         """Stop a group in flight that is too old: interrupt it, or drop it and return its prompt."""
@@ -465,6 +427,7 @@ class Scheduler:
         if self._policy.partial and self._batches_taken < self._limits.num_steps:
             self._end_group(group)
             self._accounts.interrupt(group.group_id)
+            group.interrupt()
             self._parked.append(group.resumed())  # a copy: tokens that still arrive for this one are stale
             self._prompt_queue.wake()
         else:
@@ -480,11 +443,11 @@ class Scheduler:
         return any(observer.returned(prompt, group, outcome.value) for observer in self._observers)
 
     def _who_waits_for_whom(self) -> str:
-        ready, size = len(self._buffered), self._limits.groups_per_step
+        ready, size = len(self._buffer), self._limits.groups_per_step
         first = sorted(self._in_flight, key=lambda group: group.dispatch.order)[:3]
         held = "; ".join(
             f"group {group.group_id} (row {group.prompt.row}) for {loop_time() - group.since:.0f} s with "
-            f"{group.num_tokens} tokens"
+            f"{group.num_tokens} tokens{group.state}"
             for group in first
         )
         starved = self._prompt_queue.seconds_waited

@@ -16,7 +16,8 @@ from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
-from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
+from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
+from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.sim.clock import run_virtually
 from asyncrl.sim.model.costs import Costs
 from asyncrl.sim.model.fleet import Fleet

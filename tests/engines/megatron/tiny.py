@@ -120,10 +120,9 @@ def random_batch(*, groups: int = 4, group_size: int = 4, longest: int = 12, see
 
 
 def poisoned(batch: Batch, number: int) -> Batch:
-    """The batch with a NaN among the log-probs of the first answer of one group."""
+    """The batch with a NaN as the reward of the first answer of one group."""
     group = batch.groups[number]
     first = group.samples[0]
-    sample = replace(first.sample, logprobs=array("f", [math.nan]) + first.sample.logprobs[1:])
-    scored = replace(first, sample=sample, loss_mask=(1,) * len(first.loss_mask))
+    scored = replace(first, reward=math.nan, loss_mask=(1,) * len(first.loss_mask))
     bad = replace(group, samples=(scored, *group.samples[1:]))
     return replace(batch, groups=(*batch.groups[:number], bad, *batch.groups[number + 1 :]))

@@ -1,12 +1,12 @@
 """Losses against the same arithmetic in plain numpy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from asyncrl.algorithms.losses import cispo, gspo, ppo_clip, sample_weights, token_weights, value_loss
+from asyncrl.algorithms.losses import cispo, gspo, ppo_clip, rollout_weights, token_weights, value_loss
 
 
 def test_the_clipped_loss_is_equation_7_of_ppo() -> None:
@@ -73,7 +73,7 @@ def test_gspo_s_gradient_is_spread_evenly_over_the_sample() -> None:
     new = torch.tensor([-1.0, -2.0, -3.0, -4.0], requires_grad=True)
     mask = torch.tensor([True, True, False, True])
     loss, _ = gspo(new, new.detach(), torch.full((4,), 2.0), mask, [4], eps_low=0.2, eps_high=0.2)
-    (loss * sample_weights(mask, [4])).sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
+    (loss * rollout_weights(mask, [4], [3])).sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
     assert new.grad is not None
     np.testing.assert_allclose(new.grad.numpy(), [-2 / 3, -2 / 3, 0.0, -2 / 3], rtol=1e-6)
 
@@ -132,9 +132,9 @@ def test_no_masked_token_is_clipped(loss_of: Callable[..., tuple[torch.Tensor, t
     assert clipped.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("weigh", [token_weights, sample_weights])
-def test_an_empty_microbatch_has_no_weights(weigh: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]) -> None:
-    assert weigh(torch.zeros(0, dtype=torch.bool), ()).tolist() == []
+def test_an_empty_microbatch_has_no_weights() -> None:
+    nothing = torch.zeros(0, dtype=torch.bool)
+    assert token_weights(nothing, ()).tolist() == rollout_weights(nothing, (), ()).tolist() == []
 
 
 def test_the_gradient_at_ratio_one_is_minus_the_advantage() -> None:
@@ -147,19 +147,35 @@ def test_the_gradient_at_ratio_one_is_minus_the_advantage() -> None:
     assert new.grad.tolist() == [-2.0, 3.0]
 
 
-def test_sample_weights_give_the_mean_of_the_means() -> None:
+def test_rollout_weights_give_the_mean_of_the_means() -> None:
     lengths = [3, 1, 4]
     mask = torch.tensor([1, 0, 1, 0, 1, 1, 1, 0]).bool()
     loss = torch.arange(8.0)
     means = [1.0, 0.0, 5.0]  # the second sample has no token that counts
-    assert (loss * sample_weights(mask, lengths)).sum().item() / 3 == pytest.approx(np.mean(means))
+    assert (loss * rollout_weights(mask, lengths, [2, 0, 3])).sum().item() / 3 == pytest.approx(np.mean(means))
+
+
+def test_samples_of_one_rollout_are_averaged_over_their_tokens_together() -> None:
+    lengths = [3, 1, 4]
+    mask = torch.tensor([1, 0, 1, 1, 1, 1, 1, 0]).bool()
+    loss = torch.arange(8.0)
+    means = [(0 + 2 + 4 + 5 + 6) / 5, 3.0]  # the first and the last sample are one rollout
+    assert (loss * rollout_weights(mask, lengths, [5, 1, 5])).sum().item() / 2 == pytest.approx(np.mean(means))
+
+
+def test_weights_of_single_samples_are_the_bits_of_a_division_by_their_sum() -> None:
+    lengths = list(range(1, 200))
+    mask = torch.arange(sum(lengths)) % 7 != 3
+    parts = mask.float().split(lengths)  # type: ignore[no-untyped-call]  # torch is untyped
+    expected = torch.cat([part / part.sum().clamp(min=1.0) for part in parts])
+    assert torch.equal(rollout_weights(mask, lengths, [int(part.sum()) for part in parts]), expected)
 
 
 def test_the_weighted_sum_does_not_depend_on_where_it_is_cut() -> None:
     lengths = [3, 1, 4]
     mask = torch.tensor([1, 0, 1, 0, 1, 1, 1, 0]).bool()
-    whole = sample_weights(mask, lengths)
-    pieces = torch.cat([sample_weights(mask[:4], lengths[:2]), sample_weights(mask[4:], lengths[2:])])
+    whole = rollout_weights(mask, lengths, [5, 0, 5])
+    pieces = torch.cat([rollout_weights(mask[:4], lengths[:2], [5, 0]), rollout_weights(mask[4:], lengths[2:], [5])])
     assert whole.tolist() == pieces.tolist()
 
 

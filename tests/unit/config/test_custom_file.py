@@ -38,11 +38,11 @@ def test_flags_that_are_accepted_or_passed_on_may_be_keys(tmp_path: Path) -> Non
 
 
 def test_a_key_that_is_not_here_is_an_attribute_with_a_note(tmp_path: Path) -> None:
-    run = load(tmp_path, *custom(tmp_path, "max_rounds: 5\n"))
-    assert run.attributes == {"max_rounds": 5}
+    run = load(tmp_path, *custom(tmp_path, "loss_mask_type: qwen\n"))
+    assert run.attributes == {"loss_mask_type": "qwen"}
     assert run.notes == (
-        "max_rounds of custom-config-path is an attribute of args, and otherwise has no effect: every response is a "
-        "single turn so far",
+        "loss_mask_type of custom-config-path is an attribute of args, and otherwise has no effect: name the type in "
+        "your function: MultiTurnLossMaskGenerator(tokenizer, tokenizer_type)",
     )
 
 

@@ -181,7 +181,7 @@ def test_a_value_that_the_run_does_not_have_is_an_error(tmp_path: Path, words: s
         ("--optimizer", "--optimizer: expected one argument"),
         ("--swiglu adam", 'unexpected word "adam": every setting is a flag'),
         ("--release-train", "--release-train (of slime or Megatron) is not here: use --colocate"),
-        ("--max-turns 5", "--max-turns (of slime or Megatron) is not here: every response is a single turn so far"),
+        ("--loss-mask-type qwen", "--loss-mask-type (of slime or Megatron) is not here: name the type in your"),
         ("--sglang-disaggregation-mode prefill", "--sglang-disaggregation-mode cannot be given: every engine does"),
         ("--router-pd-disaggregation", "--router-pd-disaggregation cannot be given: every engine does"),
         ("--sglang-router-ip 10.0.0.1", "--sglang-router-ip cannot be given: asyncrl starts the router"),

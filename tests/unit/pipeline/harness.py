@@ -23,13 +23,16 @@ from asyncrl.metrics.timeline import NoTimeline, Timeline
 from asyncrl.pipeline.evaluation import Evaluates, Evaluator, HeldOutSet
 from asyncrl.pipeline.function_evaluation import FunctionEvaluator
 from asyncrl.pipeline.run import Parts, RunPlan, train
+from asyncrl.pipeline.sampling.episode_load import EpisodeLoad
+from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
+from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
 from asyncrl.pipeline.scheduling.run_state import RunState
-from asyncrl.pipeline.scheduling.scheduler import Scheduler, StalenessPolicy
+from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.types import Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
 from tests.virtual_time import run_virtually
 
@@ -127,6 +130,11 @@ class World:
     observers: tuple[Any, ...] = ()
     score: Any = None
     """A replacement of the engine's ``score``, which returns the log-probs of given tokens."""
+    episode: Any = None
+    """An ``EpisodeFn``, which generates the samples."""
+    episode_timeout_s: float = 1000.0
+    max_episodes: int | None = None
+    """Four times the slots by default."""
     facts: list[StepFacts] = field(default_factory=list)
 
     def run(self) -> "World":
@@ -182,7 +190,9 @@ class World:
 
     def _parts(self) -> Parts:
         timeline = NoTimeline()
-        slots = self.all_slots = Slots(self.slots)
+        most = 4 * self.slots if self.max_episodes is None else self.max_episodes
+        slots = self.all_slots = Slots(self.slots, None if self.episode is None else EpisodeLoad(most))
+        episodes = self.episode and EpisodeSettings(function=self.episode, timeout_s=self.episode_timeout_s)
         before = self.before
         first = Weights(version=before.version + 1, step=before.step) if before else Weights(version=0, step=0)
         serving = ServingWeights(first)
@@ -200,6 +210,7 @@ class World:
                 serving=serving,
                 timeline=timeline,
                 seed=1,
+                episodes=episodes,
             )
 
         self.scheduler = Scheduler(

@@ -99,7 +99,7 @@ def _left(world: World) -> list[Any]:
     return [
         *world.scheduler._in_flight,  # noqa: SLF001
         *world.scheduler._parked,  # noqa: SLF001
-        *(each.group for each in world.scheduler._buffered.values()),  # noqa: SLF001
+        *world.scheduler._buffer.groups().values(),  # noqa: SLF001
         *(_Prompt(prompt) for prompt in world.scheduler._prompt_queue.returned),  # noqa: SLF001
     ]
 

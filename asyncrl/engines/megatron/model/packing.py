@@ -1,5 +1,8 @@
 """Packing of samples into microbatches, in plain lists and numpy: the same input gives the same result.
 
+The response of an episode has turns, which the policy wrote, and observations, which it did not.  Observations are
+context: nothing is predicted there, so they need no logits.
+
 A sample of P prompt and R response tokens enters a model as its first P + R - 1 tokens: nothing is predicted from the
 last one.  Response token t is predicted at position P + t - 1.  Where ranks share tokens, samples are padded at their
 ends to sizes that can be shared.  No token of a sample attends to the padding, and nothing is predicted from it.
@@ -8,6 +11,7 @@ one context-parallel rank has.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,7 +22,7 @@ from numpy.typing import NDArray
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.derived import use_dynamic_batch_size
-from asyncrl.types import Batch
+from asyncrl.types import Batch, Sample, ScoredGroup
 
 Floats = NDArray[np.float32]
 """One number per response token of a sample, or of all samples of a microbatch."""
@@ -35,7 +39,13 @@ class Example:
     num_response: int
     loss_mask: tuple[int, ...]
     behaviour_logprobs: Sequence[float]
-    """Log-probs of the response tokens under the engine that sampled them."""
+    """Log-probs of the response tokens under the engine that sampled them; NaN where they are unknown."""
+    is_generated: NDArray[np.bool_] | None = None
+    """True at response tokens that the policy wrote; ``None``: all of them."""
+    turns: tuple[tuple[int, int], ...] = ()
+    """First response token and end of each turn of an episode."""
+    rollout_tokens: int | None = None
+    """Tokens in the loss over all samples of the same rollout; ``None``: the sample is the only one."""
     advantages: Floats | None = None
     proximal_logprobs: Floats | None = None
     """Log-probs under the trainer's weights at the start of the step; ``None``: those of the same pass."""
@@ -58,6 +68,11 @@ class Example:
         """The number of tokens that enter the model."""
         return len(self.token_ids) - 1
 
+    @property
+    def num_trained(self) -> int:
+        """The number of tokens in the loss."""
+        return sum(self.loss_mask)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
@@ -67,6 +82,10 @@ class Microbatch:
     """Indices of the samples in their batch."""
     lengths: tuple[int, ...]
     """Number of response tokens of each sample."""
+    totals: tuple[int, ...]
+    """Number of tokens of each sample's prompt and response."""
+    rollout_tokens: tuple[int, ...]
+    """Number of tokens in the loss over all samples of each sample's rollout."""
     token_ids_T: NDArray[np.int64]
     positions_T: NDArray[np.int64]
     edges: NDArray[np.int32]
@@ -78,6 +97,8 @@ class Microbatch:
     targets_R: NDArray[np.int64]
     mask_R: NDArray[np.bool_]
     behaviour_logprobs_R: Floats
+    is_generated_R: NDArray[np.bool_] | None = None
+    """True at tokens that the policy wrote; ``None``: all of them."""
     advantages_R: Floats | None = None
     proximal_logprobs_R: Floats | None = None
     ref_logprobs_R: Floats | None = None
@@ -91,19 +112,40 @@ def examples_of(batch: Batch) -> list[list[Example]]:
     index = 0
     for group in batch.groups:
         examples.append([])
+        trained = Counter[int]()
+        for scored in group.samples:
+            trained[scored.sample.rollout] += sum(scored.loss_mask)
         for scored in group.samples:
             sample = scored.sample
             if sample.token_ids:
                 example = Example(
                     index=index,
-                    token_ids=group.prompt.token_ids + sample.token_ids,
+                    token_ids=prompt_of(group, sample) + sample.token_ids,
                     num_response=len(sample.token_ids),
                     loss_mask=scored.loss_mask,
                     behaviour_logprobs=sample.logprobs,
+                    is_generated=_is_generated(sample),
+                    turns=tuple((turn.start, turn.stop) for turn in sample.turns),
+                    rollout_tokens=trained[sample.rollout],
                 )
                 examples[-1].append(example)
             index += 1
     return examples
+
+
+def prompt_of(group: ScoredGroup, sample: Sample) -> tuple[int, ...]:
+    """Return the tokens before the first response token of a sample."""
+    return group.prompt.token_ids if sample.prompt_ids is None else sample.prompt_ids
+
+
+def _is_generated(sample: Sample) -> NDArray[np.bool_] | None:
+    """Mark the tokens of turns; None if there are no others."""
+    if not sample.num_observed:
+        return None
+    marks = np.zeros(len(sample.token_ids), np.bool_)
+    for turn in sample.turns:
+        marks[turn.start : turn.stop] = True
+    return marks
 
 
 def contiguous_parts(num_items: int, num_parts: int) -> list[slice]:
@@ -214,16 +256,17 @@ class Part:
     """Positions in the row, in the rank's order.  Each sample gives two pieces, one from its front and one from its
     back.  A later token costs attention more, so this gives every rank the same work."""
     sources_M: NDArray[np.int64]
-    """Indices among the rank's own tokens at which its M response tokens are predicted."""
+    """Indices among the rank's own tokens at which its M response tokens are predicted; observations are not."""
     mine_M: NDArray[np.int64]
     """Indices of these response tokens among those of the row."""
 
 
 def part_of(row: Microbatch, rank: int, num_ranks: int) -> Part:
     """Select the part of a context-parallel rank; a single rank gets the whole row, in order."""
+    is_generated_R = np.ones(len(row.sources_R), np.bool_) if row.is_generated_R is None else row.is_generated_R
     if num_ranks == 1:
-        places_T, mine_M = np.arange(len(row.token_ids_T)), np.arange(len(row.sources_R))
-        return Part(places_T=places_T, sources_M=row.sources_R, mine_M=mine_M)
+        mine_M = np.flatnonzero(is_generated_R)
+        return Part(places_T=np.arange(len(row.token_ids_T)), sources_M=row.sources_R[mine_M], mine_M=mine_M)
     halves = np.diff(row.edges) // (2 * num_ranks)
     places = [
         np.arange(start + piece * half, start + (piece + 1) * half)
@@ -234,7 +277,7 @@ def part_of(row: Microbatch, rank: int, num_ranks: int) -> Part:
     own_T = np.full(len(row.token_ids_T), -1, np.int64)
     own_T[places_T] = np.arange(len(places_T))
     sources_R = own_T[row.sources_R]
-    mine_M = np.flatnonzero(sources_R >= 0)
+    mine_M = np.flatnonzero((sources_R >= 0) & is_generated_R)
     return Part(places_T=places_T, sources_M=sources_R[mine_M], mine_M=mine_M)
 
 
@@ -251,6 +294,8 @@ def _row(examples: Sequence[Example], packing: Packing) -> Microbatch:
     return Microbatch(
         indices=tuple(example.index for example in examples),
         lengths=tuple(lengths),
+        totals=tuple(len(example.token_ids) for example in examples),
+        rollout_tokens=tuple(e.num_trained if e.rollout_tokens is None else e.rollout_tokens for e in examples),
         token_ids_T=token_ids_T,
         positions_T=np.concatenate([np.arange(size) for size in sizes]),
         edges=edges.astype(np.int32),
@@ -259,12 +304,20 @@ def _row(examples: Sequence[Example], packing: Packing) -> Microbatch:
         targets_R=np.concatenate([np.array(e.token_ids[-e.num_response :], np.int64) for e in examples]),
         mask_R=np.concatenate([np.array(example.loss_mask, np.bool_) for example in examples]),
         behaviour_logprobs_R=np.concatenate([np.array(e.behaviour_logprobs, np.float32) for e in examples]),
+        is_generated_R=_generated(examples),
         advantages_R=_joined([example.advantages for example in examples]),
         proximal_logprobs_R=_joined([example.proximal_logprobs for example in examples]),
         ref_logprobs_R=_joined([example.ref_logprobs for example in examples]),
         values_R=_joined([example.values for example in examples]),
         returns_R=_joined([example.returns for example in examples]),
     )
+
+
+def _generated(examples: Sequence[Example]) -> NDArray[np.bool_] | None:
+    if all(example.is_generated is None for example in examples):
+        return None
+    marks = [np.ones(e.num_response, np.bool_) if e.is_generated is None else e.is_generated for e in examples]
+    return np.concatenate(marks)
 
 
 def _joined(rows: Sequence[Floats | None]) -> Floats | None:
@@ -288,6 +341,8 @@ def _empty(packing: Packing) -> Microbatch:
     return Microbatch(
         indices=(),
         lengths=(),
+        totals=(),
+        rollout_tokens=(),
         token_ids_T=np.zeros(size, np.int64),
         positions_T=np.arange(size),
         edges=np.array([0, size], np.int32),

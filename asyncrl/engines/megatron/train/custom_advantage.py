@@ -3,6 +3,7 @@
 Shape letters: N samples of a training step.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -16,18 +17,25 @@ from asyncrl.algorithms.custom_functions import AdvantageFn, Custom, StepSamples
 from asyncrl.algorithms.kl import kl_estimate
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.derived import uses_reference
-from asyncrl.engines.megatron.model.packing import Example, Floats
+from asyncrl.engines.megatron.model.packing import Example, Floats, prompt_of
 from asyncrl.engines.megatron.setup.ranks import on_first_rank
 from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
+from asyncrl.engines.megatron.train.custom_tis import CheckedTis
+from asyncrl.engines.megatron.train.first_failure import FirstFailure
 from asyncrl.errors import NonFiniteLoss, TrainerFailed, name_of
-from asyncrl.types import Batch
+from asyncrl.types import Batch, Sample, ScoredGroup
 
 
 def custom_of(resolve: Resolver | None) -> Custom:
-    """Load the user's functions, and try the loss once.  Raises PluginError."""
+    """Load the user's functions, and try the loss and the correction once.  Raises PluginError."""
     custom = Custom() if resolve is None else resolve()
-    return custom if custom.loss is None else Custom(advantage=custom.advantage, loss=CheckedLoss(custom.loss))
+    failure = FirstFailure()  # shared, so that a pass costs one check whatever functions there are
+    return Custom(
+        advantage=custom.advantage,
+        loss=None if custom.loss is None else CheckedLoss(custom.loss, failure),
+        tis=None if custom.tis is None else CheckedTis(custom.tis, failure),
+    )
 
 
 def custom_advantages(
@@ -65,6 +73,7 @@ def step_samples(batch: Batch, outcomes_N: Tensor, examples: Sequence[Example], 
     samples = [(group, scored) for group in batch.groups for scored in group.samples]
     there = [by_index.get(place) for place in range(len(samples))]
     proximal = _rows([None if each is None else each.proximal_logprobs for each in there])
+    behaviour = [torch.tensor(scored.sample.logprobs, dtype=torch.float64) for _, scored in samples]
     ref = kl = None
     if uses_reference(train):
         ref = _rows([None if each is None else each.ref_logprobs for each in there])
@@ -73,14 +82,36 @@ def step_samples(batch: Batch, outcomes_N: Tensor, examples: Sequence[Example], 
         step=batch.step,
         rewards_N=torch.tensor([scored.reward for _, scored in samples], dtype=torch.float64),
         groups_N=torch.tensor([group.group_id for group, _ in samples]),
+        rollouts_N=torch.tensor([scored.sample.rollout for _, scored in samples]),
         outcomes_N=outcomes_N,
-        token_ids=tuple(torch.tensor(group.prompt.token_ids + scored.sample.token_ids) for group, scored in samples),
+        token_ids=tuple(torch.tensor(_token_ids(group, scored.sample)) for group, scored in samples),
         masks=tuple(torch.tensor(scored.loss_mask, dtype=torch.bool) for _, scored in samples),
-        behaviour_logprobs=tuple(torch.tensor(scored.sample.logprobs, dtype=torch.float64) for _, scored in samples),
+        turns=tuple(_turn_places(scored.sample) for _, scored in samples),
+        turn_rewards=tuple(_turn_rewards(scored.sample) for _, scored in samples),
+        behaviour_logprobs=tuple(
+            torch.where(row.isnan(), known, row) for row, known in zip(behaviour, proximal, strict=True)
+        ),
         proximal_logprobs=proximal,
         ref_logprobs=ref,
         kl=kl,
     )
+
+
+def _token_ids(group: ScoredGroup, sample: Sample) -> tuple[int, ...]:
+    return prompt_of(group, sample) + sample.token_ids
+
+
+def _turn_places(sample: Sample) -> Tensor:
+    """Return the place of each token's turn, -1 at observations; an answer without turns is one turn."""
+    places = torch.full((len(sample.token_ids),), -1 if sample.turns else 0)
+    for place, turn in enumerate(sample.turns):
+        places[turn.start : turn.stop] = place
+    return places
+
+
+def _turn_rewards(sample: Sample) -> Tensor:
+    rewards = [turn.reward for turn in sample.turns] or [None]
+    return torch.tensor([math.nan if reward is None else reward for reward in rewards], dtype=torch.float64)
 
 
 def _rows(rows: Sequence[Floats | None]) -> tuple[Tensor, ...]:

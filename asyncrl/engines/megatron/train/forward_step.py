@@ -18,6 +18,7 @@ from asyncrl.engines.megatron.model.attention import packed_row
 from asyncrl.engines.megatron.model.logprobs import token_logprobs
 from asyncrl.engines.megatron.model.packing import Floats, Microbatch, part_of
 from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
+from asyncrl.engines.megatron.train.custom_tis import CheckedTis
 from asyncrl.engines.megatron.train.objective import Objective, ValueObjective
 from asyncrl.internals import Internal
 
@@ -64,7 +65,7 @@ class MicrobatchResult:
 
     row: Microbatch
     told_R: Tensor
-    """Log-probs or values of the response tokens."""
+    """Log-probs or values of the response tokens; 0 at observations."""
     sums: dict[str, Tensor]
     """Float64 sums over the trained tokens by metric name, and the share of the update's loss as ``train/loss``.  Empty
     without an objective."""
@@ -85,8 +86,9 @@ def loss_step(objective: Objective, device: torch.device) -> MicrobatchStep:
         logprobs_R, entropies_R = output
         return *objective.loss(row, logprobs_R, entropies_R), logprobs_R
 
-    custom = objective.custom
-    return _step(words, device, loss, custom.raise_alike if isinstance(custom, CheckedLoss) else _nothing_to_raise)
+    # A user's loss and correction keep their first failure in one place, so one of them raises for both.
+    checked = [each for each in (objective.custom, objective.tis) if isinstance(each, CheckedLoss | CheckedTis)]
+    return _step(words, device, loss, checked[0].raise_alike if checked else _nothing_to_raise)
 
 
 def logprob_step(temperature: float, device: torch.device) -> MicrobatchStep:
@@ -161,7 +163,7 @@ def _run_model(model: Any, row: Microbatch, reader: "_Words | _Values", device: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """The response tokens that this context-parallel rank predicts."""
+    """The response tokens that this context-parallel rank predicts, without observations."""
 
     sources_M: Tensor
     """Indices among the rank's tokens at which each is predicted."""
@@ -172,20 +174,24 @@ class _Wanted:
     """Number of response tokens of the row, over all context-parallel ranks."""
 
     def everyones(self, values_M: Tensor) -> Tensor:
-        """Merge ``values_M`` with the values of the other context-parallel ranks.
+        """Merge ``values_M`` with the values of the other context-parallel ranks; observations get 0.
 
         The others' values have no gradient here: they have it on the ranks that computed them.
         """
         group = parallel_state.get_context_parallel_group()
-        if group.size() == 1:
+        if group.size() == 1 and len(values_M) == self.count:
             return values_M
         values_R = values_M.new_zeros(self.count).index_copy(0, self.mine_M, values_M.detach())
-        dist.all_reduce(values_R, group=group)
+        if group.size() > 1:
+            dist.all_reduce(values_R, group=group)
         return values_R.index_copy(0, self.mine_M, values_M)
 
 
 class _Words:
-    """The output of GPTModel, replaced by log-prob and entropy of every response token.  Prompts get no logits."""
+    """The output of GPTModel, replaced by log-prob and entropy of every response token.
+
+    Prompts and observations get no logits; log-prob and entropy of observations are 0.
+    """
 
     def __init__(self, temperature: float, *, entropy_gradient: bool) -> None:
         self._temperature, self._entropy_gradient = temperature, entropy_gradient

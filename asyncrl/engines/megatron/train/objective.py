@@ -3,16 +3,16 @@
 Shape letters: R response tokens of a microbatch, sample after sample.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from asyncrl.algorithms.corrections import importance_weights, off_policy_sequences
-from asyncrl.algorithms.custom_functions import LossFn
+from asyncrl.algorithms.custom_functions import LossFn, TisFn
 from asyncrl.algorithms.kl import kl_estimate
-from asyncrl.algorithms.losses import cispo, gspo, held_log_ratio, ppo_clip, sample_weights, token_weights, value_loss
+from asyncrl.algorithms.losses import cispo, gspo, held_log_ratio, ppo_clip, rollout_weights, token_weights, value_loss
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.derived import eps_clip_high
 from asyncrl.engines.megatron.model.packing import Microbatch
@@ -28,9 +28,11 @@ class Objective:
     against_rollout: bool
     """True: the ratio is taken against the behaviour log-probs.  False: against the proximal ones."""
     count: int
-    """Divisor of the weighted sum of losses: tokens or samples of the whole update, on all ranks."""
+    """Divisor of the weighted sum of losses: tokens or rollouts of the whole update, on all ranks."""
     custom: LossFn | None = None
     """A user's loss in place of the clipped loss; it returns its metrics under their full names."""
+    tis: TisFn | None = None
+    """A user's correction in place of ``importance_weights``; it returns one mask, and full names as well."""
 
     def loss(self, row: Microbatch, logprobs_R: Tensor, entropies_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute this microbatch's share of the update's loss, and sums over its trained tokens by metric name.
@@ -38,43 +40,48 @@ class Objective:
         The names are the same for every microbatch.
         """
         tokens = _Tokens.of(row, logprobs_R)
-        losses_R, told = self._policy_loss(tokens, row.lengths)
+        losses_R, kept_R, told = self._policy_loss(tokens, row)
         if self.train.use_kl_loss:
             kl_R = self._kl(tokens)
             losses_R, told["train/kl"] = losses_R + self.train.kl_loss_coef * kl_R, kl_R
         if self.train.entropy_coef:
             losses_R = losses_R - self.train.entropy_coef * entropies_R
         told["train/entropy"] = entropies_R
-        return _averaged(losses_R, told, tokens.mask_R, row.lengths, self.train, self.count)
+        return _averaged(losses_R, told, tokens.mask_R, kept_R, row, self.train, self.count)
 
-    def _policy_loss(self, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        train = self.train
-        losses_R, told = self._token_losses(tokens, lengths)
-        if train.use_tis:
-            weights_R, is_outside_R = importance_weights(
-                tokens.proximal_R,
-                tokens.behaviour_R,
-                tokens.mask_R,
-                lengths,
-                level=train.tis_level,
-                mode=train.tis_mode,
-                low=train.tis_clip_low,
-                high=train.tis_clip,
-            )
-            losses_R = losses_R * weights_R
-            told |= {"train/tis_weight": weights_R, "train/tis_outside": is_outside_R}
-        if train.use_opsm:
-            is_left_out_R = off_policy_sequences(
-                tokens.logprobs_R,
-                tokens.behaviour_R,
-                tokens.advantages_R,
-                tokens.mask_R,
-                lengths,
-                delta=train.opsm_delta,
-            )
-            losses_R = torch.where(is_left_out_R, 0.0, losses_R)
-            told["train/opsm_masked"] = is_left_out_R
-        return losses_R, told
+    def _policy_loss(self, tokens: "_Tokens", row: Microbatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Compute corrected losses, the tokens that stay in the loss, and metrics."""
+        losses_R, told = self._token_losses(tokens, row.lengths)
+        if self.train.use_opsm:
+            losses_R, told["train/opsm_masked"] = self._without_distant(losses_R, tokens, row.lengths)
+        if not self.train.use_tis:
+            return losses_R, tokens.mask_R, told
+        given = (tokens.proximal_R, tokens.behaviour_R, tokens.mask_R, row.lengths)
+        if self.tis is not None:
+            losses_R, kept_R, more = self.tis(losses_R, *given, row.totals)
+            assert isinstance(kept_R, Tensor), "the function must be checked, see CheckedTis"
+            return losses_R, kept_R, {**told, **more}
+        weights_R, is_outside_R = importance_weights(
+            *given,
+            level=self.train.tis_level,
+            mode=self.train.tis_mode,
+            low=self.train.tis_clip_low,
+            high=self.train.tis_clip,
+        )
+        told |= {"train/tis_weight": weights_R, "train/tis_outside": is_outside_R}
+        return losses_R * weights_R, tokens.mask_R, told
+
+    def _without_distant(self, losses_R: Tensor, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Set the losses of ``off_policy_sequences`` to 0; the second result marks them."""
+        is_left_out_R = off_policy_sequences(
+            tokens.logprobs_R,
+            tokens.behaviour_R,
+            tokens.advantages_R,
+            tokens.mask_R,
+            lengths,
+            delta=self.train.opsm_delta,
+        )
+        return torch.where(is_left_out_R, 0.0, losses_R), is_left_out_R
 
     def _token_losses(self, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
         if self.custom is None:
@@ -120,22 +127,28 @@ class ValueObjective:
         losses_R, clipped_R = value_loss(values_R, old_R, returns_R, clip=self.train.value_clip)
         mask_R = torch.from_numpy(row.mask_R).to(device)
         told = {"train/value_loss": losses_R, "train/value_clip_fraction": clipped_R}
-        return _averaged(losses_R, told, mask_R, row.lengths, self.train, self.count)
+        return _averaged(losses_R, told, mask_R, mask_R, row, self.train, self.count)
 
 
 def _averaged(
     losses_R: Tensor,
     told: dict[str, Tensor],
     mask_R: Tensor,
-    lengths: Sequence[int],
+    kept_R: Tensor,
+    row: Microbatch,
     train: TrainConfig,
     count: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute this microbatch's share of the mean loss, and the sums over its trained tokens."""
-    weigh: Callable[[Tensor, Sequence[int]], Tensor]
-    weigh = token_weights if train.calculate_per_token_loss else sample_weights
+    """Compute this microbatch's share of the mean loss, and the sums over its trained tokens.
+
+    Tokens of ``mask_R`` that are not in ``kept_R`` add nothing to the loss, but its divisors and the sums count them.
+    """
+    if train.calculate_per_token_loss:
+        weights_R = token_weights(mask_R, row.lengths)
+    else:
+        weights_R = rollout_weights(mask_R, row.lengths, row.rollout_tokens)
     # A weight of 0 is not enough: losses of tokens outside the mask may be NaN, and 0 times NaN is NaN.
-    loss = (torch.where(mask_R, losses_R, 0.0) * weigh(mask_R, lengths)).sum() / count
+    loss = (torch.where(kept_R, losses_R, 0.0) * weights_R).sum() / count
     sums = {name: torch.where(mask_R, value.detach(), 0).double().sum() for name, value in told.items()}
     return loss, sums | {"train/loss": loss.detach().double()}
 
@@ -153,15 +166,20 @@ class _Tokens:
 
     @classmethod
     def of(cls, row: Microbatch, logprobs_R: Tensor) -> "_Tokens":
-        """Move the tokens to the device; log-probs of this pass replace missing proximal ones."""
+        """Move the tokens to the device.
+
+        Log-probs of this pass replace missing proximal ones, and proximal ones replace unknown behaviour log-probs.
+        """
         device = logprobs_R.device
         assert row.advantages_R is not None, "advantages must be computed before the loss"
         proximal, ref = row.proximal_logprobs_R, row.ref_logprobs_R
+        proximal_R = logprobs_R.detach() if proximal is None else torch.from_numpy(proximal).to(device)
+        behaviour_R = torch.from_numpy(row.behaviour_logprobs_R).to(device)
         return cls(
             logprobs_R=logprobs_R,
             mask_R=torch.from_numpy(row.mask_R).to(device),
             advantages_R=torch.from_numpy(row.advantages_R).to(device),
-            behaviour_R=torch.from_numpy(row.behaviour_logprobs_R).to(device),
-            proximal_R=logprobs_R.detach() if proximal is None else torch.from_numpy(proximal).to(device),
+            behaviour_R=torch.where(behaviour_R.isnan(), proximal_R, behaviour_R),
+            proximal_R=proximal_R,
             ref_R=None if ref is None else torch.from_numpy(ref).to(device),
         )

@@ -1,0 +1,1 @@
+"""The part of slime's interface that user files import."""
