@@ -14,6 +14,9 @@
     ├── SampleFailed           one sample failed after its last retry                      [budget]
     ├── EpisodeFailed          a user's episode raised, took too long or lost its process  [budget]
     ├── EpisodeEnded           a request of an episode that is over, or past one of its limits
+    ├── ToolFailed             a tool of an episode raised; the episode ends unless its function catches it
+    │   └── ToolTimeout        a tool took too long
+    ├── UserProcessFailed      the process of user code cannot be kept running; the run stops
     ├── SandboxFailed          a sandbox cannot isolate or start a program                 [budget]
     ├── FailureBudgetSpent     too many groups failed in a row; the run stops
     ├── FilterBudgetSpent      the filter rejected too many groups in a row; the run stops
@@ -95,6 +98,18 @@ class EpisodeEnded(AsyncRLError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class ToolFailed(AsyncRLError):
+    """A tool of an episode raised."""
+
+
+class ToolTimeout(ToolFailed, TimeoutError):
+    """A tool of an episode took too long."""
+
+
+class UserProcessFailed(AsyncRLError):
+    """The process of user code does not start, or ends again and again."""
 
 
 class SandboxFailed(AsyncRLError):
