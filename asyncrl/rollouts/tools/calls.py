@@ -47,7 +47,7 @@ def llama_calls(text: str) -> list[ToolCall]:
     """Read ``{"name": ..., "parameters": {...}}``, behind ``<|python_tag|>`` or alone, several with ``;`` between."""
     before, tag, rest = text.partition("<|python_tag|>")
     rest = (rest if tag else before).strip()
-    calls = []
+    calls: list[ToolCall] = []
     while rest.startswith("{"):
         try:
             value, end = json.JSONDecoder().raw_decode(rest)
@@ -61,7 +61,7 @@ def llama_calls(text: str) -> list[ToolCall]:
 
 
 def glm_calls(text: str) -> list[ToolCall]:
-    """Read ``<tool_call>name <arg_key>key</arg_key><arg_value>value</arg_value>... </tool_call>``, the format of GLM."""
+    """Read ``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>``, the format of GLM."""
     calls = []
     for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL):
         name = body.partition("<arg_key>")[0].strip()

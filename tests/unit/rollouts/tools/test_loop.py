@@ -90,21 +90,14 @@ def test_late_tool_is_an_observation() -> None:
     assert observed(result) == ["Error: sleep: no result within 0.01 s"]
 
 
-@pytest.mark.parametrize("limit", ["run", "loop"])
-def test_loop_ends_at_the_limit_of_turns_without_running_more_tools(limit: str) -> None:
-    limits: dict[str, int] = {"max_turns": 2} if limit == "run" else {}
-    seen: list[int] = []
-
+@pytest.mark.parametrize(("of_run", "of_loop"), [(2, None), (None, 2), (5, 2)])
+def test_loop_ends_at_the_limit_of_turns_without_running_more_tools(of_run: int | None, of_loop: int | None) -> None:
     async def episode(ep: Episode) -> None:
-        turn = await run_tools(ep, {"see": seen.append}, max_turns=None if limit == "run" else 2)
+        turn = await run_tools(ep, {"see": lambda: "seen"}, max_turns=of_loop)
         ep.reward = float(turn.call)
 
     text = '<tool_call>{"name": "see", "arguments": {}}</tool_call>'
-    result = (
-        play(episode, prompt="", answers=[text] * 2, **limits)
-        if limits
-        else play(episode, prompt="x", answers=[text] * 2)
-    )
+    result = play(episode, prompt="?", answers=[text] * 2, max_turns=of_run)
     assert len(result.seen) == 2
     assert result.metrics["episodes/tool_calls"] == 1
 
