@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 from asyncrl.app.eval_function import load_eval_function
 from asyncrl.app.evaluation import CheckedSet, check_eval_lengths, check_eval_rewards, checked_sets
+from asyncrl.app.episodes import check_episodes, load_episodes
 from asyncrl.app.resume import ResumablePrompts, Start, find_start
 from asyncrl.app.rewards import build_reward, check_rows
 from asyncrl.app.trackers import check_trackers
+from asyncrl.app.user_code import UserCode
 from asyncrl.app.user_hooks import StepHooks, step_hooks, user_prompts
 from asyncrl.capacity.layout import check_layout
 from asyncrl.compat import BlockingEval
@@ -76,6 +79,8 @@ class Checked:
     keep: KeepFn
     pick: PickFn | None
     hooks: StepHooks
+    user_code: UserCode
+    """The process that has imported the user's ``async`` functions, if the run has any."""
     custom: Resolver | None
     """Finds the user's advantage and loss functions in the driver and in every rank; None without any."""
 
@@ -97,15 +102,28 @@ def check(run: RunConfig) -> Checked:
 
 
 def check_files(run: RunConfig, model: CheckedModel) -> Checked:
-    """Read and resolve everything but the model.  Raises ConfigError, DataError or PluginError."""
+    """Read and resolve everything but the model.  Raises ConfigError, DataError or PluginError.
+
+    The caller closes ``Checked.user_code``.
+    """
+    with ExitStack() as undo:
+        user_code = UserCode(start_timeout_s=run.cluster.start_timeout_s)
+        undo.callback(user_code.close)
+        checked = _checked_files(run, model, user_code)
+        undo.pop_all()
+        return checked
+
+
+def _checked_files(run: RunConfig, model: CheckedModel, user_code: UserCode) -> Checked:
     check_trackers(run.trackers)
+    load_episodes(run, _plugin_args(run), user_code)
     custom = _custom(run)
     if run.train.update_weight_disk_dir is not None:
         check_disk(run.train.update_weight_disk_dir, sent_bytes(model.shape, weight_bytes(run.model)))
     tokenizer = load_tokenizer(
         run.model.hf_checkpoint, skip_special_tokens=skip_special_tokens(run.rollout, run.reward)
     )
-    reward_of = partial(_reward, run, without_specials=_without_specials(run, tokenizer))
+    reward_of = partial(_reward, run, user_code, without_specials=_without_specials(run, tokenizer))
     reward = reward_of(run.reward)
     prompts = _prompts(run, tokenizer, reward)
     return Checked(
@@ -123,6 +141,7 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
         hooks=step_hooks(
             run.hooks, _plugin_args(run), prompts.get_samples if isinstance(prompts, UserPrompts) else None
         ),
+        user_code=user_code,
         custom=custom,
     )
 
@@ -184,8 +203,13 @@ def check_served(checkpoint: Path, shape: ModelShape, device: str) -> None:
 
 def check_functions(run: RunConfig) -> None:
     """Find every function that the run names.  Raises PluginError."""
-    _reward(run, run.reward)
-    check_eval_rewards(run, partial(_reward, run))
+    user_code = UserCode(start_timeout_s=run.cluster.start_timeout_s)
+    try:
+        check_episodes(run, user_code)
+        _reward(run, user_code, run.reward)
+        check_eval_rewards(run, partial(_reward, run, user_code))
+    finally:
+        user_code.close()
     load_eval_function(run.evaluation.eval_function_path, _plugin_args(run))
     _keep(run)
     _pick(run)
@@ -253,10 +277,18 @@ def _known_flags(use_router: bool) -> tuple[frozenset[str], frozenset[str]]:
         raise ConfigError(f"{error}{hint}") from error
 
 
-def _reward(run: RunConfig, reward: RewardConfig, without_specials: Decode | None = None) -> RewardFn:
+def _reward(
+    run: RunConfig, user_code: UserCode, reward: RewardConfig, without_specials: Decode | None = None
+) -> RewardFn:
     """Return the reward that ``reward`` describes: the run's, or that of a set of held-out prompts."""
     is_without = skip_special_tokens(run.rollout, reward)  # so are its samples' texts
-    return build_reward(reward, _plugin_args(run), None if is_without else without_specials)
+    return build_reward(
+        reward,
+        _plugin_args(run),
+        user_code,
+        None if is_without else without_specials,
+        has_episodes=run.episodes.has_episodes,
+    )
 
 
 def _without_specials(run: RunConfig, tokenizer: TextTokenizer) -> Decode | None:

@@ -119,7 +119,7 @@ def _checked(run: RunConfig, lacking: list[str]) -> CheckedModel:
     if missing_files(run, needs_weights=False):
         check_functions(run)
     else:
-        check_files(_without_new_folder(run), model)
+        check_files(_without_new_folder(run), model).user_code.close()
     return model
 
 

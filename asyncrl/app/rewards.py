@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from asyncrl.app.user_code import UserCode
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig, RunConfig
 from asyncrl.errors import DataError
+from asyncrl.plugins.kinds import REWARD
 from asyncrl.plugins.rewards import load_reward, method_of_class, plain_function
 from asyncrl.protocols import RewardFn
 from asyncrl.rewards.built_in import BuiltIn, Decode
-from asyncrl.rewards.functions import Batched, InPool, InPoolGroup, OnLoop, OnLoopGroup
+from asyncrl.rewards.functions import Batched, InPool, InPoolGroup, InUserProcess, InUserProcessGroup, SetByEpisode
 from asyncrl.rewards.resources import RewardSettings
 from asyncrl.types import Prompt
 
@@ -20,19 +22,36 @@ MOST_WORKERS = 16
 """Default number of processes that grade, at most: each grades hundreds of answers per second."""
 
 
-def build_reward(reward: RewardConfig, args: SlimeArgs, without_specials: Decode | None = None) -> RewardFn:
+def build_reward(
+    reward: RewardConfig,
+    args: SlimeArgs,
+    user_code: UserCode,
+    without_specials: Decode | None = None,
+    *,
+    has_episodes: bool = False,
+) -> RewardFn:
     """Return the reward.  A user function is imported and checked, a class is not constructed.  Raises PluginError.
 
+    ``user_code`` gets functions written with ``async def``.  With ``has_episodes`` it imports all rewards, and episodes
+    may set them.
     ``without_specials`` decodes responses for the built-in rewards that depend on all words; None: they grade
     ``sample.text``.
     """
     path, key, is_group = reward.custom_rm_path, reward.reward_key, reward.group_rm
     if path is None:
-        return BuiltIn(reward.rm_type, key=key, url=reward.rm_url, without_specials=without_specials)
-    loaded = load_reward(path, args, is_group=is_group)
-    if loaded.runs == "on the loop":
-        return OnLoopGroup(loaded.function, key) if is_group else OnLoop(loaded.function, key)
-    if loaded.runs == "as a class":
+        built_in = BuiltIn(reward.rm_type, key=key, url=reward.rm_url, without_specials=without_specials)
+        return SetByEpisode(built_in) if has_episodes and reward.rm_type is None else built_in
+    name, make = user_code.reward(reward, args)
+    runs = (
+        user_code.load(name, make, f"{REWARD.flag} '{path}'")["runs"]
+        if has_episodes
+        else load_reward(path, args, is_group=is_group).runs
+    )
+    if runs == "in the process of user code":
+        user_code.add(name, make)
+        return InUserProcessGroup(name) if is_group else InUserProcess(name)
+    user_code.remove(name)
+    if runs == "as a class":
         return Batched(pickle.dumps(partial(method_of_class, path, args, Path.cwd())), key)
     resolver = pickle.dumps(partial(plain_function, path, args, is_group, Path.cwd()))
     return InPoolGroup(resolver, key) if is_group else InPool(resolver, key)

@@ -3,6 +3,7 @@
 ``config.areas`` checks the ranges of single fields.
 """
 
+from functools import partial
 from pathlib import Path
 
 from asyncrl.config.areas import (
@@ -50,7 +51,7 @@ def contradictions(run: RunConfig) -> list[str]:
             f"streaming-data with data-source-path {run.hooks.source}, which gives prompts; leave out streaming-data",
         ),
         *parallel_problems(run.parallel, run.cluster.num_trainer_ranks),
-        *_reward(run.reward, run.data),
+        *_reward(run.reward, run.data, set_by_episodes=run.episodes.has_episodes),
         *_staleness(run.rollout),
         *_supply(run.rollout),
         *_batch(run.rollout, run.train, run.hooks),
@@ -60,7 +61,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_transport(run.train),
         *_corrections(run.train),
         *_checkpoints(run.checkpoint),
-        *eval_problems(run, _reward),
+        *eval_problems(run, partial(_reward, set_by_episodes=run.episodes.has_episodes)),
         *_deadlines(run.failures),
         *_output(run.output, run.checkpoint),
         *tracker_problems(run.trackers),
@@ -146,13 +147,13 @@ def _folders(train: TrainConfig) -> list[str]:
     return lines + must(reference is None or reference.is_dir(), f"ref-load {reference}: no such folder")
 
 
-def _reward(reward: RewardConfig, data: DataConfig) -> list[str]:
+def _reward(reward: RewardConfig, data: DataConfig, *, set_by_episodes: bool) -> list[str]:
     custom, kind = reward.custom_rm_path is not None, reward.rm_type
     bare, wrong_key = (kind or "").removeprefix(BOXED), key_problem(kind or "", reward.reward_key)
     has_own_types = data.metadata_key is not None
     return [
         *must(
-            custom or kind is not None or (has_own_types and not data.streaming_data),
+            custom or kind is not None or set_by_episodes or (has_own_types and not data.streaming_data),
             "no reward is set: give rm-type or custom-rm-path",
         ),
         *must(

@@ -24,7 +24,7 @@ FUNCTION_NAMES = ("reward", "rm", "reward_func", "reward_fn", "custom_rm", "comp
 class LoadedReward:
     """A user's reward in the native shape."""
 
-    runs: Literal["on the loop", "in a worker", "as a class"]
+    runs: Literal["in the process of user code", "in a worker", "as a class"]
     function: Callable[..., Any]
     """``(prompt, sample)``, or ``(prompt, samples)`` of a group; of a class: makes the object."""
 
@@ -68,7 +68,7 @@ def _loaded(path: str, args: SlimeArgs, *, is_group: bool) -> LoadedReward:
     _check_count(function, is_group=is_group)
     kind = GROUP_REWARD if is_group else REWARD
     native = kind.from_slime(function, args) if has_slime_shape(function, kind) else function
-    return LoadedReward(runs="on the loop" if is_async(function) else "in a worker", function=native)
+    return LoadedReward(runs="in the process of user code" if is_async(function) else "in a worker", function=native)
 
 
 def _check_count(function: Any, *, is_group: bool) -> None:

@@ -1,40 +1,51 @@
-"""User functions as rewards: ``async def`` on the event loop, plain ``def`` in the run's worker processes."""
+"""User functions as rewards: ``async def`` in the process of user code, plain ``def`` in the run's worker processes."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from asyncrl.errors import RewardFailed
+from asyncrl.rewards.built_in import BuiltIn
 from asyncrl.rewards.resources import resources
 from asyncrl.rewards.values import reward_of, rewards_of
 from asyncrl.types import Prompt, Reward, Sample
 
 
-class OnLoop:
-    """A reward ``async (prompt, sample)``."""
+class InUserProcess:
+    """A reward ``async (prompt, sample)`` that the process of user code runs."""
 
-    def __init__(self, function: Callable[[Prompt, Sample], Awaitable[Any]], key: str | None) -> None:
-        self.function = function
-        self._key = key
-
-    async def __call__(self, prompt: Prompt, sample: Sample, /) -> Reward:
-        """Return the reward.  Raises RewardFailed, or what the function raises."""
-        return reward_of(await self.function(prompt, sample), self._key)
-
-
-class OnLoopGroup:
-    """A reward ``async (prompt, samples)`` of whole groups."""
-
-    def __init__(self, function: Callable[[Prompt, Sequence[Sample]], Awaitable[Any]], key: str | None) -> None:
-        self.function = function
-        self._key = key
+    def __init__(self, program: str) -> None:
+        """``program`` is its name among the programs of the process."""
+        self.program = program
 
     async def __call__(self, prompt: Prompt, sample: Sample, /) -> Reward:
-        """Return the reward of a group with one sample."""
-        return _only(await self.of_group(prompt, (sample,)))
+        """Return the reward.  Raises RewardFailed."""
+        return _only(await resources().user_code().score(self.program, prompt, (sample,)))
+
+    async def warm(self) -> None:
+        """Wait until the process has loaded the function."""
+        await resources().user_code().ready()
+
+
+class InUserProcessGroup(InUserProcess):
+    """A reward ``async (prompt, samples)`` of whole groups that the process of user code runs."""
 
     async def of_group(self, prompt: Prompt, samples: Sequence[Sample], /) -> list[Reward]:
-        """Return one reward per sample.  Raises RewardFailed, or what the function raises."""
-        return rewards_of(await self.function(prompt, samples), self._key)
+        """Return one reward per sample.  Raises RewardFailed."""
+        return await resources().user_code().score(self.program, prompt, tuple(samples))
+
+
+class SetByEpisode:
+    """The reward of a run whose episodes set their rewards; a row may name a built-in reward instead."""
+
+    has_deadlines = True
+
+    def __init__(self, of_row: BuiltIn) -> None:
+        self._of_row = of_row
+
+    async def __call__(self, prompt: Prompt, sample: Sample, /) -> Reward:
+        """Return the reward that the row names.  Raises RewardFailed."""
+        if prompt.metadata.get("rm_type") is None:
+            raise RewardFailed("the episode set no reward, and the run has neither rm-type nor custom-rm-path")
+        return await self._of_row(prompt, sample)
 
 
 class InPool:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import aiohttp
 
@@ -21,8 +21,19 @@ from asyncrl.errors import RewardFailed
 from asyncrl.rewards.model_process import ModelProcess
 from asyncrl.rewards.pool import WorkerPool
 from asyncrl.rewards.remote import RemoteService
+from asyncrl.types import Prompt, Reward, Sample
 
 _CURRENT: "ContextVar[RewardResources]" = ContextVar("reward resources")
+
+
+class UserCode(Protocol):
+    """The processes of user code."""
+
+    async def ready(self) -> None:
+        """Wait until the processes have loaded their programs."""
+
+    async def score(self, program: str, prompt: Prompt, samples: tuple[Sample, ...]) -> list[Reward]:
+        """Return the rewards of a program.  Raises RewardFailed; cancelling it cancels the function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +63,11 @@ def resources() -> "RewardResources":
 class RewardResources:
     """The workers, model processes and services of a run.  Each starts on first use; all end with the block."""
 
-    def __init__(self, settings: RewardSettings, training: object | None = None) -> None:
+    def __init__(
+        self, settings: RewardSettings, training: object | None = None, user_code: UserCode | None = None
+    ) -> None:
         """``training`` is the reward of training: only an outage of its service is a ``reason``."""
+        self._user_code = user_code
         self._settings = settings
         self._training = training
         self._opened = AsyncExitStack()
@@ -95,6 +109,12 @@ class RewardResources:
         for reward in rewards:
             if hasattr(reward, "warm"):
                 await reward.warm()
+
+    def user_code(self) -> UserCode:
+        """Return the processes of user code.  Raises RewardFailed if the run has none."""
+        if self._user_code is None:
+            raise RewardFailed("this reward needs a process of user code, which only a run has")
+        return self._user_code
 
     def model(self, resolver: bytes) -> ModelProcess:
         """Return the process of a class reward."""

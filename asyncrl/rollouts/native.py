@@ -69,7 +69,7 @@ class _State:
     turns: list[ModelTurn] = field(default_factory=list)
     rewards: dict[int, Any] = field(default_factory=dict)
     """Reward by conversation, as it was set."""
-    numbers: count[int] = field(default_factory=lambda: count(1))
+    numbers: "count[int]" = field(default_factory=lambda: count(1))
 
 
 class Conversation:

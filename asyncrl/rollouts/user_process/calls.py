@@ -43,16 +43,15 @@ class OpenEpisode:
         message = to_controller(Ask(self._call, ask, _packed_ids(token_ids), settings, conversation, reason))
         answer: asyncio.Future[GeneratedTurn] = asyncio.get_running_loop().create_future()
         self._waiting[ask] = answer
-        is_answered = False
         try:
             await self._wire.send(message)
-            turn = await answer
-            is_answered = True
-            return turn
+            return await answer
+        except asyncio.CancelledError:
+            if not self._is_closed:
+                self._wire.post(to_controller(Unask(self._call, ask)))
+            raise
         finally:
             del self._waiting[ask]
-            if not is_answered and not answer.done() and not self._is_closed:
-                self._wire.post(to_controller(Unask(self._call, ask)))
 
     def answer(self, ask: int, turn: GeneratedTurn | Exception) -> None:
         """Resume the ``generate`` that asked."""

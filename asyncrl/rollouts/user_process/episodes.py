@@ -28,7 +28,6 @@ class UserEpisodes:
         gateway: Gateway,
         limits: EpisodeLimits,
         decode: Callable[[tuple[int, ...]], str],
-        timeout_s: float,
         slime_outcome: SlimeOutcome,
     ) -> None:
         self._processes = processes
@@ -36,23 +35,17 @@ class UserEpisodes:
         self._gateway = gateway
         self._limits = limits
         self._decode = decode
-        self._timeout_s = timeout_s
         self._slime_outcome = slime_outcome
 
     async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
-        """Run one episode.  Raises EpisodeFailed."""
+        """Run one episode.  Raises EpisodeFailed.  The caller has a deadline, and cancels this."""
         session = EpisodeSession(start, turns, self._limits, self._decode)
         address = self._gateway.open(session)
         message = partial(Episode, program=self._program, start=start, address=address)
-        deadline = asyncio.timeout(self._timeout_s)
         process = self._processes.of(start.group_id, start.prompt)
         try:
-            async with deadline, process.call(message) as call:
+            async with process.call(message) as call:
                 return await self._run(call, session)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise EpisodeFailed(f"{start.name}: no result within {self._timeout_s:g} s (episode-timeout-s)") from None
         finally:
             session.close(EpisodeEnd.CANCELLED)
             self._gateway.close(address)

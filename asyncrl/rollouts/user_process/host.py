@@ -50,6 +50,11 @@ class UserProcesses:
         """Return the process of a group; in an evaluation, of a prompt."""
         return self._processes[(prompt.row if group_id is None else group_id) % len(self._processes)]
 
+    async def ready(self) -> None:
+        """Wait until all processes have loaded their programs."""
+        for each in self._processes:
+            await each.ready()
+
     async def score(self, program: str, prompt: Prompt, samples: tuple[Sample, ...]) -> list[Reward]:
         """Return the rewards of a function in the process.  Raises RewardFailed.
 

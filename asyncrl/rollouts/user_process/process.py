@@ -37,6 +37,7 @@ class UserCodeProcess:
 
         Invariant: the thread that calls this outlives the process, because the kernel ends the process with it.
         """
+        self._is_gone = False
         self.end, others_end = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (``kill`` closes it)
         path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
@@ -63,7 +64,7 @@ class UserCodeProcess:
         """Process id."""
         return self._process.pid
 
-    def load(self, program: str, factory: bytes, timeout_s: float) -> dict[str, Any]:
+    def load(self, program: str, factory: bytes, timeout_s: float, label: str) -> dict[str, Any]:
         """Make a program in the process and return its facts.  Blocks.  Raises PluginError with one line."""
         self.end.settimeout(timeout_s)
         try:
@@ -71,9 +72,9 @@ class UserCodeProcess:
             answer = in_controller(unpacked(b"".join(receive_now(self.end))))
         except TimeoutError:
             self.kill()
-            raise PluginError(f"its import did not end within {timeout_s:g} s (start-timeout-s)") from None
+            raise PluginError(f"{label}: its import did not end within {timeout_s:g} s (start-timeout-s)") from None
         except WireBroken:
-            text = f"its import ended the process: {self.how_it_ended()}"
+            text = f"{label}: its import ended the process: {self.how_it_ended()}"
             self.kill()
             raise PluginError(text) from None
         return facts_of(answer)
@@ -108,6 +109,9 @@ class UserCodeProcess:
 
     def kill(self) -> None:
         """Kill the process and all that it started; return when they are gone.  Safe to call twice.  Blocks."""
+        if self._is_gone:  # its number may be another process's by now
+            return
+        self._is_gone = True
         family = self._family()
         for process in family:
             try:

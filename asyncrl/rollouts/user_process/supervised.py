@@ -114,6 +114,10 @@ class SupervisedProcess:
         """Calls in progress."""
         return len(self._calls)
 
+    async def ready(self) -> None:
+        """Wait until the process has loaded its programs."""
+        await self._serving.wait()
+
     async def run(self) -> NoReturn:
         """Keep the process alive until cancelled.  Raises UserProcessFailed."""
         while True:

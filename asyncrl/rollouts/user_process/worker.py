@@ -23,9 +23,11 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from asyncrl.errors import PluginError
+from asyncrl.errors import ConfigError
 from asyncrl.rollouts.user_process.calls import Calls
 from asyncrl.rollouts.user_process.messages import (
     Alive,
@@ -56,6 +58,8 @@ LEAVING_S = 4.0
 """Seconds for the ``finally`` blocks of all functions when the run ends."""
 NUM_THREADS = 256
 """Threads of ``asyncio.to_thread``.  Python's default on two cores is 6, which blocking tools of 7 episodes exceed."""
+_OURS = str(Path(__file__).parents[2])
+"""The folder of this package."""
 _PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that this process gets when its parent dies."""
 
@@ -98,7 +102,7 @@ def loaded_programs(end: socket.socket) -> dict[str, Any]:
 def _load(name: str, factory: bytes, programs: dict[str, Any]) -> Loaded:
     try:
         programs[name] = pickle.loads(factory)()
-    except PluginError as error:
+    except ConfigError as error:
         return Loaded(name, str(error))
     except BaseException as error:  # noqa: BLE001 (user code at import may raise anything, also SystemExit)
         traceback.print_exc()
@@ -207,7 +211,16 @@ def _raised(call: int, error: BaseException) -> Raised:
         text = str(error)
     except Exception as worse:  # noqa: BLE001 (a user's __str__)
         text = f"(its text raised {type(worse).__name__})"
-    return Raised(call, type(error).__name__, text, "".join(traceback.format_exception(error)))
+    lines = traceback.format_exception(type(error), error, _behind_ours(error.__traceback__))
+    return Raised(call, type(error).__name__, text, "".join(lines))
+
+
+def _behind_ours(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without its first frames, as far as they are this package's."""
+    first = frames
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OURS):
+        first = first.tb_next
+    return first or frames
 
 
 def _rss_bytes() -> int:

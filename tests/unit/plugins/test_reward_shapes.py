@@ -61,13 +61,13 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "is_group", "runs"),
     [
-        ("waits", False, "on the loop"),
+        ("waits", False, "in the process of user code"),
         ("computes", False, "in a worker"),
-        ("slimes", False, "on the loop"),
+        ("slimes", False, "in the process of user code"),
         ("slimes_plain", False, "in a worker"),
-        ("group", True, "on the loop"),
+        ("group", True, "in the process of user code"),
         ("group_plain", True, "in a worker"),
-        ("slimes_group", True, "on the loop"),
+        ("slimes_group", True, "in the process of user code"),
         ("other_names", True, "in a worker"),
         ("other_names", False, "in a worker"),
         ("Model('path')", False, "as a class"),
@@ -118,7 +118,10 @@ def test_a_wrong_shape_is_one_line(name: str, is_group: bool, line: str) -> None
     ("code", "runs"),
     [
         ("class CustomRewardModel:\n    def compute_reward(self, prompts, responses): return []", "as a class"),
-        ("async def reward_func(args, sample, **kwargs): return 1.0\nasync def helper(x): pass", "on the loop"),
+        (
+            "async def reward_func(args, sample, **kwargs): return 1.0\nasync def helper(x): pass",
+            "in the process of user code",
+        ),
         ("def rm(args, sample): return 1.0", "in a worker"),
         ("class Other: pass\nfrom asyncrl.compat import Sample\ndef reward(prompt, sample): return 1.0", "in a worker"),
     ],
