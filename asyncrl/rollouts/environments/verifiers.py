@@ -4,8 +4,8 @@
     data-source-path = "asyncrl.rollouts.environments.verifiers:prompts(env_id='my-env', max_turns=4)"
 
 The environment runs in a process with ``verifiers``, and asks the model through the gateway like any OpenAI client.
-Its rubric gives the reward.  ``python -m asyncrl.rollouts.environments.verifiers ENV_ID --split eval`` prints the rows of
-its held-out data set for ``--eval-prompt-data``, with the keys ``prompt``, ``label`` and ``metadata``.
+Its rubric gives the reward.  ``python -m asyncrl.rollouts.environments.verifiers ENV_ID`` prints the rows of its
+held-out data set for ``--eval-prompt-data``, with the keys ``prompt``, ``label`` and ``metadata``.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class _Worker:
         self._folder = tempfile.TemporaryDirectory(prefix="asyncrl-verifiers-")
         self._process: subprocess.Popen[str] | None = None
         self._starting = asyncio.Lock()
-        atexit.register(self._folder.cleanup)
+        atexit.register(self._leave)
 
     @property
     def _socket(self) -> str:
@@ -77,12 +77,24 @@ class _Worker:
         """Start the process, unless it runs, and wait until it is ready.  Raises PluginError."""
         if self._process is not None and self._process.poll() is None:
             return
-        Path(self._socket).unlink(missing_ok=True)
+        self.stop()
         self._process = subprocess.Popen(
             [*self._command, self._socket], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         _ready(self._name, self._process.stdout)
+
+    def stop(self) -> None:
+        """End the process, which ends with its standard input, and wait for it."""
+        process, self._process = self._process, None
+        if process is not None:
+            with process:  # closes both ends
+                process.kill()
+        Path(self._socket).unlink(missing_ok=True)
+
+    def _leave(self) -> None:
+        self.stop()
+        self._folder.cleanup()
 
     async def play(self, row: dict[str, Any], base_url: str, key: str, sampling: dict[str, Any]) -> dict[str, Any]:
         """Play one episode.  Cancelling it cancels the environment's rollout.  Raises EpisodeFailed."""
@@ -125,7 +137,7 @@ def _ready(env_id: str, lines: IO[str]) -> None:
 # ---- its data set
 
 
-class prompts:  # noqa: N801 - it is named in configurations, next to the function ``environment``
+class prompts:
     """A data source: the rows of an environment's data set, in a new order in each epoch.
 
     The order depends on ``seed``.  Checkpoints hold the position.  Raises PluginError if the environment does not load

@@ -1,4 +1,4 @@
-"""A process that plays an environment of the package ``verifiers``; ``asyncrl.rollouts.environments.verifiers`` starts it.
+"""A process that plays an environment of the package ``verifiers``, for ``asyncrl.rollouts.environments.verifiers``.
 
     python verifiers_worker.py serve ENV_ID ARGUMENTS SOCKET     one connection per episode: a line of JSON each way
     python verifiers_worker.py rows  ENV_ID ARGUMENTS SPLIT      a line of JSON per row of its data set
@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, Protocol
 
 MODEL = "asyncrl"
@@ -61,7 +61,7 @@ class Classic:
         return {
             "reward": output.get("reward"),
             "metrics": dict(output.get("metrics") or {}),
-            "error": None if error is None else str(error.get("error_chain_str", error)),
+            "error": None if error is None else str(error.get("error_chain_repr", error)),
         }
 
 
@@ -93,12 +93,14 @@ class Taskset:
             context = self._v1.ModelContext(model=MODEL, client=client, **sampling_of(self._v1, address["sampling"]))
             task = self._task(data, self._environment.config.taskset.task)
             episode = await self._environment.run_episode(task, context)
-        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        errors = [*episode.errors, *(each for trace in episode.traces for each in trace.errors)]
         rewards = [float(trace.reward) for trace in episode.traces]
         return {
             "reward": sum(rewards) / len(rewards) if rewards else None,
             "metrics": {name: value for trace in episode.traces for name, value in trace.metrics.items()},
-            "error": None if episode.ok else "; ".join(f"{error.type}: {error.message}" for error in errors) or "not ok",
+            "error": None
+            if episode.ok
+            else "; ".join(f"{error.type}: {error.message}" for error in errors) or "not ok",
         }
 
 
@@ -107,7 +109,7 @@ def sampling_of(v1: Any, sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def key_variable(key: str) -> Any:
+def key_variable(key: str) -> Iterator[str]:
     """Hold a key in an environment variable, because all versions take the name of one."""
     name = f"ASYNCRL_EPISODE_KEY_{next(_numbers)}"
     os.environ[name] = key
@@ -118,7 +120,7 @@ def key_variable(key: str) -> Any:
 
 
 def load(env_id: str, arguments: dict[str, Any]) -> Played:
-    sys.path.insert(0, os.getcwd())
+    sys.path[0] = os.getcwd()  # environments lie there; this file's folder has another module ``verifiers``
     if hasattr(importlib.import_module("verifiers"), "load_environment"):
         return Classic(env_id, arguments)
     return Taskset(env_id, arguments)
@@ -128,16 +130,12 @@ async def serve(played: Played, path: str, say: Any) -> None:
     async def episode(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Play one episode; the adapter closes the connection to cancel it."""
         request = json.loads(await reader.readline())
-        playing = asyncio.ensure_future(played.play(request["row"], request))
-        leaving = asyncio.ensure_future(reader.read())
-        await asyncio.wait([playing, leaving], return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        if not playing.done():
-            playing.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await playing
-        else:
-            writer.write(json.dumps(answer_of(playing), default=str).encode() + b"\n")
+        async with asyncio.TaskGroup() as tasks:
+            playing = tasks.create_task(answer(played, request))
+            leaving = tasks.create_task(cancel_at_end(reader, playing))
+            playing.add_done_callback(lambda _: leaving.cancel())
+        if not playing.cancelled():
+            writer.write(json.dumps(playing.result(), default=str).encode() + b"\n")
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
         writer.close()
@@ -149,9 +147,16 @@ async def serve(played: Played, path: str, say: Any) -> None:
             await server.serve_forever()
 
 
-def answer_of(playing: "asyncio.Future[dict[str, Any]]") -> dict[str, Any]:
-    error = playing.exception()
-    return playing.result() if error is None else {"error": f"{type(error).__name__}: {error}", "reward": None}
+async def answer(played: Played, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return await played.play(request["row"], request)
+    except Exception as error:  # noqa: BLE001 - an environment may raise anything, which costs its episode
+        return {"error": f"{type(error).__name__}: {error}", "reward": None}
+
+
+async def cancel_at_end(reader: asyncio.StreamReader, playing: asyncio.Task[Any]) -> None:
+    await reader.read()
+    playing.cancel()
 
 
 def main() -> None:
@@ -163,6 +168,7 @@ def main() -> None:
         lines.write(json.dumps(value, default=str) + "\n")
         lines.flush()
 
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     try:
         played = load(env_id, json.loads(arguments))
     except BaseException as error:  # noqa: BLE001 - any failure is one line in the parent
