@@ -72,7 +72,7 @@ class GroupBuffer:
 
     @property
     def num_in_demand(self) -> int:
-        """Number of groups, without those that the buffer filter left waiting since the last batch."""
+        """Number of groups that the buffer filter has not yet left waiting since the last batch."""
         return len(self._waiting) - self._passed_over
 
     def groups(self) -> dict[GroupId, ScoredGroup]:
