@@ -16,7 +16,7 @@ from asyncrl.app.checks import check
 from asyncrl.compat import SlimeArgs
 from asyncrl.config import load_run
 from asyncrl.engines.megatron.train.custom_tis import CheckedTis
-from asyncrl.errors import ConfigError, NonFiniteLoss, PluginError, TrainerFailed
+from asyncrl.errors import ConfigError, NonFiniteLoss, PluginError
 from asyncrl.plugins import load_custom
 from asyncrl.types import Batch, TrainReport
 from tests.declared_metrics import is_declared
