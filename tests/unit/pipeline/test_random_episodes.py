@@ -24,7 +24,7 @@ from tests.unit.pipeline.harness import World, drawn, named
 from tests.unit.pipeline.test_random_histories import CHOICES as SINGLE_TURN_CHOICES
 from tests.unit.pipeline.test_random_histories import Story, assert_finished_once, ended_clean, vars_of
 
-HISTORIES = 1_000
+HISTORIES = 400
 TOGETHER = 20
 
 TOOL_S = (0.0, 0.0, 0.003, 0.05, 0.4)
@@ -202,7 +202,8 @@ class EpisodeStory(Story):
         super().__init__({**plan, "episode": self.agent})
 
         def lengths(request: Request) -> int:
-            return 1 + (request.seed + len(request.token_ids)) % (short * (tail if request.seed % 11 == 0 else 1))
+            longest: int = short * (tail if request.seed % 11 == 0 else 1)
+            return 1 + (request.seed + len(request.token_ids)) % longest
 
         self.world.lengths = lengths
 
