@@ -16,6 +16,7 @@ from asyncrl.plugins.episodes import FLAG, LoadedEpisode, load_episode
 from asyncrl.plugins.resolve import named_object
 from asyncrl.plugins.rewards import function_of_file, load_reward
 from asyncrl.rewards.values import reward_of, rewards_of
+from asyncrl.rollouts.environments.program import environment_program
 from asyncrl.rollouts.interfaces import EpisodeProgram
 from asyncrl.rollouts.native import EpisodeSettings
 from asyncrl.rollouts.native_program import NativeProgram
@@ -57,14 +58,17 @@ def episode_program(task: EpisodeTask) -> EpisodeProgram:
             max_context_len=task.max_context_len,
             eval_rm_paths=task.eval_rm_paths,
         )
+    tokenizer, function = load_tokenizer(task.checkpoint), loaded.function
+    if loaded.shape == "environment":
+        function = environment_program(function, chat=tokenizer.has_chat_template)
     settings = EpisodeSettings(
-        tokenizer=load_tokenizer(task.checkpoint),
+        tokenizer=tokenizer,
         tool_timeout_s=task.tool_timeout_s,
         max_turns=task.max_turns,
         reward_keys=task.reward_keys,
         template_variables=task.template_variables,
     )
-    return NativeProgram(loaded.function, settings)
+    return NativeProgram(function, settings)
 
 
 def _named(path: str) -> Any:

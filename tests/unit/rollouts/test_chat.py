@@ -32,7 +32,7 @@ def test_a_turn_is_ended_once(template: str, written: str, end: str | None) -> N
 
 def test_tool_messages_share_a_turn_where_the_template_joins_them() -> None:
     text = continued(CHATML, "x<|im_end|>", TOOL, TOOL)
-    each = "\n<tool_response>\n5\n</tool_response>"
+    each = "<tool_response>\n5\n</tool_response>"
     assert text == f"\n<|im_start|>user{each}{each}<|im_end|>\n<|im_start|>assistant\n"
 
 
