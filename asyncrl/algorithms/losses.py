@@ -2,8 +2,8 @@
 
 A loss is ``sum(loss_T * weights_T) / count``.  The count is taken over the whole update: tokens for ``token_weights``,
 rollouts for ``rollout_weights``.  The sum may be taken in any pieces, so neither packing nor data parallelism changes
-it.  Policy losses return a loss per token, and whether its ratio was clipped.  Where ``mask_T`` is false they return the
-loss of ratio 1, whatever the old log-probs are: tokens that no policy sampled may have any number there.
+it.  Policy losses return a loss per token, and whether its ratio was clipped.  Where ``mask_T`` is false they return
+the loss of ratio 1, whatever the old log-probs are: tokens that no policy sampled may have any number there.
 Shape letters: T response tokens, sample after sample.
 """
 

@@ -9,7 +9,8 @@ from asyncrl.compat.data_sources import DataSource, RolloutDataSource, RolloutDa
 from asyncrl.compat.evaluation import BlockingEval, RolloutFnEvalOutput
 from asyncrl.compat.plugin_shapes import filter_from_slime, group_reward_from_slime, reward_from_slime
 from asyncrl.compat.slime_path import provide_slime
-from asyncrl.compat.slime_types import OUR_NAMES, DynamicFilterOutput, Sample, SlimeArgs
+from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_types import OUR_NAMES, DynamicFilterOutput, SlimeArgs
 from asyncrl.compat.tis_functions import tis_from_slime
 
 __all__ = [

@@ -5,7 +5,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from asyncrl.compat.slime_types import Sample, SlimeArgs, group_to_slime
+from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_types import SlimeArgs
+from asyncrl.compat.slime_views import group_to_slime, nested
 from asyncrl.compat.train_data import converted
 from asyncrl.errors import HookFailed, name_of
 from asyncrl.hooks.changes import left_out, masked, name_of_sample, number, samples_of, with_samples
@@ -20,7 +22,7 @@ def sample_filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> B
 
     def change(batch: Batch, filtered: Sequence[ScoredGroup], /) -> Batch:
         views = _views(batch.groups)
-        function(args, [list(group) for group in views])
+        function(args, _nested(batch.groups, views))
         return _read_back(batch, views, args)
 
     return _named(change, function)
@@ -33,9 +35,9 @@ def all_samples_from_slime(
 
     def change(batch: Batch, filtered: Sequence[ScoredGroup], /) -> Batch:
         views = _views(batch.groups)
-        groups = [*zip((group.group_id for group in batch.groups), views, strict=True)]
-        groups += zip((group.group_id for group in filtered), _views(filtered), strict=True)
-        function(args, [list(views) for _, views in sorted(groups, key=lambda each: each[0])], get_samples)
+        groups = [*zip(batch.groups, views, strict=True), *zip(filtered, _views(filtered), strict=True)]
+        ordered = sorted(groups, key=lambda each: each[0].group_id)
+        function(args, [nested(group, found) for group, found in ordered], get_samples)
         return _read_back(batch, views, args)
 
     return _named(change, function)
@@ -78,6 +80,10 @@ def convert_from_slime(function: Callable[..., Any], args: SlimeArgs) -> BatchHo
 def _named(change: BatchHook, function: Callable[..., Any]) -> BatchHook:
     change.__name__ = name_of(function)  # type: ignore[attr-defined]
     return change
+
+
+def _nested(groups: Sequence[ScoredGroup], views: Sequence[Sequence[Sample]]) -> list[list[Any]]:
+    return [nested(group, found) for group, found in zip(groups, views, strict=True)]
 
 
 def _views(groups: Sequence[ScoredGroup]) -> list[list[Sample]]:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from asyncrl.compat.slime_types import Sample, SlimeArgs, group_to_slime
+from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_types import SlimeArgs
+from asyncrl.compat.slime_views import flattened, group_to_slime, nested
 from asyncrl.errors import FilterFailed, name_of
 from asyncrl.protocols import PickFn
 from asyncrl.types import GroupId, Picked, ScoredGroup
@@ -17,10 +19,10 @@ def pick_from_slime(function: Callable[..., Any], args: SlimeArgs) -> PickFn:
     the step.
     """
     name = name_of(function)
-    translated: dict[GroupId, list[Sample]] = {}  # a cache: the filter is called for every group that ends
+    translated: dict[GroupId, list[Any]] = {}  # a cache: the filter is called for every group that ends
 
     def pick(step: int, waiting: Sequence[ScoredGroup], size: int, /) -> Picked:
-        known = {group.group_id: translated.get(group.group_id) or group_to_slime(group) for group in waiting}
+        known = {group.group_id: translated.get(group.group_id) or _translated(group) for group in waiting}
         translated.clear()
         translated.update(known)
         buffer = [list(samples) for samples in known.values()]
@@ -34,19 +36,23 @@ def pick_from_slime(function: Callable[..., Any], args: SlimeArgs) -> PickFn:
     return pick
 
 
-def _whole(group: object, known: Mapping[GroupId, list[Sample]], what: str) -> GroupId:
+def _translated(group: ScoredGroup) -> list[Any]:
+    return nested(group, group_to_slime(group))
+
+
+def _whole(group: object, known: Mapping[GroupId, list[Any]], what: str) -> GroupId:
     """Return the id of a group, read from its samples.
 
     Raises FilterFailed unless ``group`` is a group of the buffer with all its samples.
     """
-    samples = group if isinstance(group, list | tuple) else ()
+    samples = flattened(group) if isinstance(group, list | tuple) else []
     ids = {sample.group_index if isinstance(sample, Sample) else None for sample in samples}
     found = ids.pop() if len(ids) == 1 else None
     group_id = None if found is None else GroupId(found)
     if group_id is None or group_id not in known:
         raise FilterFailed(f"{what}: {_short(group)}, which is no group of the buffer")
-    if len(samples) != len(known[group_id]):
-        raise FilterFailed(f"{what}: {len(samples)} of the {len(known[group_id])} samples of group {group_id}")
+    if len(samples) != (whole := len(flattened(known[group_id]))):
+        raise FilterFailed(f"{what}: {len(samples)} of the {whole} samples of group {group_id}")
     return group_id
 
 

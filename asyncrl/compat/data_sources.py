@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from asyncrl.compat.slime_types import Sample, SlimeArgs
+from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_types import SlimeArgs
 from asyncrl.errors import HookFailed
 from asyncrl.types import NewPrompt, Prompt, ScoredGroup
 

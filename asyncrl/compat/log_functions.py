@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from asyncrl.compat.slime_types import Sample, SlimeArgs, group_to_slime, to_slime
+from asyncrl.compat.slime_sample import Sample
+from asyncrl.compat.slime_types import SlimeArgs
+from asyncrl.compat.slime_views import group_to_slime, to_slime
 from asyncrl.errors import name_of
 from asyncrl.protocols import EvalLogFn, RolloutLogFn
 from asyncrl.types import Batch, EvalReport, Prompt, ScoredSample

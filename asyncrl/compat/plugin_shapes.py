@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncrl.compat.slime_types import Sample as SlimeSample
-from asyncrl.compat.slime_types import SlimeArgs, group_to_slime, to_slime
+from asyncrl.compat.slime_sample import Sample as SlimeSample
+from asyncrl.compat.slime_types import SlimeArgs
+from asyncrl.compat.slime_views import group_to_slime, nested, to_slime
 from asyncrl.errors import name_of
 from asyncrl.protocols import KeepFn
 from asyncrl.types import Prompt, Sample, ScoredGroup
@@ -36,12 +37,13 @@ def _unscored(prompt: Prompt, sample: Sample, args: SlimeArgs) -> SlimeSample:
 def filter_from_slime(function: Callable[..., Any], args: SlimeArgs) -> KeepFn:
     """Adapt ``filter(args, samples, **kwargs)`` to a KeepFn.
 
-    The function returns a bool or an object with ``keep`` and ``reason``.
+    The function returns a bool or an object with ``keep`` and ``reason``.  The samples of an episode whose function
+    returned a list are a list in ``samples``.
     """
     name = name_of(function)
 
     def keep(group: ScoredGroup, /) -> str | None:
-        verdict = function(args, group_to_slime(group))
+        verdict = function(args, nested(group, group_to_slime(group)))
         kept = _as_bool(verdict)
         if kept is None:
             kept = getattr(verdict, "keep", None)

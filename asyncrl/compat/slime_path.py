@@ -6,6 +6,7 @@ from pathlib import Path
 
 SHIM = Path(__file__).with_name("slime_shim")
 """The folder on ``sys.path`` from which the shim is imported."""
+PACKAGE = SHIM / "slime"
 
 
 def provide_slime() -> None:

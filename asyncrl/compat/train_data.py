@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from asyncrl.compat.slime_types import carry_view
+from asyncrl.compat.slime_views import carry_view
 from asyncrl.errors import HookFailed
 from asyncrl.hooks.changes import masked, name_of_sample, number, with_samples
 from asyncrl.types import Batch, FinishReason, ScoredGroup, ScoredSample
@@ -31,8 +31,8 @@ def converted(batch: Batch, data: Mapping[str, Any], indices: Sequence[int | Non
             f"{', '.join((*CHECKED, *READ))}"
         )
     columns = _ordered({name: data[name] for name in (*CHECKED, *READ) if data.get(name) is not None}, indices)
-    _check_rollouts(columns.get("rollout_ids"))
     pairs = [(group, scored) for group in batch.groups for scored in group.samples]
+    _check_rollouts(columns.get("rollout_ids"), [(group.group_id, scored.sample.rollout) for group, scored in pairs])
     return with_samples(
         batch,
         [
@@ -53,6 +53,8 @@ def _ordered(data: Mapping[str, Any], indices: Sequence[int | None]) -> dict[str
     given = columns.get("sample_indices")
     if given is None or given == list(indices):
         return columns
+    if len(set(indices)) < len(indices):
+        raise HookFailed("key sample_indices is in another order, and several samples of an episode share an index")
     places = {index: place for place, index in enumerate(given)}
     missing = [index for index in indices if index not in places]
     if missing:
@@ -60,10 +62,11 @@ def _ordered(data: Mapping[str, Any], indices: Sequence[int | None]) -> dict[str
     return {name: [column[places[index]] for index in indices] for name, column in columns.items()}
 
 
-def _check_rollouts(ids: Sequence[Any] | None) -> None:
-    given = [each for each in ids or () if each is not None]
-    if len(set(given)) != len(given):
-        raise HookFailed("key rollout_ids names a rollout twice; in asyncrl every sample is one rollout")
+def _check_rollouts(ids: Sequence[Any] | None, rollouts: Sequence[tuple[int, int]]) -> None:
+    """Raise HookFailed unless the samples with equal ids are those of one episode."""
+    pairs = {(given, rollout) for given, rollout in zip(ids or (), rollouts, strict=False) if given is not None}
+    if len({given for given, _ in pairs}) != len(pairs) or len({rollout for _, rollout in pairs}) != len(pairs):
+        raise HookFailed("key rollout_ids must have one value per episode: its samples share one rollout")
 
 
 def _changed(group: ScoredGroup, scored: ScoredSample, row: Mapping[str, Any]) -> ScoredSample:
@@ -82,7 +85,8 @@ def _check_tokens(group: ScoredGroup, scored: ScoredSample, row: Mapping[str, An
     length = len(scored.sample.token_ids)
     if "response_lengths" in row and row["response_lengths"] != length:
         raise HookFailed(f"{name} has {length} response tokens, response_lengths says {row['response_lengths']}")
-    if "tokens" in row and tuple(_plain(row["tokens"])) != group.prompt.token_ids + scored.sample.token_ids:
+    before = group.prompt.token_ids if scored.sample.prompt_ids is None else scored.sample.prompt_ids
+    if "tokens" in row and tuple(_plain(row["tokens"])) != before + scored.sample.token_ids:
         raise HookFailed(
             f"the tokens of {name} are not those of its prompt and of the engines; leave tokens out by the loss mask"
         )

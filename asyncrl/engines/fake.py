@@ -116,9 +116,9 @@ class FakeEngine:
         if size == 0:
             return
         place, last = len(request.token_ids) + len(written), written[-1] if written else request.token_ids[-1]
-        tokens = tuple(_token(request.seed, place + offset) for offset in range(size))
+        tokens = tuple(fake_token(request.seed, place + offset) for offset in range(size))
         befores = (last, *tokens[:-1])
-        logprobs = array("f", map(_logprob, befores, tokens, repeat(weights.step)))
+        logprobs = array("f", map(fake_logprob, befores, tokens, repeat(weights.step)))
         written.extend(tokens)
         on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=weights.version))
 
@@ -243,9 +243,10 @@ class FakeTrainer:
             learning_rate=0.0,
             seconds=self._seconds,
             logprobs=tuple(
-                _logprobs((*group.prompt.token_ids, *scored.sample.token_ids), len(group.prompt.token_ids), batch.step)
+                _logprobs((*prompt, *scored.sample.token_ids), len(prompt), batch.step)
                 for group in batch.groups
                 for scored in group.samples
+                for prompt in (scored.sample.prompt_ids or group.prompt.token_ids,)
             ),
         )
 
@@ -322,16 +323,17 @@ class FakeTokenizer:
         return " ".join(map(str, token_ids))
 
 
-def _token(seed: int, position: int) -> int:
+def fake_token(seed: int, position: int) -> int:
+    """Return the token that FakeEngine draws with ``seed`` at ``position``, counted from the first prompt token."""
     return hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=1).digest()[0] % VOCABULARY
 
 
 def _logprobs(token_ids: tuple[int, ...], start: int, step: int) -> tuple[float, ...]:
-    return tuple(_logprob(token_ids[place - 1], token_ids[place], step) for place in range(start, len(token_ids)))
+    return tuple(fake_logprob(token_ids[place - 1], token_ids[place], step) for place in range(start, len(token_ids)))
 
 
-def _logprob(before: int, token: int, step: int) -> float:
-    """Return the log-prob of ``token`` after ``before``, under the weights of training step ``step``.
+def fake_logprob(before: int, token: int, step: int) -> float:
+    """Return FakeEngine's log-prob of ``token`` after ``before``, under the weights of training step ``step``.
 
     Engine and trainer agree on it; other weights give another one.
     """

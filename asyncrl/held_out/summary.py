@@ -26,7 +26,7 @@ def summary(
     mean = clustered_mean([[scored.reward for scored in each.samples] for each in answers])
     if mean is None:
         return None
-    lengths = [len(scored.sample.token_ids) for scored in samples]
+    lengths = [scored.sample.num_generated for scored in samples]
     threshold = _threshold(samples, pass_threshold)
     passes: dict[int, Estimate] = {}
     majorities: dict[int, Estimate] = {}

@@ -121,6 +121,21 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("train/tis_weight", "", "mean off-policy weight per trained token, after truncation or masking (--use-tis)"),
     Metric("train/tis_outside", "share", "trained tokens whose weight was outside the bounds, 0 to 1 (--use-tis)"),
+    Metric(
+        "train/tis/NAME",
+        "",
+        "number that a custom correction reports, mean per trained token (--custom-tis-function-path)",
+    ),
+    Metric(
+        "train/tis_removed",
+        "share",
+        "trained tokens that a custom correction removed from the loss, 0 to 1 (same flag)",
+    ),
+    Metric(
+        "train/unknown_logprobs",
+        "share",
+        "trained tokens without log-probs of the engine, 0 to 1; those of the trainer before the step replace them",
+    ),
     Metric("train/opsm_masked", "share", "trained tokens left out as too far off-policy, 0 to 1 (--use-opsm)"),
     Metric(
         "train/custom/NAME",

@@ -9,19 +9,26 @@ on cancel     its requests are aborted on their server
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from asyncrl.errors import EngineRejected, RewardFailed, SampleFailed, plainly
+from asyncrl.episodes import Trajectory
+from asyncrl.errors import EngineRejected, EpisodeEnded, EpisodeFailed, RewardFailed, SampleFailed, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.held_out.summary import summary
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.sampling.episodes import Episodes
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.types import EvalAnswers, EvalReport, EvalSetReport, Prompt, Sample, ScoredSample, Weights
 
 logger = logging.getLogger(__name__)
+
+ANSWER_FAILURES = (SampleFailed, EngineRejected, EpisodeFailed, EpisodeEnded, RewardFailed)
+"""Errors that leave one answer out."""
 
 type _Scored = tuple[ScoredSample, str | None]
 """An answer, and its final answer if it has a vote."""
@@ -58,29 +65,89 @@ class AnswerPass:
     """The answers of one pass, which hold at most half of the slots.
 
     An answer's seed depends on the name of its set, its row and its position: it is the same in every pass, and does
-    not depend on other sets.
+    not depend on other sets.  An episode holds a slot during its turns; at most half of ``max_episodes`` are open.
     """
 
-    def __init__(self, slots: Slots, weights: Weights) -> None:
+    def __init__(self, slots: Slots, weights: Weights, timeline: Timeline) -> None:
         """Begin a pass; the engines serve ``weights``."""
         self.weights = weights
         self.slots = slots
-        self.at_once = asyncio.Semaphore(max(1, slots.limit // 2))
         self.failed: set[str] = set()
         """Names of the sets with a failed answer."""
+        self._half_of_slots = asyncio.Semaphore(max(1, slots.limit // 2))
+        self._half_of_episodes = asyncio.Semaphore(max(1, slots.load.max_open // 2) if slots.load else 1)
+        self._episodes = Episodes(slots.load, timeline) if slots.load else None
+
+    def running(self) -> AbstractAsyncContextManager[object]:
+        """Return the context in which answers are generated; its end cancels open episodes."""
+        return self._episodes or nullcontext()
+
+    async def admit(self, each: HeldOutSet) -> None:
+        """Wait until another answer may start.  The caller then calls ``generate`` or ``trajectories`` once."""
+        await self._admitting(each).acquire()
+
+    async def answer(self, each: HeldOutSet, prompt: Prompt, index: int) -> ScoredSample:
+        """Return one answer with its reward.  If its episode has several samples: the first, with their mean reward.
+
+        Raises one of ANSWER_FAILURES.
+        """
+        if each.sampler.episodes is None:
+            return await each.sampler.score(prompt, await self.generate(each, prompt, index))
+        return await mean_scored(each, prompt, await self.trajectories(each, prompt, index))
 
     async def generate(self, each: HeldOutSet, prompt: Prompt, index: int) -> Sample:
-        """Return one answer; the caller has acquired ``at_once``, which is released.
-
-        Raises SampleFailed or EngineRejected.
-        """
-        name, seed = f"eval-{self.weights.version}-{each.name}-{prompt.row}", f"eval:{each.name}:{prompt.row}"
+        """Return one answer of a single turn.  Raises SampleFailed or EngineRejected."""
+        name, seed = self._name_and_seed(each, prompt)
         self.slots.claim(1)
         try:
             return await each.sampler.generate(name, seed, prompt, each.sampler.partial(index), lambda num_tokens: None)
         finally:
             self.slots.unclaim(1)
-            self.at_once.release()
+            self._admitting(each).release()
+
+    async def trajectories(self, each: HeldOutSet, prompt: Prompt, index: int) -> tuple[Trajectory, ...]:
+        """Return the samples of one answer by an episode.  Raises the error of the episode."""
+        if self._episodes is None:
+            raise AssertionError("the slots have no load of episodes")
+        name, seed = self._name_and_seed(each, prompt)
+        self.slots.claim(1)
+        episode = self._episodes.open(
+            each.sampler,
+            prompt,
+            name=name,
+            group_seed=seed,
+            index=index,
+            group_size=each.samples_per_prompt,
+            data_set=each.name,
+            hold=self._hold,
+        )
+        try:
+            episode.resume(lambda num_tokens: True)
+            outcome = await episode.outcome()
+            if not outcome.trajectories:
+                raise EpisodeFailed(f"row {prompt.row}: the episode returned no trajectory")
+            return tuple(replace(one, sample=replace(one.sample, index=index)) for one in outcome.trajectories)
+        finally:
+            episode.close()
+            self.slots.unclaim(1)
+            self._admitting(each).release()
+
+    @asynccontextmanager
+    async def _hold(self) -> AsyncIterator[int]:
+        async with self._half_of_slots, self.slots.hold() as slot:
+            yield slot
+
+    def _admitting(self, each: HeldOutSet) -> asyncio.Semaphore:
+        return self._half_of_slots if each.sampler.episodes is None else self._half_of_episodes
+
+    def _name_and_seed(self, each: HeldOutSet, prompt: Prompt) -> tuple[str, str]:
+        return f"eval-{self.weights.version}-{each.name}-{prompt.row}", f"eval:{each.name}:{prompt.row}"
+
+
+async def mean_scored(each: HeldOutSet, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredSample:
+    """Return the first of an episode's samples, with the mean reward of all.  Raises RewardFailed."""
+    scored = [await each.sampler.score_trajectory(prompt, one) for one in trajectories]
+    return replace(scored[0], reward=math.fsum(one.reward for one in scored) / len(scored))
 
 
 class Evaluator:
@@ -104,15 +171,15 @@ class Evaluator:
 
     async def run(self) -> EvalReport:
         """Run one pass.  Every pass uses the same random seeds; failed answers are left out and counted."""
-        start, this = loop_time(), AnswerPass(self._slots, self._serving.now)
+        start, this = loop_time(), AnswerPass(self._slots, self._serving.now, self._timeline)
         tasks: dict[str, list[list[asyncio.Task[_Scored | None]]]] = {}
         with plainly():
-            async with asyncio.TaskGroup() as answers:
+            async with this.running(), asyncio.TaskGroup() as answers:
                 for each in self._sets:
                     rows = tasks[each.name] = [[] for _ in each.prompts]
                     for row, prompt in zip(rows, each.prompts, strict=True):
                         for index in range(each.samples_per_prompt):
-                            await this.at_once.acquire()  # here, so that a pass never has thousands of waiting tasks
+                            await this.admit(each)  # here, so that a pass never has thousands of waiting tasks
                             row.append(answers.create_task(_one(this, each, prompt, index)))
         self._timeline.span("evaluation", f"version {this.weights.version}", start, loop_time())
         sets: dict[str, _Answered] = {}
@@ -125,8 +192,8 @@ class Evaluator:
 async def _one(this: AnswerPass, each: HeldOutSet, prompt: Prompt, index: int) -> _Scored | None:
     """Return an answer with its final answer, which is extracted here: all at once would hold the event loop."""
     try:
-        scored = await each.sampler.score(prompt, await this.generate(each, prompt, index))
-    except (SampleFailed, EngineRejected, RewardFailed) as error:
+        scored = await this.answer(each, prompt, index)
+    except ANSWER_FAILURES as error:
         level = logging.INFO if each.name in this.failed else logging.WARNING  # a broken set fails thousands of times
         this.failed.add(each.name)
         logger.log(level, "held-out row %d of %s failed and is left out: %s", prompt.row, each.name, error)
@@ -175,7 +242,7 @@ def _report(weights: Weights, sets: Mapping[str, _Answered], seconds: float, *, 
         sets=reports,
         num_samples=len(samples),
         num_failed=sum(found.num_failed for found in sets.values()),
-        num_tokens=sum(len(sample.token_ids) for sample in samples),
+        num_tokens=sum(sample.num_generated for sample in samples),
         seconds=seconds,
         answers=answers if keeps_answers else {},
     )

@@ -13,17 +13,19 @@ import logging
 import math
 import numbers
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from asyncrl.errors import first_line
+from asyncrl.episodes import Trajectory
+from asyncrl.errors import first_line, plainly
 from asyncrl.event_loop import is_cancelled, loop_time
 from asyncrl.held_out.estimates import clustered_mean
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.evaluation import AnswerPass, HeldOutSet
+from asyncrl.pipeline.evaluation import AnswerPass, HeldOutSet, mean_scored
 from asyncrl.pipeline.sampling.sampler import ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.protocols import EvalFn
-from asyncrl.types import EvalOutcome, EvalReport, EvalSetReport, Prompt, Sample, Weights
+from asyncrl.types import EvalOutcome, EvalReport, EvalSetReport, Prompt, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +33,37 @@ logger = logging.getLogger(__name__)
 class EvalPass:
     """See ``protocols.HeldOutPass``."""
 
-    def __init__(self, sets: Sequence[HeldOutSet], slots: Slots, weights: Weights) -> None:
-        self.weights = weights
+    def __init__(self, sets: Sequence[HeldOutSet], slots: Slots, serving: ServingWeights, timeline: Timeline) -> None:
+        self.weights = serving.now
         self.prompts: Mapping[str, tuple[Prompt, ...]] = {each.name: each.prompts for each in sets}
         self._sets = {each.name: each for each in sets}
-        self._answers = AnswerPass(slots, weights)
+        self._answers = AnswerPass(slots, serving.now, timeline)
+        self._episodes: dict[tuple[str, int, int, int], tuple[Trajectory, ...]] = {}
+        """The samples of each answer that an episode made."""
+
+    def running(self) -> AbstractAsyncContextManager[object]:
+        """Return the context in which the function runs; its end cancels open episodes."""
+        return self._answers.running()
 
     async def generate(self, name: str, prompt: Prompt, index: int = 0) -> Sample:
-        """See ``HeldOutPass.generate``."""
-        await self._answers.at_once.acquire()
-        return await self._answers.generate(self._sets[name], prompt, index)
+        """See ``HeldOutPass.generate``.  An episode with several samples returns the first."""
+        each = self._sets[name]
+        await self._answers.admit(each)
+        if each.sampler.episodes is None:
+            return await self._answers.generate(each, prompt, index)
+        made = await self._answers.trajectories(each, prompt, index)
+        self._episodes[_key(name, prompt, index)] = made
+        return made[0].sample
 
     async def score(self, name: str, prompt: Prompt, sample: Sample) -> float:
-        """See ``HeldOutPass.score``."""
-        return (await self._sets[name].sampler.score(prompt, sample)).reward
+        """See ``HeldOutPass.score``.  The reward of an episode is the mean over its samples."""
+        each, made = self._sets[name], self._episodes.get(_key(name, prompt, sample.index))
+        scored = each.sampler.score(prompt, sample) if made is None else mean_scored(each, prompt, made)
+        return (await scored).reward
+
+
+def _key(name: str, prompt: Prompt, index: int) -> tuple[str, int, int, int]:
+    return name, prompt.epoch, prompt.row, index
 
 
 class FunctionEvaluator:
@@ -73,7 +92,7 @@ class FunctionEvaluator:
     async def run(self) -> EvalReport:
         """Run one pass.  A function that raises, hangs or returns nonsense costs the pass its numbers, not the run."""
         start, weights = loop_time(), self._serving.now
-        outcome = await self._outcome(EvalPass(self._sets, self._slots, weights))
+        outcome = await self._outcome(EvalPass(self._sets, self._slots, self._serving, self._timeline))
         self._timeline.span("evaluation", f"version {weights.version}", start, loop_time())
         # The rewards do not name their prompts, so each counts as a prompt (docs/evaluation.md).
         means = {name: clustered_mean([[reward] for reward in each]) for name, each in outcome.rewards.items()}
@@ -100,8 +119,9 @@ class FunctionEvaluator:
     async def _outcome(self, this: EvalPass) -> EvalOutcome:
         deadline = asyncio.timeout(self._timeout_s)
         try:
-            async with deadline:
-                return _checked(await self._function(this))
+            with plainly():
+                async with deadline, this.running():
+                    return _checked(await self._function(this))
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise

@@ -299,7 +299,7 @@ class _Run:
         await asyncio.wait([scoring], timeout=max(0.0, deadline - loop_time()))
         was_late, self._scores_are_late = self._scores_are_late, not scoring.done()
         if scoring.done():
-            return replace(trained, logprob_diff=mean_difference(scoring.result(), trained.report.logprobs))
+            return replace(trained, logprob_diff=mean_difference(batch, scoring.result(), trained.report.logprobs))
         scoring.cancel()  # not awaited: its requests are aborted in the background, and an engine may be slow to answer
         if not was_late:
             logger.warning("step %d: no log-probs to compare with until the engines are faster again", batch.step)

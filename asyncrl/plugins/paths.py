@@ -11,11 +11,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from asyncrl.compat import provide_slime
 from asyncrl.errors import PluginError
 
 
 def found(path: str) -> Any:
-    """Import the object named by ``dotted.path.name``, ``module:name`` or ``file.py:name``.  Raises PluginError."""
+    """Import the object named by ``dotted.path.name``, ``module:name`` or ``file.py:name``.  Raises PluginError.
+
+    From now on ``import slime`` gives the shim in this process.
+    """
+    provide_slime()
     place, colon, name = path.rpartition(":") if ":" in path else path.rpartition(".")
     if path.endswith(".py") or (place.endswith(".py") and not name):
         raise PluginError("names no function; write file.py:function")
@@ -65,11 +70,12 @@ def module_of_file(path: Path) -> ModuleType:
 def _raised(error: BaseException) -> str:
     """Describe the exception of an import and its location."""
     frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "slime" and frames:
+        symbol = ".".join(filter(None, (error.name, error.name_from)))
+        return f"{frames[-1].filename}:{frames[-1].lineno} needs {symbol}, which asyncrl does not have"
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     where = "" if isinstance(error, SyntaxError) else where  # its text has the location
-    is_slime = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "slime"
-    hint = "; import Sample and DynamicFilterOutput from asyncrl.compat instead" if is_slime else ""
-    return f"raised on import: {type(error).__name__}: {error}{where}{hint}"
+    return f"raised on import: {type(error).__name__}: {error}{where}"
 
 
 def _functions(module: ModuleType) -> list[str]:

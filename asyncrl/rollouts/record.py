@@ -133,6 +133,11 @@ class TokenRecord:
         fitting = [line for line in self.lines if line.conversation == conversation and line.is_prefix_of(ids)]
         return max(fitting, key=lambda line: line.num_tokens, default=None)
 
+    def place_of(self, call: int) -> tuple[Line, int]:
+        """Return the line that has the call's turn in its loss, and the position of its first token in ``Line.ids``."""
+        line = next(line for line in reversed(self.lines) if call in line.owned)
+        return line, line.prompt_len + next(start for start, turn in reversed(line.turns) if turn.call == call)
+
     def num_known(self, token_ids: TokenIds) -> int:
         """Return the number of first tokens that some line holds at the same places."""
         return max((same_up_to(token_ids, line.ids) for line in self.lines), default=0)

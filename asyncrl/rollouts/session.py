@@ -8,7 +8,7 @@ from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTu
 from asyncrl.errors import EpisodeEnded
 from asyncrl.event_loop import loop_time
 from asyncrl.rollouts.record import NOTHING_KEPT, TokenIds, TokenRecord, ids_of
-from asyncrl.types import Chunk, Reward, SamplingParams
+from asyncrl.types import Chunk, Reward, SamplingParams, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,19 @@ class EpisodeSession:
         self._is_over = False
 
     @property
+    def weights(self) -> Weights:
+        """The weights that the engines serve now."""
+        return self._turns.weights
+
+    @property
     def is_over(self) -> bool:
         """Whether the episode takes no more calls."""
         return self._is_over
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the episode began."""
+        return loop_time() - self._began_s
 
     async def generate(
         self,

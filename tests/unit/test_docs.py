@@ -28,6 +28,7 @@ EXAMPLES = {
     "my_picks.py",
     "my_advantages.py",
     "my_losses.py",
+    "my_corrections.py",
     "benchmarks/NAME.py",
 }
 """Files of a user, and of docs/plugins.md."""

@@ -28,8 +28,10 @@ class EpisodeLoad:
         """Allow ``max_open`` open episodes at once."""
         self.max_open = max_open
         self.num_open = 0
-        self._active = 0
-        self._held = 0
+        self.num_active = 0
+        """Open episodes that neither wait for a slot nor are parked."""
+        self.num_held = 0
+        """Slots that episodes hold."""
         self._active_s = 0.0
         self._held_s = 0.0
         self._since = 0.0
@@ -48,8 +50,8 @@ class EpisodeLoad:
     def change(self, *, active: int, held: int) -> None:
         """Change the number of episodes that neither wait nor are parked, and the number of slots that they hold."""
         self._advance()
-        self._active += active
-        self._held += held
+        self.num_active += active
+        self.num_held += held
 
     @property
     def share(self) -> float:
@@ -69,6 +71,6 @@ class EpisodeLoad:
 
     def _advance(self) -> None:
         now = loop_time()
-        self._active_s += self._active * (now - self._since)
-        self._held_s += self._held * (now - self._since)
+        self._active_s += self.num_active * (now - self._since)
+        self._held_s += self.num_held * (now - self._since)
         self._since = now

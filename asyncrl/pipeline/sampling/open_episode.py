@@ -303,9 +303,10 @@ class OpenEpisode:
         try:
             self._end(await abandonable(self._settings.function(self.start, self), lambda: self._is_given_up))
         except asyncio.CancelledError:
-            self._end(EpisodeFailed(f"{self.start.name}: the function raised CancelledError"))
             if is_cancelled():
+                self.close()
                 raise
+            self._end(EpisodeFailed(f"{self.start.name}: the function raised CancelledError"))
         except Exception as error:  # noqa: BLE001 (``outcome`` raises it, in the task of the group)
             self._end(error)
         finally:

@@ -161,12 +161,10 @@ class Sampler:
 
         Raises RewardFailed.
         """
-        sample, reward = trajectory.sample, trajectory.reward
+        reward = trajectory.reward
         if reward is None:
-            reward = await score(self._reward, prompt, sample, self._reward_timeout_s)
-        return ScoredSample(
-            sample=sample, reward=reward.value, loss_mask=trajectory.loss_mask, reward_parts=reward.parts
-        )
+            reward = await score(self._reward, prompt, trajectory.sample, self._reward_timeout_s)
+        return _of_trajectory(trajectory, reward)
 
     @property
     def scores_groups(self) -> bool:
@@ -175,10 +173,21 @@ class Sampler:
 
     async def score_group(self, prompt: Prompt, samples: Sequence[Sample]) -> list[ScoredSample]:
         """Return ``score`` of every sample of a group, from one call of the reward.  Raises RewardFailed."""
+        return list(map(_scored, samples, await self._rewards_of(prompt, samples)))
+
+    async def score_trajectories(self, prompt: Prompt, made: Sequence[Trajectory]) -> list[ScoredSample]:
+        """Return ``score_trajectory`` of every sample of a group, from one call of the reward.  Raises RewardFailed."""
+        rewards = await self._rewards_of(prompt, [each.sample for each in made])
+        return [_of_trajectory(each, each.reward or reward) for each, reward in zip(made, rewards, strict=True)]
+
+    async def _rewards_of(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Reward]:
         if self._group_reward is None:
             raise TypeError("the reward scores samples one by one")
-        rewards = await score_group(self._group_reward, prompt, samples, self._reward_timeout_s)
-        return [_scored(sample, reward) for sample, reward in zip(samples, rewards, strict=True)]
+        return await score_group(self._group_reward, prompt, samples, self._reward_timeout_s)
+
+
+def _of_trajectory(made: Trajectory, reward: Reward) -> ScoredSample:
+    return ScoredSample(sample=made.sample, reward=reward.value, loss_mask=made.loss_mask, reward_parts=reward.parts)
 
 
 def _scored(sample: Sample, reward: Reward) -> ScoredSample:

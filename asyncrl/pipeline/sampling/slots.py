@@ -43,6 +43,11 @@ class Slots:
         """Number of slots within the limit that no sample claims, at least 0."""
         return max(0, self.limit - self._claimed) if self.load is None else self.load.free(self.limit, self._claimed)
 
+    @property
+    def claimed(self) -> int:
+        """Number of claims."""
+        return self._claimed
+
     def has_room(self, num_samples: int) -> bool:
         """Return whether the limit on open episodes lets this many more start."""
         return self.load is None or self.load.has_room(num_samples)

@@ -91,10 +91,7 @@ async def complete_episodes(
                 tasks.create_task(one(episode), name=f"place-{episode.start.name}")
     ended = sorted(chain.from_iterable(group.trajectories.values()), key=lambda each: each.sample.index)
     if len(group.scored) < len(ended):
-        for trajectory, scored in zip(
-            ended, await sampler.score_group(group.prompt, [each.sample for each in ended]), strict=True
-        ):
-            group.scored.setdefault(scored.sample.index, replace(scored, loss_mask=trajectory.loss_mask))
+        group.scored = {each.sample.index: each for each in await sampler.score_trajectories(group.prompt, ended)}
     scored_samples = (group.scored[each.sample.index] for each in ended)
     if mask_resumed and group.num_interruptions:
         scored_samples = (_masked_before_resumption(each, group) for each in scored_samples)

@@ -27,6 +27,7 @@ from asyncrl.engines.megatron.weights.sharding import all_weights, local_weights
 from asyncrl.errors import NonFiniteLoss
 from asyncrl.types import Batch
 from tests.engines.megatron.tiny import free_port, poisoned, random_batch, trainer_settings
+from tests.engines.megatron.train.episode_batches import episode_batch, unknown
 
 CPU = torch.device("cpu")
 SEVERAL = 2**14
@@ -57,6 +58,8 @@ def case(
 def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     """Return the report of each good step, in order, and whether the poisoned step was refused; None if there was none.
 
+    The second good step trains episodes: observations, unknown log-probs, several samples of a rollout.
+
     ``target`` gets the weights after the last step in Hugging Face format.  It gets a checkpoint from before the last
     step if the case ``saves``.  On a CPU it also gets ``gradients.pt``, the gradients of the first step's last update,
     unless each rank has the sum of only a part of the gradients.
@@ -75,7 +78,7 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     if case["saves"]:
         trainer.begin_checkpoint(folder_of(target, 1), {}, with_optimizer=True)
         trainer.finish_checkpoint()
-    reports.append(trainer.train(replace(batch, step=1)))
+    reports.append(trainer.train(unknown(episode_batch(turn_rewards=True, step=1))))
     trainer.save(target / "hf")
     if rank == 0:
         torch.save(gradients, target / "gradients.pt")

@@ -56,6 +56,38 @@ def test_centred_rewards_are_not_divided() -> None:
     np.testing.assert_allclose(group_centred(torch.tensor(rewards), torch.tensor(groups)).numpy(), expected, atol=1e-12)
 
 
+def test_an_uneven_group_by_hand() -> None:
+    """Rollouts with rewards 1; 0, 0.5 and 1; 0: means 1, 0.5 and 0, so the group's mean is 0.5."""
+    rewards = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0]).double()
+    rollouts = torch.tensor([4, 2, 2, 2, 9])
+    group = torch.zeros(5, dtype=torch.long)
+    centred = group_centred(rewards, group, rollouts)
+    assert centred.tolist() == pytest.approx([0.5, -0.5, 0.0, 0.5, -0.5])
+    deviation = ((0.25 + (0.25 + 0.0 + 0.25) / 3 + 0.25) / 2) ** 0.5
+    expected = [each / (deviation + 1e-6) for each in centred.tolist()]
+    assert group_normalised(rewards, group, rollouts).tolist() == pytest.approx(expected)
+
+
+def test_splitting_a_rollout_into_samples_changes_no_advantage() -> None:
+    rewards, groups = map(torch.tensor, interleaved_groups())
+    copies = torch.tensor([1, 3, 2, 1, 1, 4, 1, 2])
+    split = [each.repeat_interleave(copies) for each in (rewards, groups, torch.arange(len(rewards)))]
+    for compare in (group_centred, group_normalised):
+        torch.testing.assert_close(compare(*split), compare(rewards, groups).repeat_interleave(copies))
+
+
+@pytest.mark.parametrize("compare", [group_centred, group_normalised])
+def test_one_sample_per_rollout_gives_the_same_bits(compare: Callable[..., torch.Tensor]) -> None:
+    rewards, groups = map(torch.tensor, interleaved_groups())
+    numbers = torch.tensor([3, 0, 1, 0, 1, 0, 2, 7])
+    assert torch.equal(compare(rewards, groups, numbers), compare(rewards, groups))
+
+
+def test_the_samples_of_an_only_rollout_are_compared_with_each_other() -> None:
+    advantages = group_normalised(torch.tensor([1.0, 0.0]), torch.zeros(2), torch.zeros(2, dtype=torch.long))
+    assert advantages.tolist() == pytest.approx([1.0, -1.0], rel=1e-5)
+
+
 @pytest.mark.parametrize("advantages", [group_normalised, group_centred])
 def test_a_group_of_one_and_a_group_of_equals_teach_nothing(
     advantages: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],

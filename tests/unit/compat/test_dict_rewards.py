@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.compat import Sample, SlimeArgs, filter_from_slime
 from asyncrl.compat.batch_hooks import convert_from_slime, reward_post_process_from_slime, sample_filter_from_slime
-from asyncrl.compat.slime_types import group_to_slime
+from asyncrl.compat.slime_views import group_to_slime
 from asyncrl.hooks.changes import samples_of
 from asyncrl.types import Batch, ScoredGroup
 from tests.unit.scored_groups import group

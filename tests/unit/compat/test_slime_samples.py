@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.buffer import masked_until
 from asyncrl.compat import Sample, SlimeArgs
-from asyncrl.compat.slime_types import _VIEWS, group_to_slime, to_slime
+from asyncrl.compat.slime_views import _VIEWS, group_to_slime, to_slime
 from asyncrl.types import FinishReason, GroupId, Prompt, ScoredGroup, Span, Weights
 from asyncrl.types import Sample as OurSample
 from tests.unit.scored_groups import group

@@ -45,7 +45,7 @@ FUNCTIONS = [knob.name for knob in knobs().values() if "notation of --dynamic-sa
 
 @pytest.mark.parametrize("name", ["dynamic-sampling-filter-path", *FUNCTIONS])
 def test_the_file_of_every_user_function_starts_at_the_folder_of_the_toml_file(tmp_path: Path, name: str) -> None:
-    run = load_run(["--config", str(file(tmp_path, f'{REQUIRED}{name} = "my.py:f"\n')), "--dry-run"])
+    run = load_run(["--config", str(file(tmp_path, f'{REQUIRED}{name} = "my.py:f"\n')), "--dry-run", "--use-tis"])
     knob = knobs()[name]
     assert getattr(getattr(run, knob.area), knob.field) == f"{tmp_path}/my.py:f"
 

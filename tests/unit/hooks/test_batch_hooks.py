@@ -262,7 +262,7 @@ def test_masked_tokens_stay_masked() -> None:
         ({"multimodal_train_inputs": [1] * 4}, "returned the keys multimodal_train_inputs, which asyncrl cannot train"),
         ({"rewards": [1.0]}, "key rewards has 1 entries for 4 samples; leave a sample out by its loss mask"),
         ({"sample_indices": [6, 7, 10, 12]}, "key sample_indices lacks sample 11 of the batch"),
-        ({"rollout_ids": [0, 0, 1, 2]}, "key rollout_ids names a rollout twice"),
+        ({"rollout_ids": [0, 0, 1, 2]}, "key rollout_ids must have one value per episode"),
         ({"loss_masks": [[1], [1, 1, 1], [1], [1, 1]]},
          "sample 0 of group 3 (row 3): the loss mask has 1 entries for 2 response tokens"),
         ({"loss_masks": [[1, 2], [1, 1, 1], [1], [1, 1]]}, "a loss mask must have 0 and 1 alone, got 2"),

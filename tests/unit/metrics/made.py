@@ -160,6 +160,8 @@ ALGORITHM = {
     "train/reward_kl": 0.02,
     "train/tis_weight": 0.98,
     "train/tis_outside": 0.03,
+    "train/tis_removed": 0.02,
+    "train/unknown_logprobs": 0.05,
     "train/opsm_masked": 0.04,
     "train/value_loss": 0.2,
     "train/value_clip_fraction": 0.05,

@@ -1,16 +1,21 @@
 """Log-probs of engines and trainer are compared under the same weights, without delaying training."""
 
 import asyncio
+import math
 from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from asyncrl.engines.fake import FakeEngine
+from asyncrl.engines.fake import FakeEngine, fake_logprob
+from asyncrl.episodes import GeneratedTurn
 from asyncrl.errors import EngineLost
 from asyncrl.pipeline import logprob_check
 from asyncrl.pipeline.logprob_check import mean_difference, written_by
-from asyncrl.types import Weights
+from asyncrl.types import Batch, FinishReason, ScoredSample, Span, Turn, Weights
+from tests.unit.pipeline.episodes import trajectory
 from tests.unit.pipeline.harness import World, uneven
 from tests.unit.scored_groups import group
 from tests.virtual_time import run_virtually
@@ -161,12 +166,55 @@ def test_the_loop_compares_no_more_tokens_than_a_mean_needs() -> None:
     assert list(written_by(NOW, answers)) == [0, 1]
 
 
+def batch_of(*lengths: int) -> Batch:
+    return Batch(step=3, groups=(group(1, [1.0] * len(lengths), lengths, step=3),))
+
+
 def test_the_difference_is_a_mean_over_all_tokens() -> None:
     from_trainer = ((), (-1.0, -2.0), (-0.5,), (-3.0,))
-    assert mean_difference({1: array("f", [-1.5, -1.5]), 2: (-0.25,)}, from_trainer) == pytest.approx(1.25 / 3)
-    assert mean_difference({}, from_trainer) is None
+    batch = batch_of(0, 2, 1, 1)
+    assert mean_difference(batch, {1: array("f", [-1.5, -1.5]), 2: (-0.25,)}, from_trainer) == pytest.approx(1.25 / 3)
+    assert mean_difference(batch, {}, from_trainer) is None
 
 
 def test_answers_of_different_lengths_are_not_compared() -> None:
     with pytest.raises(ValueError, match="2 and 1 log-probs of answer 0"):
-        mean_difference({0: array("f", [-1.0, -1.0])}, ((-1.0,),))
+        mean_difference(batch_of(1), {0: array("f", [-1.0, -1.0])}, ((-1.0,),))
+
+
+def test_only_the_trained_tokens_of_an_episode_are_compared() -> None:
+    turn = GeneratedTurn(
+        call=0,
+        token_ids=(5, 6),
+        logprobs=array("f", [-1.0, -2.0]),
+        spans=(Span(weights=NOW, start=0, stop=2),),
+        text="",
+        finish=FinishReason.STOP,
+        seconds=1.0,
+    )
+    made = trajectory((1, 2), [turn, (9,), replace(turn, call=1)], left_out=[1])
+    scored = ScoredSample(sample=made.sample, reward=1.0, loss_mask=made.loss_mask)
+    batch = Batch(step=3, groups=(replace(group(1, [1.0], step=3), samples=(scored,)),))
+    from_trainer = (-1.5, -2.0, math.nan, math.nan, 7.0)
+    assert mean_difference(batch, {0: made.sample.logprobs}, (from_trainer,)) == pytest.approx(0.25)
+
+
+def test_groups_of_uneven_sizes_and_prompts_of_episodes_are_scored_again() -> None:
+    async def engine_scores(batch: Batch) -> dict[int, Sequence[float]]:
+        return await logprob_check.engine_logprobs(batch, Weights(version=9, step=9), FakeEngine())
+
+    alone, several = group(1, [1.0], [3]), group(2, [1.0] * 3, [3, 1, 1])
+    other = replace(several.samples[0].sample, prompt_ids=(1, 4, 4))
+    several = replace(several, samples=(replace(several.samples[0], sample=other), *several.samples[1:]))
+    batch = Batch(step=9, groups=(alone, several, group(3, [1.0], [2])))
+    scored, _ = run_virtually(engine_scores(batch))
+    assert {place: len(each) for place, each in scored.items()} == {0: 3, 1: 3, 4: 2}
+    assert scored[1][0] == fake_logprob(4, 7, 0)
+    assert scored[0][0] == fake_logprob(1, 7, 0)
+
+
+def test_unknown_log_probs_are_not_compared() -> None:
+    whole = group(1, [1.0], [2], step=3).samples[0]
+    turns = (Turn(call=0, start=0, stop=2, finish=FinishReason.STOP),)
+    unknown = replace(whole.sample, logprobs=array("f", [math.nan] * 2), turns=turns)
+    assert written_by(NOW, {0: replace(whole, sample=unknown), 1: whole}) == {1: whole.sample.logprobs}

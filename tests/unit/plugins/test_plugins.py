@@ -181,8 +181,11 @@ NAMES = "gives_a_dict, gives_true, keep, keep_async, keep_nothing, keep_numpy, k
         ("unparsable.py:f", "raised on import: SyntaxError: invalid syntax (unparsable.py, line 1)"),
         (
             "needs.py:f",
-            "raised on import: ModuleNotFoundError: No module named 'slime' ({here}/needs.py, line 1); "
-            "import Sample and DynamicFilterOutput from asyncrl.compat instead",
+            "{here}/needs.py:2 needs slime.agent, which asyncrl does not have",
+        ),
+        (
+            "lacks.py:f",
+            "{here}/lacks.py:1 needs slime.utils.types.RolloutBatch, which asyncrl does not have",
         ),
     ],
 )
@@ -190,7 +193,8 @@ def test_a_wrong_path_or_shape_is_one_line(here: Path, path: str, line: str) -> 
     (here / "broken.py").write_text("\n1 / 0\n")
     (here / "leaves.py").write_text("raise SystemExit(0)")
     (here / "unparsable.py").write_text("def")
-    (here / "needs.py").write_text("from slime.utils.types import Sample")
+    (here / "needs.py").write_text("from slime.utils.types import Sample\nfrom slime.agent.adapters import X")
+    (here / "lacks.py").write_text("from slime.utils.types import RolloutBatch")
     with pytest.raises(PluginError) as error:
         load_reward(path, ARGS, is_group=False)
     assert str(error.value) == f"--custom-rm-path '{path}': {line.format(here=here)}"

@@ -1,1 +1,5 @@
-"""The part of slime's interface that user files import."""
+"""The part of slime's package that user files import.
+
+``docs/guides/slime_files.md`` lists the symbols.  Modules import each other relatively, because they are found as
+``slime.*`` there.
+"""

@@ -11,6 +11,7 @@ from asyncrl.engines.sglang.client.answer import Answer
 from asyncrl.engines.sglang.client.calls_in_flight import CallInFlight, CallsInFlight
 from asyncrl.engines.sglang.client.control import wait_for_router
 from asyncrl.engines.sglang.client.http import HttpClient
+from asyncrl.engines.sglang.client.least_busy import LeastBusy
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.labels import PACKED, cache_key
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
@@ -32,8 +33,6 @@ ROUTER_S = 300.0
 
 After each such period a warning is logged, and the wait continues.
 """
-_AVOID_S = 10.0
-"""Seconds for which a server that lost a request is chosen last."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +64,8 @@ class SGLangEngine:
         self._http = http
         self._engine_urls = list(engine_urls)
         self._router_url = router_url
-        self._direct = _LeastBusy(engine_urls)
-        self._routed = _LeastBusy((router_url,)) if router_url else self._direct
+        self._direct = LeastBusy(engine_urls)
+        self._routed = LeastBusy((router_url,)) if router_url else self._direct
         self._away = set[str]()
         self._idle_s = request_timeout_s
         self._interrupt_s = interrupt_timeout_s
@@ -99,7 +98,7 @@ class SGLangEngine:
         self._away.discard(url)
 
     @property
-    def _choices(self) -> "_LeastBusy":
+    def _choices(self) -> "LeastBusy":
         return self._direct if self._away else self._routed
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
@@ -108,13 +107,13 @@ class SGLangEngine:
         # request whose id *starts* with the given one, and refuses an id that it knows already.
         rid = f"{PACKED}{request.request_id}/{self._rid()}."
         body = _generate_body(request, rid)
-        # Invariant: no await between ``some`` and ``_LeastBusy.lease``, or the last engine could leave in between.
+        # Invariant: no await between ``some`` and ``LeastBusy.lease``, or the last engine could leave in between.
         await self._choices.some()  # the call is not in flight yet: no interruption waits for it
         call = self._calls_in_flight.begin(rid)
         try:
             answer = Answer(request, call, self._trail, on_chunk)
-            async with _ServerLease(self._choices, self._abort, rid) as url, call:
-                return await self._read(f"{url}/generate", body, answer)
+            async with _ServerLease(self._choices, self._abort, rid, request.routing_key) as url, call:
+                return await self._read(f"{url}/generate", body, answer, request.routing_key)
         finally:
             self._calls_in_flight.end(call)
 
@@ -163,13 +162,13 @@ class SGLangEngine:
             raise EngineLost(f"{url} returned log-probs of other tokens than it was given")
         return tuple(float(logprob) for logprob, _, _ in entries)
 
-    async def _read(self, url: str, body: dict[str, Any], answer: Answer) -> FinishReason:
+    async def _read(self, url: str, body: dict[str, Any], answer: Answer, routing_key: str | None) -> FinishReason:
         """Stream the events into ``answer`` and return its finish reason.
 
         Raises EngineLost, EngineTimeout or EngineRejected if the answer has no end.
         """
         try:
-            await self._http.stream(url, body, self._idle_s, answer.take)
+            await self._http.stream(url, body, self._idle_s, answer.take, routing_key)
         except (EngineLost, EngineTimeout):
             if answer.reason is None:
                 raise
@@ -221,48 +220,6 @@ class SGLangEngine:
                 posts.create_task(post(call), name=f"abort-{call.rid}")
 
 
-class _LeastBusy:
-    """Chooses the server with the fewest requests of ours; servers that lost a request recently come last."""
-
-    def __init__(self, urls: tuple[str, ...]) -> None:
-        self._busy = dict.fromkeys(urls, 0)
-        self._avoid_until = dict.fromkeys(urls, float("-inf"))
-        self._is_some = asyncio.Event()
-        self._is_some.set()
-
-    def add(self, url: str) -> None:
-        """Add a server, with no requests."""
-        self._busy[url], self._avoid_until[url] = 0, float("-inf")
-        self._is_some.set()
-
-    def remove(self, url: str) -> None:
-        """Remove a server; requests on it end by themselves."""
-        del self._busy[url], self._avoid_until[url]
-        if not self._busy:
-            self._is_some.clear()
-
-    async def some(self) -> None:
-        """Wait until there is at least one server."""
-        await self._is_some.wait()
-
-    def lease(self) -> str:
-        """Choose a server and count one more request on it until ``release``."""
-        now = asyncio.get_running_loop().time()
-        url = min(self._busy, key=lambda url: (self._avoid_until[url] > now, self._busy[url]))
-        self._busy[url] += 1
-        return url
-
-    def release(self, url: str) -> None:
-        """Count one request less.  No-op for a server that was removed."""
-        if url in self._busy:
-            self._busy[url] -= 1
-
-    def avoid(self, url: str) -> None:
-        """Choose this server last for ``_AVOID_S`` seconds, because it lost a request."""
-        if url in self._busy:
-            self._avoid_until[url] = asyncio.get_running_loop().time() + _AVOID_S
-
-
 class _ServerLease:
     """A server, leased for one request by ``async with``.
 
@@ -270,15 +227,22 @@ class _ServerLease:
     A class, because every sample enters one: a context manager made from a generator takes 10 microseconds.
     """
 
-    __slots__ = ("_abort", "_choices", "_rid", "_url")
+    __slots__ = ("_abort", "_choices", "_rid", "_routing_key", "_url")
 
-    def __init__(self, choices: _LeastBusy, abort: Callable[[str], Coroutine[Any, Any, None]], rid: str) -> None:
+    def __init__(
+        self,
+        choices: LeastBusy,
+        abort: Callable[[str], Coroutine[Any, Any, None]],
+        rid: str,
+        routing_key: str | None = None,
+    ) -> None:
         self._choices = choices
         self._abort = abort
         self._rid = rid
+        self._routing_key = routing_key
 
     async def __aenter__(self) -> str:
-        self._url = self._choices.lease()
+        self._url = self._choices.lease(self._routing_key)
         return self._url
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -305,6 +269,7 @@ def _generate_body(request: Request, rid: str) -> dict[str, Any]:
 
 def _sampling(sampling: SamplingParams) -> dict[str, Any]:
     return {
+        **sampling.extra,  # first: the settings below, which the rest of asyncrl counts on, take precedence
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import aiohttp
 import orjson
@@ -23,6 +24,8 @@ Below the 5 s after which SGLang's uvicorn closes it, so that no request is sent
 """
 _SAID = 2000
 """Bytes of an error page that an error message quotes at most."""
+_ROUTING_KEY = b"X-SMG-Routing-Key"
+"""Header of sglang-router 0.3.2; SGLang and the router's other policies ignore it."""
 _FAILURES = (aiohttp.ClientError, OSError)
 """Exceptions of a failed connection; a TimeoutError is an OSError."""
 _TRY_LATER = frozenset({408, 425, 429})
@@ -50,10 +53,16 @@ class HttpClient:
         await self._control.close()
 
     async def stream(
-        self, url: str, body: dict[str, Any], idle_s: float, on_event: Callable[[dict[str, Any]], None]
+        self,
+        url: str,
+        body: dict[str, Any],
+        idle_s: float,
+        on_event: Callable[[dict[str, Any]], None],
+        routing_key: str | None = None,
     ) -> None:
         """POST, and pass each event of the streamed answer to ``on_event``; ``idle_s`` is the longest silence.
 
+        The router's policies ``consistent_hashing`` and ``manual`` send requests of one ``routing_key`` to one engine.
         Exceptions of ``on_event`` propagate.  It is never called after this method has ended.
         """
         reader, said = EventReader(), bytearray()
@@ -67,7 +76,8 @@ class HttpClient:
                     on_event(_event(payload, url))
 
         try:
-            status = await self._streams.post(url, orjson.dumps(body), idle_s, take)
+            header = b"" if routing_key is None else b"%b: %b\r\n" % (_ROUTING_KEY, quote(routing_key).encode())
+            status = await self._streams.post(url, orjson.dumps(body), idle_s, take, header)
         except EngineError:  # already one of our errors
             raise
         except _FAILURES as error:

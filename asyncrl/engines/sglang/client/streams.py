@@ -37,16 +37,17 @@ class Streams:
         self._unused: defaultdict[str, deque[_Connection]] = defaultdict(deque)
         self._servers: dict[str, tuple[SplitResult, bytes]] = {}
 
-    async def post(self, url: str, body: bytes, idle_s: float, take: Take) -> int:
+    async def post(self, url: str, body: bytes, idle_s: float, take: Take, header: bytes = b"") -> int:
         """POST JSON and return the status once the whole answer has gone through ``take``.
 
+        ``header`` is a further header of this request, as a line with its line end.
         The event loop calls ``take``, and its exceptions propagate.  It is never called after this method has ended, be
         it by return, exception or cancellation.  Raises Silent if nothing came for ``idle_s`` seconds, and OSError.
         """
         server, head = self._servers.get(url) or self._server(url)
         connection = self._kept(server.netloc) or await self._connect(server)
         try:
-            return await connection.exchange(b"%b%d\r\n\r\n%b" % (head, len(body), body), idle_s, take)
+            return await connection.exchange(b"%b%d\r\n%b\r\n%b" % (head, len(body), header, body), idle_s, take)
         finally:
             self._keep(server.netloc, connection)
 

@@ -1,6 +1,8 @@
 """Losses and advantages do not depend on how samples are packed, ordered or spread over ranks."""
 
+import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,7 +39,7 @@ TRAIN = st.builds(
 
 
 def drawn_examples(rng: random.Random, count: int) -> list[Example]:
-    """Samples with every input that a loss may use; some have no token in the loss."""
+    """Samples with every input that a loss may use; some have no token in the loss, some share a rollout."""
 
     def example(index: int) -> Example:
         length = rng.randint(1, 9)
@@ -50,12 +52,18 @@ def drawn_examples(rng: random.Random, count: int) -> list[Example]:
             token_ids=tuple(range(length + rng.randint(1, 4))),
             num_response=length,
             loss_mask=tuple(int(rng.random() < 0.8) for _ in range(length)),
-            behaviour_logprobs=tuple(near(-2.0)),
+            behaviour_logprobs=tuple(math.nan if rng.random() < 0.1 else logprob for logprob in near(-2.0)),
+            turns=((0, length // 2), (length // 2, length)),
             proximal_logprobs=np.array(near(-2.0), np.float32),
             ref_logprobs=np.array(near(-2.0), np.float32),
         )
 
-    return [example(index) for index in range(count)]
+    examples = [example(index) for index in range(count)]
+    rollouts = [rng.randrange(count) for _ in examples]
+    trained = Counter[int]()
+    for each, rollout in zip(examples, rollouts, strict=True):
+        trained[rollout] += each.num_trained
+    return [replace(each, rollout_tokens=trained[rollout]) for each, rollout in zip(examples, rollouts, strict=True)]
 
 
 def evaluated(
@@ -87,8 +95,9 @@ def test_the_loss_does_not_depend_on_packing_order_or_ranks(
     outcomes = torch.tensor([rng.uniform(-1, 1) for _ in examples], dtype=torch.float64)
     present = {e.index: np.array([rng.uniform(-2.5, -1.5) for _ in e.loss_mask], np.float32) for e in examples}
     shuffled = rng.sample(examples, count)
-    one, told = with_advantages(examples, outcomes, train, lambda numbers: numbers)
-    other, told_again = with_advantages(shuffled, outcomes, train, lambda numbers: numbers)
+    turns = {(e.index, place): rng.uniform(-1, 1) for e in examples for place in (0, 1) if rng.random() < 0.5}
+    one, told = with_advantages(examples, outcomes, train, lambda numbers: numbers, turn_outcomes=turns)
+    other, told_again = with_advantages(shuffled, outcomes, train, lambda numbers: numbers, turn_outcomes=turns)
     advantages = {e.index: e.advantages for e in one}
     for example in other:
         expected = advantages[example.index]

@@ -122,6 +122,28 @@ def tokens(chunks: list[Chunk]) -> list[int]:
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
+def test_a_request_of_an_episode_names_it_and_has_further_sampling_parameters() -> None:
+    asked: list[tuple[str | None, dict[str, Any]]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append((request.headers.get("X-SMG-Routing-Key"), (await request.json())["sampling_params"]))
+        return await sending(event([1], type="stop"))(request)
+
+    async def run(*requests: Request) -> None:
+        async with server(answer, []) as url, HttpClient() as http:
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=5.0)
+            for request in requests:
+                await engine.generate(request, lambda chunk: None)
+
+    sampling = dataclasses.replace(REQUEST.sampling, extra={"min_p": 0.1, "max_new_tokens": 1_000_000})
+    asyncio.run(run(REQUEST, dataclasses.replace(REQUEST, routing_key="eval-1-ä b\r\n-3.0", sampling=sampling)))
+    (no_key, plain), (key, further) = asked
+    assert no_key is None
+    assert "min_p" not in plain
+    assert key == "eval-1-%C3%A4%20b%0D%0A-3.0"
+    assert further == {**plain, "min_p": 0.1}
+
+
 def test_a_stream_cut_into_any_pieces_is_read_whole() -> None:
     whole = event([1]) + event([2, 3]) + event(list(range(9000))) + event([4], type="stop") + b"data: [DONE]\n\n"
     for size in (7, 1000, len(whole)):

@@ -1,0 +1,145 @@
+"""The search for the turns of an episode in the tokens that a function of slime's shape returned.
+
+    tokens      prompt │ response ............................................
+    mask               │ 1 1 1 1 0 0 0 0 1 1 1 1 1 1 0 0 1 1
+    regions            │ turn 0  │       │ turn 1    │   │ no turn
+
+A turn is found by its position where the tokens agree with the record from the start, and else by its content.  The
+log-probs of a turn that is found by content belong to another context; it is *moved*.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from asyncrl.episodes import GeneratedTurn
+from asyncrl.rollouts.record import Line, TokenIds, TokenRecord, ids_of, same_up_to
+
+_ONES = re.compile(b"\x01+")
+FEWEST_ALIKE = 4
+"""Tokens that the beginning of a turn shares with the returned ones, at least, if the rest of it differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Tokens ``start`` to ``stop`` of a response, and the turn that wrote them."""
+
+    start: int
+    stop: int
+    turn: GeneratedTurn | None = None
+    """None: no turn of the record has these tokens."""
+    offset: int = 0
+    """Position in the turn of the first of them."""
+    is_moved: bool = False
+    """Whether the tokens before the turn are not those that the engine saw."""
+
+
+def regions_of(
+    tokens: TokenIds,
+    prompt_length: int,
+    mask: bytes,
+    record: TokenRecord,
+    preference: Callable[[Region], float] = lambda _: 0.0,
+) -> list[Region]:
+    """Return the regions of the response in order, apart from each other; they cover every token with mask 1.
+
+    Of several turns with the same tokens behind the same tokens, the one with the highest ``preference`` is taken.
+    """
+    candidates = [_by_position(tokens, line) for line in record.lines]
+    most = max(map(_num_tokens, candidates), default=0)
+    best = [each for each in candidates if each and _num_tokens(each) == most]
+    found = max(best, key=lambda each: preference(each[-1])) if len(best) > 1 else [*best, []][0]
+    regions = [region for each in found if (region := _in_response(each, prompt_length))]
+    used = {each.turn.call for each in found if each.turn is not None}
+    begin = max((region.stop for region in regions), default=0)
+    if any(mask[begin:]):
+        rest = [turn for call, turn in sorted(_turns(record).items()) if call not in used]
+        regions += _by_content(tokens[prompt_length:], mask, begin, rest)
+    return sorted([*regions, *_unexplained(regions, mask)], key=lambda region: region.start)
+
+
+def _turns(record: TokenRecord) -> dict[int, GeneratedTurn]:
+    return {turn.call: turn for line in record.lines for _, turn in line.turns}
+
+
+def _num_tokens(regions: Sequence[Region]) -> int:
+    return sum(region.stop - region.start for region in regions)
+
+
+def _by_position(tokens: TokenIds, line: Line) -> list[Region]:
+    """Return the turns of a line that ``tokens`` hold behind the same tokens; positions count from the prompt's start.
+
+    The last one may be held in part.
+    """
+    at = 0
+    found: list[Region] = []
+    for place, turn in line.turns:
+        start = line.prompt_len + place
+        stop = start + len(turn.token_ids)
+        if tokens[at:start] != line.ids[at:start]:
+            break
+        alike = same_up_to(tokens[start:stop], line.ids[start:stop])
+        found.append(Region(start=start, stop=start + alike, turn=turn))
+        if alike < len(turn.token_ids):
+            break
+        at = stop
+    return found
+
+
+def _in_response(region: Region, prompt_length: int) -> Region | None:
+    """Return the part of a region behind the prompt, with positions in the response; None if it is empty."""
+    start = max(region.start, prompt_length)
+    if start >= region.stop:
+        return None
+    return Region(
+        start=start - prompt_length, stop=region.stop - prompt_length, turn=region.turn, offset=start - region.start
+    )
+
+
+def _by_content(response: TokenIds, mask: bytes, begin: int, turns: Sequence[GeneratedTurn]) -> list[Region]:
+    """Return the turns that ``response`` holds from ``begin`` on, in the order of their calls."""
+    found: list[Region] = []
+    packed = response.tobytes()
+    for turn in turns:
+        ids = ids_of(turn.token_ids)
+        start, length = _place(packed, ids, mask, begin), len(ids)
+        if start is None:
+            start, length = _beginning(response, ids, mask, begin)
+        if length:
+            found.append(Region(start=start, stop=start + length, turn=turn, is_moved=True))
+            begin = start + length
+    return found
+
+
+def _place(packed: bytes, ids: TokenIds, mask: bytes, begin: int) -> int | None:
+    """Return the first place from ``begin`` on where ``ids`` stand and at least one of them is trained, or None."""
+    wanted, size = ids.tobytes(), ids.itemsize
+    at = packed.find(wanted, size * begin) if wanted else -1
+    while at >= 0:
+        if at % size == 0 and any(mask[at // size : at // size + len(ids)]):
+            return at // size
+        at = packed.find(wanted, at + 1)
+    return None
+
+
+def _beginning(response: TokenIds, ids: TokenIds, mask: bytes, begin: int) -> tuple[int, int]:
+    """Return place and length of the longest beginning of ``ids`` where trained tokens begin; length 0 without one."""
+    best = (0, 0)
+    for start, stop in _runs(mask, begin):
+        alike = same_up_to(response[start:stop], ids)
+        if alike >= FEWEST_ALIKE and alike > best[1]:
+            best = (start, alike)
+    return best
+
+
+def _runs(mask: bytes, begin: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of each run of ones from ``begin`` on."""
+    for found in _ONES.finditer(mask, begin):
+        yield found.span()
+
+
+def _unexplained(regions: Sequence[Region], mask: bytes) -> list[Region]:
+    left = bytearray(mask)
+    for region in regions:
+        left[region.start : region.stop] = bytes(region.stop - region.start)
+    return [Region(start=start, stop=stop) for start, stop in _runs(bytes(left))]

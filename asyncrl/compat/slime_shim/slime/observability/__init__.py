@@ -1,0 +1,1 @@
+"""Traces of slime, which are not recorded."""

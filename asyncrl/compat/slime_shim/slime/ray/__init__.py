@@ -1,0 +1,1 @@
+"""The parts of slime's Ray modules that user files import."""

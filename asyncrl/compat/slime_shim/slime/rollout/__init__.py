@@ -1,0 +1,1 @@
+"""Generation, rewards and filters of slime, one sample at a time."""

@@ -1,0 +1,1 @@
+"""Small modules of slime that user files import."""

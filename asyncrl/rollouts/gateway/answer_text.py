@@ -1,0 +1,109 @@
+"""The text of an answer, as SGLang's detokenizer would write it: stop texts trimmed, special tokens kept or not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncrl.data.tokenizer import TextTokenizer
+from asyncrl.episodes import GeneratedTurn
+from asyncrl.rollouts.gateway.sampling import Asked
+from asyncrl.types import Chunk, FinishReason
+
+_BROKEN = "\ufffd"
+"""The character for bytes that are no UTF-8, such as the first half of a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The reason why an answer ended, and the stop token or stop text that it matched."""
+
+    reason: FinishReason
+    matched: int | str | None = None
+
+
+class AnswerTexts:
+    """Converts answers to texts."""
+
+    def __init__(self, tokenizer: TextTokenizer, end_tokens: Sequence[int]) -> None:
+        self.with_special_tokens = tokenizer.skipping(False)
+        self._without_special_tokens = tokenizer.skipping(True)
+        self._end_tokens = frozenset(end_tokens)
+
+    def decoder(self, asked: Asked) -> TextTokenizer:
+        """Return the tokenizer that decodes as the request asked."""
+        return self._without_special_tokens if asked.skips_special_tokens else self.with_special_tokens
+
+    def is_end(self, token_id: int, asked: Asked) -> bool:
+        """Return whether the token ends an answer."""
+        return token_id in self._end_tokens or token_id in asked.sampling.stop_token_ids
+
+    def ending(self, turn: GeneratedTurn, asked: Asked) -> Ending:
+        """Return how the turn ended."""
+        if turn.finish is not FinishReason.STOP:
+            return Ending(turn.finish)
+        if turn.token_ids and self.is_end(turn.token_ids[-1], asked):
+            return Ending(turn.finish, turn.token_ids[-1])
+        if not asked.sampling.stop:
+            return Ending(turn.finish)
+        text = self.with_special_tokens.decode(turn.token_ids)
+        return Ending(turn.finish, next((stop for stop in asked.sampling.stop if stop in text), None))
+
+    def text(self, turn: GeneratedTurn, ending: Ending, asked: Asked) -> str:
+        """Return the text of a whole turn."""
+        token_ids = turn.token_ids
+        if asked.keeps_stop:
+            return self.decoder(asked).decode(token_ids)
+        if isinstance(ending.matched, int):
+            token_ids = token_ids[:-1]
+        text = self.decoder(asked).decode(token_ids)
+        return text.partition(ending.matched)[0] if isinstance(ending.matched, str) else text
+
+    def raw(self, turn: GeneratedTurn, asked: Asked) -> tuple[str, str]:
+        """Return the turn's text with special tokens but without its end token, and the text of that token."""
+        token_ids = turn.token_ids
+        if turn.finish is FinishReason.STOP and token_ids and self.is_end(token_ids[-1], asked):
+            decode = self.with_special_tokens.decode
+            return decode(token_ids[:-1]), decode(token_ids[-1:])
+        return self.with_special_tokens.decode(token_ids), ""
+
+
+class GrowingText:
+    """The text of an answer while it arrives, in pieces that are never taken back."""
+
+    def __init__(self, texts: AnswerTexts, asked: Asked) -> None:
+        self._texts = texts
+        self._asked = asked
+        self._decode = texts.decoder(asked).decode
+        self.chunks: list[Chunk] = []
+        self.token_ids: list[int] = []
+        self._sent = 0
+
+    def take(self, chunk: Chunk) -> None:
+        """Add the tokens of ``chunk``."""
+        self.chunks.append(chunk)
+        self.token_ids.extend(chunk.token_ids)
+
+    @property
+    def text(self) -> str:
+        """The text so far, without a broken character at its end."""
+        return self._decode(tuple(self.token_ids)).rstrip(_BROKEN)
+
+    def piece(self) -> str:
+        """Return the text that is new since the last call and that the end of the answer can no longer trim."""
+        text = self._settled()
+        new, self._sent = text[self._sent :], max(self._sent, len(text))
+        return new
+
+    def rest(self, whole: str) -> str:
+        """Return the text behind the pieces, given the text of the whole answer."""
+        return whole[self._sent :]
+
+    def _settled(self) -> str:
+        if self._asked.keeps_stop:
+            return self.text
+        token_ids = self.token_ids
+        has_end = bool(token_ids) and self._texts.is_end(token_ids[-1], self._asked)
+        text = self._decode(tuple(token_ids[:-1] if has_end else token_ids)).rstrip(_BROKEN)
+        for stop in self._asked.sampling.stop:
+            text = text.partition(stop)[0]
+        longest = max(map(len, self._asked.sampling.stop), default=1)
+        return text[: len(text) - longest + 1] if longest > 1 else text  # the end may be the beginning of a stop text
