@@ -16,6 +16,7 @@ from asyncrl.plugins.episodes import FLAG, LoadedEpisode, load_episode
 from asyncrl.plugins.resolve import named_object
 from asyncrl.plugins.rewards import function_of_file, load_reward
 from asyncrl.rewards.values import reward_of, rewards_of
+from asyncrl.rollouts.environments.program import environment_program
 from asyncrl.rollouts.interfaces import EpisodeProgram
 from asyncrl.rollouts.native import EpisodeSettings
 from asyncrl.rollouts.native_program import NativeProgram
@@ -64,7 +65,8 @@ def episode_program(task: EpisodeTask) -> EpisodeProgram:
         reward_keys=task.reward_keys,
         template_variables=task.template_variables,
     )
-    return NativeProgram(loaded.function, settings)
+    is_environment = loaded.shape == "environment"
+    return NativeProgram(environment_program(loaded.function) if is_environment else loaded.function, settings)
 
 
 def _named(path: str) -> Any:

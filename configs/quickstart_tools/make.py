@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 HERE = Path(__file__).resolve().parent
 SEED = 2026
 
-TRAIN_ROWS, HELDOUT_ROWS = 4000, 128
+TRAIN_ROWS, HELDOUT_ROWS = 1500, 128
 FACTORS, ADDENDS = range(10, 100), range(100, 1000)
 
 PAD, END = "<pad>", "<end>"
@@ -54,7 +54,12 @@ TEMPLATE = """\
 {%- endfor %}{{ '</tools>' }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'tool' %}{{ '<result>' + message.content + '</result>' }}
-{%- elif message.role == 'assistant' %}{{ '<assistant>' + message.content + '<end>' }}
+{%- elif message.role == 'assistant' %}{{ '<assistant>' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}{% set made = call.function %}
+{{- '<tool_call>{"name": "' + made.name + '", "arguments": ' }}
+{{- made.arguments if made.arguments is string else made.arguments | tojson }}
+{{- '}</tool_call>' }}
+{%- endfor %}{{ '<end>' }}
 {%- else %}{{ '<user>' + message.content }}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"""
@@ -123,7 +128,12 @@ def label(problem: Problem) -> str:
 
 def write_problems(path: Path, problems: list[Problem]) -> None:
     rows = (
-        {"messages": [{"role": "user", "content": question(problem)}], "label": label(problem), "tools": [TOOL]}
+        {
+            "messages": [{"role": "user", "content": question(problem)}],
+            "label": label(problem),
+            "tools": [TOOL],
+            "metadata": {"question": question(problem)},
+        }
         for problem in problems
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
