@@ -20,6 +20,7 @@ def provide_slime() -> None:
         return
     for name in [name for name in sys.modules if name.partition(".")[0] == "slime"]:
         del sys.modules[name]
-    if str(SHIM) not in sys.path:
-        sys.path.insert(0, str(SHIM))
+    if str(SHIM) in sys.path:  # an entry behind a folder with its own ``slime`` would not do
+        sys.path.remove(str(SHIM))
+    sys.path.insert(0, str(SHIM))
     importlib.import_module("slime")
