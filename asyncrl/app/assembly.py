@@ -15,6 +15,7 @@ from uuid import uuid4
 import orjson
 
 from asyncrl.app.checks import Checked, check_served
+from asyncrl.app.episodes import episode_load, running_episodes
 from asyncrl.app.eval_function import running_eval_function
 from asyncrl.app.evaluation import held_out_sets
 from asyncrl.app.gc_tuning import freeze_startup_objects
@@ -42,6 +43,7 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.evaluation import Evaluates, Evaluator
 from asyncrl.pipeline.function_evaluation import FunctionEvaluator
 from asyncrl.pipeline.run import Parts, RunPlan, train
+from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.pipeline.sampling.kv_limit import follow_kv
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
@@ -94,12 +96,23 @@ async def run_training(
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
+    serving = ServingWeights(checked.start.weights)
     async with (
+        checked.user_code.running(checked.run.episodes.plugin_processes, run_dir / LOGS_FOLDER) as user_processes,
         deployed(ray, _deployment(checked, device, run_dir), phase) as running,
-        RewardResources(reward_settings(checked.run), checked.reward) as rewards,
+        RewardResources(reward_settings(checked.run), checked.reward, user_processes) as rewards,
+        running_episodes(
+            checked.run,
+            checked.model,
+            checked.tokenizer,
+            checked.end_tokens,
+            user_processes,
+            run_dir / LOGS_FOLDER,
+            lambda: serving.now,
+        ) as episodes,
     ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
-        parts = _parts(checked, running, rewards, timeline)
+        parts = _parts(checked, running, rewards, timeline, serving, episodes)
         async with _failing_well(running):
             with plainly():
                 async with asyncio.TaskGroup() as watchers:
@@ -213,11 +226,17 @@ def _disk(run: RunConfig, run_dir: Path) -> Path | None:
     return None if folder is None else folder.resolve() / f"asyncrl-weights-{run_dir.name}-{uuid4().hex[:8]}"
 
 
-def _parts(checked: Checked, running: Running, rewards: RewardResources, timeline: Timeline) -> Parts:
-    run = checked.run
-    slots = Slots(run.rollout.sglang_server_concurrency * run.cluster.num_engines)
-    start = checked.start
-    serving = ServingWeights(start.weights)
+def _parts(
+    checked: Checked,
+    running: Running,
+    rewards: RewardResources,
+    timeline: Timeline,
+    serving: ServingWeights,
+    episodes: EpisodeSettings | None,
+) -> Parts:
+    run, start = checked.run, checked.start
+    num_slots = run.rollout.sglang_server_concurrency * run.cluster.num_engines
+    slots = Slots(num_slots, episode_load(run, num_slots))
     engine = RetryingEngine(running.engine, run.failures.max_sample_retries, lambda: serving.now)
     if start.before is not None:
         engine.retries, engine.aborts = start.before.retries, start.before.aborts
@@ -233,6 +252,7 @@ def _parts(checked: Checked, running: Running, rewards: RewardResources, timelin
             serving=serving,
             timeline=timeline,
             seed=run.model.seed,
+            episodes=episodes,
         )
 
     hooks = checked.hooks.batch_hooks()

@@ -37,7 +37,8 @@ class EpisodeSettings:
     tokenizer: ChatTokenizer
     tool_timeout_s: float = 60.0
     max_turns: int | None = None
-    reward_key: str | None = None
+    reward_keys: Mapping[str | None, str | None] = field(default_factory=dict)
+    """The entry of dict rewards (``--reward-key``) by evaluation set; None stands for training."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template (``--apply-chat-template-kwargs``)."""
 
@@ -287,14 +288,11 @@ class Episode(Conversation):
     def verdict(self, end: EpisodeEnd | None = None) -> Verdict:
         """Return what was decided so far.  Raises RewardFailed for a reward that is none."""
         state = self._state
+        key = state.settings.reward_keys.get(state.call.start.data_set)
         is_trained = end is not EpisodeEnd.TOOL_FAILED
         tools = {"episodes/tool_calls": self.num_tool_calls, "episodes/tool_errors": self.num_tool_errors}
         return Verdict(
-            rewards={
-                number: reward_of(value, state.settings.reward_key)
-                for number, value in state.rewards.items()
-                if value is not None
-            },
+            rewards={number: reward_of(value, key) for number, value in state.rewards.items() if value is not None},
             turn_rewards={
                 turn.call: reward_of(turn.reward, None).value for turn in state.turns if turn.reward is not None
             },

@@ -74,6 +74,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
     "rollouts": LEAVES,
     "rollouts.gateway": LEAVES | {"data", "rollouts"},
+    "rollouts.environments": LEAVES | {"rollouts", "rollouts.tools"},
+    "rollouts.tools": LEAVES | {"rollouts"},
     "rewards": LEAVES | {"config.areas", "rewards.graders"},
     "rewards.graders": LEAVES,
     "plugins": LEAVES | {"compat", "algorithms", "hooks"},
@@ -96,6 +98,7 @@ MAY_USE: dict[str, set[str]] = {
     "engines.weight_sync": {"torch"},
     "rewards": {"aiohttp"},
     "rollouts.gateway": {"aiohttp"},
+    "rollouts.tools": {"aiohttp", "sglang"},
 }
 """Libraries of OUTSIDE that a folder, and every folder below it, may import."""
 

@@ -12,10 +12,10 @@ from asyncrl.app.user_code import UserCode
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig
 from asyncrl.config.areas.rewards import RM_TYPES
-from asyncrl.protocols import GroupRewardFn
+from asyncrl.protocols import GroupRewardFn, RewardFn
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import Reward
-from tests.unit.rewards.grading import prompt, sample
+from tests.unit.rewards.grading import in_a_run, prompt, sample
 
 DOCS = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", DOCS, re.DOTALL))
