@@ -24,7 +24,7 @@ class ReturnedTokens:
     mask: bytes
     """A 0 or 1 for each response token."""
     logprobs: Sequence[Any] | None
-    """What the function copied, unchecked; it may have None, and entries beyond the response."""
+    """The function's copies, unchecked; they may have None, and entries beyond a response that is cut."""
     status: SlimeStatus
     num_cut: int
     """Response tokens beyond the maximum context length, which are left out."""
