@@ -61,6 +61,8 @@ class Gauges:
     """Slots in use."""
     slots: int
     """Number of slots."""
+    episodes_open: int | None = None
+    """Episodes that were started and have not ended; None in a run without episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +71,6 @@ class EpisodeStats:
 
     ended: Mapping[str, int]
     """Episodes so far by the reason of their end, see ``episodes.EpisodeEnd``."""
-    num_open: int
-    """Episodes that were started and have not ended."""
     tool_s: float
     """Seconds in tools and other user code."""
     engine_s: float

@@ -254,7 +254,10 @@ def _sets(history: History, arrow: str) -> dict[str, str]:
 
 
 def _in_flight(stats: Gauges) -> str:
-    return f"{stats.samples_in_flight:,} of {stats.slots:,} samples; groups buffered: {stats.groups.buffered:,}"
+    episodes = "" if stats.episodes_open is None else f"; episodes open: {stats.episodes_open:,}"
+    return (
+        f"{stats.samples_in_flight:,} of {stats.slots:,} samples{episodes}; groups buffered: {stats.groups.buffered:,}"
+    )
 
 
 def _meanwhile(stats: Gauges) -> str:

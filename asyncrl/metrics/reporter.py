@@ -58,6 +58,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **_groups(facts.scheduler.groups),
         **_scheduler(facts.scheduler),
         **_responses(facts.batch),
+        **(_episodes(facts) if facts.scheduler.episodes else {}),
         **_lengths(facts.scheduler.lengths),
         **_times(facts),
         **(_update(facts.update) if facts.update else {}),
@@ -181,12 +182,42 @@ def _responses(batch: Batch) -> dict[str, float | int]:
     samples: list[Sample] = [scored.sample for group in batch.groups for scored in group.samples]
     if not samples:
         return {}
-    lengths = [len(sample.token_ids) for sample in samples]
+    lengths = [sample.num_generated for sample in samples]
     return {
         "response/tokens_mean": sum(lengths) / len(lengths),
         "response/tokens_max": max(lengths),
         "response/truncated": sum(sample.finish is FinishReason.LENGTH for sample in samples) / len(samples),
     }
+
+
+def _episodes(facts: StepFacts) -> dict[str, float | int]:
+    stats, tokens = facts.scheduler.episodes, facts.scheduler.tokens
+    if stats is None:
+        return {}
+    numbers: dict[str, float | int] = {
+        "tokens/observed": tokens.observed,
+        "tokens/trained_copies": tokens.trained_copies,
+        "episodes/open": facts.scheduler.episodes_open or 0,
+        **{f"episodes/{end}": count for end, count in stats.ended.items()},
+        "episodes/tool_s": stats.tool_s,
+        "episodes/engine_s": stats.engine_s,
+        **stats.sums,
+    }
+    if stats.tool_s + stats.engine_s > 0:
+        numbers["episodes/tool_share"] = stats.tool_s / (stats.tool_s + stats.engine_s)
+    if turns := _turns(facts.batch):
+        numbers |= {"turns/mean": sum(turns) / len(turns), "turns/max": max(turns)}
+    return numbers
+
+
+def _turns(batch: Batch) -> list[int]:
+    """The number of engine calls of each episode of the batch, as far as its samples have them."""
+    calls: dict[tuple[int, int], set[int]] = {}
+    for group in batch.groups:
+        for scored in group.samples:
+            of_episode = calls.setdefault((group.group_id, scored.sample.rollout), set())
+            of_episode.update(turn.call for turn in scored.sample.turns)
+    return [len(each) for each in calls.values()]
 
 
 def _lengths(stats: LengthStats) -> dict[str, float | int]:

@@ -97,11 +97,15 @@ class Episodes:
             self._ends[EpisodeEnd.CANCELLED if isinstance(result, EpisodeEnded) else EpisodeEnd.FAILED] += 1
         self._engine_s += episode.engine_s
 
+    @property
+    def num_open(self) -> int:
+        """Number of open episodes."""
+        return len(self._open)
+
     def take_stats(self) -> EpisodeStats:
         """Return the counts so far, and the sums since the last call."""
         stats = EpisodeStats(
             ended={end.value: self._ends[end] for end in EpisodeEnd},
-            num_open=len(self._open),
             tool_s=self._tool_s,
             engine_s=self._engine_s,
             sums=dict(self._sums),

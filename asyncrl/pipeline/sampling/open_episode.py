@@ -183,9 +183,12 @@ class OpenEpisode:
             return self.result
         raise self.result or AssertionError("the episode has ended without a result")
 
-    def resumed_at(self, call: int) -> int:
-        """Return the number of tokens that a call had when the group was last resumed; 0 for a call after that."""
-        return self._calls[call].resumed_at if call < len(self._calls) else 0
+    def resumed_at(self, call: int) -> int | None:
+        """Return the number of tokens that a call had when the group was last resumed; None if there is no such call.
+
+        It is 0 for a call that was made after the resumption.
+        """
+        return self._calls[call].resumed_at if call < len(self._calls) else None
 
     # ---- the function's view
 

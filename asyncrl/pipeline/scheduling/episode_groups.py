@@ -125,11 +125,11 @@ def _placed(outcome: EpisodeOutcome, index: int, size: int, group: GroupInFlight
 def _masked_before_resumption(scored: ScoredSample, group: EpisodeGroup) -> ScoredSample:
     """Return ``scored`` with all tokens masked that were there when the group was last resumed."""
     sample, episode = scored.sample, group.episodes[scored.sample.rollout]
-    if sample.turns:
-        return masked_in(
-            scored,
-            ((turn.start, min(turn.stop, turn.start + episode.resumed_at(turn.call))) for turn in sample.turns),
-        )
-    # User code returned a single turn without the number of its call: the weights of its tokens decide.
-    older = ((span.start, span.stop) for span in sample.spans if span.weights.version < group.dispatched.version)
-    return masked_in(scored, older)
+    known = {turn: kept for turn in sample.turns if (kept := episode.resumed_at(turn.call)) is not None}
+    ranges = [(turn.start, min(turn.stop, turn.start + kept)) for turn, kept in known.items()]
+    # User code may return tokens without the call that generated them: the age of their weights decides.
+    older = (span for span in sample.spans if span.weights.version < group.dispatched.version)
+    ranges += (
+        (span.start, span.stop) for span in older if not any(turn.start <= span.start < turn.stop for turn in known)
+    )
+    return masked_in(scored, ranges)

@@ -1,5 +1,6 @@
 """The buffer of scored groups, and the choice of the groups of the next batch."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,6 +9,7 @@ from asyncrl.buffer import Dispatch, NotYet, Outstanding, masked_before
 from asyncrl.pipeline.scheduling.accounts import Accounts
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Streaks
+from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import PickFn
 from asyncrl.types import GroupId, Prompt, ScoredGroup
 
@@ -44,6 +46,7 @@ class GroupBuffer:
         pick: PickFn | None,
         accounts: Accounts,
         streaks: Streaks,
+        watchdog: Watchdog,
         on_change: Callable[[], None],
         give_back: Callable[[Prompt, ScoredGroup], None],
     ) -> None:
@@ -54,18 +57,22 @@ class GroupBuffer:
         self._pick = pick
         self._accounts = accounts
         self._streaks = streaks
+        self._watchdog = watchdog
         self._on_change = on_change
         self._give_back = give_back
         self._waiting: dict[GroupId, _Waiting] = {}
         self._passed_over = 0
         self._pick_drops = 0
+        self._waits_for = NotYet(deadline=float("inf"), missing=1)
+        self._missing = 1
+        self._is_worth_a_look = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def num_in_demand(self) -> int:
-        """Number of groups, without those that the buffer filter left waiting since the last batch."""
+        """Number of groups that the buffer filter has not yet left waiting since the last batch."""
         return len(self._waiting) - self._passed_over
 
     def groups(self) -> dict[GroupId, ScoredGroup]:
@@ -91,6 +98,24 @@ class GroupBuffer:
         self._accounts.expire(group)
         self._give_back(group.prompt, group)
         self._on_change()
+
+    async def chosen(self, step: int) -> tuple[GroupId, ...]:
+        """Wait until there is a batch for ``step``, and return its groups; they stay until ``take``.
+
+        Raises Stalled if neither a token nor a group arrives for the watchdog's time.
+        """
+        while isinstance(chosen := self.choose(step), NotYet):
+            self._waits_for, self._missing = chosen, chosen.missing
+            self._is_worth_a_look.clear()
+            await self._watchdog.wait(self._is_worth_a_look)
+        return chosen
+
+    def look_again(self, ended: Dispatch) -> None:
+        """Let ``chosen`` look again if enough groups have ended, of which ``ended`` is one."""
+        if ended.deadline <= self._waits_for.deadline:
+            self._missing -= 1
+            if self._missing <= 0:
+                self._is_worth_a_look.set()
 
     def choose(self, step: int) -> tuple[GroupId, ...] | NotYet:
         """Return the groups of the step's batch with all too old tokens masked, or what to wait for."""

@@ -100,6 +100,16 @@ class GroupsInFlight:
         return self._by_id.get(group_id)
 
 
+def oldest_in_words(groups: Iterable[GroupInFlight], now: float) -> str:
+    """Return a phrase on each of the three groups that were dispatched first."""
+    first = sorted(groups, key=lambda group: group.dispatch.order)[:3]
+    return "; ".join(
+        f"group {group.group_id} (row {group.prompt.row}) for {now - group.since:.0f} s with "
+        f"{group.num_tokens} tokens{group.state}"
+        for group in first
+    )
+
+
 async def complete(
     group: GroupInFlight,
     sampler: Sampler,

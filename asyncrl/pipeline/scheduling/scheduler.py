@@ -12,24 +12,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
-from asyncrl.buffer import Dispatch, NotYet, Outstanding
-from asyncrl.errors import (
-    AsyncRLError,
-    EngineRejected,
-    EpisodeEnded,
-    EpisodeFailed,
-    FilterFailed,
-    RewardFailed,
-    SampleFailed,
-    plainly,
-)
+from asyncrl.buffer import Dispatch, Outstanding
+from asyncrl.errors import AsyncRLError, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
-from asyncrl.pipeline.sampling.episodes import Episodes
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.scoring import verdict
 from asyncrl.pipeline.sampling.slots import Slots
@@ -37,20 +26,17 @@ from asyncrl.pipeline.scheduling.acceptance import Acceptance
 from asyncrl.pipeline.scheduling.accounts import Accounts
 from asyncrl.pipeline.scheduling.admission import AdmissionState, Limits, assumed_acceptance, may_start
 from asyncrl.pipeline.scheduling.budgets import Budgets, Streaks
-from asyncrl.pipeline.scheduling.episode_groups import EpisodeGroup, complete_episodes
 from asyncrl.pipeline.scheduling.group_buffer import GroupBuffer, StalenessPolicy
-from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight, GroupsInFlight, complete
+from asyncrl.pipeline.scheduling.group_generation import GROUP_FAILURES, GroupGeneration
+from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight, GroupsInFlight, oldest_in_words
 from asyncrl.pipeline.scheduling.ledger import GroupOutcome
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import AdmissionHold, GroupObserver, KeepFn, PickFn, PromptSource
-from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState, Weights
+from asyncrl.types import Batch, GroupId, Prompt, Sample, ScoredGroup, SourceState
 
 logger = logging.getLogger(__name__)
-
-GROUP_FAILURES = (SampleFailed, EngineRejected, EpisodeFailed, EpisodeEnded, RewardFailed, FilterFailed)
-"""Errors that drop one group and count against the failure budget.  Any other error ends the run."""
 
 
 class Scheduler:
@@ -101,6 +87,7 @@ class Scheduler:
         self._next_id = before.next_id if before else 0
         self._next_order = 0
         self._streaks = Streaks(budgets)
+        self._watchdog = Watchdog(budgets.watchdog_timeout_s, self._who_waits_for_whom)
         self._buffer = GroupBuffer(
             outstanding=self._outstanding,
             limits=limits,
@@ -108,17 +95,18 @@ class Scheduler:
             pick=pick,
             accounts=self._accounts,
             streaks=self._streaks,
+            watchdog=self._watchdog,
             on_change=self.look_again,
             give_back=self._return,
         )
         self._ready: tuple[GroupId, ...] = ()
-        self._wakes = NotYet(deadline=float("inf"), missing=1)
-        self._missing = 1
         self._moved = asyncio.Event()
-        self._finished = asyncio.Event()
-        self._watchdog = Watchdog(budgets.watchdog_timeout_s)
-        self._episodes = (
-            Episodes(slots.load, timeline, self._watchdog.moved) if sampler.episodes and slots.load else None
+        self._generation = GroupGeneration(
+            sampler,
+            timeline,
+            group_size=limits.group_size,
+            mask_resumed=self._policy.mask_resumed,
+            on_move=self._watchdog.moved,
         )
         slots.notify(self.look_again)
         if hold is not None:
@@ -131,7 +119,7 @@ class Scheduler:
         group.
         """
         with plainly():
-            async with self._episodes or nullcontext(), asyncio.TaskGroup() as groups:
+            async with self._generation.running(), asyncio.TaskGroup() as groups:
                 while True:
                     await self._admission()
                     group = self._admit()
@@ -143,7 +131,7 @@ class Scheduler:
         Groups that no later step can train in time are cancelled here, before the next weight update.  Raises Stalled
         if neither a token nor a group arrives for ``watchdog_timeout_s``.
         """
-        chosen, self._ready = self._ready or await self._chosen(), ()
+        chosen, self._ready = self._ready or await self._buffer.chosen(self._batches_taken), ()
         batch = Batch(step=self._batches_taken, groups=self._buffer.take(chosen))
         self._training = batch
         self._batches_taken += 1
@@ -153,7 +141,7 @@ class Scheduler:
 
     async def batch_ready(self) -> None:
         """Wait until ``next_batch`` would return at once."""
-        chosen = await self._chosen()
+        chosen = await self._buffer.chosen(self._batches_taken)
         if self._picks:
             self._ready = chosen  # a user function must not be called twice for one batch
 
@@ -183,27 +171,28 @@ class Scheduler:
             filter_reasons=self._accounts.reasons,
             samples_in_flight=self._slots.in_use,
             slots=self._slots.size,
+            episodes_open=self._generation.num_open,
         )
 
     def stats(self) -> SchedulerStats:
         """Return the counts and lengths after a step.  Called once per step: it visits every sample in flight."""
         held = self.gauges()
+        unfinished = (length for group in (*self._in_flight, *self._parked) for length in group.cut_lengths())
         return SchedulerStats(
             tokens=held.tokens,
             groups=held.groups,
             filter_reasons=held.filter_reasons,
             samples_in_flight=held.samples_in_flight,
             slots=held.slots,
+            episodes_open=held.episodes_open,
             acceptance=self._acceptance.rate,
             returned=len(self._prompt_queue.returned),
             retries=self._sampler.retries,
             aborts=self._sampler.aborts,
             slot_limit=self._slots.limit,
             weights=self._serving.now,
-            lengths=self._accounts.lengths(
-                length for group in (*self._in_flight, *self._parked) for length in group.cut_lengths()
-            ),
-            episodes=self._episodes.take_stats() if self._episodes else None,
+            lengths=self._accounts.lengths(unfinished),
+            episodes=self._generation.take_stats(),
         )
 
     def state(self, source: SourceState | None = None) -> RunState:
@@ -212,14 +201,14 @@ class Scheduler:
         The prompts of held groups are outstanding in it.  With the state of a user's ``source``, which cannot find
         prompts again, they are stored whole, and the prompts that it fetched ahead follow.
         """
-        stats = self.stats()
-        tokens, groups = without_unfinished(stats.tokens, stats.groups)
+        gauges = self.gauges()
+        tokens, groups = without_unfinished(gauges.tokens, gauges.groups)
         held: dict[GroupId, Prompt] = {group.group_id: group.prompt for group in (*self._in_flight, *self._parked)}
         held |= {group_id: group.prompt for group_id, group in self._buffer.groups().items()}
         prompts = (*(held[group_id] for group_id in sorted(held)), *self._prompt_queue.returned)
         return RunState(
             step=self._batches_taken,
-            version=stats.weights.version,
+            version=self._serving.now.version,
             next_id=self._next_id,
             prompts_taken=self._prompt_queue.num_taken,
             last_taken=self._prompt_queue.last_taken,
@@ -228,10 +217,10 @@ class Scheduler:
             source={"fetched": source.fetched, "state": source.state} if source else None,
             tokens=tokens,
             groups=groups,
-            reasons=stats.filter_reasons,
+            reasons=gauges.filter_reasons,
             verdicts=self._acceptance.verdicts,
-            retries=stats.retries,
-            aborts=stats.aborts,
+            retries=self._sampler.retries,
+            aborts=self._sampler.aborts,
         )
 
     # ---- admission
@@ -273,34 +262,14 @@ class Scheduler:
             group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
         else:
-            group = self._new_group(GroupId(self._next_id), weights, now)
+            dispatch = self._dispatch(GroupId(self._next_id))
+            group = self._generation.begin(dispatch, self._prompt_queue.take(), weights, now)
             self._next_id += 1
             self._accounts.admit(group.group_id)
         self._slots.claim(group.claims)
         self._in_flight.add(group)
         self._outstanding.start(group.dispatch)
         return group
-
-    def _new_group(self, group_id: GroupId, weights: Weights, now: float) -> GroupInFlight:
-        dispatch, prompt, size = self._dispatch(group_id), self._prompt_queue.take(), self._limits.group_size
-        if self._episodes is None:
-            partials = [self._sampler.partial(index, group_id) for index in range(size)]
-            return GroupInFlight(dispatch=dispatch, prompt=prompt, dispatched=weights, partials=partials, since=now)
-        episodes = [
-            self._episodes.open(
-                self._sampler,
-                prompt,
-                name=f"g{group_id}",
-                group_seed=group_id,
-                index=index,
-                group_size=size,
-                group_id=group_id,
-            )
-            for index in range(size)
-        ]
-        return EpisodeGroup(
-            dispatch=dispatch, prompt=prompt, dispatched=weights, partials=[], since=now, episodes=episodes
-        )
 
     def _dispatch(self, group_id: GroupId) -> Dispatch:
         self._next_order += 1
@@ -311,7 +280,11 @@ class Scheduler:
 
     async def _generate_group(self, group: GroupInFlight) -> None:
         try:
-            scored_group = await self._completed(group)
+            scored_group = await self._generation.complete(
+                group,
+                lambda num_tokens: self._count(group, num_tokens),
+                lambda samples: self._generated(group, samples),
+            )
             if not group.is_gone:
                 self._finish_group(group, scored_group, verdict(self._keep, scored_group))
         except GROUP_FAILURES as error:
@@ -319,27 +292,7 @@ class Scheduler:
                 self._fail(group, error)
         self._watchdog.moved()
         self._moved.set()
-        if group.dispatch.deadline <= self._wakes.deadline:
-            self._missing -= 1
-            if self._missing <= 0:
-                self._finished.set()
-
-    async def _completed(self, group: GroupInFlight) -> ScoredGroup:
-        if isinstance(group, EpisodeGroup):
-            return await complete_episodes(
-                group,
-                self._sampler,
-                on_tokens=lambda num_tokens: self._count(group, num_tokens),
-                on_end=lambda samples: self._generated(group, samples),
-                mask_resumed=self._policy.mask_resumed,
-            )
-        return await complete(
-            group,
-            self._sampler,
-            on_tokens=lambda num_tokens: self._count(group, num_tokens),
-            on_sample=lambda sample: self._generated(group, (sample,)),
-            mask_resumed=self._policy.mask_resumed,
-        )
+        self._buffer.look_again(group.dispatch)
 
     def _count(self, group: GroupInFlight, num_tokens: int) -> bool:
         """Count delivered tokens; return whether their group is still in flight."""
@@ -385,15 +338,6 @@ class Scheduler:
         self._slots.unclaim(group.claims)
         self._in_flight.remove(group)
         self._outstanding.remove(group.dispatch)
-
-    # ---- batches
-
-    async def _chosen(self) -> tuple[GroupId, ...]:
-        while isinstance(chosen := self._buffer.choose(self._batches_taken), NotYet):
-            self._wakes, self._missing = chosen, chosen.missing
-            self._finished.clear()
-            await self._watchdog.wait(self._finished, self._who_waits_for_whom)
-        return chosen
 
     # ---- stale groups
 
@@ -443,18 +387,12 @@ class Scheduler:
         return any(observer.returned(prompt, group, outcome.value) for observer in self._observers)
 
     def _who_waits_for_whom(self) -> str:
-        ready, size = len(self._buffer), self._limits.groups_per_step
-        first = sorted(self._in_flight, key=lambda group: group.dispatch.order)[:3]
-        held = "; ".join(
-            f"group {group.group_id} (row {group.prompt.row}) for {loop_time() - group.since:.0f} s with "
-            f"{group.num_tokens} tokens{group.state}"
-            for group in first
-        )
         starved = self._prompt_queue.seconds_waited
         source = "" if starved is None else f"the data source for {starved:.0f} s without a prompt"
-        waits = "; ".join(filter(None, (source, held))) or "a group to be admitted"
+        waits = "; ".join(filter(None, (source, oldest_in_words(self._in_flight, loop_time()))))
         why = f"; {self._hold.reason}" if self._hold is not None and self._hold.reason else ""
         return (
-            f"step {self._batches_taken} has {ready} of {size} groups; {len(self._in_flight)} groups in flight, "
-            f"{self._slots.in_use} of {self._slots.limit} slots in use; waiting for {waits}{why}"
+            f"step {self._batches_taken} has {len(self._buffer)} of {self._limits.groups_per_step} groups; "
+            f"{len(self._in_flight)} groups in flight, {self._slots.in_use} of {self._slots.limit} slots in use; "
+            f"waiting for {waits or 'a group to be admitted'}{why}"
         )

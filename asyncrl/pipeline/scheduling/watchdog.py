@@ -10,22 +10,24 @@ from asyncrl.event_loop import loop_time
 class Watchdog:
     """Raises Stalled if neither a token nor a group arrives for ``timeout_s`` seconds during a ``wait``."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, who_waits_for_whom: Callable[[], str]) -> None:
+        """``who_waits_for_whom`` returns the text for Stalled."""
         self.timeout_s = timeout_s
+        self._who_waits_for_whom = who_waits_for_whom
         self._last_move = 0.0
 
     def moved(self) -> None:
-        """Record that a token arrived or a group ended."""
+        """Record that a token arrived, a group ended, or an episode asked an engine after its tools."""
         self._last_move = loop_time()
 
-    async def wait(self, event: asyncio.Event, who_waits_for_whom: Callable[[], str]) -> None:
-        """Wait for ``event``.  Raises Stalled, with the text of ``who_waits_for_whom`` at that moment."""
+    async def wait(self, event: asyncio.Event) -> None:
+        """Wait for ``event``.  Raises Stalled, with the text at that moment."""
         waiting_since = loop_time()
         while not event.is_set():
             deadline = max(waiting_since, self._last_move) + self.timeout_s
             if loop_time() >= deadline:
                 raise Stalled(
-                    f"no token and no group for {self.timeout_s:g} s (watchdog-timeout-s): {who_waits_for_whom()}"
+                    f"no token and no group for {self.timeout_s:g} s (watchdog-timeout-s): {self._who_waits_for_whom()}"
                 )
             try:
                 async with asyncio.timeout_at(deadline):

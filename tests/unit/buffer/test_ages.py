@@ -1,9 +1,10 @@
 """Tokens that are too old are masked out of the loss, and no others."""
 
 from array import array
+from dataclasses import replace
 
-from asyncrl.buffer import masked_before
-from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
+from asyncrl.buffer import masked_before, masked_in
+from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Turn, Weights
 
 
 def group(*steps: tuple[int, ...], mask: tuple[int, ...] | None = None) -> ScoredGroup:
@@ -56,3 +57,17 @@ def test_the_age_of_a_group_is_that_of_its_oldest_token_in_the_loss() -> None:
     assert masked_before(group((0, 1)), 1).oldest_trained_step == 1
     assert masked_before(group((0, 1)), 2).oldest_trained_step is None
     assert group().oldest_trained_step is None
+
+
+def test_turns_in_any_order_of_age_lose_exactly_their_old_tokens() -> None:
+    (whole,) = group((2, 0, 1, 3)).samples
+    turns = tuple(Turn(call=call, start=2 * call, stop=2 * call + 2, finish=FinishReason.STOP) for call in range(4))
+    of_turns = replace(whole, sample=replace(whole.sample, turns=turns), loss_mask=(1, 0, 1, 1, 1, 1, 1, 1))
+    mixed = replace(group((2,)), samples=(of_turns,))
+    assert masks(masked_before(mixed, 2)) == [(1, 0, 0, 0, 0, 0, 1, 1)]
+    assert masked_before(mixed, 0) is mixed
+
+
+def test_ranges_of_tokens_are_masked() -> None:
+    (whole,) = group((0, 0)).samples
+    assert masked_in(whole, [(0, 1), (2, 3), (3, 3)]).loss_mask == (0, 1, 0, 1)

@@ -1,8 +1,9 @@
 """Hand-made facts; the tests derive the expected figures from them."""
 
 from array import array
+from dataclasses import replace
 
-from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
+from asyncrl.metrics.facts import EpisodeStats, GroupCounts, SchedulerStats, StepFacts, TokenCounts
 from asyncrl.metrics.length_bias import LengthBias, LengthStats
 from asyncrl.types import (
     Batch,
@@ -17,6 +18,7 @@ from asyncrl.types import (
     ScoredSample,
     Span,
     TrainReport,
+    Turn,
     UpdateReport,
     Weights,
 )
@@ -80,6 +82,37 @@ def scheduler(tokens: TokenCounts = TOKENS, step: int = 5) -> SchedulerStats:
         weights=weights(step + 1),
         lengths=lengths(),
     )
+
+
+def with_episodes(found: StepFacts) -> StepFacts:
+    """The facts of a run with episodes: one episode of the batch has two turns and an observation, the others one."""
+    first, *groups = found.batch.groups
+    whole, *samples = first.samples
+    turns = tuple(Turn(call=call, start=2 * call, stop=2 * call + 1, finish=FinishReason.STOP) for call in range(2))
+    spans = tuple(Span(weights=weights(4), start=turn.start, stop=turn.stop) for turn in turns)
+    sample = replace(whole.sample, turns=turns, spans=spans)
+    group_of_turns = replace(first, samples=(replace(whole, sample=sample, loss_mask=(1, 0, 1, 0)), *samples))
+    ended = {"finished": 7, "max_turns": 1, "context_full": 2, "tool_failed": 3, "cancelled": 4, "failed": 5}
+    stats = EpisodeStats(ended=ended, tool_s=6.0, engine_s=2.0, sums=SUMS)
+    tokens = replace(TOKENS, observed=11, trained_copies=12)
+    return replace(
+        found,
+        batch=replace(found.batch, groups=(group_of_turns, *groups)),
+        scheduler=replace(found.scheduler, episodes=stats, episodes_open=9, tokens=tokens),
+    )
+
+
+SUMS = {"episodes/branches/edited": 3.0, "episodes/tool_calls": 8.0, "episodes/tool_errors": 1.0} | {
+    f"episodes/{name}": 1.0
+    for name in (
+        "dropped_tokens",
+        "retokenized_tokens",
+        "unmatched_tokens",
+        "moved_tokens",
+        "logprobs_differ",
+        "cut_tokens",
+    )
+}
 
 
 def lengths() -> LengthStats:

@@ -6,10 +6,10 @@ from asyncrl.metrics.facts import TokenCounts
 from asyncrl.metrics.names import METRICS
 from asyncrl.metrics.reporter import row
 from tests.declared_metrics import is_declared
-from tests.unit.metrics.made import UPDATE, evaluation, facts
+from tests.unit.metrics.made import UPDATE, evaluation, facts, with_episodes
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
-FULL_FACTS = facts(update=UPDATE, evaluated=evaluation(4, gsm=0.5, hard=0.25), logprob_diff=0.01)
+FULL_FACTS = with_episodes(facts(update=UPDATE, evaluated=evaluation(4, gsm=0.5, hard=0.25), logprob_diff=0.01))
 OF_LOG_FUNCTIONS = {"log_function/errors": 0, "log_function/skipped": 0}
 FULL_ROW = row(replace(FULL_FACTS, checkpoint_s=0.1, hooks_s=0.1), TokenCounts()) | OF_LOG_FUNCTIONS
 

@@ -8,7 +8,7 @@ from asyncrl.metrics.reporter import Reporter, row
 from asyncrl.metrics.sinks import Row
 from asyncrl.types import Batch
 from tests.declared_metrics import is_declared
-from tests.unit.metrics.made import TOKENS, UPDATE, evaluated_set, evaluation, facts, group, scored
+from tests.unit.metrics.made import SUMS, TOKENS, UPDATE, evaluated_set, evaluation, facts, group, scored, with_episodes
 
 BEFORE = TokenCounts(generated=700, trained=500, held=200)
 
@@ -104,6 +104,28 @@ def test_the_reporter_carries_the_counts_from_step_to_step() -> None:
 
 def test_a_resumed_run_does_not_count_old_tokens_as_new() -> None:
     assert Reporter([], before=BEFORE).step(facts())["throughput/tokens_generated_per_s"] == 75
+
+
+def test_episodes_have_their_ends_times_and_turns() -> None:
+    found = row(with_episodes(facts()), BEFORE)
+    assert {name: found[name] for name in found if name.startswith(("episodes/", "turns/"))} == {
+        "episodes/open": 9,
+        "episodes/finished": 7,
+        "episodes/max_turns": 1,
+        "episodes/context_full": 2,
+        "episodes/tool_failed": 3,
+        "episodes/cancelled": 4,
+        "episodes/failed": 5,
+        "episodes/tool_s": 6.0,
+        "episodes/engine_s": 2.0,
+        "episodes/tool_share": 0.75,
+        **SUMS,
+        "turns/mean": 0.5,  # the three samples without turns were made by hand
+        "turns/max": 2,
+    }
+    assert (found["tokens/observed"], found["tokens/trained_copies"]) == (11, 12)
+    assert found["response/tokens_mean"] == 3.25  # 2 of 4 tokens are observations
+    assert not [name for name in row(facts(), BEFORE) if name.startswith(("episodes/", "turns/", "tokens/obs"))]
 
 
 def test_an_evaluation_has_the_step_and_version_of_its_weights_in_the_row_of_another_step() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,20 +85,35 @@ def test_a_turn_continues_behind_its_tokens_when_its_group_is_interrupted(mask_r
     assert len(world.facts) == 3
 
 
+def test_tokens_without_the_number_of_their_call_are_masked_by_age_after_a_resumption() -> None:
+    class Renumbered(ToolUser):
+        async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
+            (made,) = (await super().__call__(start, turns)).trajectories
+            unknown = tuple(replace(turn, call=2**30 + turn.call) for turn in made.sample.turns)
+            return EpisodeOutcome(trajectories=(replace(made, sample=replace(made.sample, turns=unknown)),))
+
+    lengths = slow_at(0)
+    world = World(steps=3, partial=True, mask_resumed=True, lengths=lengths, episode=Renumbered(1), **LATE).run()
+    (scored,) = next(group for group in groups_of(world) if group.group_id == 0).samples
+    first, second = scored.sample.spans
+    assert first.weights.step < second.weights.step
+    assert scored.loss_mask == (0,) * first.stop + (1,) * (second.stop - first.stop)
+
+
 def test_tools_continue_while_the_group_is_interrupted() -> None:
-    tools = list[tuple[str, float]]()
+    tools: dict[str, float] = {}
 
     class Watched(ToolUser):
         async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
             turn = await turns.generate(start.prompt.token_ids, start.sampling)
             if start.group_id == 0:
                 await asyncio.sleep(0.3)
-                tools.append((start.name, asyncio.get_running_loop().time()))
+                tools[start.name] = asyncio.get_running_loop().time()
             again = await turns.generate((*start.prompt.token_ids, *turn.token_ids), start.sampling)
             return EpisodeOutcome(trajectories=(trajectory(start.prompt.token_ids, [turn, again]),))
 
     world = World(steps=3, partial=True, episode=Watched(), train_seconds=5.0, **LATE).run()
-    assert tools == [("g0.0", pytest.approx(0.38))]  # during the first step, of 5 s
+    assert tools == pytest.approx({"g0.0": 0.38})  # during the first step, of 5 s
     assert requests_of(world, "g0.0.t1")[0].weights.step == 1
     assert 0 in [group.group_id for group in groups_of(world)]
 
@@ -311,6 +327,18 @@ def test_a_group_reward_sees_all_samples_once_and_rewards_set_inside_stay() -> N
     scored = groups_of(world)[0].samples
     assert [each.reward for each in scored] == [9.0, 9.0, 3.0, 3.0]
     assert all(each.loss_mask == (1,) * 8 + (0,) * 2 + (1,) * 8 for each in scored)
+
+
+def test_tokens_count_once_although_user_code_trains_them_twice_and_unused_ones_are_masked() -> None:
+    class Wasteful(ToolUser):
+        async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
+            await turns.generate(start.prompt.token_ids, start.sampling)
+            made = (await super().__call__(start, turns)).trajectories[0]
+            return EpisodeOutcome(trajectories=(made, made))
+
+    tokens = World(steps=2, staleness=0, episode=Wasteful(turns=2)).run().facts[0].scheduler.tokens
+    assert (tokens.trained, tokens.masked, tokens.trained_copies) == (8 * 16, 8 * 8, 8 * 16)
+    assert tokens.observed == 8 * 4  # in two samples each
 
 
 # ---- slots and admission
