@@ -102,7 +102,13 @@ async def run_training(
         deployed(ray, _deployment(checked, device, run_dir), phase) as running,
         RewardResources(reward_settings(checked.run), checked.reward, user_processes) as rewards,
         running_episodes(
-            checked.run, checked.model, checked.tokenizer, checked.end_tokens, user_processes, lambda: serving.now
+            checked.run,
+            checked.model,
+            checked.tokenizer,
+            checked.end_tokens,
+            user_processes,
+            run_dir / LOGS_FOLDER,
+            lambda: serving.now,
         ) as episodes,
     ):
         _record_plugins(run_dir / VERSIONS_FILE, running)

@@ -21,10 +21,11 @@ from asyncrl.models.shape import ModelShape
 from asyncrl.pipeline.sampling.episode_load import EpisodeLoad
 from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.plugins.episodes import FLAG
+from asyncrl.rollouts.agents import AgentCommand, AgentSettings
 from asyncrl.rollouts.gateway.parsing import ParserProcess
 from asyncrl.rollouts.gateway.parts import ModelCard
 from asyncrl.rollouts.gateway.server import GatewaySettings, HttpGateway
-from asyncrl.rollouts.interfaces import SlimeResult
+from asyncrl.rollouts.interfaces import Gateway, SlimeResult
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession
 from asyncrl.rollouts.user_process.episodes import UserEpisodes
 from asyncrl.rollouts.user_process.host import UserProcesses
@@ -32,6 +33,8 @@ from asyncrl.types import Weights
 
 PROGRAM = "episodes"
 """The name of the run's episodes among the programs of the process."""
+AGENTS_LOG = "agents.log"
+"""File in the folder of the servers' logs with the outputs of agents."""
 EPISODES_PER_SLOT = 4
 """Open episodes per slot, by default: engines stay busy while tools take three times as long as turns."""
 
@@ -94,10 +97,11 @@ async def running_episodes(
     tokenizer: TextTokenizer,
     end_tokens: tuple[int, ...],
     processes: UserProcesses | None,
+    logs: Path,
     weights: Callable[[], Weights],
 ) -> AsyncIterator[EpisodeSettings | None]:
     """Open the gateway, and give the function that the pipeline calls for each place of a group; None without one."""
-    if processes is None or not run.episodes.has_episodes:
+    if not run.episodes.has_episodes:
         yield None
         return
     limits = EpisodeLimits(
@@ -111,13 +115,40 @@ async def running_episodes(
         if parser is not None:
             await opened.enter_async_context(parser)
         gateway = await opened.enter_async_context(HttpGateway(settings, tokenizer, weights, parser))
-        outcome = partial(_slime_outcome, _reward_keys(run))
-        function = UserEpisodes(
-            processes, PROGRAM, gateway=gateway, limits=limits, decode=tokenizer.decode, slime_outcome=outcome
-        )
+        function = _function(run, logs, processes, gateway, limits, tokenizer.decode)
+        if isinstance(function, AgentCommand):
+            opened.callback(function.close)
         # Unique among the processes of a run, because a resumed run uses group ids again.
         key = f"{uuid4().hex[:8]}-"
         yield EpisodeSettings(function=function, timeout_s=run.episodes.episode_timeout_s, key=key)
+
+
+def _function(
+    run: RunConfig,
+    logs: Path,
+    processes: UserProcesses | None,
+    gateway: Gateway,
+    limits: EpisodeLimits,
+    decode: Callable[[tuple[int, ...]], str],
+) -> UserEpisodes | AgentCommand:
+    episodes = run.episodes
+    if episodes.agent_command is not None:
+        settings = AgentSettings(
+            command=episodes.agent_command,
+            timeout_s=episodes.episode_timeout_s,
+            model_name=run.model.hf_checkpoint.name,
+            log_path=logs / AGENTS_LOG,
+        )
+        return AgentCommand(settings, gateway, limits, decode)
+    assert processes is not None, "the function is one of their programs"
+    return UserEpisodes(
+        processes,
+        PROGRAM,
+        gateway=gateway,
+        limits=limits,
+        decode=decode,
+        slime_outcome=partial(_slime_outcome, _reward_keys(run)),
+    )
 
 
 def _reward_keys(run: RunConfig) -> dict[str | None, str | None]:

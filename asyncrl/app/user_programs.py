@@ -58,15 +58,17 @@ def episode_program(task: EpisodeTask) -> EpisodeProgram:
             max_context_len=task.max_context_len,
             eval_rm_paths=task.eval_rm_paths,
         )
+    tokenizer, function = load_tokenizer(task.checkpoint), loaded.function
+    if loaded.shape == "environment":
+        function = environment_program(function, chat=tokenizer.has_chat_template)
     settings = EpisodeSettings(
-        tokenizer=load_tokenizer(task.checkpoint),
+        tokenizer=tokenizer,
         tool_timeout_s=task.tool_timeout_s,
         max_turns=task.max_turns,
         reward_keys=task.reward_keys,
         template_variables=task.template_variables,
     )
-    is_environment = loaded.shape == "environment"
-    return NativeProgram(environment_program(loaded.function) if is_environment else loaded.function, settings)
+    return NativeProgram(function, settings)
 
 
 def _named(path: str) -> Any:

@@ -17,7 +17,7 @@ from asyncrl.rollouts.record import Line, TokenIds, TokenRecord, ids_of, same_up
 
 _ONES = re.compile(b"\x01+")
 FEWEST_ALIKE = 4
-"""Tokens that the beginning of a turn shares with the returned ones, at least, if the rest of it differs."""
+"""Least number of tokens that a turn and the returned ones have in common at their start, if the rest differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,10 @@ def _by_position(tokens: TokenIds, line: Line) -> list[Region]:
         if tokens[at:start] != line.ids[at:start]:
             break
         alike = same_up_to(tokens[start:stop], line.ids[start:stop])
-        found.append(Region(start=start, stop=start + alike, turn=turn))
-        if alike < len(turn.token_ids):
+        is_whole = alike == len(turn.token_ids)
+        if is_whole or alike >= FEWEST_ALIKE or start + alike == len(tokens):
+            found.append(Region(start=start, stop=start + alike, turn=turn))
+        if not is_whole:
             break
         at = stop
     return found

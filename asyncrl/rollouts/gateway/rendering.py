@@ -24,7 +24,7 @@ from asyncrl.errors import DataError
 from asyncrl.rollouts.gateway.chats import END_THINK, THINK, AnswerMemory, Recognised, RecordedAnswer, Rendering
 from asyncrl.rollouts.gateway.contexts import Context, Encoder
 from asyncrl.rollouts.gateway.refusals import RequestRefused, bad
-from asyncrl.rollouts.record import TEMPLATE, same_up_to
+from asyncrl.rollouts.record import TEMPLATE, TokenIds, ids_of, same_up_to
 from asyncrl.types import Prompt
 
 _NONCE = secrets.token_hex(4)
@@ -53,7 +53,7 @@ class Chat:
 class _Assembly:
     """The tokens that are put together so far, and the new text behind them."""
 
-    token_ids: list[int]
+    token_ids: TokenIds
     text: str = ""
     kept: dict[int, int] = field(default_factory=dict)
     num_retokenized: int = 0
@@ -91,7 +91,7 @@ class ChatContexts:
         Answers are looked for by their text; those that the template writes in another way are tokenised anew.
         """
         token_ids, place = self._longest_known(rendered, recognised)
-        made = _Assembly(list(token_ids))
+        made = _Assembly(ids_of(token_ids)[:])
         for _, answer in sorted(recognised.answers.items()):
             at = rendered.find(answer.raw, place) if answer.raw else -1
             if at >= 0:
@@ -106,7 +106,7 @@ class ChatContexts:
     async def _context(self, rendered: str, recognised: Recognised) -> Context:
         answers = {answer.call: answer for answer in recognised.answers.values()}
         token_ids, place = self._longest_known(rendered, recognised)
-        made = _Assembly(list(token_ids))
+        made = _Assembly(ids_of(token_ids)[:])
         while match := _PLACEHOLDER.search(rendered, place):
             made.text += rendered[place : match.start()]
             place = await self._take(rendered, match, answers[int(match[2])], made)
@@ -116,7 +116,7 @@ class ChatContexts:
     async def _finished(self, made: "_Assembly", recognised: Recognised) -> Context:
         await self._flush(made)
         return Context(
-            token_ids=tuple(made.token_ids),
+            token_ids=made.token_ids,
             reason=TEMPLATE if recognised.is_unedited else None,
             kept=made.kept,
             num_retokenized=made.num_retokenized,

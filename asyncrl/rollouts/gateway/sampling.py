@@ -106,7 +106,9 @@ def _checked(params: Mapping[str, Any], run: SamplingParams, max_new_tokens: int
 
 
 def _stop_token_ids(params: Mapping[str, Any], run: SamplingParams) -> tuple[int, ...]:
-    return token_ids(params, "stop_token_ids") if params.get("stop_token_ids") is not None else run.stop_token_ids
+    return (
+        tuple(token_ids(params, "stop_token_ids")) if params.get("stop_token_ids") is not None else run.stop_token_ids
+    )
 
 
 def _response_format(body: Body) -> Body:
