@@ -251,6 +251,12 @@ class Episode(Conversation):
         return f"http://{address.host}:{address.port}"
 
     @property
+    def keyed_url(self) -> str:
+        """The address with the key in it, for clients of SGLang that take a URL and no key."""
+        address = self._state.call.address
+        return f"http://{address.key}:{address.secret}@{address.host}:{address.port}"
+
+    @property
     def api_key(self) -> str:
         """The key that names this episode to the gateway."""
         return self._state.call.address.key

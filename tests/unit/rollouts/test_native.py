@@ -174,3 +174,17 @@ def test_messages_wait_until_the_model_continues() -> None:
     found = text(play(episode, prompt="?", answers=["a", "b"]))
     assert found.count("<|im_start|>assistant") == 1
     assert "tool\n1<|im_end|>\n<|im_start|>tool\n2" in found
+
+
+def test_an_address_may_hold_the_key() -> None:
+    found: list[str] = []
+
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        found.extend((ep.keyed_url, ep.openai_base_url, ep.api_key))
+        ep.reward = 0.0
+
+    play(episode, prompt="?", answers=["x"])
+    keyed, plain, key = found
+    assert keyed.startswith(f"http://{key}:")
+    assert keyed.endswith(f"@{plain.removeprefix('http://').removesuffix('/v1')}")
