@@ -79,16 +79,17 @@ class Launched:
 
     def wait_for_output(self, text: str, timeout_s: float) -> None:
         """Return once ``text`` is in the program's output."""
-        self._wait_until(lambda: text in self._output.read_text(), repr(text), timeout_s)
+        self.wait_until(lambda: text in self._output.read_text(), repr(text), timeout_s)
 
     def wait_for_steps(self, count: int, timeout_s: float) -> None:
         """Return once ``count`` steps are in metrics.jsonl."""
         metrics = self.run_dir / "metrics.jsonl"
-        self._wait_until(
+        self.wait_until(
             lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= count, f"{count} steps", timeout_s
         )
 
-    def _wait_until(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
+    def wait_until(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Return once ``is_so``.  Raises AssertionError, and kills the run, if it ends first or the time is over."""
         deadline = time.monotonic() + timeout_s
         while not is_so():
             if self._process.poll() is not None or time.monotonic() >= deadline:
