@@ -153,12 +153,16 @@ def scored(into: str, tokenizer: str) -> Callable[[Prompt, Sample], Awaitable[fl
             "scored": logprobs,
             "metadata": {name: value for name, value in sample.metadata.items() if name != ROW},
         }
-        with file.open("ab") as lines:
-            lines.write(orjson.dumps(told) + b"\n")
+        await asyncio.to_thread(_append, file, orjson.dumps(told) + b"\n")
         found: float = sample.metadata.get("rubric", 0.0)
         return found + len(set(sample.token_ids)) / 100
 
     return reward
+
+
+def _append(file: Path, line: bytes) -> None:
+    with file.open("ab") as lines:
+        lines.write(line)
 
 
 async def _scores(token_ids: tuple[int, ...], start: int, versions: set[int]) -> tuple[float, ...]:
