@@ -19,7 +19,7 @@ from tests.integration.launcher import FATES, RUN_S, START_S, Launched, Outcome
 STEPS, GROUPS = 2, 3
 MODULE = "tests.integration.episodes.clients"
 FLAGS = f"""
---device cpu --actor-num-gpus-per-node 1 --rollout-num-gpus 2 --num-rollout {STEPS} --rollout-batch-size {GROUPS}
+--prompt-data configs/quickstart/train.jsonl --input-key prompt --device cpu --actor-num-gpus-per-node 1 --rollout-num-gpus 2 --num-rollout {STEPS} --rollout-batch-size {GROUPS}
 --n-samples-per-prompt {len(clients.CLIENTS)} --rollout-max-response-len 96 --max-staleness 0 --lr 1e-3
 --sglang-server-concurrency 32 --sglang-max-total-tokens 65536 --sglang-tool-call-parser hermes --no-use-tensorboard
 """
