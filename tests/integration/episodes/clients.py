@@ -5,6 +5,7 @@ the version of python-dateutil that the other dependencies have.
 """
 
 import asyncio
+import contextlib
 import importlib
 import os
 from collections.abc import Awaitable, Callable, Iterator
@@ -96,9 +97,16 @@ async def ask_with_strands(ep: Episode) -> None:
     async with client.SGLangClient(base_url=ep.keyed_url) as http:
         model = client.SGLangModel(client=http, tokenizer=tokenizer)
         agent = strands.Agent(model=model, tools=[strands.tool(look)], callback_handler=None)
-        await agent.invoke_async(_question(ep)[0]["content"])
+        with contextlib.suppress(_too_long()):
+            await agent.invoke_async(_question(ep)[0]["content"])
         ep.metadata["strands_ids"] = [*model.rollout.token_ids]
         ep.metadata["strands_mask"] = [*model.rollout.loss_mask]
+
+
+def _too_long() -> type[Exception]:
+    """Return what an agent raises if a limit cut an answer; the episode is trained."""
+    found: type[Exception] = importlib.import_module("strands.types.exceptions").MaxTokensReachedException
+    return found
 
 
 CLIENTS: dict[str, Callable[[Episode], Awaitable[None]]] = {
