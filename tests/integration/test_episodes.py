@@ -22,7 +22,7 @@ MODULE = "tests.integration.episodes.clients"
 FLAGS = f"""
 --prompt-data configs/quickstart/train.jsonl --device cpu --actor-num-gpus-per-node 1 --rollout-num-gpus 2
 --num-rollout {STEPS} --rollout-batch-size {GROUPS} --n-samples-per-prompt {len(clients.CLIENTS)}
---rollout-max-response-len 128 --max-staleness 0 --lr 1e-3 --no-use-tensorboard
+--rollout-max-response-len 128 --max-staleness 0 --lr 1e-4 --no-use-tensorboard
 --sglang-server-concurrency 32 --sglang-max-total-tokens 65536 --sglang-tool-call-parser hermes
 """
 """The prompt data is required; the data source does not read it."""
@@ -179,5 +179,5 @@ def _turns(samples: Sequence[dict[str, Any]]) -> dict[int, tuple[list[int], list
 
 
 def _thinking(written: Sequence[int]) -> int:
-    """Tokens of the thinking at the start of an answer; 0 for one that was cut before its end."""
-    return written.index(END_THINK) + 1 if END_THINK in written else 0
+    """Tokens up to the last end of thinking, as Qwen3's template cuts; 0 for an answer that was cut before it."""
+    return len(written) - written[::-1].index(END_THINK) if END_THINK in written else 0
