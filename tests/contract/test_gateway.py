@@ -90,5 +90,5 @@ def _shape(value: Any) -> Any:
         for each in map(_shape, value):
             if each not in shapes:
                 shapes.append(each)
-        return shapes if len(shapes) < 2 or value and isinstance(value[0], dict) else sorted(map(str, shapes))
+        return shapes if len(shapes) < 2 or (value and isinstance(value[0], dict)) else sorted(map(str, shapes))
     return type(value).__name__
