@@ -101,19 +101,19 @@ def test_tokens_without_the_number_of_their_call_are_masked_by_age_after_a_resum
 
 
 def test_tools_continue_while_the_group_is_interrupted() -> None:
-    tools = list[tuple[str, float]]()
+    tools: dict[str, float] = {}
 
     class Watched(ToolUser):
         async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
             turn = await turns.generate(start.prompt.token_ids, start.sampling)
             if start.group_id == 0:
                 await asyncio.sleep(0.3)
-                tools.append((start.name, asyncio.get_running_loop().time()))
+                tools[start.name] = asyncio.get_running_loop().time()
             again = await turns.generate((*start.prompt.token_ids, *turn.token_ids), start.sampling)
             return EpisodeOutcome(trajectories=(trajectory(start.prompt.token_ids, [turn, again]),))
 
     world = World(steps=3, partial=True, episode=Watched(), train_seconds=5.0, **LATE).run()
-    assert tools == [("g0.0", pytest.approx(0.38))]  # during the first step, of 5 s
+    assert tools == pytest.approx({"g0.0": 0.38})  # during the first step, of 5 s
     assert requests_of(world, "g0.0.t1")[0].weights.step == 1
     assert 0 in [group.group_id for group in groups_of(world)]
 
