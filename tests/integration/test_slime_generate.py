@@ -5,6 +5,8 @@ import importlib
 from dataclasses import replace
 from pathlib import Path
 
+from transformers import AutoTokenizer
+
 from asyncrl.compat.episodes.program import slime_program
 from asyncrl.compat.episodes.trajectories import outcome_of
 from asyncrl.plugins.resolve import named_object
@@ -48,6 +50,7 @@ def test_generate_of_slime_runs_one_turn_behind_the_prompt(tmp_path: Path) -> No
         "rollout_stop_token_ids": (),
         "rollout_seed": 1,
     }
+    AutoTokenizer.from_pretrained(tmp_path / "model")  # imports torch, which takes longer than the gateway waits
     program = slime_program(f"{tmp_path}/user.py:fan_out", settings, named_object, max_context_len=512)
 
     async def test(world: World) -> None:
