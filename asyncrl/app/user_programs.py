@@ -90,7 +90,6 @@ def check_episode(path: str, folder: Path) -> _Found:
 
 def _loaded(path: str, folder: Path) -> LoadedEpisode:
     prepare_imports(folder, path)
-    provide_slime()
     set_loader(_named)  # modules of the shim load functions by path
     try:
         return load_episode(path)
@@ -123,7 +122,8 @@ def reward_program(path: str, args: SlimeArgs, key: str | None, is_group: bool, 
 
 
 def prepare_imports(folder: Path, path: str) -> None:
-    """Let user code import modules of the working directory, and those next to its own file."""
+    """Let user code import modules of the working directory, modules next to its own file, and ``slime``."""
+    provide_slime()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     place = path if path.endswith(".py") else split(path)[0].rpartition(":")[0]

@@ -169,7 +169,7 @@ def _result(name: str, path: Path) -> Verdict:
 
 
 class _Agent:
-    """One run of the command, in a session of its own."""
+    """One run of the command, in a new session."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], term_s: float) -> None:
         self.output = bytearray()

@@ -10,7 +10,7 @@ import copy
 import inspect
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from typing import Any
@@ -264,9 +264,9 @@ class Episode(Conversation):
             token_ids = conversation_ids(settings.tokenizer, start, self.tools or None, settings.template_variables)
         return Conversation(self._state, next(self._state.numbers), token_ids)
 
-    async def call[T](
-        self, function: Callable[..., Awaitable[T] | T], *args: Any, timeout_s: float | None = None, **kwargs: Any
-    ) -> T:
+    async def call(
+        self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Any:
         """Call a tool: ``async def`` on the loop, ``def`` in a thread.  Raises ToolFailed or ToolTimeout.
 
         The limit is ``--tool-timeout-s``.  A thread that is late stays busy; only its result is given up.
@@ -303,7 +303,7 @@ class Episode(Conversation):
         )
 
 
-async def _result[T](function: Callable[..., Awaitable[T] | T], *args: Any, **kwargs: Any) -> T:
+async def _result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     found = function(*args, **kwargs) if is_async else await asyncio.to_thread(function, *args, **kwargs)
     return await found if inspect.isawaitable(found) else found

@@ -90,8 +90,8 @@ class EpisodeSession:
     ) -> GeneratedTurn:
         """Generate one turn behind ``token_ids`` and record it.
 
-        ``token_ids`` are a tuple or, which saves a copy, an array of the record.  Without ``sampling`` the run's settings
-        apply.  ``conversation``, ``reason`` and ``kept``: see TokenRecord.
+        ``token_ids`` are a tuple, or an array, which saves a copy.  Without ``sampling`` the run's settings apply.
+        ``conversation``, ``reason`` and ``kept``: see TokenRecord.
         Raises ValueError for token ids that the model lacks, EpisodeEnded at a limit and after the end, and what
         ``EpisodeTurns.generate`` raises.
         """

@@ -12,7 +12,7 @@ import orjson
 import uvloop
 
 OBSERVATION = "The tool returned this list of words and numbers: " + " ".join(str(number) for number in range(40))
-"""What each client says between two turns."""
+"""The message of each client between two turns."""
 
 
 class Keys:

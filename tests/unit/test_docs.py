@@ -22,6 +22,7 @@ MENTIONED = re.compile(r"(?<![\w/.])(?:docs|benchmarks)/[\w./-]+\.md")
 BENCHMARK = re.compile(r"-m (benchmarks\.[a-z]\w*)")
 EXAMPLES = {
     "file.py",
+    "my_calculator.py",
     "my_rewards.py",
     "my_reward.py",
     "my_filters.py",

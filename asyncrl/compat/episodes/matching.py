@@ -31,7 +31,7 @@ class Region:
     offset: int = 0
     """Position in the turn of the first of them."""
     is_moved: bool = False
-    """Whether the tokens before the turn are not those that the engine saw."""
+    """Whether the engine saw other tokens before the turn."""
 
 
 def regions_of(

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from asyncrl.compat.episodes.state import status_of
 from asyncrl.compat.slime_sample import SlimeStatus
 from asyncrl.errors import EpisodeFailed
@@ -22,7 +24,7 @@ class ReturnedTokens:
     mask: bytes
     """A 0 or 1 for each response token."""
     logprobs: Sequence[Any] | None
-    """What the function copied, unchecked; it may have None, and entries beyond the response."""
+    """The function's copies, unchecked; they may have None, and entries beyond a response that is cut."""
     status: SlimeStatus
     num_cut: int
     """Response tokens beyond the maximum context length, which are left out."""
@@ -56,9 +58,10 @@ def _ids(name: str, given: Sequence[Any], vocabulary_size: int) -> TokenIds:
         ids = ids_of(given)
     except (TypeError, OverflowError) as error:
         raise EpisodeFailed(f"{name} has tokens that are no token ids: {error}") from None
-    if not 0 <= min(ids) <= max(ids) < vocabulary_size:
-        wrong = next(each for each in ids if not 0 <= each < vocabulary_size)
-        raise EpisodeFailed(f"{name} has the token {wrong}; token ids are 0 to {vocabulary_size - 1}")
+    found = np.frombuffer(ids, np.intc)
+    wrong = found[(found < 0) | (found >= vocabulary_size)]
+    if len(wrong):
+        raise EpisodeFailed(f"{name} has the token {wrong[0]}; token ids are 0 to {vocabulary_size - 1}")
     return ids
 
 
@@ -67,8 +70,14 @@ def _mask(name: str, state: Mapping[str, Any], length: int) -> bytes:
     given = state.get("loss_mask")
     if given is not None and len(given) != length:
         raise EpisodeFailed(f"{name} has a loss_mask of {len(given)} entries, its response_length is {length}")
-    if given is not None and any(each not in (0, 1) for each in given):
+    try:
+        mask = b"\x01" * length if given is None else bytes(given)
+    except (TypeError, ValueError):  # floats, or anything else
+        mask = bytes(each if each in (0, 1) else 2 for each in map(_whole, given or ()))
+    if mask.count(0) + mask.count(1) < length:
         raise EpisodeFailed(f"{name} has a loss_mask with other entries than 0 and 1")
-    if state.get("remove_sample"):
-        return bytes(length)
-    return b"\x01" * length if given is None else bytes(map(int, given))
+    return bytes(length) if state.get("remove_sample") else mask
+
+
+def _whole(entry: Any) -> Any:
+    return int(entry) if isinstance(entry, float) and entry.is_integer() else entry

@@ -143,7 +143,7 @@ def _sample(given: ReturnedTokens, session: EpisodeSession, index: int, tally: _
         text="",
         finish=_finish(given, turns),
         seconds=session.seconds,
-        # Without any turn all tokens are observations; an empty turn says so.
+        # Without turns, spans would have to cover all tokens; behind an empty turn, all of them are observations.
         turns=turns or (Turn(call=tally.next_call(), start=0, stop=0, finish=FinishReason.STOP),),
         prompt_ids=None if prompt_ids == session.start.prompt.token_ids else prompt_ids,
     )

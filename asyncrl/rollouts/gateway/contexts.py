@@ -33,7 +33,7 @@ class Context:
     reason: str | None = None
     """The reason why the tokens do not extend a line, where the messages tell it."""
     kept: Mapping[int, int] = field(default_factory=lambda: NOTHING_KEPT)
-    """By call, tokens of its turn that the context holds behind the place where it departs from a line."""
+    """Tokens of each turn, by call, that the context holds behind the place where it departs from a line."""
     num_retokenized: int = 0
     """Tokens of the model of which a part was tokenised anew."""
 

@@ -88,7 +88,7 @@ class ChatContexts:
     async def _plain_context(self, rendered: str, recognised: Recognised) -> Context:
         """Return the tokens of a rendering without placeholders.
 
-        Answers are looked for by their text; those that the template writes in another way are tokenised anew.
+        Answers are looked for by their text.  An answer that the template writes in another way is tokenised anew.
         """
         token_ids, place = self._longest_known(rendered, recognised)
         made = _Assembly(ids_of(token_ids)[:])

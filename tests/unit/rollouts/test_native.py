@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_tools_fail_with_named_errors_that_a_function_may_catch() -> None:
     ("limit", "end"),
     [({"max_turns": 2}, EpisodeEnd.MAX_TURNS), ({"max_context_len": 12}, EpisodeEnd.CONTEXT_FULL)],
 )
-def test_a_limit_that_leaves_the_function_keeps_its_turns(limit: dict[str, int], end: EpisodeEnd) -> None:
+def test_a_limit_that_leaves_the_function_keeps_its_turns(limit: dict[str, Any], end: EpisodeEnd) -> None:
     async def endless(ep: Episode) -> None:
         async with asyncio.TaskGroup() as group:  # the limit arrives in an exception group
             group.create_task(forever(ep))
