@@ -17,6 +17,7 @@
     ├── ToolFailed             a tool of an episode raised; the episode ends unless its function catches it
     │   └── ToolTimeout        a tool took too long
     ├── UserProcessFailed      the process of user code cannot be kept running; the run stops
+    ├── SandboxFailed          a sandbox cannot isolate or start a program                 [budget]
     ├── FailureBudgetSpent     too many groups failed in a row; the run stops
     ├── FilterBudgetSpent      the filter rejected too many groups in a row; the run stops
     ├── ServerFailed           a process that we started died or did not get ready
@@ -109,6 +110,10 @@ class ToolTimeout(ToolFailed, TimeoutError):
 
 class UserProcessFailed(AsyncRLError):
     """The process of user code does not start, or ends again and again."""
+
+
+class SandboxFailed(AsyncRLError):
+    """The machine does not allow a sandbox's isolation, or the program in it could not be started."""
 
 
 class FailureBudgetSpent(AsyncRLError):

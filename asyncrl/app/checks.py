@@ -116,7 +116,7 @@ def check_files(run: RunConfig, model: CheckedModel) -> Checked:
 
 def _checked_files(run: RunConfig, model: CheckedModel, user_code: UserCode) -> Checked:
     check_trackers(run.trackers)
-    load_episodes(run, _plugin_args(run), user_code)
+    load_episodes(run, model.shape, _plugin_args(run), user_code)
     custom = _custom(run)
     if run.train.update_weight_disk_dir is not None:
         check_disk(run.train.update_weight_disk_dir, sent_bytes(model.shape, weight_bytes(run.model)))

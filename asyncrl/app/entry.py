@@ -109,6 +109,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         sinks = _sinks(run, run_dir, history, trackers)
         reporter = Reporter(sinks, before.tokens if before else None)
         stack.callback(reporter.close)
+        stack.callback(checked.user_code.close)  # if the run never begins
         view.phase("starting Ray")
         try:
             with (

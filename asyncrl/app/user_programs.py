@@ -6,18 +6,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncrl.compat import SlimeArgs
+from asyncrl.compat import SlimeArgs, provide_slime
+from asyncrl.compat.episodes.loading import set_loader
+from asyncrl.compat.episodes.program import slime_program
 from asyncrl.data.tokenizer import load_tokenizer
 from asyncrl.errors import PluginError
 from asyncrl.plugins.arguments import split
 from asyncrl.plugins.episodes import FLAG, LoadedEpisode, load_episode
-from asyncrl.plugins.rewards import load_reward
+from asyncrl.plugins.resolve import named_object
+from asyncrl.plugins.rewards import function_of_file, load_reward
 from asyncrl.rewards.values import reward_of, rewards_of
+from asyncrl.rollouts.environments.program import environment_program
 from asyncrl.rollouts.interfaces import EpisodeProgram
 from asyncrl.rollouts.native import EpisodeSettings
 from asyncrl.rollouts.native_program import NativeProgram
 from asyncrl.rollouts.user_process.results import plain_rewards
 from asyncrl.types import Prompt, Sample
+
+_MAIN = f"the function of {FLAG}"
+"""The path by which the program of slime's shape asks for the function that was loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +39,41 @@ class EpisodeTask:
     checkpoint: Path
     tool_timeout_s: float
     max_turns: int | None
-    reward_key: str | None
+    reward_keys: Mapping[str | None, str | None]
+    """The entry of dict rewards by the name of an evaluation set; None stands for training."""
+    max_context_len: int
+    eval_rm_paths: Mapping[str, str] = field(default_factory=dict)
+    """The user's reward of each evaluation set that has one."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def episode_program(task: EpisodeTask) -> EpisodeProgram:
     """Return the program of the user's function.  Raises PluginError."""
     loaded = _loaded(task.path, task.folder)
+    if loaded.shape == "slime":
+        return slime_program(
+            _MAIN,
+            vars(task.args),
+            lambda path: loaded.function if path == _MAIN else _named(path),
+            max_context_len=task.max_context_len,
+            eval_rm_paths=task.eval_rm_paths,
+        )
+    tokenizer, function = load_tokenizer(task.checkpoint), loaded.function
+    if loaded.shape == "environment":
+        function = environment_program(function, chat=tokenizer.has_chat_template)
     settings = EpisodeSettings(
-        tokenizer=load_tokenizer(task.checkpoint),
+        tokenizer=tokenizer,
         tool_timeout_s=task.tool_timeout_s,
         max_turns=task.max_turns,
-        reward_key=task.reward_key,
+        reward_keys=task.reward_keys,
         template_variables=task.template_variables,
     )
-    return NativeProgram(loaded.function, settings)
+    return NativeProgram(function, settings)
+
+
+def _named(path: str) -> Any:
+    """Return the function of a path, also of a file alone.  Raises PluginError."""
+    return function_of_file(Path(path)) if path.endswith(".py") else named_object(path)
 
 
 class _Found:
@@ -63,6 +90,7 @@ def check_episode(path: str, folder: Path) -> _Found:
 
 def _loaded(path: str, folder: Path) -> LoadedEpisode:
     prepare_imports(folder, path)
+    set_loader(_named)  # modules of the shim load functions by path
     try:
         return load_episode(path)
     except PluginError as error:
@@ -94,7 +122,8 @@ def reward_program(path: str, args: SlimeArgs, key: str | None, is_group: bool, 
 
 
 def prepare_imports(folder: Path, path: str) -> None:
-    """Let user code import modules of the working directory, and those next to its own file."""
+    """Let user code import modules of the working directory, modules next to its own file, and ``slime``."""
+    provide_slime()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     place = path if path.endswith(".py") else split(path)[0].rpartition(":")[0]

@@ -20,6 +20,5 @@ def provide_slime() -> None:
         return
     for name in [name for name in sys.modules if name.partition(".")[0] == "slime"]:
         del sys.modules[name]
-    if str(SHIM) not in sys.path:
-        sys.path.insert(0, str(SHIM))
+    sys.path[:] = [str(SHIM), *(entry for entry in sys.path if entry != str(SHIM))]
     importlib.import_module("slime")

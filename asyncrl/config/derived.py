@@ -50,6 +50,8 @@ def longest_sample(run: RunConfig, response: int) -> int:
 def row_tokens(run: RunConfig) -> int:
     """The maximum number of tokens of a microbatch, summed over the context-parallel ranks that split it."""
     longest = longest_sample(run, run.rollout.rollout_max_response_len)
+    if run.episodes.has_episodes and run.episodes.rollout_max_context_len is not None:
+        longest = run.episodes.rollout_max_context_len  # all turns and observations
     if use_dynamic_batch_size(run.train):
         return max(longest, run.train.max_tokens_per_gpu * run.parallel.context_parallel_size)
     return longest * (run.train.micro_batch_size or 1)

@@ -72,6 +72,16 @@ class TextTokenizer:
         token_ids: list[int] = self._words.encode(text, add_special_tokens=False).ids
         return token_ids
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the token ids of ``text``, and the first character and the end of each token.
+
+        Raises DataError if the tokenizer has no offsets.
+        """
+        found = self._words.encode(text, add_special_tokens=False)
+        if not hasattr(found, "offsets"):
+            raise DataError(f"a tokenizer of {RANKS_FILE} has no offsets, which loss masks of chats need")
+        return found.ids, found.offsets
+
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, tokenised on all cores."""
         return [found.ids for found in self._words.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -94,8 +104,10 @@ class TextTokenizer:
         messages: Sequence[Message],
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """Render a chat with the model's template, up to the start of the answer.
+        """Render a chat with the model's template, up to the start of the answer or of no answer.
 
         ``tools`` are tool schemas, ``variables`` further variables of the template.  Raises DataError if there is no
         template or it refuses the messages.
@@ -103,7 +115,8 @@ class TextTokenizer:
         if self._chat is None:
             raise DataError("apply-chat-template: the checkpoint has no chat template")
         tools = None if tools is None else list(tools)
-        given = {"messages": list(messages), "tools": tools, "documents": None, "add_generation_prompt": True}
+        chat = {"messages": list(messages), "tools": tools, "documents": None}
+        given = {**chat, "add_generation_prompt": add_generation_prompt}
         try:
             return self._chat.render({**variables, **given})
         except Exception as error:  # a template is a program: it raises whatever Python raises on a value

@@ -22,7 +22,7 @@ FLAG = "--custom-generate-function-path"
 FUNCTION_NAMES = ("generate", "custom_generate", "rollout", "episode", "run_episode")
 """The functions that a file without a name in the path may define, one of them."""
 
-type Shape = Literal["native", "slime", "slime's, of several samples", "environment"]
+type Shape = Literal["native", "slime", "environment"]
 """The signature of a function, or a class."""
 
 
@@ -66,7 +66,7 @@ def shape_of(function: Any) -> Shape:
         return "native"
     if names[1:2] == ["samples"]:
         _check(signature, (2,), "slime's (args, samples, evaluation=False)")
-        return "slime's, of several samples"
+        return "slime"
     _check(signature, (3,), "slime's (args, sample, sampling_params)")
     return "slime"
 

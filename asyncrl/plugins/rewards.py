@@ -57,7 +57,7 @@ def _search_in(folder: Path) -> None:
 
 def _loaded(path: str, args: SlimeArgs, *, is_group: bool) -> LoadedReward:
     place, arguments = (path, None) if path.endswith(".py") else split(path)
-    named = _of_file(Path(place)) if place.endswith(".py") else found(place)
+    named = function_of_file(Path(place)) if place.endswith(".py") else found(place)
     if inspect.isclass(named) and hasattr(named, METHOD):
         if is_group:
             raise PluginError("is a class, which is called with batches of answers anyway; leave out --group-rm")
@@ -86,8 +86,11 @@ def _check_count(function: Any, *, is_group: bool) -> None:
         raise PluginError(f"takes ({', '.join(names)}), one sample; with --group-rm it must take (prompt, samples)")
 
 
-def _of_file(path: Path) -> Any:
-    """Return the one class with ``compute_reward`` of a file, or else its one function with a usual name."""
+def function_of_file(path: Path) -> Any:
+    """Return the one class with ``compute_reward`` of a file, or else its one function with a usual name.
+
+    Raises PluginError.
+    """
     module = module_of_file(path)
     own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
     classes = [value for value in own if inspect.isclass(value) and hasattr(value, METHOD)]

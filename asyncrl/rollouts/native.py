@@ -10,7 +10,7 @@ import copy
 import inspect
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from typing import Any
@@ -37,7 +37,8 @@ class EpisodeSettings:
     tokenizer: ChatTokenizer
     tool_timeout_s: float = 60.0
     max_turns: int | None = None
-    reward_key: str | None = None
+    reward_keys: Mapping[str | None, str | None] = field(default_factory=dict)
+    """The entry of dict rewards (``--reward-key``) by evaluation set; None stands for training."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template (``--apply-chat-template-kwargs``)."""
 
@@ -263,9 +264,9 @@ class Episode(Conversation):
             token_ids = conversation_ids(settings.tokenizer, start, self.tools or None, settings.template_variables)
         return Conversation(self._state, next(self._state.numbers), token_ids)
 
-    async def call[T](
-        self, function: Callable[..., Awaitable[T] | T], *args: Any, timeout_s: float | None = None, **kwargs: Any
-    ) -> T:
+    async def call(
+        self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Any:
         """Call a tool: ``async def`` on the loop, ``def`` in a thread.  Raises ToolFailed or ToolTimeout.
 
         The limit is ``--tool-timeout-s``.  A thread that is late stays busy; only its result is given up.
@@ -287,14 +288,11 @@ class Episode(Conversation):
     def verdict(self, end: EpisodeEnd | None = None) -> Verdict:
         """Return what was decided so far.  Raises RewardFailed for a reward that is none."""
         state = self._state
+        key = state.settings.reward_keys.get(state.call.start.data_set)
         is_trained = end is not EpisodeEnd.TOOL_FAILED
         tools = {"episodes/tool_calls": self.num_tool_calls, "episodes/tool_errors": self.num_tool_errors}
         return Verdict(
-            rewards={
-                number: reward_of(value, state.settings.reward_key)
-                for number, value in state.rewards.items()
-                if value is not None
-            },
+            rewards={number: reward_of(value, key) for number, value in state.rewards.items() if value is not None},
             turn_rewards={
                 turn.call: reward_of(turn.reward, None).value for turn in state.turns if turn.reward is not None
             },
@@ -305,7 +303,7 @@ class Episode(Conversation):
         )
 
 
-async def _result[T](function: Callable[..., Awaitable[T] | T], *args: Any, **kwargs: Any) -> T:
+async def _result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     found = function(*args, **kwargs) if is_async else await asyncio.to_thread(function, *args, **kwargs)
     return await found if inspect.isawaitable(found) else found

@@ -94,7 +94,7 @@ class TokenRecord:
         self.branches: Counter[str] = Counter()
         """Number of branches by reason."""
         self._dropped: Counter[int] = Counter()
-        """By call, the most tokens of its turn that a later context of the same conversation no longer held."""
+        """The most tokens of each turn, by call, that a later context of the same conversation no longer held."""
 
     @property
     def num_turns(self) -> int:

@@ -80,7 +80,7 @@ class EpisodeSession:
 
     async def generate(
         self,
-        token_ids: tuple[int, ...],
+        token_ids: Sequence[int],
         sampling: SamplingParams | None = None,
         *,
         conversation: int = 0,
@@ -90,15 +90,17 @@ class EpisodeSession:
     ) -> GeneratedTurn:
         """Generate one turn behind ``token_ids`` and record it.
 
-        Without ``sampling`` the run's settings apply.  ``conversation``, ``reason`` and ``kept``: see TokenRecord.
+        ``token_ids`` are a tuple, or an array, which saves a copy.  Without ``sampling`` the run's settings apply.
+        ``conversation``, ``reason`` and ``kept``: see TokenRecord.
         Raises ValueError for token ids that the model lacks, EpisodeEnded at a limit and after the end, and what
         ``EpisodeTurns.generate`` raises.
         """
         ids = self._checked(token_ids)
         sampling = self._limited(len(ids), sampling or self.start.sampling)
         self._num_calls += 1
+        asked = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
         with self._on_engines:
-            turn = await self._turns.generate(token_ids, sampling, on_chunk)
+            turn = await self._turns.generate(asked, sampling, on_chunk)
         if self._is_over:
             raise EpisodeEnded(f"{self.start.name}: the episode is over", "cancelled")
         self.record.add(ids, turn, conversation=conversation, reason=reason, kept=kept)

@@ -148,7 +148,10 @@ def play(
         data_set="played" if is_evaluation else None,
     )
     settings = EpisodeSettings(
-        tokenizer=tokenizer, tool_timeout_s=tool_timeout_s, max_turns=max_turns, reward_key=reward_key
+        tokenizer=tokenizer,
+        tool_timeout_s=tool_timeout_s,
+        max_turns=max_turns,
+        reward_keys={start.data_set: reward_key},
     )
     limits = EpisodeLimits(vocabulary_size=2**31, max_context_len=max_context_len, max_turns=max_turns)
     return asyncio.run(_played(NativeProgram(function, settings), start, limits, iter(answers), tokenizer))

@@ -14,6 +14,36 @@ from asyncrl.config import Program
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart"
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+REWARD = "async def reward_func(args, sample, **kwargs):\n    return 1.0\n"
+GENERATE = """
+from slime.rollout.sglang_rollout import GenerateState
+from slime.utils.http_utils import post
+from slime.utils.types import Sample
+
+async def generate(args, sample: Sample, sampling_params) -> Sample:
+    state = GenerateState(args)
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    output = await post(url, {"text": sample.prompt, "sampling_params": sampling_params})
+    tokens = state.tokenizer.encode(sample.prompt)
+    response = state.tokenizer.encode(output["text"])
+    sample.response, sample.tokens = output["text"], tokens + response
+    sample.response_length, sample.loss_mask = len(response), [1] * len(response)
+    sample.status = Sample.Status.COMPLETED
+    return sample
+"""
+"""The shape of the function that guides 1 and 3 print, with one turn."""
+CUSTOM_GENERATE = """
+from slime.rollout.sglang_rollout import generate as generate_single
+
+async def custom_generate(args, samples, evaluation=False):
+    for sample in samples:
+        for turn in range(args.max_turns):
+            sample = await generate_single(args, sample, {"max_new_tokens": 8})
+            if turn == 0:
+                break
+    return samples
+"""
+"""The shape of the function that guides 2 and 4 print, in a file whose name is the whole path."""
 NUM_ROWS = 32
 PROGRAMS: Mapping[str, Program] = {"train.py": "train.py", "train_async.py": "train_async.py"}
 
@@ -68,7 +98,10 @@ def local_files(folder: Path) -> dict[str, str]:
     for name in ("train", "heldout"):
         rows = [json.loads(line) for line in (QUICKSTART / f"{name}.jsonl").read_text().splitlines()[:NUM_ROWS]]
         _write(folder / f"{name}.jsonl", [_row(row["prompt"], row["label"]) for row in rows])
-    (folder / "multiturn_logic.py").write_text("async def reward_func(args, sample, **kwargs):\n    return 1.0\n")
+    (folder / "multiturn_logic.py").write_text(REWARD)
+    (folder / "your_module").mkdir()
+    (folder / "your_module" / "multiturn_logic.py").write_text(GENERATE + REWARD)
+    (folder / "custom_generate.py").write_text(CUSTOM_GENERATE)
     (folder / "custom_rm.py").write_text(
         "class CustomRewardModel:\n"
         "    def compute_reward(self, prompts, responses):\n        return [1.0] * len(prompts)\n"

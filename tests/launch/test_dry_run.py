@@ -151,6 +151,8 @@ def test_microbatches_hold_the_longest_sample() -> None:
     assert tokens(*longest) == 32_000
     assert tokens(*longest, "--context-parallel-size", "4", "--actor-num-gpus-per-node", "4") == 8192
     assert tokens(*longest, "--micro-batch-size", "3") == 96_000
+    episodes = ("--custom-generate-function-path", "a.py:f", "--rollout-max-context-len", "20000")
+    assert tokens(*longest, *episodes) == 20_000
 
 
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,10 @@ def test_every_guide_has_commands() -> None:
 
 
 @pytest.mark.parametrize("command", named([command for command in COMMANDS if command.stops is None]))
-def test_a_command_of_the_guides_is_accepted(command: GuideCommand, files: dict[str, str]) -> None:
+def test_a_command_of_the_guides_is_accepted(
+    command: GuideCommand, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files["work"])  # the guides name some files and modules as they are found from there
     console = Console(file=io.StringIO(), width=200)
     run = load_run([*with_files(command.words, files), *DRY], program=command.program)
     dry_run(run, console)

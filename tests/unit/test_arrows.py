@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config.areas": {"errors"},
     "config.slime": {"config.areas"},
     "data": LEAVES | CONFIG,
-    "doctor": CONFIG | {"errors", "compat", "plugins", "engines.sglang"},
+    "doctor": CONFIG | {"errors", "compat", "compat.episodes", "plugins", "engines.sglang"},
     "data.streaming": LEAVES | CONFIG | {"data"},
     "engines": LEAVES,
     "engines.cluster": LEAVES
@@ -72,8 +72,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": LEAVES | {"held_out", "metrics", "pipeline.sampling", "pipeline.scheduling"},
     "pipeline.sampling": LEAVES | {"metrics"},
     "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
-    "rollouts": LEAVES,
+    "rollouts": LEAVES | {"rewards"},
     "rollouts.gateway": LEAVES | {"data", "rollouts"},
+    "rollouts.environments": LEAVES | {"rollouts", "rollouts.tools"},
+    "rollouts.tools": LEAVES | {"rollouts"},
+    "rollouts.user_process": LEAVES | {"rollouts"},
     "rewards": LEAVES | {"config.areas", "rewards.graders"},
     "rewards.graders": LEAVES,
     "plugins": LEAVES | {"compat", "algorithms", "hooks"},
@@ -96,6 +99,7 @@ MAY_USE: dict[str, set[str]] = {
     "engines.weight_sync": {"torch"},
     "rewards": {"aiohttp"},
     "rollouts.gateway": {"aiohttp"},
+    "rollouts.tools": {"aiohttp", "sglang"},
 }
 """Libraries of OUTSIDE that a folder, and every folder below it, may import."""
 

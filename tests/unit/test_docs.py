@@ -22,12 +22,14 @@ MENTIONED = re.compile(r"(?<![\w/.])(?:docs|benchmarks)/[\w./-]+\.md")
 BENCHMARK = re.compile(r"-m (benchmarks\.[a-z]\w*)")
 EXAMPLES = {
     "file.py",
+    "my_calculator.py",
     "my_rewards.py",
     "my_reward.py",
     "my_filters.py",
     "my_picks.py",
     "my_advantages.py",
     "my_losses.py",
+    "my_corrections.py",
     "benchmarks/NAME.py",
 }
 """Files of a user, and of docs/plugins.md."""

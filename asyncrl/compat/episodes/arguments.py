@@ -6,8 +6,28 @@ from typing import Any
 
 from asyncrl.rollouts.interfaces import EpisodeAddress
 
-_OFF = "wandb_always_use_train_step"
-_NONE = "update_weight_local_checkpoint_dir"
+_OFF = (
+    "allgather_cp balance_by_flops check_weight_update_equal ci_disable_kl_checker ci_test debug_rollout_only "
+    "debug_train_only enable_mtp_training get_mismatch_metrics keep_old_actor log_correct_samples log_multi_turn "
+    "log_passrate mask_offpolicy_in_partial_rollout offload offload_rollout offload_train recompute_loss_function "
+    "release_train reset_optimizer_states rollout_external sglang_enable_deterministic_inference "
+    "sglang_enable_dp_attention update_weight_disk_keep_files use_critic use_distributed_post use_fault_tolerance "
+    "use_opd use_rollout_entropy use_rollout_routing_replay use_routing_replay use_stateless_adam "
+    "wandb_always_use_train_step"
+)
+_NONE = (
+    "ci_load_grad_norm ci_save_grad_norm custom_megatron_before_log_prob_hook_path "
+    "custom_megatron_before_train_step_hook_path custom_megatron_init_path custom_model_provider_path "
+    "custom_pg_loss_reducer_function_path custom_tis_function_path custom_update_weight_post_write_path dump_details "
+    "freeze_params_name_list http_proxy load_debug_rollout_data load_debug_rollout_data_subsample "
+    "load_forge_rollout_data log_probs_max_tokens_per_gpu log_reward_category megatron_config_path "
+    "memory_snapshot_num_steps model_name moe_router_topk multimodal_keys num_epoch only_train_params_name_list "
+    "opd_teacher_ckpt_step opd_teacher_load opd_type ref_ckpt_step ref_update_interval rollout_buffer_url "
+    "rollout_data_postprocess_path rollout_external_engine_addrs router_policy save_debug_rollout_data "
+    "save_debug_train_data save_hf sglang_context_length sglang_model_routers sglang_reasoning_parser "
+    "sglang_router_policy sglang_speculative_algorithm sglang_tool_call_parser tb_experiment_name tb_project_name "
+    "update_weight_local_checkpoint_dir"
+)
 DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(_OFF.split(), False),
     **dict.fromkeys(_NONE.split()),

@@ -8,14 +8,16 @@ A turn is found by its position where the tokens agree with the record from the 
 log-probs of a turn that is found by content belong to another context; it is *moved*.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from asyncrl.episodes import GeneratedTurn
 from asyncrl.rollouts.record import Line, TokenIds, TokenRecord, ids_of, same_up_to
 
+_ONES = re.compile(b"\x01+")
 FEWEST_ALIKE = 4
-"""Tokens that the beginning of a turn shares with the returned ones, at least, if the rest of it differs."""
+"""Least number of tokens that a turn and the returned ones have in common at their start, if the rest differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +31,24 @@ class Region:
     offset: int = 0
     """Position in the turn of the first of them."""
     is_moved: bool = False
-    """Whether the tokens before the turn are not those that the engine saw."""
+    """Whether the engine saw other tokens before the turn."""
 
 
-def regions_of(tokens: TokenIds, prompt_length: int, mask: Sequence[int], record: TokenRecord) -> list[Region]:
-    """Return the regions of the response in order, apart from each other; they cover every token with mask 1."""
-    found = max((_by_position(tokens, line) for line in record.lines), key=_num_tokens, default=[])
+def regions_of(
+    tokens: TokenIds,
+    prompt_length: int,
+    mask: bytes,
+    record: TokenRecord,
+    preference: Callable[[Region], float] = lambda _: 0.0,
+) -> list[Region]:
+    """Return the regions of the response in order, apart from each other; they cover every token with mask 1.
+
+    Of several turns with the same tokens behind the same tokens, the one with the highest ``preference`` is taken.
+    """
+    candidates = [_by_position(tokens, line) for line in record.lines]
+    most = max(map(_num_tokens, candidates), default=0)
+    best = [each for each in candidates if each and _num_tokens(each) == most]
+    found = max(best, key=lambda each: preference(each[-1])) if len(best) > 1 else [*best, []][0]
     regions = [region for each in found if (region := _in_response(each, prompt_length))]
     used = {each.turn.call for each in found if each.turn is not None}
     begin = max((region.stop for region in regions), default=0)
@@ -48,7 +62,7 @@ def _turns(record: TokenRecord) -> dict[int, GeneratedTurn]:
     return {turn.call: turn for line in record.lines for _, turn in line.turns}
 
 
-def _num_tokens(regions: list[Region]) -> int:
+def _num_tokens(regions: Sequence[Region]) -> int:
     return sum(region.stop - region.start for region in regions)
 
 
@@ -65,8 +79,10 @@ def _by_position(tokens: TokenIds, line: Line) -> list[Region]:
         if tokens[at:start] != line.ids[at:start]:
             break
         alike = same_up_to(tokens[start:stop], line.ids[start:stop])
-        found.append(Region(start=start, stop=start + alike, turn=turn))
-        if alike < len(turn.token_ids):
+        is_whole = alike == len(turn.token_ids)
+        if is_whole or alike >= FEWEST_ALIKE or start + alike == len(tokens):
+            found.append(Region(start=start, stop=start + alike, turn=turn))
+        if not is_whole:
             break
         at = stop
     return found
@@ -82,7 +98,7 @@ def _in_response(region: Region, prompt_length: int) -> Region | None:
     )
 
 
-def _by_content(response: TokenIds, mask: Sequence[int], begin: int, turns: Sequence[GeneratedTurn]) -> list[Region]:
+def _by_content(response: TokenIds, mask: bytes, begin: int, turns: Sequence[GeneratedTurn]) -> list[Region]:
     """Return the turns that ``response`` holds from ``begin`` on, in the order of their calls."""
     found: list[Region] = []
     packed = response.tobytes()
@@ -97,7 +113,7 @@ def _by_content(response: TokenIds, mask: Sequence[int], begin: int, turns: Sequ
     return found
 
 
-def _place(packed: bytes, ids: TokenIds, mask: Sequence[int], begin: int) -> int | None:
+def _place(packed: bytes, ids: TokenIds, mask: bytes, begin: int) -> int | None:
     """Return the first place from ``begin`` on where ``ids`` stand and at least one of them is trained, or None."""
     wanted, size = ids.tobytes(), ids.itemsize
     at = packed.find(wanted, size * begin) if wanted else -1
@@ -108,7 +124,7 @@ def _place(packed: bytes, ids: TokenIds, mask: Sequence[int], begin: int) -> int
     return None
 
 
-def _beginning(response: TokenIds, ids: TokenIds, mask: Sequence[int], begin: int) -> tuple[int, int]:
+def _beginning(response: TokenIds, ids: TokenIds, mask: bytes, begin: int) -> tuple[int, int]:
     """Return place and length of the longest beginning of ``ids`` where trained tokens begin; length 0 without one."""
     best = (0, 0)
     for start, stop in _runs(mask, begin):
@@ -118,21 +134,14 @@ def _beginning(response: TokenIds, ids: TokenIds, mask: Sequence[int], begin: in
     return best
 
 
-def _runs(mask: Sequence[int], begin: int = 0) -> Iterator[tuple[int, int]]:
+def _runs(mask: bytes, begin: int = 0) -> Iterator[tuple[int, int]]:
     """Yield start and stop of each run of ones from ``begin`` on."""
-    start = None
-    for place in range(begin, len(mask)):
-        if mask[place] and start is None:
-            start = place
-        elif not mask[place] and start is not None:
-            yield start, place
-            start = None
-    if start is not None:
-        yield start, len(mask)
+    for found in _ONES.finditer(mask, begin):
+        yield found.span()
 
 
-def _unexplained(regions: Sequence[Region], mask: Sequence[int]) -> list[Region]:
-    left = bytearray(1 if each else 0 for each in mask)
+def _unexplained(regions: Sequence[Region], mask: bytes) -> list[Region]:
+    left = bytearray(mask)
     for region in regions:
         left[region.start : region.stop] = bytes(region.stop - region.start)
-    return [Region(start=start, stop=stop) for start, stop in _runs(left)]
+    return [Region(start=start, stop=stop) for start, stop in _runs(bytes(left))]

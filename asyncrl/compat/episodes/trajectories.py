@@ -9,12 +9,16 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from asyncrl.compat.episodes.matching import Region, regions_of
 from asyncrl.compat.episodes.new_samples import group_index_of, index_of
+from asyncrl.compat.episodes.returned import ReturnedTokens, returned_tokens
 from asyncrl.compat.episodes.state import status_of
 from asyncrl.compat.slime_sample import SlimeStatus
 from asyncrl.compat.slime_views import metadata_of_state
@@ -22,7 +26,7 @@ from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, Trajectory
 from asyncrl.errors import EpisodeFailed
 from asyncrl.rewards.values import reward_of
 from asyncrl.rollouts.interfaces import SlimeResult
-from asyncrl.rollouts.record import TokenIds, TokenRecord, ids_of
+from asyncrl.rollouts.record import TokenRecord
 from asyncrl.rollouts.session import EpisodeSession, Verdict
 from asyncrl.types import FinishReason, Floats, Reward, Sample, Span, Turn, Weights
 
@@ -52,7 +56,7 @@ def outcome_of(
     key = reward_key if session.start.data_set is None else eval_reward_key or reward_key
     trajectories = trajectories_of(session, result, key, counts)
     session.close(EpisodeEnd.FINISHED)
-    return session.outcome_of(trajectories, {name: float(count) for name, count in counts.items() if count})
+    return session.outcome_of(trajectories, {name: float(number) for name, number in counts.items() if number})
 
 
 def trajectories_of(
@@ -75,9 +79,24 @@ def trajectories_of(
         if not state.get("response_length") and len(result.samples) == 1:
             made = _of_record(name, state, session, reward)
         else:
-            made = (_trajectory(_Given.read(name, state, session, tally), session, reward, place, tally),)
+            given = returned_tokens(name, state, session.limits)
+            sample = _sample(given, session, place, tally)
+            made = (Trajectory(sample=sample, loss_mask=tuple(given.mask), reward=reward),)
         found += (_with_state(each, state, session, is_list=result.is_list) for each in made)
     return tuple(found)
+
+
+class _Tally:
+    """The counts of an episode, and the calls that its samples have so far."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self.counts = counts
+        self.taken: set[int] = set()
+        self._artificial = count(FIRST_ARTIFICIAL_CALL)
+
+    def next_call(self) -> int:
+        """Return a number that no call of the episode has."""
+        return next(self._artificial)
 
 
 def _with_state(
@@ -91,96 +110,56 @@ def _with_state(
     return replace(trajectory, sample=replace(trajectory.sample, metadata=metadata, text=text))
 
 
-class _Tally:
-    """The counts of an episode, and the numbers of its artificial calls."""
-
-    def __init__(self, counts: Counter[str]) -> None:
-        self.counts = counts
-        self._calls = count(FIRST_ARTIFICIAL_CALL)
-
-    def next_call(self) -> int:
-        """Return a number that no call of the episode has."""
-        return next(self._calls)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
-    """What a returned sample says about its tokens, checked."""
-
-    name: str
-    tokens: TokenIds
-    """Prompt and response."""
-    prompt_length: int
-    mask: tuple[int, ...]
-    logprobs: Sequence[Any] | None
-    text: str
-    status: SlimeStatus
-    is_cut: bool
-
-    @classmethod
-    def read(cls, name: str, state: Mapping[str, Any], session: EpisodeSession, tally: _Tally) -> "_Given":
-        """Read a state.  Raises EpisodeFailed."""
-        tokens, length = state.get("tokens") or [], int(state.get("response_length") or 0)
-        if len(tokens) <= length:
-            raise EpisodeFailed(
-                f"{name} has {len(tokens)} tokens, and a response_length of {length}; tokens hold prompt and response"
-            )
-        top = session.limits.vocabulary_size
-        wrong = next((each for each in tokens if type(each) is not int or not 0 <= each < top), None)
-        if wrong is not None:
-            raise EpisodeFailed(f"{name} has the token {wrong!r}; token ids are 0 to {top - 1}")
-        tokens = ids_of(tokens)
-        prompt_length = len(tokens) - length
-        room = max(0, session.limits.max_context_len - prompt_length)
-        tally.counts[CUT] += max(0, length - room)
-        logprobs = state.get("rollout_log_probs")
-        if logprobs is not None and len(logprobs) != length:
-            raise EpisodeFailed(f"{name} has {len(logprobs)} rollout_log_probs, its response_length is {length}")
-        return cls(
-            name=name,
-            tokens=tokens[: prompt_length + room],
-            prompt_length=prompt_length,
-            mask=_mask(name, state, length)[:room],
-            logprobs=logprobs,
-            text=str(state.get("response") or ""),
-            status=status_of(state),
-            is_cut=room < length,
-        )
+def _of_record(
+    name: str, state: Mapping[str, Any], session: EpisodeSession, reward: Reward | None
+) -> tuple[Trajectory, ...]:
+    """Return the lines of the record, for a function that set no tokens.  A mask without entries trains none."""
+    record = session.record
+    if not record.lines:
+        raise EpisodeFailed(f"{name} has no response, and the function never called the model")
+    is_left_out = state.get("remove_sample") or state.get("loss_mask") is not None
+    verdict = Verdict(
+        rewards={} if reward is None else {line.conversation: reward for line in record.lines},
+        left_out=frozenset(call for line in record.lines for call in line.owned) if is_left_out else frozenset(),
+        end=EpisodeEnd.FINISHED,
+    )
+    return session.outcome(verdict).trajectories
 
 
-def _mask(name: str, state: Mapping[str, Any], length: int) -> tuple[int, ...]:
-    given = state.get("loss_mask")
-    if given is not None and len(given) != length:
-        raise EpisodeFailed(f"{name} has a loss_mask of {len(given)} entries, its response_length is {length}")
-    if given is not None and any(each not in (0, 1) for each in given):
-        raise EpisodeFailed(f"{name} has a loss_mask with other entries than 0 and 1")
-    if state.get("remove_sample"):
-        return (0,) * length
-    return (1,) * length if given is None else tuple(int(each) for each in given)
-
-
-def _trajectory(given: _Given, session: EpisodeSession, reward: Reward | None, index: int, tally: _Tally) -> Trajectory:
-    regions = regions_of(given.tokens, given.prompt_length, given.mask, session.record)
+def _sample(given: ReturnedTokens, session: EpisodeSession, index: int, tally: _Tally) -> Sample:
+    preference = partial(_preference, given, tally)
+    regions = regions_of(given.tokens, given.prompt_length, given.mask, session.record, preference)
     if regions and not session.record.num_turns:
         raise EpisodeFailed(f"{given.name} has trained tokens, but the function never called the model")
-    token_ids = tuple(given.tokens[given.prompt_length :])
+    token_ids, prompt_ids = tuple(given.tokens[given.prompt_length :]), tuple(given.tokens[: given.prompt_length])
     logprobs = _logprobs(regions, len(token_ids))
-    _count(given, regions, logprobs, tally.counts)
-    prompt_ids = tuple(given.tokens[: given.prompt_length])
+    _count(given, regions, logprobs, tally)
     turns = tuple(_turn(region, tally) for region in regions)
-    sample = Sample(
+    return Sample(
         index=index,
         token_ids=token_ids,
         logprobs=logprobs,
         spans=_spans(regions, session.record),
-        text=given.text,
+        text="",
         finish=_finish(given, turns),
         seconds=session.seconds,
-        # Without any turn all tokens are observations; an empty turn says so.
+        # Without turns, spans would have to cover all tokens; behind an empty turn, all of them are observations.
         turns=turns or (Turn(call=tally.next_call(), start=0, stop=0, finish=FinishReason.STOP),),
         prompt_ids=None if prompt_ids == session.start.prompt.token_ids else prompt_ids,
     )
-    return Trajectory(sample=sample, loss_mask=given.mask, reward=reward)
+
+
+def _preference(given: ReturnedTokens, tally: _Tally, region: Region) -> float:
+    """Return how well a turn fits, as parallel calls may give the same tokens: by log-probs, and in no sample yet.
+
+    Positions of ``region`` count from the start of the prompt.
+    """
+    assert region.turn is not None
+    first = max(0, region.start - given.prompt_length)
+    copied = (given.logprobs or ())[first : region.stop - given.prompt_length]
+    engines = region.turn.logprobs[: region.stop - region.start]
+    alike = float(np.mean(_alike(copied, engines[-len(copied) :]))) if copied else 0.0
+    return alike + (0.5 if region.turn.call not in tally.taken else 0.0)
 
 
 def _turn(region: Region, tally: _Tally) -> Turn:
@@ -215,50 +194,41 @@ def _logprobs(regions: Sequence[Region], length: int) -> Floats:
     """Return the engine's log-probs at turns, NaN at regions without one, 0 at observations."""
     found = array("f", bytes(4 * length))
     for region in regions:
-        size = region.stop - region.start
-        turn = region.turn
+        size, turn = region.stop - region.start, region.turn
         found[region.start : region.stop] = (
             array("f", [math.nan]) * size if turn is None else turn.logprobs[region.offset : region.offset + size]
         )
     return found
 
 
-def _count(given: _Given, regions: Sequence[Region], logprobs: Floats, counts: Counter[str]) -> None:
-    """Count the trained tokens that are not as the engine saw or returned them."""
+def _count(given: ReturnedTokens, regions: Sequence[Region], logprobs: Floats, tally: _Tally) -> None:
+    """Count the trained tokens that are not as the engine saw or returned them, and note the calls."""
+    counts = tally.counts
+    counts[CUT] += given.num_cut
     for region in regions:
-        trained = [place for place in range(region.start, region.stop) if given.mask[place]]
+        place = slice(region.start, region.stop)
+        num_trained = given.mask[place].count(1)
         if region.turn is None:
-            counts[UNMATCHED] += len(trained)
+            counts[UNMATCHED] += num_trained
             continue
-        counts[MOVED] += len(trained) if region.is_moved else 0
+        tally.taken.add(region.turn.call)
+        counts[MOVED] += num_trained if region.is_moved else 0
         if given.logprobs is not None:
-            counts[LOGPROBS_DIFFER] += sum(not _is_alike(given.logprobs[at], logprobs[at]) for at in trained)
+            is_trained = np.frombuffer(given.mask[place], np.bool_)
+            counts[LOGPROBS_DIFFER] += int(np.sum(is_trained & ~_alike(given.logprobs[place], logprobs[place])))
 
 
-def _is_alike(given: Any, engines: float) -> bool:
-    return isinstance(given, int | float) and abs(given - engines) <= LARGEST_DIFFERENCE
+def _alike(given: Sequence[Any], engines: Floats) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Return where two lists of log-probs agree; None and anything else that is no number never does."""
+    try:
+        found = np.array(given, np.float64)
+    except (TypeError, ValueError):
+        found = np.full(len(given), math.nan)
+    return np.asarray(np.abs(found - np.asarray(engines)) <= LARGEST_DIFFERENCE)
 
 
-def _finish(given: _Given, turns: Sequence[Turn]) -> FinishReason:
-    if given.is_cut or given.status is SlimeStatus.TRUNCATED:
+def _finish(given: ReturnedTokens, turns: Sequence[Turn]) -> FinishReason:
+    if given.num_cut or given.status is SlimeStatus.TRUNCATED:
         return FinishReason.LENGTH
     last = turns[-1].finish if turns and given.status is SlimeStatus.PENDING else FinishReason.STOP
     return FinishReason.STOP if last is FinishReason.ABORT else last
-
-
-def _of_record(
-    name: str, state: Mapping[str, Any], session: EpisodeSession, reward: Reward | None
-) -> tuple[Trajectory, ...]:
-    """Return the lines of the record, for a function that set no tokens.  A mask without entries trains none."""
-    record = session.record
-    if not record.lines:
-        raise EpisodeFailed(f"{name} has no response, and the function never called the model")
-    is_left_out = state.get("remove_sample") or state.get("loss_mask") is not None
-    outcome = session.outcome(
-        Verdict(
-            rewards={} if reward is None else {line.conversation: reward for line in record.lines},
-            left_out=frozenset(call for line in record.lines for call in line.owned) if is_left_out else frozenset(),
-            end=EpisodeEnd.FINISHED,
-        )
-    )
-    return outcome.trajectories

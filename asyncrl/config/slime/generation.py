@@ -24,7 +24,6 @@ _ROLLOUT: Sequence[Rows] = (
     ),
     true_anyway("every run with episodes reports them", "log-multi-turn"),
     not_here("name the type in your function: MultiTurnLossMaskGenerator(tokenizer, tokenizer_type)", "loss-mask-type"),
-    not_here("use --eval-max-prompt-len and --eval-max-response-len", "eval-max-context-len"),
     not_here("use --rollout-all-samples-process-path or --custom-rm-path", "rollout-sample-hook-path"),
     not_here("use --custom-convert-samples-to-train-data-path", "rollout-data-postprocess-path"),
     not_here(
@@ -33,6 +32,10 @@ _ROLLOUT: Sequence[Rows] = (
         "fetch-trajectory-retry-times",
         "min-batch-collection-ratio",
         "rollout-task-type",
+    ),
+    without_effect(
+        "generate functions of slime's shape read it in args; --rollout-max-context-len is the limit",
+        "eval-max-context-len",
     ),
     without_effect("samples travel through Ray's object store", "rollout-data-transport"),
     without_effect("requests leave from one event loop", "use-distributed-post", words="none"),

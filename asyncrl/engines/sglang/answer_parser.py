@@ -49,9 +49,9 @@ class _Parser:
         calls: list[dict[str, str]] = []
         if self._tool_call_parser and tools:
             parser = self._calls([self._tool(**tool) for tool in tools], self._tool_call_parser)
-            if parser.has_tool_call(text):
-                text, found = parser.parse_non_stream(text)
-                calls = [{"name": call.name, "arguments": call.parameters} for call in found]
+            rest, found = parser.parse_non_stream(text) if parser.has_tool_call(text) else (text, [])
+            if found:  # a call that is not valid stays in the text: SGLang drops it, and the agent would see nothing
+                text, calls = rest, [{"name": call.name, "arguments": call.parameters} for call in found]
         return {"content": text or "", "reasoning": reasoning, "calls": calls}
 
     def _split(self, text: str, prompt_end: str) -> tuple[str | None, str]:

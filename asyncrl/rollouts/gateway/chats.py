@@ -18,6 +18,7 @@ from asyncrl.rollouts.record import Line
 
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles that chat templates do not know, with the ones that mean the same."""
+_PLAIN_ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
 THINK, END_THINK = "<think>", "</think>"
@@ -80,6 +81,8 @@ def messages_of(found: object) -> list[Message]:
 def _message(found: object) -> Message:
     if not isinstance(found, dict) or not isinstance(found.get("role"), str):
         raise bad(f"each of messages must be an object with a role, got {shown(found)}")
+    if len(found) == 2 and found["role"] in _PLAIN_ROLES and isinstance(found.get("content"), str):
+        return found  # most messages are nothing but a text
     message = {name: value for name, value in found.items() if value is not None}
     message["role"] = _ROLES.get(message["role"], message["role"])
     message["content"] = _text_of(message.get("content", ""))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from asyncrl.data.tokenizer import TextTokenizer
-from asyncrl.rollouts.record import NOTHING_KEPT, Line, TokenRecord, same_up_to
+from asyncrl.rollouts.record import NOTHING_KEPT, Line, TokenIds, TokenRecord, ids_of, same_up_to
 from asyncrl.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -22,16 +22,18 @@ _LONG = 16_000
 _REMEMBERED = 512
 """Texts whose tokens are remembered: the system prompts and questions that the episodes of a group share."""
 
+_NONE = ids_of(())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """The tokens of a request, and what became of recorded ones."""
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     reason: str | None = None
     """The reason why the tokens do not extend a line, where the messages tell it."""
     kept: Mapping[int, int] = field(default_factory=lambda: NOTHING_KEPT)
-    """By call, tokens of its turn that the context holds behind the place where it departs from a line."""
+    """Tokens of each turn, by call, that the context holds behind the place where it departs from a line."""
     num_retokenized: int = 0
     """Tokens of the model of which a part was tokenised anew."""
 
@@ -41,15 +43,15 @@ class Encoder:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer.skipping(False)
-        self._remembered = functools.lru_cache(_REMEMBERED)(lambda text: tuple(tokenizer.encode(text)))
+        self._remembered = functools.lru_cache(_REMEMBERED)(lambda text: ids_of(tokenizer.encode(text)))
         self._has_warned = False
 
-    async def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of ``text``."""
+    async def encode(self, text: str) -> TokenIds:
+        """Return the tokens of ``text``, which the caller must not change."""
         if not text:
-            return ()
+            return _NONE
         if len(text) > _LONG:
-            return tuple(await asyncio.to_thread(self.tokenizer.encode, text))
+            return ids_of(await asyncio.to_thread(self.tokenizer.encode, text))
         return self._remembered(text)
 
     def warn_of_cut(self, name: str) -> None:
@@ -105,12 +107,12 @@ class TextContexts:
         if best is not None:
             known = self._text_of(best)
             if num_same == len(known.text):
-                return Context(token_ids=(*best.ids, *await self._encoder.encode(text[num_same:])))
+                return Context(token_ids=best.ids + await self._encoder.encode(text[num_same:]))
             if num_same >= known.pieces[1][1]:  # all of the prompt, or its turn is empty
                 return await self._cut(best, known, text, num_same)
         if self._prompt.text and text.startswith(self._prompt.text):
             rest = await self._encoder.encode(text[len(self._prompt.text) :])
-            return Context(token_ids=(*self._prompt.token_ids, *rest))
+            return Context(token_ids=ids_of(self._prompt.token_ids) + rest)
         return Context(token_ids=await self._encoder.encode(text))
 
     def longest_match(self, text: str) -> int:
@@ -124,12 +126,12 @@ class TextContexts:
         number = max(place for place, (_, began, _) in enumerate(known.pieces) if began <= num_same)
         first, began, is_turn = known.pieces[number]
         if not is_turn:
-            return Context(token_ids=(*line.ids[:first], *await self._encoder.encode(text[began:])))
+            return Context(token_ids=line.ids[:first] + await self._encoder.encode(text[began:]))
         last = known.pieces[number + 1][0] if number + 1 < len(known.pieces) else line.num_tokens
         num_tokens, length = self._encoder.tokens_before(tuple(line.ids[first:last]), num_same - began)
         rest = await self._encoder.encode(text[began + length :])
         return Context(
-            token_ids=(*line.ids[: first + num_tokens], *rest),
+            token_ids=line.ids[: first + num_tokens] + rest,
             num_retokenized=int(began + length < num_same),
         )
 

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from asyncrl.rollouts.gateway.refusals import bad
+from asyncrl.rollouts.record import TokenIds, ids_of
 
 type Body = dict[str, Any]
 """A JSON object as a client sent it."""
@@ -79,13 +80,16 @@ def texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(each for each in found if each)
 
 
-def token_ids(body: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Return a list of token ids as a tuple; empty if it is absent or null."""
+def token_ids(body: Mapping[str, Any], name: str) -> TokenIds:
+    """Return a list of token ids as an array, which checks types in C; empty if it is absent or null."""
     value = body.get(name)
     found = [] if value is None else value
-    if not isinstance(found, list) or not all(isinstance(each, int) for each in found):
+    if not isinstance(found, list):
         raise bad(f"{name} must be a list of token ids, got {shown(value)}")
-    return tuple(found)
+    try:
+        return ids_of(found)
+    except (TypeError, OverflowError) as error:
+        raise bad(f"{name} must be a list of token ids: {error}") from error
 
 
 def mapping(body: Mapping[str, Any], name: str) -> Body:

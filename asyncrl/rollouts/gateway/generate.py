@@ -241,7 +241,7 @@ def _input_logprobs(item: _Item) -> list[tuple[float | None, int, None]]:
     token_ids = item.context.token_ids
     known: list[float | None] = [None] * len(token_ids)
     for line in item.episode.session.record.lines:
-        num_same = same_up_to(token_ids, tuple(line.ids))
+        num_same = same_up_to(token_ids, line.ids)
         for start, turn in line.turns:
             begin = line.prompt_len + start
             stop = min(num_same, begin + len(turn.token_ids))
@@ -253,7 +253,10 @@ def _input_logprobs(item: _Item) -> list[tuple[float | None, int, None]]:
 
 def _versions(turn: GeneratedTurn) -> list[str]:
     """Return the weight version of each token."""
-    return [str(span.weights.version) for span in turn.spans for _ in range(span.start, span.stop)]
+    versions: list[str] = []
+    for span in turn.spans:
+        versions += [str(span.weights.version)] * (span.stop - span.start)
+    return versions
 
 
 def _version(item: _Item, turn: GeneratedTurn) -> str:

@@ -7,7 +7,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncrl.episodes import GeneratedTurn
 from asyncrl.rollouts.gateway.chats import AnswerMemory
@@ -15,6 +15,7 @@ from asyncrl.rollouts.gateway.contexts import Context, Encoder, TextContexts
 from asyncrl.rollouts.gateway.refusals import ABORTED, RequestRefused, over, refusals, unknown
 from asyncrl.rollouts.gateway.rendering import ChatContexts
 from asyncrl.rollouts.interfaces import EpisodeAddress
+from asyncrl.rollouts.record import TokenIds, ids_of
 from asyncrl.rollouts.session import EpisodeSession
 from asyncrl.types import Chunk, SamplingParams
 
@@ -110,14 +111,14 @@ def _end(scope: asyncio.Timeout) -> None:
 class Content:
     """The tokens or the text of a request, by which its episode may be found."""
 
-    token_ids: tuple[int, ...] = ()
+    token_ids: TokenIds = field(default_factory=lambda: ids_of(()))
     text: str = ""
 
     def known(self, episode: OpenEpisode) -> int:
         """Return the length of the longest recorded line, or of the prompt, that the content extends; 0 if none."""
         if self.text:
             return episode.texts.longest_match(self.text)
-        session, prompt = episode.session, episode.session.start.prompt.token_ids
+        session, prompt = episode.session, ids_of(episode.session.start.prompt.token_ids)
         line = session.record.longest_prefix(self.token_ids)
         if line is not None:
             return line.num_tokens
@@ -138,7 +139,7 @@ class _Over:
         """Return whether the content begins with the prompt of the episode."""
         if content.text:
             return hash(content.text[: self.text_len]) == self.text_hash
-        return hash(content.token_ids[: self.ids_len]) == self.ids_hash
+        return hash(tuple(content.token_ids[: self.ids_len])) == self.ids_hash
 
 
 class OpenEpisodes:

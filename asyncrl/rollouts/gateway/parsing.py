@@ -1,4 +1,4 @@
-"""Tool calls and reasoning in answers, found by SGLang's parsers in a process of their own.
+"""Tool calls and reasoning in answers, found by SGLang's parsers in a separate process.
 
 Importing the parsers imports torch: 10 s of CPU time and 0.6 GB, which the controller has no room for.  The process
 starts with the gateway if a parser is configured.  Requests and answers are lines of JSON, answered in order.

@@ -24,7 +24,7 @@ from asyncrl.errors import DataError
 from asyncrl.rollouts.gateway.chats import END_THINK, THINK, AnswerMemory, Recognised, RecordedAnswer, Rendering
 from asyncrl.rollouts.gateway.contexts import Context, Encoder
 from asyncrl.rollouts.gateway.refusals import RequestRefused, bad
-from asyncrl.rollouts.record import TEMPLATE, same_up_to
+from asyncrl.rollouts.record import TEMPLATE, TokenIds, ids_of, same_up_to
 from asyncrl.types import Prompt
 
 _NONCE = secrets.token_hex(4)
@@ -53,7 +53,7 @@ class Chat:
 class _Assembly:
     """The tokens that are put together so far, and the new text behind them."""
 
-    token_ids: list[int]
+    token_ids: TokenIds
     text: str = ""
     kept: dict[int, int] = field(default_factory=dict)
     num_retokenized: int = 0
@@ -86,27 +86,37 @@ class ChatContexts:
         return Chat(recognised=recognised, rendered=rendered, context=context)
 
     async def _plain_context(self, rendered: str, recognised: Recognised) -> Context:
-        """Return the tokens of a rendering without placeholders; answers that differ in it are tokenised anew."""
+        """Return the tokens of a rendering without placeholders.
+
+        Answers are looked for by their text.  An answer that the template writes in another way is tokenised anew.
+        """
         token_ids, place = self._longest_known(rendered, recognised)
-        rest = rendered[place:]
-        answers = [answer for answer in recognised.answers.values() if answer.rendered_len >= place]
-        return Context(
-            token_ids=(*token_ids, *await self._encoder.encode(rest)),
-            reason=TEMPLATE if recognised.is_unedited else None,
-            num_retokenized=sum(answer.stop - answer.start for answer in answers),
-        )
+        made = _Assembly(ids_of(token_ids)[:])
+        for _, answer in sorted(recognised.answers.items()):
+            at = rendered.find(answer.raw, place) if answer.raw else -1
+            if at >= 0:
+                made.text += rendered[place:at]
+                await self._flush(made)
+                place = self._whole(rendered, at + len(answer.raw), answer, made)
+            elif answer.rendered_len >= place:
+                made.num_retokenized += answer.stop - answer.start
+        made.text += rendered[place:]
+        return await self._finished(made, recognised)
 
     async def _context(self, rendered: str, recognised: Recognised) -> Context:
         answers = {answer.call: answer for answer in recognised.answers.values()}
         token_ids, place = self._longest_known(rendered, recognised)
-        made = _Assembly(list(token_ids))
+        made = _Assembly(ids_of(token_ids)[:])
         while match := _PLACEHOLDER.search(rendered, place):
             made.text += rendered[place : match.start()]
             place = await self._take(rendered, match, answers[int(match[2])], made)
         made.text += rendered[place:]
+        return await self._finished(made, recognised)
+
+    async def _finished(self, made: "_Assembly", recognised: Recognised) -> Context:
         await self._flush(made)
         return Context(
-            token_ids=tuple(made.token_ids),
+            token_ids=made.token_ids,
             reason=TEMPLATE if recognised.is_unedited else None,
             kept=made.kept,
             num_retokenized=made.num_retokenized,
@@ -136,8 +146,7 @@ class ChatContexts:
 
     async def _take(self, rendered: str, match: re.Match[str], answer: RecordedAnswer, made: _Assembly) -> int:
         """Add the tokens for a placeholder, and return the place behind it and what belongs to it."""
-        turn_ids = tuple(answer.line.ids[answer.start : answer.stop])
-        body_ids = turn_ids[:-1] if answer.end else turn_ids
+        body_ids = tuple(answer.line.ids[answer.start : answer.stop - bool(answer.end)])
         place, text = match.end(), answer.raw
         if match[1] == "t":
             whole = re.compile(_CLOSE.pattern + re.escape(_placeholder("a", answer.call))).match(rendered, place)
@@ -154,16 +163,21 @@ class ChatContexts:
         body_ids = await self._tail(body_ids, answer.raw, text, made)
         made.token_ids.extend(body_ids)
         made.kept[answer.call] = len(body_ids)
-        return self._end(rendered, place, answer, turn_ids, made)
+        return self._end(rendered, place, answer, made)
 
-    def _end(
-        self, rendered: str, place: int, answer: RecordedAnswer, turn_ids: tuple[int, ...], made: _Assembly
-    ) -> int:
-        """Add the end token of an answer if the rendering has it there."""
+    def _whole(self, rendered: str, place: int, answer: RecordedAnswer, made: "_Assembly") -> int:
+        """Add all tokens of an answer whose text ends at ``place``, and return the place behind its end token."""
+        body_ids = answer.line.ids[answer.start : answer.stop - bool(answer.end)]
+        made.token_ids.extend(body_ids)
+        made.kept[answer.call] = len(body_ids)
+        return self._end(rendered, place, answer, made)
+
+    def _end(self, rendered: str, place: int, answer: RecordedAnswer, made: "_Assembly") -> int:
+        """Add the end token of an answer if the rendering has it there, and return the place behind it."""
         behind = _behind_end(rendered, place, answer)
-        if not answer.end or behind is None:
+        if behind is None:
             return place
-        made.token_ids.append(turn_ids[-1])
+        made.token_ids.append(answer.line.ids[answer.stop - 1])
         made.kept[answer.call] += 1
         return behind
 

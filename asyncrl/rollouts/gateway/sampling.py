@@ -10,7 +10,7 @@ from asyncrl.rollouts.gateway.fields import Body, flag, integer, mapping, number
 from asyncrl.rollouts.gateway.refusals import bad
 from asyncrl.types import SamplingParams
 
-_SENT_ON = (
+_SENT_ON = {
     "min_p",
     "frequency_penalty",
     "presence_penalty",
@@ -22,7 +22,7 @@ _SENT_ON = (
     "stop_regex",
     "logit_bias",
     "custom_params",
-)
+}
 """Further parameters of SGLang 0.5.16, which get them as they are."""
 _READ_HERE = frozenset(
     {
@@ -33,7 +33,7 @@ _READ_HERE = frozenset(
 _WITHOUT_EFFECT = frozenset({"spaces_between_special_tokens", "sampling_seed", "stream_interval"})
 """Parameters that are accepted and not used: each call gets a seed of its episode, because calls without one, or with
 the same one, draw alike."""
-_GENERATE_NAMES = _READ_HERE | _WITHOUT_EFFECT | frozenset(_SENT_ON)
+_GENERATE_NAMES = _READ_HERE | _WITHOUT_EFFECT | _SENT_ON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +101,14 @@ def _checked(params: Mapping[str, Any], run: SamplingParams, max_new_tokens: int
         stop_token_ids=_stop_token_ids(params, run),
         min_new_tokens=min_new_tokens,
         repetition_penalty=penalty,
-        extra={**run.extra, **{name: params[name] for name in _SENT_ON if params.get(name) is not None}},
+        extra={**run.extra, **{name: params[name] for name in _SENT_ON & params.keys() if params[name] is not None}},
     )
 
 
 def _stop_token_ids(params: Mapping[str, Any], run: SamplingParams) -> tuple[int, ...]:
-    return token_ids(params, "stop_token_ids") if params.get("stop_token_ids") is not None else run.stop_token_ids
+    return (
+        tuple(token_ids(params, "stop_token_ids")) if params.get("stop_token_ids") is not None else run.stop_token_ids
+    )
 
 
 def _response_format(body: Body) -> Body:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -70,7 +71,7 @@ class HttpGateway:
         encoder = Encoder(tokenizer)
         self._settings = settings
         self._weights = weights
-        self._port = settings.port
+        self._host, self._port = settings.host, settings.port
         self._parts = Parts(
             card=settings.card,
             encoder=encoder,
@@ -97,8 +98,8 @@ class HttpGateway:
 
     @property
     def host(self) -> str:
-        """Address on which the gateway listens."""
-        return self._settings.host
+        """Address under which clients reach the gateway."""
+        return self._host
 
     @property
     def port(self) -> int:
@@ -126,6 +127,7 @@ class HttpGateway:
                 f"gateway-port): {first_line(error)}"
             ) from error
         self._port = self._listener.sockets[0].getsockname()[1]
+        self._host = await asyncio.to_thread(_reachable, self._settings.host)
         self._stack = contextlib.AsyncExitStack()
         self._stack.enter_context(plainly())
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
@@ -139,7 +141,7 @@ class HttpGateway:
 
     def open(self, session: EpisodeSession) -> EpisodeAddress:
         """See ``Gateway.open``."""
-        return self._parts.episodes.open(session, self._settings.host, self._port)
+        return self._parts.episodes.open(session, self._host, self._port)
 
     def close(self, address: EpisodeAddress) -> None:
         """See ``Gateway.close``."""
@@ -223,9 +225,19 @@ class HttpGateway:
         return {"object": "list", "data": [self._model()]}
 
     def _workers(self) -> object:
-        url = f"http://{self._settings.host}:{self._port}"
+        url = f"http://{self._host}:{self._port}"
         worker = {"id": "gateway", "url": url, "model_id": self._settings.card.name, "is_healthy": True, "load": 0}
         return {"workers": [{**worker, "worker_type": "regular", "priority": 50, "cost": 1.0}], "total": 1}
+
+
+def _reachable(host: str) -> str:
+    """Return the address of this machine where ``host`` means all of its addresses."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
 
 
 type _Answers = Callable[[Parts, web.BaseRequest, Body], Awaitable[web.StreamResponse]]

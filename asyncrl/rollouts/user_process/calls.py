@@ -64,7 +64,7 @@ class OpenEpisode:
             future.set_result(turn)
 
     def close(self) -> None:
-        """Refuse further questions, and end those that wait."""
+        """Refuse further questions, and end all that wait."""
         self._is_closed = True
         for ask in tuple(self._waiting):
             self.answer(ask, EpisodeEnded(f"{self.start.name}: the episode is over", "over"))

@@ -6,16 +6,19 @@
 A *call* is one episode or one reward.  The process runs it until it returns, raises or is cancelled.
 """
 
+import copyreg
+import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from asyncrl.episodes import EpisodeStart, GeneratedTurn
 from asyncrl.rollouts.interfaces import EpisodeAddress
 from asyncrl.rollouts.user_process import plain_values
-from asyncrl.rollouts.user_process.wire import WireBroken
-from asyncrl.types import Prompt, Sample
+from asyncrl.rollouts.user_process.wire import WireBroken, cut
+from asyncrl.types import Prompt, Sample, Span, Weights
 
 # ---- controller to process
 
@@ -90,13 +93,41 @@ class Stop:
 type ToProcess = Load | Log | Serve | Episode | Score | Answer | Cancel | Ping | Stop
 
 
-def to_process(message: ToProcess) -> bytes:
-    """Return the bytes of a message to the process.  May raise what a value raises that cannot be pickled."""
-    return pickle.dumps(message, protocol=5)
+def _restored[T](cls: type[T], values: tuple[Any, ...]) -> T:
+    """Return an object that was checked when it was made, with these values of its fields."""
+    found = object.__new__(cls)
+    for each, value in zip(fields(cls), values, strict=True):  # type: ignore[arg-type]
+        object.__setattr__(found, each.name, value)
+    return found
+
+
+def _reducer(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    names = [each.name for each in fields(cls)]
+    values_of = attrgetter(*names) if len(names) > 1 else lambda found: (getattr(found, names[0]),)
+    return lambda found: (_restored, (cls, values_of(found)))
+
+
+_REDUCERS: dict[type[Any], Callable[[Any], Any]] = copyreg.dispatch_table | {
+    each: _reducer(each)
+    for each in (Answer, Episode, EpisodeStart, GeneratedTurn, Prompt, Sample, Score, Span, Weights)
+}
+"""The way in which pickle takes the values that travel often.
+
+The standard way for frozen dataclasses lists the fields of each object, which takes 8 of 20 microseconds.
+"""
+
+
+def to_process(message: ToProcess) -> list[bytes]:
+    """Return the pieces of a message to the process.  May raise what a value raises that cannot be pickled."""
+    written = io.BytesIO()
+    pickler = pickle.Pickler(written, protocol=5)
+    pickler.dispatch_table = _REDUCERS
+    pickler.dump(message)
+    return cut(written.getvalue())
 
 
 def in_process(pieces: Sequence[bytes]) -> ToProcess:
-    """Return the message of some bytes, in the process."""
+    """Return the message of some pieces, in the process."""
     message: ToProcess = pickle.loads(b"".join(pieces))
     return message
 
@@ -113,7 +144,7 @@ class Loaded:
     is_mistake: bool = True
     """Whether the user's path or function is at fault, not our code."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the program tells about itself, such as the shape of its function."""
+    """Facts that the program tells about itself, such as the shape of its function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +202,8 @@ type FromProcess = Loaded | Ask | Unask | Returned | Raised | Alive
 _FROM_PROCESS = {each.__name__: each for each in (Loaded, Ask, Unask, Returned, Raised, Alive)}
 
 
-def to_controller(message: FromProcess) -> bytes:
-    """Return the bytes of a message to the controller.  Its values must be results of ``plain_values.plain``."""
+def to_controller(message: FromProcess) -> list[bytes]:
+    """Return the pieces of a message to the controller.  Its values must be results of ``plain_values.plain``."""
     return plain_values.packed([type(message).__name__, *(getattr(message, each.name) for each in fields(message))])
 
 

@@ -11,17 +11,20 @@ anything else                               left out and named
 import enum
 import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgpack
-from msgpack.fallback import Unpacker as InterruptibleUnpacker
+
+from asyncrl.rollouts.user_process.wire import PIECE_BYTES
 
 _LONG = 64
 """Numbers in a list from which it travels as an array: ten times as fast to read as a list of objects."""
 _DEEPEST = 64
 """Levels of nested values; deeper ones, such as a list that holds itself, are left out."""
 _INTS, _FLOATS = 1, 2
+_VALUE, _TOGETHER, _ENTRY, _ITEM = b"v", b"+", b":", b","
+"""The first byte of a piece: a value, or how the next two values are joined."""
 _IS_64_BIT = range(-(2**63), 2**63)
 _LEFT_OUT = object()
 
@@ -32,28 +35,91 @@ def plain(value: Any, left_out: list[str], name: str = "") -> Any:
     return None if found is _LEFT_OUT else found
 
 
-def packed(message: Any) -> bytes:
-    """Return the bytes of a message in plain types."""
-    packed: bytes = msgpack.packb(message, unicode_errors="replace")
-    return packed
+def packed(message: Any) -> list[bytes]:
+    """Return a message in plain types as pieces of PIECE_BYTES, at most.
 
-
-def unpacked(message: bytes) -> Any:
-    """Return the message of some bytes.  Raises ValueError."""
-    return msgpack.unpackb(message, ext_hook=_number_array, strict_map_key=False)
-
-
-def unpacked_slowly(pieces: Sequence[bytes]) -> Any:
-    """Return the message of many bytes, in a thread: other threads run meanwhile.  Raises ValueError.
-
-    The unpacker in C holds the interpreter until it is done, for a second at 100 MB.  This one is written in Python.
+    A piece is a value in msgpack, or says that the value is joined from the two values that follow.  So no piece
+    takes its reader longer than a millisecond.
     """
-    unpacker = InterruptibleUnpacker(
-        ext_hook=_number_array, strict_map_key=False, max_buffer_size=sum(map(len, pieces))
-    )
+    pieces: list[bytes] = []
+    left = [message]
+    while left:
+        value = left.pop()
+        data = msgpack.packb(value, unicode_errors="replace")
+        if len(data) < PIECE_BYTES:
+            pieces.append(_VALUE + data)
+            continue
+        mark, first, second = _halves(value)
+        pieces.append(mark)
+        left += (second, first)
+    return pieces
+
+
+class Unpacking:
+    """Puts the pieces of a message together."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[bytes, list[Any]]] = []
+        """Values that are not complete: how to join their parts, and the parts so far."""
+
+    def add(self, piece: bytes) -> Any:
+        """Return the value that the piece completes; only the last piece completes the message.  Raises ValueError."""
+        mark = piece[:1]
+        if mark != _VALUE:
+            self._open.append((mark, []))
+            return None
+        value = msgpack.unpackb(memoryview(piece)[1:], ext_hook=_number_array, strict_map_key=False)
+        while self._open:
+            mark, parts = self._open[-1]
+            parts.append(value)
+            if len(parts) < 2:
+                return None
+            self._open.pop()
+            value = _joined(mark, *parts)
+        return value
+
+
+def unpacked(pieces: Iterable[bytes]) -> Any:
+    """Return the message of its pieces, at once.  Raises ValueError."""
+    unpacking, value = Unpacking(), None
     for piece in pieces:
-        unpacker.feed(piece)
-    return unpacker.unpack()
+        value = unpacking.add(piece)
+    return value
+
+
+def _halves(value: Any) -> tuple[bytes, Any, Any]:
+    """Return how two smaller values make a large one, and the two.
+
+    A list or dict with one entry is joined from an empty one and the entry, because the entry itself is large.
+    """
+    if isinstance(value, msgpack.ExtType):
+        middle = len(value.data) // 16 * 8
+        return (
+            _TOGETHER,
+            msgpack.ExtType(value.code, value.data[:middle]),
+            msgpack.ExtType(value.code, value.data[middle:]),
+        )
+    if isinstance(value, dict):
+        items = list(value.items())
+        if len(items) == 1:
+            return _ENTRY, *items[0]
+        return _TOGETHER, dict(items[: len(items) // 2]), dict(items[len(items) // 2 :])
+    if isinstance(value, list) and len(value) == 1:
+        return _ITEM, None, value[0]
+    return _TOGETHER, value[: len(value) // 2], value[len(value) // 2 :]
+
+
+def _joined(mark: bytes, first: Any, second: Any) -> Any:
+    if mark == _ENTRY:
+        return {first: second}
+    if mark == _ITEM:
+        return [second]
+    if mark != _TOGETHER or type(first) is not type(second):
+        raise ValueError("a piece that is none of ours")
+    if isinstance(first, list):
+        first.extend(second)
+        return first
+    return first | second if isinstance(first, dict) else first + second
 
 
 def _plain(value: Any, left_out: list[str], name: str, depth: int) -> Any:

@@ -38,7 +38,7 @@ from asyncrl.rollouts.user_process.messages import (
     in_controller,
     to_process,
 )
-from asyncrl.rollouts.user_process.plain_values import unpacked, unpacked_slowly
+from asyncrl.rollouts.user_process.plain_values import Unpacking
 from asyncrl.rollouts.user_process.process import UserCodeProcess, facts_of
 from asyncrl.rollouts.user_process.wire import CLOSED, Wire, WireBroken
 
@@ -155,7 +155,7 @@ class SupervisedProcess:
         """Send a message; no-op if no process is there."""
         await self._send(to_process(message))
 
-    async def _send(self, packed: bytes) -> None:
+    async def _send(self, packed: list[bytes]) -> None:
         if self._wire is not None:
             await self._wire.send(packed)
 
@@ -257,9 +257,13 @@ class SupervisedProcess:
 
 async def _received(wire: Wire) -> FromProcess:
     pieces = await wire.receive()
+    unpacking, values = Unpacking(), None
     try:
-        values = unpacked(pieces[0]) if len(pieces) == 1 else await asyncio.to_thread(unpacked_slowly, pieces)
-    except ValueError as error:
+        for place, piece in enumerate(pieces):
+            if place:  # a large message must not keep other tasks waiting
+                await asyncio.sleep(0)
+            values = unpacking.add(piece)
+    except (ValueError, TypeError) as error:
         raise WireBroken(f"it sent a message that cannot be read: {error}") from error
     return in_controller(values)
 

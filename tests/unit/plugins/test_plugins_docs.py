@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,13 @@ import torch
 
 from asyncrl.algorithms.custom_functions import StepSamples
 from asyncrl.compat import SlimeArgs
-from asyncrl.plugins import ADVANTAGE, KEEP, LOSS, PICK, load_plugin
+from asyncrl.plugins import ADVANTAGE, KEEP, LOSS, PICK, load_custom, load_plugin
 from tests.unit.scored_groups import group
 
 DOCS = (Path(__file__).parents[3] / "docs/plugins.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", DOCS, re.DOTALL))
 COMMANDS = re.findall(r"^--([\w-]+) (?:'(.*)'|(\S+))$", DOCS, re.MULTILINE)
-ARGS = SlimeArgs(rollout_max_response_len=5, kl_coef=0.5)
+ARGS = SlimeArgs(rollout_max_response_len=5, kl_coef=0.5, tis_clip=2.0)
 WAITING = [group(number, (0.0, number / 4), (3, 3), texts=("7", "8"), label="7") for number in range(4)]
 
 VERDICTS = {
@@ -43,6 +44,10 @@ ADVANTAGES = {
     "my_advantages.py:by_length(2048)": ([0.5, 0.5], [-0.5]),
     "slime_advantages.py:less_kl": ([0.25, 1.0], [-1.0]),
 }
+CORRECTIONS: dict[str, tuple[list[float], list[int], dict[str, list[float]]]] = {
+    "my_corrections.py:within(0.5, 2.0)": ([2.0, 4.0], [True, False], {"ratio": [1.0, 4.0]}),
+    "slime_corrections.py:truncated": ([2.0, 2.0], [1, 1], {"weight": [1.0, 2.0]}),
+}
 LOSSES = {"my_losses.py:quadratic(0.5)": ([-1.0, 1.0], {"distance": [0.0, 0.0]})}
 
 
@@ -63,6 +68,7 @@ def test_every_example_is_tested() -> None:
     assert sorted(named_after("buffer-filter-path")) == sorted(PICKED)
     assert sorted(named_after("custom-advantage-function-path")) == sorted(ADVANTAGES)
     assert sorted(named_after("custom-loss-function-path")) == sorted(LOSSES)
+    assert sorted(named_after("custom-tis-function-path")) == sorted(CORRECTIONS)
     assert len(FILES) == DOCS.count("```python")
 
 
@@ -108,3 +114,26 @@ def test_losses(path: str) -> None:
     logprobs, advantages = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, -1.0])
     loss, told = load_plugin(path, LOSS, ARGS)(logprobs, logprobs, advantages, torch.tensor([True, True]), (2,))
     assert (loss.tolist(), {name: row.tolist() for name, row in told.items()}) == LOSSES[path]
+
+
+@pytest.fixture
+def _no_slime() -> Iterator[None]:
+    """No shim is left behind."""
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "slime"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_files", "_no_slime")
+@pytest.mark.parametrize("path", CORRECTIONS)
+def test_corrections(path: str, tmp_path: Path) -> None:
+    correct = load_custom(None, None, ARGS, tmp_path, path).tis
+    assert correct is not None
+    losses, ratios = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 4.0])
+    mask = torch.tensor([True, True])
+    found, kept, told = correct(losses, ratios.log(), torch.zeros(2), mask, (2,), (3,))
+    kept = torch.cat(list(kept)) if isinstance(kept, list) else kept
+    assert isinstance(kept, torch.Tensor)
+    losses_after, is_kept, numbers = CORRECTIONS[path]
+    assert (found.tolist(), kept.tolist()) == (losses_after, is_kept)
+    assert {name: row.tolist() for name, row in told.items()} == {n: pytest.approx(row) for n, row in numbers.items()}

@@ -1,10 +1,13 @@
 """Prompts, samples and rewards for the tests of this folder."""
 
 import asyncio
+import tempfile
 from array import array
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+from asyncrl.app.user_code import UserCode
 from asyncrl.rewards.resources import RewardResources, RewardSettings
 from asyncrl.types import FinishReason, Prompt, Sample, Span, Weights
 
@@ -38,11 +41,18 @@ def settings(**changes: Any) -> RewardSettings:
     return RewardSettings(**limits | changes)
 
 
-def in_a_run[T](call: Callable[[RewardResources], Awaitable[T]], **changes: Any) -> T:
-    """Run ``call`` with the resources of a run."""
+def in_a_run[T](
+    call: Callable[[RewardResources], Awaitable[T]], user_code: UserCode | None = None, **changes: Any
+) -> T:
+    """Run ``call`` with the resources of a run, and with the processes of ``user_code``."""
 
     async def main() -> T:
-        async with RewardResources(settings(**changes)) as resources:
-            return await call(resources)
+        code = user_code or UserCode(start_timeout_s=60.0)
+        with tempfile.TemporaryDirectory() as logs:
+            async with (
+                code.running(1, Path(logs)) as processes,
+                RewardResources(settings(**changes), user_code=processes) as resources,
+            ):
+                return await call(resources)
 
     return asyncio.run(main())

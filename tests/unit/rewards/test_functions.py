@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 
 from asyncrl.app.rewards import build_reward
+from asyncrl.app.user_code import UserCode
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig
 from asyncrl.errors import RewardFailed
 from asyncrl.pipeline.sampling.scoring import score, score_group, time_limit
-from asyncrl.protocols import GroupRewardFn
+from asyncrl.protocols import GroupRewardFn, RewardFn
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import Reward
 from tests.unit.rewards.grading import in_a_run, prompt, sample
 
 CODE = """
+import asyncio
+import os
 import time
 
 async def waits(prompt, sample): return {"right": float(sample.text == prompt.label), "length": len(sample.text)}
@@ -28,6 +31,9 @@ def ranks_plain(prompt, samples): return [float(index) for index, _ in enumerate
 async def too_few(prompt, samples): return [1.0]
 async def one_number(prompt, samples): return 1.0
 def broken(prompt, sample): return [][sample.index]
+async def broken_waits(prompt, sample): return [][sample.index]
+async def exits(prompt, sample): os._exit(5)
+async def sleeps(prompt, sample): await asyncio.sleep(60.0)
 def endless(prompt, sample):
     while True: pass
 """
@@ -41,13 +47,12 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(CODE)
 
 
-async def graded(name: str, texts: Sequence[str], **config: Any) -> list[Reward | str]:
-    reward = build_reward(RewardConfig(custom_rm_path=f"mine.py:{name}", **config), ARGS)
+async def graded(reward: RewardFn, name: str, texts: Sequence[str]) -> list[Reward | str]:
     samples = [sample(text, index) for index, text in enumerate(texts)]
     try:
         if isinstance(reward, GroupRewardFn):
             return list(await score_group(reward, prompt(), samples, 30.0))
-        limit = time_limit(reward, 0.01 if name != "waits" else 30.0)
+        limit = time_limit(reward, 0.5 if name == "sleeps" else 30.0)
         return [await score(reward, prompt(), each, limit) for each in samples]
     except RewardFailed as error:
         return [str(error)]
@@ -57,24 +62,40 @@ async def graded(name: str, texts: Sequence[str], **config: Any) -> list[Reward 
 def test_functions() -> None:
     """One run for all, because each run starts worker processes."""
 
-    async def run(resources: RewardResources) -> dict[str, list[Reward | str]]:
-        return {
-            "waits": await graded("waits", "7x", reward_key="right"),
-            "computes": await graded("computes", "7x", reward_key="right"),
-            "no key": await graded("computes", "7"),
-            "slimes": await graded("slimes", "7x"),
-            "ranks": await graded("ranks", "abc", group_rm=True),
-            "ranks_plain": await graded("ranks_plain", "abc", group_rm=True),
-            "too_few": await graded("too_few", "abc", group_rm=True),
-            "one_number": await graded("one_number", "abc", group_rm=True),
-            "broken": await graded("broken", "a"),
-            "endless": await graded("endless", "a"),
-        }
+    calls: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "waits": ("waits", "7x", {"reward_key": "right"}),
+        "computes": ("computes", "7x", {"reward_key": "right"}),
+        "no key": ("computes", "7", {}),
+        "no key, waits": ("waits", "7", {}),
+        "slimes": ("slimes", "7x", {}),
+        "ranks": ("ranks", "abc", {"group_rm": True}),
+        "ranks_plain": ("ranks_plain", "abc", {"group_rm": True}),
+        "too_few": ("too_few", "abc", {"group_rm": True}),
+        "one_number": ("one_number", "abc", {"group_rm": True}),
+        "broken": ("broken", "a", {}),
+        "broken_waits": ("broken_waits", "a", {}),
+        "exits": ("exits", "a", {}),
+        "sleeps": ("sleeps", "a", {}),
+        "endless": ("endless", "a", {}),
+    }
+    user_code = UserCode(start_timeout_s=60.0)
+    rewards = {
+        case: build_reward(RewardConfig(custom_rm_path=f"mine.py:{name}", **config), ARGS, user_code)
+        for case, (name, _, config) in calls.items()
+    }
 
-    got = in_a_run(run, timeout_s=10.0)
+    async def run(resources: RewardResources) -> dict[str, list[Reward | str]]:
+        await resources.warm(rewards.values())
+        return {case: await graded(rewards[case], name, texts) for case, (name, texts, _) in calls.items()}
+
+    got = in_a_run(run, user_code, timeout_s=10.0)
     right, wrong = {"right": 1.0, "length": 1}, {"right": 0.0, "length": 1}
     assert got["waits"] == got["computes"] == [Reward(value=1.0, parts=right), Reward(value=0.0, parts=wrong)]
     assert got["no key"] == ["row 3, sample 0: a dict reward with right, length: name one of them with --reward-key"]
+    assert got["no key, waits"] == got["no key"]
+    assert got["broken_waits"] == got["broken"]
+    assert got["exits"] == ["row 3, sample 0: its process ended: exit code 5"]
+    assert got["sleeps"] == ["row 3, sample 0: no reward within 0.5 s"]
     assert got["slimes"] == [Reward(value=0.5), Reward(value=0.0)]
     assert got["ranks"] == got["ranks_plain"] == [Reward(value=0.0), Reward(value=1.0), Reward(value=2.0)]
     assert got["too_few"] == ["row 3: got 1 rewards for a group of 3 samples"]

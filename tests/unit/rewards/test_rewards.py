@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from asyncrl.app.rewards import build_reward
+from asyncrl.app.user_code import UserCode
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig
 from asyncrl.errors import RewardFailed
@@ -22,7 +23,7 @@ def reward(
     sample = Sample(
         index=0, token_ids=(), logprobs=array("f"), spans=(), text=text, finish=FinishReason.STOP, seconds=0.0
     )
-    built = build_reward(RewardConfig(rm_type=rm_type, reward_key=key), SlimeArgs())
+    built = build_reward(RewardConfig(rm_type=rm_type, reward_key=key), SlimeArgs(), UserCode(start_timeout_s=1.0))
 
     async def call() -> Reward:
         value = await built(prompt, sample)

@@ -1,6 +1,5 @@
 """The examples in docs/rewards.md load and run as they are printed."""
 
-import asyncio
 import re
 import sys
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Any
 import pytest
 
 from asyncrl.app.rewards import build_reward
+from asyncrl.app.user_code import UserCode
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig
 from asyncrl.config.areas.rewards import RM_TYPES
-from asyncrl.protocols import GroupRewardFn
+from asyncrl.protocols import GroupRewardFn, RewardFn
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import Reward
-from tests.unit.rewards.grading import prompt, sample, settings
+from tests.unit.rewards.grading import in_a_run, prompt, sample
 
 DOCS = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", DOCS, re.DOTALL))
@@ -69,17 +69,18 @@ def test_the_table_has_every_built_in_reward() -> None:
 def test_the_examples_give_their_rewards() -> None:
     """One run for all examples, because each run starts worker processes."""
 
-    async def grade(flags: str, path: str) -> list[float]:
-        reward = build_reward(config(flags, path), ARGS)
+    user_code = UserCode(start_timeout_s=60.0)
+    named = [(flags, next(filter(None, paths))) for flags, *paths in COMMANDS]
+    rewards = {path: build_reward(config(flags, path), ARGS, user_code) for flags, path in named}
+
+    async def grade(reward: RewardFn) -> list[float]:
         samples = [sample(text, index) for index, text in enumerate(ANSWERS)]
         if isinstance(reward, GroupRewardFn):
             return [number(each) for each in await reward.of_group(prompt(), samples)]
         return [number(value) for each in samples for value in [await reward(prompt(), each)]]
 
-    async def main() -> dict[str, list[float]]:
-        async with RewardResources(settings()):
-            named = [(flags, next(filter(None, paths))) for flags, *paths in COMMANDS]
-            return {path: await grade(flags, path) for flags, path in named}
+    async def run(_: RewardResources) -> dict[str, list[float]]:
+        return {path: await grade(reward) for path, reward in rewards.items()}
 
-    got = asyncio.run(main())
+    got = in_a_run(run, user_code)
     assert got == {path: pytest.approx(values) for path, values in EXPECTED.items()}

@@ -53,6 +53,7 @@ class ScriptedTurns:
         self.asked: list[tuple[tuple[int, ...], SamplingParams]] = []
         self.num_cancelled = 0
         self.started = asyncio.Event()
+        self.cancelled = asyncio.Event()
         self._script = script
         self._finish = finish
         self._chunk = chunk
@@ -78,6 +79,7 @@ class ScriptedTurns:
                 await self._gate.wait()
             except asyncio.CancelledError:
                 self.num_cancelled += 1
+                self.cancelled.set()
                 raise
         answer = self._script(call, token_ids, sampling)
         if isinstance(answer, Exception):

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from asyncrl.app.checks import check
-from asyncrl.compat import SlimeArgs
+from asyncrl.compat import SlimeArgs, provide_slime
+from asyncrl.compat.slime_path import SHIM
 from asyncrl.config import load_run
 from asyncrl.engines.megatron.train.custom_tis import CheckedTis
 from asyncrl.errors import ConfigError, NonFiniteLoss, PluginError
@@ -75,6 +76,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "slime"]:
         del sys.modules[name]
+
+
+def test_the_shim_wins_over_a_folder_that_is_searched_earlier(here: Path) -> None:
+    sys.path[:0] = [str(here), str(SHIM)]
+    sys.path.insert(0, str(here))
+    provide_slime()
+    provide_slime()
+    assert Path(str(sys.modules["slime"].__file__)).is_relative_to(SHIM)
+    assert sys.path.count(str(here)) >= 2
 
 
 def trained(checkpoint: Path, batch: Batch, path: str | None, **changes: Any) -> TrainReport:
@@ -211,7 +221,10 @@ def test_the_trainer_raises_it_and_changes_no_weight(checkpoint: Path) -> None:
             r"must take \(losses, logprobs, behaviour, mask, lengths\) or slime's \(args, pg_",
         ),
         ("def f(args, pg_loss): ...", "must take .* takes \\(args, pg_loss\\)"),
-        ("from slime.nothing import x\ndef f(args, **kw): ...", "No module named 'slime.nothing'"),
+        (
+            "from slime.nothing import x\ndef f(args, **kw): ...",
+            "wrong.py:1 needs slime.nothing, which asyncrl does not have",
+        ),
     ],
 )
 @pytest.mark.usefixtures("here")

@@ -32,7 +32,7 @@ def samples_of(batch: Batch) -> list[ScoredSample]:
     return [scored for group in batch.groups for scored in group.samples]
 
 
-def plain_logprobs(checkpoint: Path, batch: Batch, temperature: float) -> list[torch.Tensor]:
+def plain_logprobs(checkpoint: Path, batch: Batch, temperature: float) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     """The log-probs of every response token by transformers, one whole sequence at a time."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     rows = []
@@ -42,10 +42,10 @@ def plain_logprobs(checkpoint: Path, batch: Batch, temperature: float) -> list[t
             ids = torch.tensor(prompt + scored.sample.token_ids)
             logits = model(ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
             rows.append(logits.log_softmax(-1).gather(1, ids[len(prompt) :, None])[:, 0])
-    return rows
+    return model, rows
 
 
-def expected_loss(batch: Batch, rows: Sequence[torch.Tensor]) -> float:
+def expected_loss(batch: Batch, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """GRPO with PPO's clip at 0.2, over the tokens of each rollout together.  Shares no code with the package."""
     means = []
     flat = iter(rows)
@@ -54,16 +54,17 @@ def expected_loss(batch: Batch, rows: Sequence[torch.Tensor]) -> float:
         members = {r: [s for s in group.samples if s.sample.rollout == r] for r in rollouts}
         mean = fmean(fmean(s.reward for s in members[r]) for r in rollouts)
         spread = sum(fmean((s.reward - mean) ** 2 for s in members[r]) for r in rollouts) / (len(rollouts) - 1)
-        losses: dict[int, list[float]] = {r: [] for r in rollouts}
+        losses: dict[int, list[torch.Tensor]] = {r: [] for r in rollouts}
         for scored in group.samples:
             advantage = (scored.reward - mean) / (math.sqrt(spread) + 1e-6)
-            for new, old, counts in zip(next(flat).tolist(), scored.sample.logprobs, scored.loss_mask, strict=True):
+            for new, old, counts in zip(next(flat), scored.sample.logprobs, scored.loss_mask, strict=True):
                 if counts:
-                    ratio = math.exp(new - old)
-                    held = min(max(ratio, 0.8), 1.2)
-                    losses[scored.sample.rollout].append(-min(ratio * advantage, held * advantage))
-        means += [fmean(losses[r]) for r in rollouts]
-    return fmean(means)
+                    ratio = (new - old).exp()
+                    losses[scored.sample.rollout].append(
+                        -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                    )
+        means += [torch.stack(losses[r]).mean() for r in rollouts]
+    return torch.stack(means).mean()
 
 
 def trained(checkpoint: Path, *batches: Batch, custom: Custom | None = None, **changes: Any) -> list[TrainReport]:
@@ -75,15 +76,19 @@ def trained(checkpoint: Path, *batches: Batch, custom: Custom | None = None, **c
 
 
 @pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
-def test_logprobs_and_loss_are_those_of_whole_unpacked_sequences(checkpoint: Path, max_tokens: int) -> None:
+def test_logprobs_loss_and_gradient_are_those_of_whole_unpacked_sequences(checkpoint: Path, max_tokens: int) -> None:
     batch = episode_batch()
     (report,) = trained(checkpoint, batch, use_rollout_logprobs=True, max_tokens_per_gpu=max_tokens)
-    rows = plain_logprobs(checkpoint, batch, 0.8)
+    model, rows = plain_logprobs(checkpoint, batch, 0.8)
     for scored, logprobs, expected in zip(samples_of(batch), report.logprobs, rows, strict=True):
         mask = torch.tensor(scored.loss_mask, dtype=torch.bool)
         assert (torch.tensor(logprobs) - expected)[mask].abs().max() < 1e-5
         assert not torch.tensor(logprobs)[~mask].any()  # observations have none
-    assert report.loss == pytest.approx(expected_loss(batch, rows), abs=1e-5)
+    loss = expected_loss(batch, rows)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch is untyped
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert report.loss == pytest.approx(loss.item(), abs=1e-5)
+    assert report.grad_norm == pytest.approx(norm.item(), rel=1e-4)
 
 
 def test_the_content_of_observations_is_context(checkpoint: Path) -> None:

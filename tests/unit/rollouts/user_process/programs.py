@@ -94,12 +94,12 @@ async def impatient(ep: Episode) -> None:
 
 async def blocking(ep: Episode) -> None:
     await ep.generate()
-    time.sleep(float(ep.label or 2.0))  # noqa: ASYNC251 (as users' files do)
+    time.sleep(float(str(ep.label or 2.0)))  # noqa: ASYNC251 (as users' files do)
 
 
 async def large(ep: Episode) -> None:
     await ep.generate()
-    ep.metadata["large"] = [{"text": "x" * 100, "place": place} for place in range(int(ep.label or 0))]
+    ep.metadata["large"] = [{"text": "x" * 100, "place": place} for place in range(int(str(ep.label or 0)))]
 
 
 async def importing(ep: Episode) -> None:

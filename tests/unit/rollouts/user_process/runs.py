@@ -89,5 +89,5 @@ def run_processes[T](folder: Path, call: Callable[[UserProcesses, UserEpisodes],
 async def seen(path: Path, timeout_s: float = 20.0) -> None:
     """Wait for a file that another process leaves."""
     async with asyncio.timeout(timeout_s):
-        while not path.exists():
+        while not await asyncio.to_thread(path.exists):  # noqa: ASYNC110 (another process makes it)
             await asyncio.sleep(0.01)

@@ -159,7 +159,7 @@ async def add_rewards(args: Any, found: Any) -> None:
 async def generate_and_rm_group(
     args: Any, group: list[Any], sampling_params: dict[str, Any], evaluation: bool = False
 ) -> list[Any]:
-    """Generate all samples of a group, each with settings of its own."""
+    """Generate all samples of a group, each with a copy of the settings."""
     for sample in group:
         sample.session_id = sample.session_id or str(uuid.uuid4())
     with plainly():

@@ -17,7 +17,7 @@ import httpx
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["get", "get_host_info", "get_rollout_num_engines", "init_http_client", "is_port_available", "post"]
+__all__ = ["client", "get", "get_host_info", "get_rollout_num_engines", "init_http_client", "is_port_available", "post"]
 
 RETRY_AFTER_S = 1.0
 """Seconds between two attempts, as in slime."""
@@ -39,7 +39,7 @@ async def post(url: str, payload: Any, max_retries: int = 60, headers: dict[str,
     address, auth = _split(url)
     for attempt in range(1, max(1, max_retries) + 1):
         try:
-            return _content(await _client().post(address, json=payload or {}, headers=headers, auth=auth))
+            return _content(await client().post(address, json=payload or {}, headers=headers, auth=auth))
         except httpx.HTTPError as error:
             ends_s = time.monotonic() + RETRIES_END_S if ends_s is None else ends_s
             if attempt >= max_retries or time.monotonic() >= ends_s or _is_refused(error):
@@ -52,7 +52,7 @@ async def post(url: str, payload: Any, max_retries: int = 60, headers: dict[str,
 async def get(url: str) -> Any:
     """Return the JSON at ``url``.  Raises httpx.HTTPError."""
     address, auth = _split(url)
-    response = await _client().get(address, auth=auth)
+    response = await client().get(address, auth=auth)
     response.raise_for_status()
     return json.loads(response.content)
 
@@ -60,7 +60,7 @@ async def get(url: str) -> Any:
 def init_http_client(args: Any) -> None:
     """Make the client of the running loop."""
     global _http_client
-    _http_client = _client()
+    _http_client = client()
 
 
 def get_rollout_num_engines(args: Any) -> int:
@@ -96,14 +96,15 @@ def is_port_available(port: int) -> bool:
         return True
 
 
-def _client() -> httpx.AsyncClient:
+def client() -> httpx.AsyncClient:
+    """Return the client of the running loop, which its first call makes."""
     loop = asyncio.get_running_loop()
-    client = _clients.get(loop)
-    if client is None or client.is_closed:
+    found = _clients.get(loop)
+    if found is None or found.is_closed:
         # No limit of time, as in slime: an answer may take an hour.  The episode's own limit ends it.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        client = _clients[loop] = httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
-    return client
+        found = _clients[loop] = httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
+    return found
 
 
 def _content(response: httpx.Response) -> Any:

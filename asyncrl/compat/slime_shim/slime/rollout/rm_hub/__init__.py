@@ -30,7 +30,7 @@ __all__ = [
 
 
 async def async_rm(args: Any, sample: Any, **kwargs: Any) -> Any:
-    """Return the reward of one sample: of its own function, of ``--custom-rm-path``, or of the type of reward."""
+    """Return the reward of one sample: of the sample's function, of ``--custom-rm-path``, or of the type of reward."""
     path = sample.custom_rm_path or args.custom_rm_path
     if path:
         return await load_function(path)(args, sample, **kwargs)

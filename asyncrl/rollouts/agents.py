@@ -1,0 +1,268 @@
+"""Episodes of agents: ``--agent-command`` is started once per episode and reaches the model through the gateway."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import shlex
+import shutil
+import signal
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+import orjson
+import psutil
+
+from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns
+from asyncrl.errors import EpisodeFailed, plainly
+from asyncrl.rollouts.interfaces import EpisodeAddress, Gateway
+from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession, Verdict
+from asyncrl.types import Reward
+
+logger = logging.getLogger(__name__)
+
+_PIPES_S = 2.0
+"""Seconds to read the rest of an agent's output.  A process that left its session may hold the pipes open."""
+_TAIL_BYTES = 32_768
+"""Bytes of the end of an agent's output, and of its errors, that are kept."""
+_TAIL_LINES = 5
+"""Lines of its errors that an error of ours quotes."""
+_LOG_BYTES = 32 << 20
+"""Bytes of the log of all agents, after which it is renamed and begun again."""
+_LIMITS = (EpisodeEnd.MAX_TURNS, EpisodeEnd.CONTEXT_FULL)
+"""Ends that make many agents fail, because the model refuses their next request: these episodes are trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """The settings of agents."""
+
+    command: str
+    timeout_s: float
+    model_name: str
+    log_path: Path
+    """Log of the ends of all agents' outputs."""
+    term_s: float = 5.0
+    """Seconds between SIGTERM and SIGKILL."""
+
+
+class AgentCommand:
+    """An ``EpisodeFn`` that runs a command, and gives it the address and the key of its episode.
+
+    The command's reward, if it writes one to the file that ``ASYNCRL_RESULT`` names, goes before the reward function.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        gateway: Gateway,
+        limits: EpisodeLimits,
+        decode: Callable[[tuple[int, ...]], str],
+    ) -> None:
+        self._settings = settings
+        self._gateway = gateway
+        self._limits = limits
+        self._decode = decode
+        self._words = shlex.split(settings.command)
+        self._log = _AgentLog(settings.log_path)
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+    async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
+        """See ``EpisodeFn``."""
+        session = EpisodeSession(start, turns, self._limits, self._decode)
+        address = self._gateway.open(session)
+        folder = await asyncio.to_thread(_folder_with, start)
+        try:
+            verdict = await self._verdict(session, address, folder)
+        finally:
+            self._gateway.close(address)
+            session.close(EpisodeEnd.CANCELLED)  # the first reason stays
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            return session.outcome(verdict)
+        except ValueError as error:
+            raise EpisodeFailed(f"{start.name}: {error}") from error
+
+    async def _verdict(self, session: EpisodeSession, address: EpisodeAddress, folder: Path) -> Verdict:
+        """Run the agent.  Raises EpisodeFailed."""
+        name = session.start.name
+        environment = {**os.environ, **_environment(self._settings, address, folder)}
+        environment.pop("ANTHROPIC_AUTH_TOKEN", None)  # it would go before the key of the episode
+        agent = _Agent(self._words, environment, self._settings.term_s)
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                code = await agent.run()
+        except TimeoutError as error:
+            line = f"{name}: the agent did not end within {self._settings.timeout_s:g} s (episode-timeout-s)"
+            raise EpisodeFailed(line) from error
+        except OSError as error:
+            raise EpisodeFailed(f"{name}: the agent did not start: {error} (agent-command)") from error
+        finally:
+            await asyncio.to_thread(self._log.note, name, bytes(agent.output), bytes(agent.errors))
+        if code != 0 and session.end not in _LIMITS:
+            raise EpisodeFailed(f"{name}: the agent ended with code {code}: {_last_lines(agent)}")
+        verdict = await asyncio.to_thread(_result, name, folder / "result.json")
+        session.close(session.end or EpisodeEnd.FINISHED)
+        return verdict
+
+
+def _environment(settings: AgentSettings, address: EpisodeAddress, folder: Path) -> dict[str, str]:
+    url = f"http://{address.host}:{address.port}"
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), address.host)))
+    return {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": address.key,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": address.key,
+        "ASYNCRL_MODEL": settings.model_name,
+        "ASYNCRL_EPISODE": str(folder / "episode.json"),
+        "ASYNCRL_RESULT": str(folder / "result.json"),
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+    }
+
+
+def _folder_with(start: EpisodeStart) -> Path:
+    """Make a folder with the task of the episode."""
+    folder = Path(tempfile.mkdtemp(prefix="asyncrl-agent-"))
+    prompt = start.prompt
+    task = {
+        "prompt": prompt.text,
+        "messages": prompt.messages,
+        "label": prompt.label,
+        "metadata": prompt.metadata,
+        "name": start.name,
+        "index": start.index,
+        "seed": start.seed,
+        "evaluation": start.data_set is not None,
+        "data_set": start.data_set,
+    }
+    (folder / "episode.json").write_bytes(orjson.dumps(task, default=str, option=orjson.OPT_NON_STR_KEYS))
+    return folder
+
+
+def _result(name: str, path: Path) -> Verdict:
+    """Return what the agent wrote to ``ASYNCRL_RESULT``.  Raises EpisodeFailed."""
+    if not path.exists():
+        return Verdict()
+    try:
+        found = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise EpisodeFailed(f"{name}: the file of ASYNCRL_RESULT is not JSON: {error}") from error
+    reward = found.get("reward") if isinstance(found, dict) else math.nan
+    metadata = found.get("metadata") or {} if isinstance(found, dict) else {}
+    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+    if not (reward is None or is_number) or not isinstance(metadata, dict):
+        raise EpisodeFailed(
+            f'{name}: the file of ASYNCRL_RESULT must be {{"reward": NUMBER, "metadata": {{...}}}}, got {found!r:.80}'
+        )
+    rewards = {} if reward is None else {0: Reward(value=float(reward))}
+    return Verdict(rewards=rewards, metadata=metadata)
+
+
+class _Agent:
+    """One run of the command, in a new session."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], term_s: float) -> None:
+        self.output = bytearray()
+        self.errors = bytearray()
+        self._words = words
+        self._environment = environment
+        self._term_s = term_s
+
+    async def run(self) -> int:
+        """Run the command to its end and return its exit code.  Cancelling ends all of its processes."""
+        process = await asyncio.create_subprocess_exec(
+            *self._words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=self._environment, start_new_session=True
+        )
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                readers = [
+                    tasks.create_task(_keep_tail(process.stdout, self.output)),
+                    tasks.create_task(_keep_tail(process.stderr, self.errors)),
+                ]
+                try:
+                    code = await process.wait()
+                finally:
+                    await _end_all(process, self._term_s)
+                    await asyncio.wait(readers, timeout=_PIPES_S)
+                    for reader in readers:
+                        reader.cancel()
+        return code
+
+
+async def _keep_tail(stream: asyncio.StreamReader | None, tail: bytearray) -> None:
+    assert stream is not None
+    while piece := await stream.read(_TAIL_BYTES):
+        tail += piece
+        del tail[:-_TAIL_BYTES]
+
+
+async def _end_all(process: Process, term_s: float) -> None:
+    """End the agent and the processes that it started: SIGTERM, then SIGKILL."""
+    if process.returncode is None:
+        strays = await asyncio.to_thread(_children, process.pid)
+        _signal_group(process.pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(term_s):
+                await process.wait()
+        await asyncio.to_thread(_kill, strays)
+    _signal_group(process.pid, signal.SIGKILL)
+    await asyncio.to_thread(_kill_session, process.pid)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _kill_session(session: int) -> None:
+    """Kill the processes of the session that are in another process group."""
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == session:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _last_lines(agent: _Agent) -> str:
+    said = (agent.errors or agent.output).decode(errors="replace").strip().splitlines()
+    return " | ".join(line.strip() for line in said[-_TAIL_LINES:]) or "no output"
+
+
+class _AgentLog:
+    """The log of all agents of a run: the end of each one's output, with a limit for the file."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handler = RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=1, delay=True)
+
+    def note(self, name: str, output: bytes, errors: bytes) -> None:
+        """Append the end of an agent's output.  Safe to call from any thread."""
+        for kind, said in (("stdout", output), ("stderr", errors)):
+            if said:
+                text = f"=== {name} {kind}\n{said.decode(errors='replace').rstrip()}"
+                self._handler.handle(logging.makeLogRecord({"msg": text}))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._handler.close()

@@ -1,0 +1,148 @@
+"""Tool calls in a model's answer.
+
+The formats of Qwen and Hermes, Llama, GLM and Qwen3-Coder are read here.  For every other name the parser of SGLang is
+loaded; that takes 10 seconds of CPU time and imports torch, which a process of user code may do and the rest may not.
+"""
+
+import functools
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model wrote."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """The reason why the call cannot be made, for the model; None for a well-formed call."""
+
+
+type Parser = Callable[[str], list[ToolCall]]
+"""Returns the calls in an answer, in order; none if the answer is final."""
+
+
+def parser_of(name: str, schemas: Sequence[Any] = ()) -> Parser:
+    """Return the parser of a format, by SGLang's name of it.  Blocks while it loads a parser of SGLang.
+
+    ``schemas`` are the tools of the prompt, without which SGLang's own parsers find no call.  Raises ConfigError for an
+    unknown name.
+    """
+    return PARSERS[name] if name in PARSERS else _sglang_parser(name, schemas)
+
+
+def hermes_calls(text: str) -> list[ToolCall]:
+    """Read ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, the format of Qwen and Hermes."""
+    return [_json_call(body) for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL)]
+
+
+def llama_calls(text: str) -> list[ToolCall]:
+    """Read ``{"name": ..., "parameters": {...}}``, behind ``<|python_tag|>`` or alone, several with ``;`` between."""
+    before, tag, rest = text.partition("<|python_tag|>")
+    rest = (rest if tag else before).strip()
+    calls: list[ToolCall] = []
+    while rest.startswith("{"):
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest)
+        except ValueError as error:
+            return [*calls, _wrong(f"the call is not JSON: {error}")] if tag or '"name"' in rest else calls
+        if not tag and not (isinstance(value, dict) and "name" in value):
+            return calls  # an answer that is JSON
+        calls.append(_call_of(value))
+        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+    return calls
+
+
+def glm_calls(text: str) -> list[ToolCall]:
+    """Read ``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>``, the format of GLM."""
+    calls = []
+    for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL):
+        name = body.partition("<arg_key>")[0].strip()
+        pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", body, re.DOTALL)
+        calls.append(ToolCall(name=name, arguments={key.strip(): _value(value) for key, value in pairs}))
+    return calls
+
+
+def coder_calls(text: str) -> list[ToolCall]:
+    """Read ``<function=name><parameter=key>value</parameter>...</function>``, the format of Qwen3-Coder."""
+    calls = []
+    for name, body in re.findall(r"<function=([^>]*)>(.*?)(?:</function>|\Z)", text, re.DOTALL):
+        pairs = re.findall(r"<parameter=([^>]*)>(.*?)</parameter>", body, re.DOTALL)
+        arguments = {key.strip(): _value(value.removeprefix("\n").removesuffix("\n")) for key, value in pairs}
+        calls.append(ToolCall(name=name.strip(), arguments=arguments))
+    return calls
+
+
+PARSERS: Mapping[str, Parser] = {
+    "hermes": hermes_calls,
+    "qwen": hermes_calls,
+    "qwen25": hermes_calls,
+    "llama3": llama_calls,
+    "glm": glm_calls,
+    "glm45": glm_calls,
+    "glm47": glm_calls,
+    "qwen3_coder": coder_calls,
+}
+"""The parsers of this module by SGLang's names of the formats."""
+
+
+def _json_call(body: str) -> ToolCall:
+    try:
+        return _call_of(json.loads(body))
+    except ValueError as error:
+        return _wrong(f"the call is not JSON: {error}")
+
+
+def _call_of(value: Any) -> ToolCall:
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+        return _wrong("a call is a JSON object with 'name' and 'arguments'")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # JSON within JSON, as OpenAI's API has it
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            return ToolCall(name=name, error=f"the arguments are not JSON: {error}")
+    if not isinstance(arguments, dict):
+        return ToolCall(name=name, error="the arguments are not a JSON object")
+    return ToolCall(name=name, arguments=arguments)
+
+
+def _wrong(error: str) -> ToolCall:
+    return ToolCall(name="", error=error)
+
+
+def _value(text: str) -> Any:
+    """Return a value that is written as JSON, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _sglang_parser(name: str, schemas: Sequence[Any]) -> Parser:
+    parser_class, tool_class = _sglang()
+    if name not in parser_class.ToolCallParserEnum:
+        known = ", ".join(sorted({*PARSERS, *parser_class.ToolCallParserEnum}))
+        raise ConfigError(f"there is no parser of tool calls named '{name}'; the names are {known}")
+    parser = parser_class([tool_class(**schema) for schema in schemas], name)
+
+    def calls(text: str) -> list[ToolCall]:
+        return [
+            _call_of({"name": found.name, "arguments": found.parameters}) for found in parser.parse_non_stream(text)[1]
+        ]
+
+    return calls
+
+
+@functools.cache
+def _sglang() -> tuple[Any, Any]:
+    calls = importlib.import_module("sglang.srt.function_call.function_call_parser")
+    protocol = importlib.import_module("sglang.srt.entrypoints.openai.protocol")
+    return calls.FunctionCallParser, protocol.Tool

@@ -1,0 +1,1 @@
+"""Tests of functions of slime's shape as episodes."""

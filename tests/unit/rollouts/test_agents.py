@@ -1,0 +1,159 @@
+"""Agents: a command per episode, its address, its result and its end."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from asyncrl.episodes import EpisodeEnd, EpisodeOutcome
+from asyncrl.errors import EpisodeFailed
+from asyncrl.rollouts.agents import AgentCommand, AgentSettings
+from tests.unit.rollouts.gateway.world import World
+from tests.unit.rollouts.turns import ScriptedTurns, start_of
+
+ASK = """
+import json, os, urllib.request
+task = json.load(open(os.environ["ASYNCRL_EPISODE"]))
+body = {"model": os.environ["ASYNCRL_MODEL"], "messages": [{"role": "user", "content": task["prompt"]}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+)
+answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+REPORT = (
+    'json.dump({"reward": len(answer), "metadata": {"label": task["label"]}}, open(os.environ["ASYNCRL_RESULT"], "w"))'
+)
+
+
+def run(
+    folder: Path, program: str, *, timeout_s: float = 20.0, test: Callable[..., Coroutine[Any, Any, Any]] | None = None
+) -> Any:
+    """Run an agent that consists of a Python program to the end, or ``test`` with it."""
+    (folder / "agent.py").write_text(program)
+
+    async def opened() -> Any:
+        world = World(folder)
+        turns = ScriptedTurns(lambda *_: world.tokenizer.encode("It rains.<|im_end|>"))
+        settings = AgentSettings(
+            command=f"{sys.executable} {folder / 'agent.py'}",
+            timeout_s=timeout_s,
+            model_name="tiny",
+            log_path=folder / "logs" / "agents.log",
+            term_s=0.3,
+        )
+        async with asyncio.timeout(30), world.gateway:
+            agents = AgentCommand(settings, world.gateway, world.limits, world.tokenizer.decode)
+            try:
+                episode = agents(start_of((1, 2), text="What is the weather?"), turns)
+                return await (episode if test is None else test(episode))
+            finally:
+                agents.close()
+
+    return asyncio.run(opened())
+
+
+def test_an_agent_reaches_the_model_and_sets_its_reward(tmp_path: Path) -> None:
+    outcome = run(tmp_path, ASK + REPORT)
+    assert isinstance(outcome, EpisodeOutcome)
+    (made,) = outcome.trajectories
+    assert made.sample.text == "It rains.<|im_end|>"
+    assert made.reward is not None
+    assert (made.reward.value, made.sample.metadata) == (9.0, {"label": "42"})
+    assert outcome.end is EpisodeEnd.FINISHED
+
+
+def test_without_a_result_the_reward_function_is_asked(tmp_path: Path) -> None:
+    outcome = run(tmp_path, ASK + "print(answer)")
+    assert outcome.trajectories[0].reward is None
+    assert "=== e0 stdout\nIt rains.\n" in (tmp_path / "logs" / "agents.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        ("raise SystemExit('no tools here')", "e0: the agent ended with code 1: no tools here"),
+        ("pass", "e0: the episode ended without a call of the model"),
+        (ASK + "open(os.environ['ASYNCRL_RESULT'], 'w').write('x')", "is not JSON"),
+        (ASK + "open(os.environ['ASYNCRL_RESULT'], 'w').write('[]')", 'must be {"reward": NUMBER'),
+        (ASK + "open(os.environ['ASYNCRL_RESULT'], 'w').write('{\"reward\": true}')", 'must be {"reward": NUMBER'),
+    ],
+)
+def test_an_agent_that_fails_says_why_in_one_line(tmp_path: Path, program: str, line: str) -> None:
+    with pytest.raises(EpisodeFailed) as raised:
+        run(tmp_path, program)
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_agent_that_fails_at_a_limit_of_its_episode_is_trained(tmp_path: Path) -> None:
+    program = ASK + "body['messages'][0]['content'] *= 4000\nrequest.data = json.dumps(body).encode()\n"
+    outcome = run(tmp_path, program + "urllib.request.urlopen(request)")
+    assert (outcome.end, len(outcome.trajectories)) == (EpisodeEnd.CONTEXT_FULL, 1)
+
+
+def test_a_slow_agent_is_ended_with_all_of_its_processes(tmp_path: Path) -> None:
+    with pytest.raises(EpisodeFailed, match=r"did not end within 1.5 s \(episode-timeout-s\)"):
+        run(tmp_path, _with_strays(tmp_path), timeout_s=1.5)
+    assert not any(psutil.pid_exists(pid) and _is_alive(pid) for pid in _pids(tmp_path))
+
+
+def test_cancelling_an_episode_ends_its_agent(tmp_path: Path) -> None:
+    async def test(episode: Coroutine[Any, Any, Any]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(episode)
+            while len(_pids(tmp_path)) < 3:  # noqa: ASYNC110 (another process writes them)
+                await asyncio.sleep(0.02)
+            task.cancel()
+
+    run(tmp_path, _with_strays(tmp_path), test=test)
+    assert not any(psutil.pid_exists(pid) and _is_alive(pid) for pid in _pids(tmp_path))
+
+
+def test_a_child_that_outlives_its_agent_is_ended(tmp_path: Path) -> None:
+    run(tmp_path, _with_strays(tmp_path).replace("time.sleep(60)", "") + ASK)
+    assert not any(psutil.pid_exists(pid) and _is_alive(pid) for pid in _pids(tmp_path)[:2])
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    async def started() -> None:
+        world = World(tmp_path)
+        settings = AgentSettings(
+            command="/no/such/agent", timeout_s=5.0, model_name="tiny", log_path=tmp_path / "agents.log"
+        )
+        async with world.gateway:
+            agents = AgentCommand(settings, world.gateway, world.limits, world.tokenizer.decode)
+            with pytest.raises(EpisodeFailed, match=r"the agent did not start: .*/no/such/agent.* \(agent-command\)"):
+                await agents(start_of(), ScriptedTurns(lambda *_: ()))
+
+    asyncio.run(started())
+
+
+def _with_strays(folder: Path) -> str:
+    """A program that ignores SIGTERM, with a child in its group and one in another group."""
+    return f"""
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleep = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+children = [subprocess.Popen([sys.executable, "-c", sleep], process_group=group) for group in (None, 0)]
+with open({str(folder / "pids")!r}, "w") as file:
+    file.write(" ".join(str(pid) for pid in (children[0].pid, children[1].pid, os.getpid())) + "\\n")
+time.sleep(60)
+"""
+
+
+def _pids(folder: Path) -> list[int]:
+    file = folder / "pids"
+    return [int(pid) for pid in file.read_text().split()] if file.exists() and file.read_text().endswith("\n") else []
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

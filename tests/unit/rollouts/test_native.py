@@ -1,0 +1,176 @@
+"""The interface for users who write an episode, run without engines."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from asyncrl.episodes import EpisodeEnd
+from asyncrl.errors import ToolFailed, ToolTimeout
+from asyncrl.rollouts.native import Episode
+from asyncrl.rollouts.testing import Played, play
+from asyncrl.types import Reward
+
+
+async def with_a_calculator(ep: Episode) -> None:
+    for _ in range(ep.max_turns):
+        turn = await ep.generate(stop="</calc>")
+        if "<calc>" not in turn.text:
+            break
+        found = await ep.call(add, turn.text.split("<calc>")[1].removesuffix("</calc>"))
+        ep.observe({"role": "tool", "content": found})
+    ep.reward = float(ep.label in ep.turns[-1].text) if isinstance(ep.label, str) else 0.0
+
+
+def add(text: str) -> str:
+    return str(sum(int(each) for each in text.split("+")))
+
+
+def test_an_episode_with_a_tool() -> None:
+    played = play(with_a_calculator, prompt="2 + 3?", answers=["<calc>2+3</calc>", "It is 5."], label="5")
+    (found,) = played.trajectories
+    between = "<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"
+    assert played.seen == ("2 + 3?", f"2 + 3?<calc>2+3</calc>{between}")
+    assert found.sample.text == f"<calc>2+3</calc>{between}It is 5."
+    assert found.loss_mask == (1,) * 16 + (0,) * len(between) + (1,) * 8
+    assert found.reward == Reward(value=1.0)
+    assert (played.end, played.metrics) == (EpisodeEnd.FINISHED, {"episodes/tool_calls": 1.0})
+
+
+def test_a_tool_that_fails_ends_the_episode_without_training_it() -> None:
+    played = play(with_a_calculator, prompt="?", answers=["<calc>two</calc>"])
+    assert played.end is EpisodeEnd.TOOL_FAILED
+    assert set(played.trajectories[0].loss_mask) == {0}
+    assert played.metrics["episodes/tool_errors"] == 1.0
+
+
+def test_tools_fail_with_named_errors_that_a_function_may_catch() -> None:
+    async def slow() -> None:
+        await asyncio.sleep(60.0)
+
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        with pytest.raises(ToolFailed, match="add: ValueError: invalid literal"):
+            await ep.call(add, "two")
+        with pytest.raises(ToolTimeout, match=r"slow: no result within 0.01 s"):
+            await ep.call(slow, timeout_s=0.01)
+        with pytest.raises(ToolTimeout, match=r"sleep: no result within 0.05 s"):
+            await ep.call(time.sleep, 0.2)
+        ep.reward = 1.0
+
+    assert play(episode, prompt="?", answers=["a"], tool_timeout_s=0.05).end is EpisodeEnd.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("limit", "end"),
+    [({"max_turns": 2}, EpisodeEnd.MAX_TURNS), ({"max_context_len": 12}, EpisodeEnd.CONTEXT_FULL)],
+)
+def test_a_limit_that_leaves_the_function_keeps_its_turns(limit: dict[str, Any], end: EpisodeEnd) -> None:
+    async def endless(ep: Episode) -> None:
+        async with asyncio.TaskGroup() as group:  # the limit arrives in an exception group
+            group.create_task(forever(ep))
+
+    async def forever(ep: Episode) -> None:
+        while True:
+            await ep.generate()
+            ep.observe("xx")
+
+    played = play(endless, prompt="ab", answers=["abc"] * 9, **limit)
+    assert played.end is end
+    assert len(played.trajectories[0].sample.turns) == 2
+
+
+def test_turns_may_have_rewards_or_stay_out_of_the_loss() -> None:
+    async def episode(ep: Episode) -> None:
+        first = await ep.generate()
+        second = await ep.generate()
+        first.is_trained, second.reward = False, 0.25
+        ep.reward = {"right": 1.0, "short": True}
+
+    (found,) = play(episode, prompt="?", answers=["ab", "cde"], reward_key="right").trajectories
+    assert found.loss_mask == (0, 0, 1, 1, 1)
+    assert [turn.reward for turn in found.sample.turns] == [None, 0.25]
+    assert found.reward == Reward(value=1.0, parts={"right": 1.0, "short": True})
+
+
+def test_forks_and_conversations_are_samples_of_their_own() -> None:
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        fork = ep.fork()
+        await ep.generate()
+        await fork.generate()
+        critic = ep.conversation([{"role": "user", "content": "Is it right?"}])
+        await critic.generate()
+        ep.reward, critic.reward = 1.0, 0.5
+
+    played = play(episode, prompt="?", answers=["a", "b", "c", "yes"])
+    texts = [each.sample.text for each in played.trajectories]
+    rewards = [each.reward and each.reward.value for each in played.trajectories]
+    assert texts == ["ab", "ac", "yes"]
+    assert rewards == [1.0, 1.0, 0.5]
+    assert [each.loss_mask for each in played.trajectories] == [(1, 1), (0, 1), (1, 1, 1)]
+    assert played.seen[3] == "<|im_start|>user\nIs it right?<|im_end|>\n<|im_start|>assistant\n"
+    assert played.metrics["episodes/branches/fork"] == 1.0
+
+
+def test_settings_of_one_turn_reach_the_model() -> None:
+    async def episode(ep: Episode) -> None:
+        turn = await ep.generate(max_new_tokens=2, temperature=0.0, json_schema={"type": "object"}, min_p=0.1)
+        assert (turn.text, turn.finish) == ("ab", "length")
+        assert ep.token_ids == (*map(ord, "?ab"),)
+
+    assert play(episode, prompt="?", answers=["abc"]).trajectories[0].reward is None
+
+
+def test_only_changed_metadata_reaches_the_sample() -> None:
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        ep.metadata["steps"].append(2)
+        ep.metadata["more"] = 3
+
+    given = {"steps": [1], "kept": "x", "tools": [{"name": "add"}]}
+    played = play(episode, prompt="?", answers=["a"], metadata=given)
+    assert played.trajectories[0].sample.metadata == {"steps": [1, 2], "more": 3}
+    assert given["steps"] == [1]
+
+
+def test_mistakes_get_one_line() -> None:
+    async def observes_first(ep: Episode) -> None:
+        ep.observe([{"role": "user", "content": "?"}])
+
+    async def returns(ep: Episode) -> float:
+        await ep.generate()
+        return 1.0
+
+    async def asks_nothing(ep: Episode) -> None:
+        ep.reward = 1.0
+
+    async def asks_too_much(ep: Episode) -> None:
+        await ep.generate()
+        await ep.generate()
+
+    with pytest.raises(ValueError, match="chat messages must follow a turn"):
+        play(observes_first, prompt="?", answers=[])
+    with pytest.raises(TypeError, match=r"returns must return None, got a float; set ep\.reward"):
+        play(returns, prompt="?", answers=["a"])
+    with pytest.raises(ValueError, match="the episode ended without a call of the model"):
+        play(asks_nothing, prompt="?", answers=[])
+    with pytest.raises(AssertionError, match="the episode asks for turn 1, and answers has only 1"):
+        play(asks_too_much, prompt="?", answers=["a"])
+
+
+def test_messages_wait_until_the_model_continues() -> None:
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        ep.observe({"role": "tool", "content": "1"})
+        assert ep.token_ids[-1] == ord("\n")
+        ep.observe({"role": "tool", "content": "2"})
+        await ep.generate()
+
+    def text(played: Played) -> str:
+        return played.trajectories[0].sample.text
+
+    found = text(play(episode, prompt="?", answers=["a", "b"]))
+    assert found.count("<|im_start|>assistant") == 1
+    assert "tool\n1<|im_end|>\n<|im_start|>tool\n2" in found

@@ -1,0 +1,173 @@
+"""The sandbox: each limit, on real processes, with every isolation that this machine allows."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from asyncrl.errors import SandboxFailed
+from asyncrl.rollouts.tools.sandbox import Isolation, Sandbox, SandboxResult
+
+ISOLATIONS: tuple[Isolation, ...] = ("root", "user", "limits")
+
+
+@cache
+def works(isolation: Isolation) -> bool:
+    if isolation == "root" and os.geteuid() != 0:
+        return False
+    try:
+        return asyncio.run(sandbox(isolation).python("print(1)")).is_ok
+    except SandboxFailed:
+        return False
+
+
+def sandbox(isolation: Isolation, **limits: Any) -> Sandbox:
+    limits = {"memory_mb": 256, "disk_mb": 4, "max_files": 50, "max_processes": 20} | limits
+    return Sandbox(isolation=isolation, network=isolation == "limits", **limits)
+
+
+@pytest.fixture(params=ISOLATIONS)
+def isolation(request: pytest.FixtureRequest) -> Iterator[Isolation]:
+    if not works(request.param):
+        pytest.skip(f"this machine does not allow the isolation {request.param}")
+    yield request.param
+
+
+@pytest.fixture(params=ISOLATIONS[:2])
+def namespaces(request: pytest.FixtureRequest) -> Iterator[Isolation]:
+    if not works(request.param):
+        pytest.skip(f"this machine does not allow the isolation {request.param}")
+    yield request.param
+
+
+def run(code: str, isolation: Isolation, *, stdin: str = "", **limits: Any) -> SandboxResult:
+    return asyncio.run(sandbox(isolation, **limits).python(code, stdin=stdin))
+
+
+def test_code_reads_its_input_and_its_output_is_the_text(isolation: Isolation) -> None:
+    result = run("import sys; print(sys.stdin.read()[::-1]); print('warned', file=sys.stderr)", isolation, stdin="abc")
+    assert (result.text, result.exit_code, result.is_ok) == ("cba\nwarned", 0, True)
+
+
+def test_shell_command_tells_its_exit_code(isolation: Isolation) -> None:
+    result = asyncio.run(sandbox(isolation).shell("echo hi; exit 3"))
+    assert (result.text, result.exit_code, result.is_ok) == ("hi\n[exit code 3]", 3, False)
+
+
+def test_cpu_time_is_limited(isolation: Isolation) -> None:
+    result = run("while True: pass", isolation, cpu_s=1)
+    assert result.text == "[ended by the limit of CPU time]"
+    assert not result.is_late
+
+
+def test_wall_time_is_limited_for_the_whole_tree(isolation: Isolation) -> None:
+    code = "import os, time\nif os.fork() == 0:\n    os.setsid()\nprint('up', flush=True)\ntime.sleep(1234.5)"
+    began = time.monotonic()
+    result = run(code, isolation, wall_s=1.0)
+    assert result.is_late
+    assert result.text == "up\nup\n[time limit exceeded]"
+    assert time.monotonic() - began < 6
+    assert not sleeping("1234.5")
+
+
+def test_processes_that_are_left_end_with_the_program(isolation: Isolation) -> None:
+    start = "if os.fork() == 0:\n    os.setsid()\n    os.execlp('sleep', 'sleep', '2345.5')"
+    assert run(f"import os, time\n{start}\ntime.sleep(0.2)", isolation).is_ok
+    assert not sleeping("2345.5")
+
+
+def test_cancelled_call_ends_its_processes(isolation: Isolation) -> None:
+    async def cancelled() -> None:
+        box = sandbox(isolation)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(box.shell("sleep 3456.5"))
+            while not sleeping("3456.5"):  # noqa: ASYNC110 - the state of another process
+                await asyncio.sleep(0.02)
+            task.cancel()
+
+    asyncio.run(cancelled())
+    assert not sleeping("3456.5")
+
+
+def test_memory_is_limited(isolation: Isolation) -> None:
+    result = run("x = bytearray(10**9)", isolation)
+    assert "MemoryError" in result.stderr
+    assert result.exit_code == 1
+
+
+def test_one_file_is_limited(isolation: Isolation) -> None:
+    result = run("open('f', 'wb').write(b'x' * 10**7)", isolation)
+    assert "No space left" in result.stderr or "File too large" in result.stderr
+
+
+def test_output_is_cut_and_said(isolation: Isolation) -> None:
+    result = run("print('a' * 10**7)", isolation, max_output=100)
+    assert result.text == "a" * 100 + "\n[output truncated]"
+    assert result.is_ok
+
+
+def test_environment_of_the_run_is_not_seen(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_RUN", "1")
+    result = run(
+        "import os; print('SECRET_OF_THE_RUN' in os.environ, os.environ['MINE'])", isolation, environment={"MINE": "x"}
+    )
+    assert result.stdout == "False x\n"
+
+
+def test_private_directories_are_removed(isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run("open('left', 'w').write('x')", isolation).is_ok
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_number_of_files_is_limited(namespaces: Isolation) -> None:
+    assert "No space left" in run("for i in range(100): open(str(i), 'w')", namespaces).stderr
+
+
+def test_network_is_closed(namespaces: Isolation) -> None:
+    code = "import socket; socket.create_connection(('127.0.0.1', 22), timeout=1)"
+    assert "Network is unreachable" in run(code, namespaces).stderr
+
+
+def test_files_of_the_machine_cannot_be_written(namespaces: Isolation, tmp_path: Path) -> None:
+    assert run(f"open({str(Path.cwd() / 'written')!r}, 'w')", namespaces).exit_code == 1
+    assert "No such file" in run(f"open({str(tmp_path / 'written')!r}, 'w')", namespaces).stderr
+
+
+def test_processes_and_temporary_files_of_others_are_not_seen(namespaces: Isolation) -> None:
+    result = run("import os; print(os.listdir('/tmp'), sum(n.isdigit() for n in os.listdir('/proc')))", namespaces)
+    assert result.stdout == "['work'] 2\n"
+
+
+def test_number_of_processes_is_limited() -> None:
+    if not works("root"):
+        pytest.skip("the kernel exempts root, and counts the processes of other users together")
+    result = run("import os, time\nfor i in range(100):\n    if os.fork() == 0:\n        time.sleep(50)", "root")
+    assert "Resource temporarily unavailable" in result.stderr
+
+
+def test_programs_wait_for_their_turn() -> None:
+    async def overlapping() -> int:
+        box = Sandbox(isolation="limits", network=True, max_running=2)
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(box.shell("date +%s%N; sleep 0.3; date +%s%N")) for _ in range(5)]
+        times = [tuple(map(int, call.result().stdout.split())) for call in calls]
+        return max(sum(start <= moment < stop for start, stop in times) for moment, _ in times)
+
+    assert asyncio.run(overlapping()) == 2
+
+
+def test_program_that_does_not_exist_is_one_clear_line(isolation: Isolation) -> None:
+    with pytest.raises(SandboxFailed, match="could not start the program: No such file or directory"):
+        asyncio.run(sandbox(isolation).run(["no-such-program"]))
+
+
+def sleeping(seconds: str) -> bool:
+    """Return whether a process of a test is still there, by its unlikely argument."""
+    return any(seconds in " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
