@@ -19,8 +19,9 @@ from asyncrl.app.episodes import episode_load, running_episodes
 from asyncrl.app.eval_function import running_eval_function
 from asyncrl.app.evaluation import held_out_sets
 from asyncrl.app.gc_tuning import freeze_startup_objects
+from asyncrl.app.pipeline_settings import budgets, limits, policy, sampling
 from asyncrl.app.rewards import reward_settings
-from asyncrl.config import FailureConfig, RolloutConfig, RunConfig
+from asyncrl.config import RunConfig
 from asyncrl.config.derived import (
     dtype,
     lr_decay_iters,
@@ -48,9 +49,6 @@ from asyncrl.pipeline.sampling.kv_limit import follow_kv
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
-from asyncrl.pipeline.scheduling.admission import Limits
-from asyncrl.pipeline.scheduling.budgets import Budgets
-from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import GroupObserver, RewardFn
 from asyncrl.rewards.resources import RewardResources
@@ -96,20 +94,12 @@ async def run_training(
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
-    serving = ServingWeights(checked.start.weights)
+    serving, logs_folder = ServingWeights(checked.start.weights), run_dir / LOGS_FOLDER
     async with (
-        checked.user_code.running(checked.run.episodes.plugin_processes, run_dir / LOGS_FOLDER) as user_processes,
+        checked.user_code.running(checked.run.episodes.plugin_processes, logs_folder) as user_processes,
         deployed(ray, _deployment(checked, device, run_dir), phase) as running,
         RewardResources(reward_settings(checked.run), checked.reward, user_processes) as rewards,
-        running_episodes(
-            checked.run,
-            checked.model,
-            checked.tokenizer,
-            checked.end_tokens,
-            user_processes,
-            run_dir / LOGS_FOLDER,
-            lambda: serving.now,
-        ) as episodes,
+        running_episodes(checked, user_processes, logs_folder, lambda: serving.now) as episodes,
     ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
         parts = _parts(checked, running, rewards, timeline, serving, episodes)
@@ -117,19 +107,32 @@ async def run_training(
             with plainly():
                 async with asyncio.TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts)
-                    phase("publishing the first weights")
-                    await running.serve(parts.serving.now)
-                    phase("generating the first batch")
-                    watching.append(watchers.create_task(_show(parts.scheduler, gauges), name="gauges"))
-                    if logs is not None:
-                        watching.append(watchers.create_task(logs.run(), name="log-functions"))
-                    freeze_startup_objects()
+                    watching += await _begin(watchers, running, parts, phase, gauges, logs)
                     await train(parts, _plan(checked, run_dir), report)
                     if logs is not None:
                         await logs.finish()
                     for task in watching:
                         task.cancel()
         phase("stopping")
+
+
+async def _begin(
+    watchers: asyncio.TaskGroup,
+    running: Running,
+    parts: Parts,
+    phase: Callable[[str], None],
+    gauges: Callable[[Gauges], None],
+    logs: LogHooks | None,
+) -> list[asyncio.Task[None]]:
+    """Publish the first weights, and start the tasks that run beneath training from then on."""
+    phase("publishing the first weights")
+    await running.serve(parts.serving.now)
+    phase("generating the first batch")
+    started: list[asyncio.Task[None]] = [watchers.create_task(_show(parts.scheduler, gauges), name="gauges")]
+    if logs is not None:
+        started.append(watchers.create_task(logs.run(), name="log-functions"))
+    freeze_startup_objects()
+    return started
 
 
 def _watching(
@@ -234,12 +237,10 @@ def _parts(
     serving: ServingWeights,
     episodes: EpisodeSettings | None,
 ) -> Parts:
-    run, start = checked.run, checked.start
+    run = checked.run
     num_slots = run.rollout.sglang_server_concurrency * run.cluster.num_engines
     slots = Slots(num_slots, episode_load(run, num_slots))
-    engine = RetryingEngine(running.engine, run.failures.max_sample_retries, lambda: serving.now)
-    if start.before is not None:
-        engine.retries, engine.aborts = start.before.retries, start.before.aborts
+    engine = _engine(checked, running, serving)
 
     def sampler(sampling: SamplingParams, reward: RewardFn, tokenizer: TextTokenizer) -> Sampler:
         return Sampler(
@@ -255,10 +256,9 @@ def _parts(
             episodes=episodes,
         )
 
-    hooks = checked.hooks.batch_hooks()
-    source = checked.prompts if isinstance(checked.prompts, UserPrompts) else None
+    hooks, source = checked.hooks.batch_hooks(), checked.prompts if isinstance(checked.prompts, UserPrompts) else None
     observers: list[GroupObserver] = [each for each in (hooks, source) if each is not None]
-    training = sampler(_sampling(checked), checked.reward, checked.tokenizer)
+    training = sampler(sampling(checked.run.rollout, checked.end_tokens), checked.reward, checked.tokenizer)
     return Parts(
         scheduler=_scheduler(checked, training, rewards, slots, serving, timeline, observers),
         evaluator=_evaluator(checked, running, sampler, slots, serving, timeline),
@@ -274,6 +274,13 @@ def _parts(
         source=source,
         gpu_sharing=running.gpu_sharing,
     )
+
+
+def _engine(checked: Checked, running: Running, serving: ServingWeights) -> RetryingEngine:
+    engine = RetryingEngine(running.engine, checked.run.failures.max_sample_retries, lambda: serving.now)
+    if (before := checked.start.before) is not None:
+        engine.retries, engine.aborts = before.retries, before.aborts
+    return engine
 
 
 def _evaluator(
@@ -321,9 +328,9 @@ def _scheduler(
         prompts=checked.prompts,
         sampler=sampler,
         keep=checked.keep,
-        limits=_limits(run.rollout),
-        budgets=_budgets(run.failures),
-        policy=_policy(run.rollout),
+        limits=limits(run.rollout),
+        budgets=budgets(run.failures),
+        policy=policy(run.rollout),
         pick=checked.pick,
         hold=rewards,
         slots=slots,
@@ -344,33 +351,6 @@ def _checkpointer(checked: Checked, running: Running) -> RayCheckpointer | None:
     )
 
 
-def _limits(rollout: RolloutConfig) -> Limits:
-    return Limits(
-        groups_per_step=rollout.rollout_batch_size,
-        group_size=rollout.n_samples_per_prompt,
-        max_staleness=rollout.staleness,
-        num_steps=rollout.num_rollout,
-        over_sampling=rollout.over_sampling_batch_size,
-        buffer_size=rollout.buffer_groups,
-    )
-
-
-def _policy(rollout: RolloutConfig) -> StalenessPolicy:
-    return StalenessPolicy(
-        stale=rollout.stale_policy,
-        partial=rollout.partial_rollout,
-        mask_resumed=rollout.mask_offpolicy_in_partial_rollout,
-    )
-
-
-def _budgets(failures: FailureConfig) -> Budgets:
-    return Budgets(
-        max_failed_groups=failures.max_failed_groups,
-        max_filtered_groups=failures.max_filtered_groups,
-        watchdog_timeout_s=failures.watchdog_timeout_s,
-    )
-
-
 def _plan(checked: Checked, run_dir: Path) -> RunPlan:
     run = checked.run
     return RunPlan(
@@ -384,16 +364,4 @@ def _plan(checked: Checked, run_dir: Path) -> RunPlan:
         first_step=checked.start.step,
         save_interval=run.checkpoint.save_interval,
         save_during_training=run.checkpoint.async_save,
-    )
-
-
-def _sampling(checked: Checked) -> SamplingParams:
-    rollout = checked.run.rollout
-    return SamplingParams(
-        temperature=rollout.rollout_temperature,
-        top_p=rollout.rollout_top_p,
-        top_k=rollout.rollout_top_k,
-        max_new_tokens=rollout.rollout_max_response_len,
-        stop=rollout.rollout_stop,
-        stop_token_ids=(*checked.end_tokens, *rollout.rollout_stop_token_ids),
     )

@@ -49,6 +49,22 @@ class ModelFacts(Protocol):
     def shape(self) -> ModelShape: ...
 
 
+class CheckedRun(Protocol):
+    """The parts of a checked run that its episodes need."""
+
+    @property
+    def run(self) -> RunConfig: ...
+
+    @property
+    def model(self) -> ModelFacts: ...
+
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]: ...
+
+
 def check_episodes(run: RunConfig, user_code: UserCode) -> None:
     """Import the function that generates samples, in its process.  Raises PluginError."""
     path = run.episodes.custom_generate_function_path
@@ -92,24 +108,22 @@ def episode_load(run: RunConfig, num_slots: int) -> EpisodeLoad | None:
 
 @asynccontextmanager
 async def running_episodes(
-    run: RunConfig,
-    model: ModelFacts,
-    tokenizer: TextTokenizer,
-    end_tokens: tuple[int, ...],
+    checked: CheckedRun,
     processes: UserProcesses | None,
     logs: Path,
     weights: Callable[[], Weights],
 ) -> AsyncIterator[EpisodeSettings | None]:
     """Open the gateway, and give the function that the pipeline calls for each place of a group; None without one."""
+    run, shape, tokenizer = checked.run, checked.model.shape, checked.tokenizer
     if not run.episodes.has_episodes:
         yield None
         return
     limits = EpisodeLimits(
-        vocabulary_size=model.shape.vocab_size,
-        max_context_len=max_context_len(run, model.shape),
+        vocabulary_size=shape.vocab_size,
+        max_context_len=max_context_len(run, shape),
         max_turns=run.episodes.max_turns,
     )
-    settings = _gateway_settings(run, model.config, end_tokens, limits.max_context_len)
+    settings = _gateway_settings(run, checked.model.config, checked.end_tokens, limits.max_context_len)
     async with AsyncExitStack() as opened:
         parser = _parser(run)
         if parser is not None:

@@ -51,7 +51,7 @@ _NO_REFERENCE = "must be a plain value, got {}: references such as ${{oc.env:HOM
 _UNUSED = "slime reads this key and does nothing with it; leave it out"
 REFUSED: Mapping[str, str] = {
     "multimodal_keys": "not supported: prompts are text",
-    "custom_generate_function_path": "not supported: every response is a single turn",
+    "custom_generate_function_path": "not supported per set: evaluations run the function of training",
     "skip_special_tokens": "not supported per set: all responses are decoded alike",
     "no_stop_trim": "not supported: the text of a response keeps its stop string; leave it out, or give true",
     "app_service": _UNUSED,

@@ -213,12 +213,8 @@ def _function_sections(functions: Sequence[UserFunction]) -> Iterator[tuple[str,
         list(dict.fromkeys(line for each in functions for line in each.problems)),
     )
     yield (
-        "Imports to change",
-        [f"{each.place}: {each.symbol} is {each.equivalent}" for each in imports if each.equivalent],
-    )
-    yield (
         "Symbols of slime that asyncrl lacks",
-        [f"{each.place}: {each.symbol}" for each in imports if not each.equivalent],
+        [f"{each.place}: {each.symbol}" for each in imports if not each.is_there],
     )
 
 

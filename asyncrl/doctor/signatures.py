@@ -5,13 +5,17 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from asyncrl.errors import PluginError
 from asyncrl.plugins import kinds
+from asyncrl.plugins.episodes import FLAG, shape_of
 from asyncrl.plugins.resolve import signature_problem
 
 _KINDS: Mapping[str, kinds.Kind[Any]] = {
     kind.flag: kind for kind in vars(kinds).values() if isinstance(kind, kinds.Kind)
 }
 """The required signature of the function of each flag."""
+
+GENERATES = FLAG.removeprefix("--")
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -22,10 +26,18 @@ def signature_line(flag: str, tree: ast.Module, name: str) -> str | None:
     function = next((node for node in tree.body if isinstance(node, _Function) and node.name == name), None)
     if function is None:
         return None if name in _bound(tree) else f"has no function '{name}'"
-    if kind is None or function.decorator_list:
+    if function.decorator_list or (kind is None and flag != GENERATES):
         return None
-    problem = signature_problem(_stub(function), kind)
+    problem = _generate_problem(_stub(function)) if kind is None else signature_problem(_stub(function), kind)
     return None if problem is None else f"line {function.lineno}: '{name}' {problem}"
+
+
+def _generate_problem(function: Any) -> str | None:
+    try:
+        shape_of(function)
+    except PluginError as error:
+        return str(error)
+    return None
 
 
 def _bound(tree: ast.Module) -> set[str]:

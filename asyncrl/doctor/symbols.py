@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl import compat
+from asyncrl.compat.episodes.needs import has_symbol
 from asyncrl.doctor.signatures import signature_line
 
 _MOST_FILES = 64
@@ -26,10 +27,9 @@ class Import:
     """File and line."""
 
     @property
-    def equivalent(self) -> str | None:
-        """The same thing in asyncrl, or None."""
-        name = self.symbol.rpartition(".")[2]
-        return compat.OUR_NAMES.get(self.symbol) or (f"asyncrl.compat.{name}" if name in compat.__all__ else None)
+    def is_there(self) -> bool:
+        """Whether ``import slime`` gives it in a run."""
+        return has_symbol(self.symbol)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

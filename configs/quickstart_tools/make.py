@@ -2,7 +2,7 @@
 
     uv run configs/quickstart_tools/make.py
 
-Writes ``train.jsonl``, ``heldout.jsonl`` and ``model/`` into its own folder: 2 MB, in about five minutes.
+Writes ``train.jsonl``, ``heldout.jsonl`` and ``model/`` into its own folder: 1.2 MB, in about eight minutes on a core.
 
 A problem is ``47*83`` or ``47*83+291``.  The arithmetic is beyond this model: after 100,000 problems it answers none of
 them without the calculator, which does one operation per call.  The model first learns how to call the calculator and
@@ -13,6 +13,7 @@ Reinforcement learning has to find out that calls pay.
 import json
 import random
 import string
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def main() -> None:
     write_problems(HERE / "heldout.jsonl", heldout)
     write_problems(HERE / "train.jsonl", train)
     tokenizer = make_tokenizer()
+    torch.set_num_threads(1)  # sums of floats depend on the number of threads, and so would the model
     torch.manual_seed(SEED)
     model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, vocab_size=len(tokenizer), tie_word_embeddings=True))
     pretrain(model, tokenizer, frozenset(heldout))
@@ -179,7 +181,7 @@ def pretrain(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, heldou
     steps = SOUND_STEPS + HABIT_STEPS
     optimiser = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.0)
     rate = LambdaLR(optimiser, lambda step: min((step + 1) / WARMUP_STEPS, 1.05 - step / steps, 1.0))
-    for ids, labels in batches(tokenizer, heldout):
+    for step, (ids, labels) in enumerate(batches(tokenizer, heldout)):
         logits = model(input_ids=ids, use_cache=False).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         optimiser.zero_grad()
@@ -187,6 +189,8 @@ def pretrain(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, heldou
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         rate.step()
+        if step % 100 == 0:
+            sys.stderr.write(f"step {step} of {steps}: loss {loss.item():.2f}\n")
 
 
 def batches(

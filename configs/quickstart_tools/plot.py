@@ -12,8 +12,6 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 320, 50, 50, 34, 40
 ACCURACY, CALLS = "#1f6fb4", "#c4561e"
-ENDS = ("finished", "max_turns", "context_full", "tool_failed", "cancelled", "failed")
-"""The metrics ``episodes/NAME`` that count episodes by their end, since the start of the run."""
 MOST_CALLS = 2.0
 
 Point = tuple[float, float]
@@ -32,14 +30,8 @@ def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[Point]:
 
 
 def calls_per_answer(lines: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """Return calls of the calculator per episode that ended within each step, evaluations included."""
-    points, before = [], 0.0
-    for line in lines:
-        ended = sum(line.get(f"episodes/{end}", 0.0) for end in ENDS)
-        if ended > before and "reward/mean" in line:
-            points.append((line["step"], line.get("episodes/tool_calls", 0.0) / (ended - before)))
-        before = max(before, ended)
-    return points
+    """Return calls of the calculator per answer of each training step: every turn but the last is one call."""
+    return [(line["step"], line["turns/mean"] - 1) for line in lines if "turns/mean" in line]
 
 
 def picture(accuracy: Sequence[Point], calls: Sequence[Point]) -> str:

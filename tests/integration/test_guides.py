@@ -58,3 +58,8 @@ def test_the_asynchronous_command_trains(tmp_path: Path) -> None:
 
 def test_the_colocated_command_trains(tmp_path: Path) -> None:
     check_rows(trained(tmp_path, "colocated", "--tensor-model-parallel-size", "1"), staleness=0)
+
+
+def test_the_multi_turn_command_trains(tmp_path: Path) -> None:
+    outcome = trained(tmp_path, "turns", "--custom-generate-function-path", str(tmp_path / "custom_generate.py"))
+    check_rows(outcome, staleness=0)

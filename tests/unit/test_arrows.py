@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config.areas": {"errors"},
     "config.slime": {"config.areas"},
     "data": LEAVES | CONFIG,
-    "doctor": CONFIG | {"errors", "compat", "plugins", "engines.sglang"},
+    "doctor": CONFIG | {"errors", "compat", "compat.episodes", "plugins", "engines.sglang"},
     "data.streaming": LEAVES | CONFIG | {"data"},
     "engines": LEAVES,
     "engines.cluster": LEAVES

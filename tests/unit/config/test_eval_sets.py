@@ -156,7 +156,7 @@ def test_a_date_is_text_for_the_chat_template(tmp_path: Path) -> None:
         ("{name: a, path: aime.jsonl, stop: ['']}", "sets.yaml: a: stop must not contain an empty string"),
         ("{name: a, path: aime.jsonl, rm_type: numbr}", "sets.yaml: a: rm-type must be one of number, exact"),
         ("{name: a, path: aime.jsonl, metadata_overrides: 3}", "a: metadata_overrides must be a table, got 3"),
-        ("{name: a, path: aime.jsonl, custom_generate_function_path: f}", "every response is a single turn"),
+        ("{name: a, path: aime.jsonl, custom_generate_function_path: f}", "evaluations run the function of training"),
         ("{name: a, path: aime.jsonl, stop: '${oc.env:STOP}'}", "a: stop must be a plain value, got"),
         ("{name: a, path: '${HOME}/aime.jsonl'}", "a: path must be a plain value, got"),
         ("{name: a}", "sets.yaml: every set needs a name and a path, got {'name': 'a'}"),

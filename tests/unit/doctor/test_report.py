@@ -104,8 +104,8 @@ def test_user_functions_are_found_and_their_obstacles_named() -> None:
     by_flag = {function.flag: function for function in report.functions}
     assert by_flag["custom-rm-path"].place == str(plugins / "rewards.py")
     assert not by_flag["custom-rm-path"].problems
-    assert [(each.symbol, each.equivalent) for each in by_flag["custom-rm-path"].imports] == [
-        ("slime.utils.types.Sample", "asyncrl.compat.Sample")
+    assert [(each.symbol, each.is_there) for each in by_flag["custom-rm-path"].imports] == [
+        ("slime.utils.types.Sample", True)
     ]
     assert by_flag["dynamic-sampling-filter-path"].place == "asyncrl.filters.check_reward_nonzero_std"
     assert not by_flag["dynamic-sampling-filter-path"].problems
@@ -113,7 +113,7 @@ def test_user_functions_are_found_and_their_obstacles_named() -> None:
     assert wrong.startswith(f"{plugins / 'picks.py'}: line 4: 'pick' must take (step, waiting, size) or slime's")
     assert [(each.symbol, each.place) for each in by_flag["custom-generate-function-path"].imports] == [
         ("slime.utils.misc", f"{plugins / 'calls.py'}:3"),
-        ("slime.utils.http_utils.post", f"{plugins / 'calls.py'}:4"),
+        ("slime.agent.sandbox.post", f"{plugins / 'calls.py'}:4"),
         ("slime.utils.types.Sample", f"{plugins / 'calls.py'}:5"),
     ]
     assert "rollout-function-path" not in by_flag  # its flag is missing already
@@ -128,8 +128,7 @@ def test_the_report_names_everything_and_the_exit_code_is_1(capsys: pytest.Captu
     for line in (
         "run-async.sh:39: train_async.py with 18 flags",
         "run-async.sh:11: no such file: /root/there/scripts/models/nowhere.sh",
-        "slime.utils.types.Sample is asyncrl.compat.Sample",
-        "calls.py:4: slime.utils.http_utils.post",
+        "calls.py:4: slime.agent.sandbox.post",
         "other machines join a Ray cluster",
         "MASTER_ADDR=10.0.0.1",
     ):

@@ -62,7 +62,7 @@ class HttpClient:
     ) -> None:
         """POST, and pass each event of the streamed answer to ``on_event``; ``idle_s`` is the longest silence.
 
-        The router's policies ``consistent_hashing`` and ``manual`` send requests of one ``routing_key`` to one engine.
+        The router's policy ``manual`` sends requests of one ``routing_key`` to one engine.
         Exceptions of ``on_event`` propagate.  It is never called after this method has ended.
         """
         reader, said = EventReader(), bytearray()

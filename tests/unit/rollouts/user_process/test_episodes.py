@@ -222,7 +222,8 @@ def test_samples_of_slimes_shape_arrive_in_plain_types(tmp_path: Path) -> None:
 def test_nothing_is_left_after_a_run(tmp_path: Path) -> None:
     async def main(_: UserProcesses, run: UserEpisodes) -> list[psutil.Process]:
         await run(start("two_turns"), turns())
-        return psutil.Process().children(recursive=True)
+        children = psutil.Process().children(recursive=True)
+        return [each for each in children if any("user_process" in word for word in each.cmdline())]
 
     left = run_processes(tmp_path, main, number=2)
     assert len(left) == 2

@@ -1,7 +1,7 @@
 """The HTTP calls of ``generation``."""
 
 import slime.utils.misc
-from slime.utils.http_utils import post
+from slime.agent.sandbox import post
 from slime.utils.types import Sample
 
 
