@@ -33,7 +33,7 @@ _MOST_BYTES = 1 << 26
 _LIMITS = ("max-turns is", "maximum context length", "model's context length", "max_turns", "prompt_too_long")
 """Parts of errors that only tell that a limit ended the conversation: its reward counts."""
 _EMPTY = "EmptyModelResponseError"
-"""The error of an answer without text and tool calls, such as one that ends at once: it is the model's, and is trained."""
+"""The error of an answer without text and tool calls, such as one that ends at once.  Its reward counts as well."""
 
 
 def environment(
