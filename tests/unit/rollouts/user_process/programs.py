@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,13 @@ async def stubborn(ep: Episode) -> None:
             return
 
 
+async def persistent(ep: Episode) -> None:
+    mark("persistent")
+    while True:
+        with suppress(EpisodeEnded):
+            await ep.generate()
+
+
 async def impatient(ep: Episode) -> None:
     try:
         async with asyncio.timeout(0.05):
@@ -121,6 +129,7 @@ FUNCTIONS: dict[str, Callable[[Episode], Awaitable[Any]]] = {
         killed,
         slow,
         stubborn,
+        persistent,
         impatient,
         blocking,
         large,

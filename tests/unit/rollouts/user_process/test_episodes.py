@@ -129,6 +129,20 @@ def test_a_function_that_catches_its_cancellation_gets_no_further_turn_and_no_re
     assert len(asked.asked) == 1
 
 
+def test_a_function_that_asks_again_for_ever_does_not_hold_the_process(marks: Path) -> None:
+    waiting = turns(gate=asyncio.Event())
+
+    async def main(processes: UserProcesses, run: UserEpisodes) -> None:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(run(start("persistent"), waiting))
+            await waiting.started.wait()
+            task.cancel()
+        async with asyncio.timeout(20.0):
+            assert isinstance(await run(start("two_turns"), turns()), EpisodeOutcome)
+
+    run_processes(marks, main)
+
+
 def test_a_turn_that_the_function_no_longer_waits_for_is_cancelled(marks: Path) -> None:
     gate = asyncio.Event()
     asked = turns(gate=gate)
