@@ -153,7 +153,7 @@ class Conversation:
         """Append what the model did not write: text as it is, token ids, or chat messages.
 
         Messages end the model's turn and start the next one, as the chat template does.  Raises ValueError before the
-        first turn; the next ``generate`` raises DataError if the template refuses them.  Raises TypeError for anything else.
+        first turn; the next ``generate`` raises DataError if the template refuses them.  Anything else: TypeError.
         """
         if isinstance(seen, Mapping):
             seen = [seen]

@@ -112,9 +112,6 @@ async def stream_turns(
                 left -= turn is not None
 
 
-_EVENTS_OF: "web.RequestKey[Events]" = web.RequestKey("events", object)
-
-
 class Events:
     """A response of server-sent events; begins with the first one, so that an earlier error has a status.
 
@@ -158,6 +155,9 @@ class Events:
         if not self.response.prepared:
             await self.response.prepare(self._request)
         await self.response.write(payload)
+
+
+_EVENTS_OF = web.RequestKey("events", Events)
 
 
 def json_response(body: object, status: int = 200) -> web.Response:

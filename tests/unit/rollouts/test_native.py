@@ -164,7 +164,7 @@ def test_mistakes_get_one_line() -> None:
 def test_token_ids_of_numpy_are_observed() -> None:
     async def episode(ep: Episode) -> None:
         await ep.generate()
-        ep.observe(np.array([ord("x"), ord("y")]))
+        ep.observe(np.array([ord("x"), ord("y")]))  # type: ignore[arg-type]
         await ep.generate()
 
     assert play(episode, prompt="?", answers=["a", "b"]).seen == ("?", "?axy")

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.rollouts.gateway.world import Client, World, run
 
 QUESTION = [{"role": "user", "content": "What is the weather?"}]
-REQUESTS = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "/generate": {"text": "It rains"},
     "/v1/completions": {"prompt": "It rains"},
     "/v1/chat/completions": {"messages": QUESTION},

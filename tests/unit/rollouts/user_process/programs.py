@@ -87,7 +87,7 @@ async def stubborn(ep: Episode) -> None:
 async def persistent(ep: Episode) -> None:
     mark("persistent")
     while True:
-        with suppress(EpisodeEnded):
+        with suppress(EpisodeEnded, asyncio.CancelledError):
             await ep.generate()
 
 
