@@ -110,7 +110,8 @@ class AgentCommand:
             line = f"{name}: the agent did not end within {self._settings.timeout_s:g} s (episode-timeout-s)"
             raise EpisodeFailed(line) from error
         except OSError as error:
-            raise EpisodeFailed(f"{name}: the agent did not start: {error} (agent-command)") from error
+            line = f"{name}: the agent did not start: {self._words[0]}: {error.strerror} (agent-command)"
+            raise EpisodeFailed(line) from error
         finally:
             await asyncio.to_thread(self._log.note, name, bytes(agent.output), bytes(agent.errors))
         if code != 0 and session.end not in _LIMITS:

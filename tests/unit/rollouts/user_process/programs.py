@@ -4,6 +4,7 @@ import asyncio
 import enum
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -49,6 +50,12 @@ async def raising(ep: Episode) -> None:
 
 async def leaving(ep: Episode) -> None:
     raise SystemExit(3)
+
+
+async def dying_with_a_daemon(ep: Episode) -> None:
+    daemon = subprocess.Popen(["sleep", "986"], start_new_session=True)  # noqa: ASYNC220 (as users' files do)
+    (Path(os.environ[MARKS]) / "daemon").write_text(str(daemon.pid))
+    os._exit(7)
 
 
 async def dying(ep: Episode) -> None:
@@ -126,6 +133,7 @@ FUNCTIONS: dict[str, Callable[[Episode], Awaitable[Any]]] = {
         raising,
         leaving,
         dying,
+        dying_with_a_daemon,
         killed,
         slow,
         stubborn,

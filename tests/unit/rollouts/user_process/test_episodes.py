@@ -180,6 +180,16 @@ def test_the_end_of_a_process_costs_its_episodes_and_a_new_one_takes_the_next(
     assert "user-code-0 ended: exit code 7; it is started again" in caplog.text
 
 
+def test_a_daemon_of_a_process_that_died_is_ended(marks: Path) -> None:
+    async def main(_: UserProcesses, run: UserEpisodes) -> None:
+        with pytest.raises(EpisodeFailed, match="exit code 7"):
+            await run(start("dying_with_a_daemon"), turns())
+
+    run_processes(marks, main)
+    pid = int((marks / "daemon").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
 def test_siblings_share_a_process_and_groups_spread_over_all(tmp_path: Path) -> None:
     async def main(processes: UserProcesses, _: UserEpisodes) -> list[int]:
         places = [processes.of(task.group_id, task.prompt) for task in (start("a"), start("a", 1), start("a", group=1))]
