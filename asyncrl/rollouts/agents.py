@@ -270,7 +270,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _kill_family(session: int, mark: bytes) -> None:
-    """Kill the processes of the session, and those that left it, which inherited the environment of the agent."""
+    """Kill the processes of the session, and all others with the environment of the agent."""
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if os.getsid(pid) == session or mark in Path(f"/proc/{pid}/environ").read_bytes():

@@ -130,7 +130,7 @@ class UserCodeProcess:
         self._output.close()
 
     def _family(self) -> list[psutil.Process]:
-        """Return the processes of the session, and those that left it: descendants, or heirs of its environment."""
+        """Return the processes of the session, the descendants that left it, and all others with its environment."""
         family: dict[int, psutil.Process] = {}
         with suppress(psutil.NoSuchProcess):
             leader = psutil.Process(self.pid)

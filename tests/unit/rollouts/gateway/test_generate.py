@@ -369,6 +369,15 @@ def test_the_end_of_an_episode_ends_its_requests(tmp_path: Path) -> None:
     run(test, World(tmp_path))
 
 
+def test_an_address_is_shown_without_its_key(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        address = world.episode(["It rains."]).address
+        assert address.key not in repr(address)
+        assert address.secret not in repr(address)
+
+    run(test, World(tmp_path))
+
+
 def test_keys_are_in_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test(world: World) -> None:
         client = world.episode(lambda *_: SampleFailed("no engine"))
