@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 import tempfile
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
@@ -32,6 +32,8 @@ _TAIL_BYTES = 32_768
 """Bytes of the end of an agent's output, and of its errors, that are kept."""
 _TAIL_LINES = 5
 """Lines of its errors that an error of ours quotes."""
+_RESULT_BYTES = 16 << 20
+"""Bytes of the file of ASYNCRL_RESULT, at most."""
 _LOG_BYTES = 32 << 20
 """Bytes of the log of all agents, after which it is renamed and begun again."""
 _LIMITS = (EpisodeEnd.MAX_TURNS, EpisodeEnd.CONTEXT_FULL)
@@ -78,9 +80,13 @@ class AgentCommand:
     async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
         """See ``EpisodeFn``."""
         session = EpisodeSession(start, turns, self._limits, self._decode)
-        address = self._gateway.open(session)
-        folder = await asyncio.to_thread(_folder_with, start)
         try:
+            folder = _new_folder()
+        except OSError as error:
+            raise EpisodeFailed(f"{start.name}: no folder for the agent's task: {error}") from error
+        address = self._gateway.open(session)
+        try:
+            await asyncio.to_thread(_write_task, start, folder)
             verdict = await self._verdict(session, address, folder)
         finally:
             self._gateway.close(address)
@@ -96,7 +102,7 @@ class AgentCommand:
         name = session.start.name
         environment = {**os.environ, **_environment(self._settings, address, folder)}
         environment.pop("ANTHROPIC_AUTH_TOKEN", None)  # it would go before the key of the episode
-        agent = _Agent(self._words, environment, self._settings.term_s)
+        agent = _Agent(self._words, environment, self._settings.term_s, f"ASYNCRL_EPISODE={folder}".encode())
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 code = await agent.run()
@@ -104,7 +110,8 @@ class AgentCommand:
             line = f"{name}: the agent did not end within {self._settings.timeout_s:g} s (episode-timeout-s)"
             raise EpisodeFailed(line) from error
         except OSError as error:
-            raise EpisodeFailed(f"{name}: the agent did not start: {error} (agent-command)") from error
+            line = f"{name}: the agent did not start: {self._words[0]}: {error.strerror} (agent-command)"
+            raise EpisodeFailed(line) from error
         finally:
             await asyncio.to_thread(self._log.note, name, bytes(agent.output), bytes(agent.errors))
         if code != 0 and session.end not in _LIMITS:
@@ -130,9 +137,13 @@ def _environment(settings: AgentSettings, address: EpisodeAddress, folder: Path)
     }
 
 
-def _folder_with(start: EpisodeStart) -> Path:
-    """Make a folder with the task of the episode."""
-    folder = Path(tempfile.mkdtemp(prefix="asyncrl-agent-"))
+def _new_folder() -> Path:
+    """Make the folder of an episode: on the loop, because a cancelled thread would leave it."""
+    return Path(tempfile.mkdtemp(prefix="asyncrl-agent-"))
+
+
+def _write_task(start: EpisodeStart, folder: Path) -> None:
+    """Write the task of the episode.  Raises EpisodeFailed."""
     prompt = start.prompt
     task = {
         "prompt": prompt.text,
@@ -145,17 +156,21 @@ def _folder_with(start: EpisodeStart) -> Path:
         "evaluation": start.data_set is not None,
         "data_set": start.data_set,
     }
-    (folder / "episode.json").write_bytes(orjson.dumps(task, default=str, option=orjson.OPT_NON_STR_KEYS))
-    return folder
+    try:
+        (folder / "episode.json").write_bytes(orjson.dumps(task, default=str, option=orjson.OPT_NON_STR_KEYS))
+    except (OSError, orjson.JSONEncodeError) as error:
+        raise EpisodeFailed(f"{start.name}: the task cannot be written for the agent: {error}") from error
 
 
 def _result(name: str, path: Path) -> Verdict:
     """Return what the agent wrote to ``ASYNCRL_RESULT``.  Raises EpisodeFailed."""
-    if not path.exists():
-        return Verdict()
     try:
+        if not path.exists():
+            return Verdict()
+        if not path.is_file() or path.stat().st_size > _RESULT_BYTES:  # the model may have made it
+            raise EpisodeFailed(f"{name}: ASYNCRL_RESULT must be a file of at most {_RESULT_BYTES >> 20} MiB")
         found = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
+    except (OSError, orjson.JSONDecodeError) as error:
         raise EpisodeFailed(f"{name}: the file of ASYNCRL_RESULT is not JSON: {error}") from error
     reward = found.get("reward") if isinstance(found, dict) else math.nan
     metadata = found.get("metadata") or {} if isinstance(found, dict) else {}
@@ -171,52 +186,82 @@ def _result(name: str, path: Path) -> Verdict:
 class _Agent:
     """One run of the command, in a new session."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], term_s: float) -> None:
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], term_s: float, mark: bytes) -> None:
+        """``mark`` begins a variable of the environment that no other agent has."""
         self.output = bytearray()
         self.errors = bytearray()
         self._words = words
         self._environment = environment
         self._term_s = term_s
+        self._mark = mark
 
     async def run(self) -> int:
         """Run the command to its end and return its exit code.  Cancelling ends all of its processes."""
-        process = await asyncio.create_subprocess_exec(
-            *self._words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=self._environment, start_new_session=True
-        )
-        with plainly():
+        with plainly(), contextlib.ExitStack() as pipes:
+            output, output_end = await _pipe(pipes)
+            errors, errors_end = await _pipe(pipes)
             async with asyncio.TaskGroup() as tasks:
                 readers = [
-                    tasks.create_task(_keep_tail(process.stdout, self.output)),
-                    tasks.create_task(_keep_tail(process.stderr, self.errors)),
+                    tasks.create_task(_keep_tail(output, self.output)),
+                    tasks.create_task(_keep_tail(errors, self.errors)),
                 ]
                 try:
-                    code = await process.wait()
+                    return await self._run(output_end, errors_end)
                 finally:
-                    await _end_all(process, self._term_s)
                     await asyncio.wait(readers, timeout=_PIPES_S)
                     for reader in readers:
                         reader.cancel()
-        return code
+        raise AssertionError("unreachable")
+
+    async def _run(self, output: int, errors: int) -> int:
+        """Start the command, wait for its end, and end what it left."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._words,
+                stdin=DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=self._environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+            os.close(errors)
+        try:
+            return await process.wait()
+        finally:
+            await _end_all(process, self._term_s, self._mark)
 
 
-async def _keep_tail(stream: asyncio.StreamReader | None, tail: bytearray) -> None:
-    assert stream is not None
+async def _pipe(opened: contextlib.ExitStack) -> tuple[asyncio.StreamReader, int]:
+    """Return both ends of a pipe; the caller closes the second one.
+
+    With ``subprocess.PIPE``, ``Process.wait`` would wait for all processes that hold the pipe, not for the agent alone.
+    """
+    read_end, write_end = os.pipe()
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
+    )
+    opened.callback(transport.close)
+    return reader, write_end
+
+
+async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
     while piece := await stream.read(_TAIL_BYTES):
         tail += piece
         del tail[:-_TAIL_BYTES]
 
 
-async def _end_all(process: Process, term_s: float) -> None:
+async def _end_all(process: Process, term_s: float, mark: bytes) -> None:
     """End the agent and the processes that it started: SIGTERM, then SIGKILL."""
     if process.returncode is None:
-        strays = await asyncio.to_thread(_children, process.pid)
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(term_s):
                 await process.wait()
-        await asyncio.to_thread(_kill, strays)
     _signal_group(process.pid, signal.SIGKILL)
-    await asyncio.to_thread(_kill_session, process.pid)
+    await asyncio.to_thread(_kill_family, process.pid, mark)
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
@@ -224,23 +269,11 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _children(pid: int) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
-    return []
-
-
-def _kill(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-
-
-def _kill_session(session: int) -> None:
-    """Kill the processes of the session that are in another process group."""
+def _kill_family(session: int, mark: bytes) -> None:
+    """Kill the processes of the session, and all others with the environment of the agent."""
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
-            if os.getsid(pid) == session:
+            if os.getsid(pid) == session or mark in Path(f"/proc/{pid}/environ").read_bytes():
                 os.kill(pid, signal.SIGKILL)
 
 

@@ -1,7 +1,7 @@
 """The interfaces between the ways in: the gateway, user code in its process, and the programs that it consists of."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from asyncrl.episodes import EpisodeStart, GeneratedTurn
@@ -15,9 +15,9 @@ class EpisodeAddress:
 
     host: str
     port: int
-    key: str
+    key: str = field(repr=False)
     """Names the episode; clients send it as API key, as user name of the URL, or as ``X-SMG-Routing-Key``."""
-    secret: str
+    secret: str = field(repr=False)
     """The password that belongs to ``key`` in URLs, because some clients send no user name without one."""
 
 

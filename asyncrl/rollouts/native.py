@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
+from operator import index
 from typing import Any
 
 from asyncrl.episodes import EpisodeEnd
@@ -152,7 +153,7 @@ class Conversation:
         """Append what the model did not write: text as it is, token ids, or chat messages.
 
         Messages end the model's turn and start the next one, as the chat template does.  Raises ValueError before the
-        first turn; the next ``generate`` raises DataError if the template refuses them.
+        first turn; the next ``generate`` raises DataError if the template refuses them.  Anything else: TypeError.
         """
         if isinstance(seen, Mapping):
             seen = [seen]
@@ -161,9 +162,9 @@ class Conversation:
         elif any(isinstance(each, Mapping) for each in seen):
             if self._is_at_start_of_turn and not self._messages:
                 raise ValueError("chat messages must follow a turn; start with ep.conversation(messages) instead")
-            self._messages += [each for each in seen if isinstance(each, Mapping)]
+            self._messages += _messages(seen)
         else:
-            self._append([each for each in seen if isinstance(each, int)])
+            self._append(_token_ids(seen))
 
     def fork(self) -> "Conversation":
         """Return another continuation of the same tokens; it shares the reward of this conversation."""
@@ -307,6 +308,22 @@ class Episode(Conversation):
             metrics={name: float(value) for name, value in tools.items() if value},
             metadata=_changed(self.metadata, state.call.start.prompt.metadata),
         )
+
+
+def _messages(seen: Sequence[Any]) -> list[Message]:
+    """Return chat messages.  Raises TypeError."""
+    for each in seen:
+        if not isinstance(each, Mapping):
+            raise TypeError(f"observe takes chat messages that are dicts, got a {type(each).__name__} among them")
+    return list(seen)
+
+
+def _token_ids(seen: Sequence[Any]) -> list[int]:
+    """Return token ids, also those of NumPy.  Raises TypeError."""
+    try:
+        return [index(each) for each in seen]
+    except TypeError as error:
+        raise TypeError(f"observe takes text, token ids or chat messages: {error}") from None
 
 
 async def _result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -97,6 +97,8 @@ class EpisodeSession:
         """
         ids = self._checked(token_ids)
         sampling = self._limited(len(ids), sampling or self.start.sampling)
+        if sampling.stop_token_ids != self.start.sampling.stop_token_ids:
+            self._check_range("stop_token_ids", sampling.stop_token_ids)
         self._num_calls += 1
         asked = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
         with self._on_engines:
@@ -153,12 +155,18 @@ class EpisodeSession:
             ids = ids_of(token_ids)
         except (TypeError, OverflowError) as error:
             raise ValueError(f"token ids must be integers below 2**31: {error}") from error
-        fresh = ids[self.record.num_known(ids) :]
-        size = self.limits.vocabulary_size
-        if fresh and not 0 <= min(fresh) <= max(fresh) < size:
-            outside = next(each for each in fresh if not 0 <= each < size)
-            raise ValueError(f"token ids must be 0 to {size - 1}, got {outside}")
+        self._check_range("token ids", ids[self.record.num_known(ids) :])
         return ids
+
+    def _check_range(self, name: str, ids: Sequence[int]) -> None:
+        """Raise ValueError for ids that the model lacks.
+
+        As token ids they end SGLang's scheduler; so do stop_token_ids, if any request of the batch has min_new_tokens.
+        """
+        size = self.limits.vocabulary_size
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            outside = next(each for each in ids if not 0 <= each < size)
+            raise ValueError(f"{name} must be 0 to {size - 1}, got {outside}")
 
     def _limited(self, num_tokens: int, sampling: SamplingParams) -> SamplingParams:
         """Return the settings with a length that fits behind ``num_tokens``.  Raises EpisodeEnded."""

@@ -32,12 +32,12 @@ class ReturnedTokens:
 
 def returned_tokens(name: str, state: Mapping[str, Any], limits: EpisodeLimits) -> ReturnedTokens:
     """Read the state of a sample.  Raises EpisodeFailed unless prompt, response, mask and log-probs fit together."""
-    given, length = state.get("tokens") or [], int(state.get("response_length") or 0)
+    given, length = _list(name, state, "tokens") or [], _length(name, state)
     if len(given) <= length:
         raise EpisodeFailed(
             f"{name} has {len(given)} tokens, and a response_length of {length}; tokens hold prompt and response"
         )
-    logprobs = state.get("rollout_log_probs")
+    logprobs = _list(name, state, "rollout_log_probs")
     if logprobs is not None and len(logprobs) != length:
         raise EpisodeFailed(f"{name} has {len(logprobs)} rollout_log_probs, its response_length is {length}")
     prompt_length = len(given) - length
@@ -51,6 +51,21 @@ def returned_tokens(name: str, state: Mapping[str, Any], limits: EpisodeLimits) 
         status=status_of(state),
         num_cut=length - kept,
     )
+
+
+def _length(name: str, state: Mapping[str, Any]) -> int:
+    found = state.get("response_length") or 0
+    if not isinstance(found, int) or found < 0:
+        raise EpisodeFailed(f"{name} has a response_length of {found!r:.60}; it is a number of tokens")
+    return found
+
+
+def _list(name: str, state: Mapping[str, Any], key: str) -> Any:
+    """Return the value of ``key``, which is a list or missing.  Raises EpisodeFailed."""
+    found = state.get(key)
+    if not (found is None or isinstance(found, list)):
+        raise EpisodeFailed(f"{name} has {key} of the type {type(found).__name__}; it is a list")
+    return found
 
 
 def _ids(name: str, given: Sequence[Any], vocabulary_size: int) -> TokenIds:
@@ -67,7 +82,7 @@ def _ids(name: str, given: Sequence[Any], vocabulary_size: int) -> TokenIds:
 
 def _mask(name: str, state: Mapping[str, Any], length: int) -> bytes:
     """Return the loss mask: ones without one, zeros for a sample that is removed."""
-    given = state.get("loss_mask")
+    given = _list(name, state, "loss_mask")
     if given is not None and len(given) != length:
         raise EpisodeFailed(f"{name} has a loss_mask of {len(given)} entries, its response_length is {length}")
     try:

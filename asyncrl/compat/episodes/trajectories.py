@@ -73,6 +73,8 @@ def trajectories_of(
     found: list[Trajectory] = []
     for place, state in enumerate(result.samples):
         name = f"{session.start.name}: sample {place}" if result.is_list else f"{session.start.name}: the sample"
+        if not isinstance(state.get("metadata") or {}, Mapping):
+            raise EpisodeFailed(f"{name} has metadata of the type {type(state['metadata']).__name__}; it is a dict")
         reward = None if state.get("reward") is None else reward_of(state["reward"], reward_key)
         if reward is None and status_of(state) is SlimeStatus.ABORTED:
             raise EpisodeFailed(f"{name} has the status aborted and no reward, although nothing aborted it")

@@ -13,7 +13,7 @@ from asyncrl.rollouts.gateway.chats import arguments_of
 from asyncrl.rollouts.gateway.fields import Body, flag, mapping, objects, shown, text
 from asyncrl.rollouts.gateway.openai_chat import chat_request
 from asyncrl.rollouts.gateway.parts import Events, Parts, json_response
-from asyncrl.rollouts.gateway.refusals import RequestRefused, bad
+from asyncrl.rollouts.gateway.refusals import bad
 from asyncrl.types import FinishReason, SamplingParams
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -210,12 +210,7 @@ class _Stream:
 
     async def run(self) -> web.StreamResponse:
         """Stream the answer."""
-        try:
-            await self._turns.stream(self._take)
-        except RequestRefused as refused:
-            if not self._events.has_begun:
-                raise
-            await self._events.send(refused.as_anthropic(), "error")
+        await self._turns.stream(self._take)
         return self._events.response
 
     async def _take(self, number: int, piece: str, answer: ChatAnswer | None) -> None:

@@ -71,6 +71,11 @@ async def generate(parts: Parts, request: web.BaseRequest, body: Body) -> web.St
         if refused.kind != ABORTED:
             raise
         answers = [_aborted(item) for item in items]
+        if (events := Events.begun(request)) is not None:
+            for place, answer in enumerate(answers):
+                await events.send(answer | ({"index": place * items[0].asked.n} if is_list else {}))
+            await events.done()
+            return events.response
     return json_response(answers if is_list else answers[0])
 
 
@@ -104,15 +109,10 @@ async def _streamed(
 
         await stream_turns(item.episode, item.context, item.asked, parts.texts, take)
 
-    try:
-        with plainly():
-            async with asyncio.TaskGroup() as tasks:
-                for place, item in enumerate(items):
-                    tasks.create_task(stream(place, item))
-    except RequestRefused as refused:
-        if not events.has_begun:
-            raise
-        await events.send(refused.as_openai())
+    with plainly():
+        async with asyncio.TaskGroup() as tasks:
+            for place, item in enumerate(items):
+                tasks.create_task(stream(place, item))
     await events.done()
     return events.response
 

@@ -189,7 +189,7 @@ class OpenEpisodes:
         for key, secret in keys:
             episode = self._by_key.get(key)
             if episode is not None:
-                if secret is not None and not secrets.compare_digest(secret, episode.address.secret):
+                if secret is not None and not _is_same(secret, episode.address.secret):
                     raise unknown()
                 return episode
         ended = next((self._over[key] for key, _ in keys if key in self._over), None)
@@ -214,6 +214,10 @@ class OpenEpisodes:
             which = f"fits {len(found)} open episodes" if found else "extends the record of no open episode"
             raise RequestRefused(401, f"the request has no key, and its content {which}; {unknown()}")
         return found[0]
+
+
+def _is_same(given: str, secret: str) -> bool:
+    return secrets.compare_digest(given.encode(), secret.encode())  # texts may have ASCII characters only
 
 
 def _keys(headers: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:

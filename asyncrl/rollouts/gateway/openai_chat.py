@@ -12,7 +12,7 @@ from asyncrl.rollouts.gateway.chat_turns import ChatAnswer, ChatRequest, ChatTur
 from asyncrl.rollouts.gateway.chats import ToolCall, messages_of
 from asyncrl.rollouts.gateway.fields import Body, flag, integer, mapping, objects, shown, text
 from asyncrl.rollouts.gateway.parts import Events, Parts, json_response
-from asyncrl.rollouts.gateway.refusals import RequestRefused, bad
+from asyncrl.rollouts.gateway.refusals import bad
 from asyncrl.rollouts.gateway.sampling import asked_by_openai
 from asyncrl.types import FinishReason, SamplingParams
 
@@ -149,12 +149,7 @@ class _Completion:
                 done.append(answer)
                 await events.send(self._chunk(number, {}, answer))
 
-        try:
-            await turns.stream(take)
-        except RequestRefused as refused:
-            if not events.has_begun:
-                raise
-            await events.send(refused.as_openai())
+        await turns.stream(take)
         if self._with_usage and len(done) == n:
             total = usage(len(turns.chat.context.token_ids), turns.num_cached, done)
             await events.send({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": total})

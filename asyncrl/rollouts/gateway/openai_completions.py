@@ -12,7 +12,7 @@ from asyncrl.rollouts.gateway.contexts import Context
 from asyncrl.rollouts.gateway.fields import Body, flag, integer, mapping, shown, text, token_ids
 from asyncrl.rollouts.gateway.open_episodes import Content
 from asyncrl.rollouts.gateway.parts import Events, Parts, json_response, stream_turns, turns_of
-from asyncrl.rollouts.gateway.refusals import RequestRefused, bad
+from asyncrl.rollouts.gateway.refusals import bad
 from asyncrl.rollouts.gateway.sampling import Asked, asked_by_openai
 
 
@@ -28,12 +28,7 @@ async def completions(parts: Parts, request: web.BaseRequest, body: Body) -> web
         if not flag(body, "stream"):
             return json_response(made.whole(await turns_of(episode, known, asked)))
         events = Events(request)
-        try:
-            await stream_turns(episode, known, asked, parts.texts, made.taking(events))
-        except RequestRefused as refused:
-            if not events.has_begun:
-                raise
-            await events.send(refused.as_openai())
+        await stream_turns(episode, known, asked, parts.texts, made.taking(events))
         await made.end(events)
         return events.response
 

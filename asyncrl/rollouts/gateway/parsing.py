@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from asyncrl.errors import ServerFailed
+from asyncrl.errors import ServerFailed, plainly
 from asyncrl.rollouts.gateway.chats import ParsedAnswer, ToolCall
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,10 @@ class NoParser:
 
 
 class ParserProcess:
-    """An ``AnswerParser`` in a process.  ``async with`` starts and ends it."""
+    """An ``AnswerParser`` in a process.  ``async with`` starts and ends it.
+
+    The end of the process ends the block with ServerFailed: without the parsers every episode would fail.
+    """
 
     def __init__(self, command: Sequence[str], *, tool_call_parser: str | None, reasoning_parser: str | None) -> None:
         """``command`` is followed by the names of both parsers; a missing one is an empty word."""
@@ -69,6 +72,7 @@ class ParserProcess:
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, limit=_MOST_BYTES, start_new_session=True
         )
+        self._stack.enter_context(plainly())
         self._stack.push_async_callback(_end, self._process)
         try:
             tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
@@ -81,8 +85,8 @@ class ParserProcess:
             raise
         return self
 
-    async def __aexit__(self, *failure: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(self, *failure: Any) -> bool | None:
+        return await self._stack.__aexit__(*failure)
 
     async def parse(self, text: str, prompt_end: str, tools: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
         """See ``AnswerParser``.  Raises ServerFailed."""
@@ -118,6 +122,7 @@ class ParserProcess:
         for answer in self._waiting:
             if not answer.done():
                 answer.set_exception(self._failure)
+        raise self._failure
 
 
 async def _end(process: Process) -> None:

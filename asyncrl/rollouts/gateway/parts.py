@@ -16,6 +16,7 @@ from asyncrl.rollouts.gateway.answer_text import AnswerTexts, GrowingText
 from asyncrl.rollouts.gateway.contexts import Context, Encoder
 from asyncrl.rollouts.gateway.open_episodes import OpenEpisode, OpenEpisodes
 from asyncrl.rollouts.gateway.parsing import AnswerParser
+from asyncrl.rollouts.gateway.refusals import RequestRefused
 from asyncrl.rollouts.gateway.sampling import Asked
 from asyncrl.types import Chunk
 
@@ -112,16 +113,34 @@ async def stream_turns(
 
 
 class Events:
-    """A response of server-sent events; begins with the first one, so that an earlier error has a status."""
+    """A response of server-sent events; begins with the first one, so that an earlier error has a status.
+
+    Later errors, such as the end of the episode, pass to the server, which sends them as the last event.
+    """
 
     def __init__(self, request: web.BaseRequest) -> None:
         self._request = request
         self.response = web.StreamResponse(headers=_EVENTS)
+        request[_EVENTS_OF] = self
+
+    @classmethod
+    def begun(cls, request: web.BaseRequest) -> "Events | None":
+        """Return the response of events that has begun for the request; None if there is none."""
+        events = request.get(_EVENTS_OF)
+        return events if events is not None and events.has_begun else None
 
     async def send(self, data: object, event: str | None = None) -> None:
         """Send an event with ``data`` as JSON."""
         head = b"" if event is None else b"event: %b\n" % event.encode()
         await self._write(b"%bdata: %b\n\n" % (head, orjson.dumps(data)))
+
+    async def refuse(self, refused: RequestRefused, *, is_anthropic: bool) -> None:
+        """Send the error that ends the stream."""
+        if is_anthropic:
+            await self.send(refused.as_anthropic(), "error")
+        else:
+            await self.send(refused.as_openai())
+            await self.done()
 
     async def done(self) -> None:
         """Send the mark at the end of OpenAI's and SGLang's streams."""
@@ -136,6 +155,9 @@ class Events:
         if not self.response.prepared:
             await self.response.prepare(self._request)
         await self.response.write(payload)
+
+
+_EVENTS_OF = web.RequestKey("events", Events)
 
 
 def json_response(body: object, status: int = 200) -> web.Response:

@@ -35,6 +35,9 @@ _WITHOUT_EFFECT = frozenset({"spaces_between_special_tokens", "sampling_seed", "
 the same one, draw alike."""
 _GENERATE_NAMES = _READ_HERE | _WITHOUT_EFFECT | _SENT_ON
 
+_MOST_ANSWERS = 1024
+"""Answers of one request, at most: each is a task and an engine call."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -55,7 +58,7 @@ def asked_by_sglang(params: Mapping[str, Any], run: SamplingParams) -> Asked:
         raise bad(f"Unexpected keyword argument '{wrong}'")
     return Asked(
         sampling=_checked(params, run, integer(params, "max_new_tokens", run.max_new_tokens, 0)),
-        n=integer(params, "n", 1, 1),
+        n=_num_answers(params),
         skips_special_tokens=flag(params, "skip_special_tokens", default=True),
         keeps_stop=flag(params, "no_stop_trim"),
     )
@@ -70,10 +73,17 @@ def asked_by_openai(body: Body, run: SamplingParams, *, skips_special_tokens: bo
     params = {**body, "min_new_tokens": body.get("min_tokens"), **_response_format(body)}
     return Asked(
         sampling=_checked(params, run, min(most, run.max_new_tokens)),
-        n=integer(body, "n", 1, 1),
+        n=_num_answers(body),
         skips_special_tokens=flag(body, "skip_special_tokens", default=skips_special_tokens),
         keeps_stop=flag(body, "no_stop_trim"),
     )
+
+
+def _num_answers(params: Mapping[str, Any]) -> int:
+    found = integer(params, "n", 1, 1)
+    if found > _MOST_ANSWERS:
+        raise bad(f"n must be at most {_MOST_ANSWERS}, got {shown(found)}")
+    return found
 
 
 def _checked(params: Mapping[str, Any], run: SamplingParams, max_new_tokens: int) -> SamplingParams:

@@ -21,7 +21,7 @@ from asyncrl.rollouts.gateway.open_episodes import OpenEpisodes
 from asyncrl.rollouts.gateway.openai_chat import chat_completions
 from asyncrl.rollouts.gateway.openai_completions import completions
 from asyncrl.rollouts.gateway.parsing import AnswerParser, NoParser
-from asyncrl.rollouts.gateway.parts import ModelCard, Parts, json_response
+from asyncrl.rollouts.gateway.parts import Events, ModelCard, Parts, json_response
 from asyncrl.rollouts.gateway.refusals import RequestRefused, encoded
 from asyncrl.rollouts.interfaces import EpisodeAddress
 from asyncrl.rollouts.session import EpisodeSession
@@ -50,7 +50,8 @@ class GatewaySettings:
     port: int = 0
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template, which those of a request override."""
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: int = 16 << 20
+    """A million token ids take 8 MiB.  Reading 16 MiB of them stops the controller's loop for 0.5 s."""
 
 
 class HttpGateway:
@@ -178,13 +179,14 @@ class HttpGateway:
             if answer is None:
                 return self._page(request.method, path)
             return await answer(self._parts, request, await _body(request))
-        except RequestRefused as refused:
-            return _refused(refused, is_anthropic=is_anthropic)
+        except RequestRefused as error:
+            refused = error
         except ConnectionError:
             raise asyncio.CancelledError from None  # the client is gone
         except Exception:  # the boundary to programs of others, whose requests may be anything
             logger.exception("a request to %s failed", path)
-            return _refused(RequestRefused(500, "internal error of the gateway"), is_anthropic=is_anthropic)
+            refused = RequestRefused(500, "internal error of the gateway")
+        return await _refused(request, refused, is_anthropic=is_anthropic)
 
     def _page(self, method: str, path: str) -> web.Response:
         if path in ("/health", "/health_generate", ""):
@@ -262,7 +264,14 @@ async def _abort_request(parts: Parts, request: web.BaseRequest, body: Body) -> 
     return web.Response()
 
 
-def _refused(refused: RequestRefused, *, is_anthropic: bool) -> web.Response:
+async def _refused(request: web.BaseRequest, refused: RequestRefused, *, is_anthropic: bool) -> web.StreamResponse:
+    """Answer with the refusal; as the last event, if the response is one of events and has begun."""
+    if (events := Events.begun(request)) is not None:
+        try:
+            await events.refuse(refused, is_anthropic=is_anthropic)
+        except ConnectionError:
+            raise asyncio.CancelledError from None  # the client is gone
+        return events.response
     # Clients of OpenAI and Anthropic repeat requests that end with 5xx, also where that cannot help.
     headers = {"Content-Type": "application/json", "x-should-retry": "false"}
     return web.Response(body=encoded(refused, is_anthropic=is_anthropic), status=refused.status, headers=headers)

@@ -114,8 +114,16 @@ def mount_private(settings: Mapping[str, Any]) -> None:
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     except OSError:  # in a container with a masked /proc; the host's processes must not be seen
         mount("none", "/proc", "tmpfs", MS_NOSUID | MS_NODEV, "size=4k,nr_inodes=4,mode=755")
+    limit_shared_memory(settings["memory_bytes"])
     os.mkdir(WORK)
     os.chmod(WORK, 0o777)
+
+
+def limit_shared_memory(most: int) -> None:
+    """Limit System V's shared memory of the namespace: detached segments count in no limit of a process."""
+    # An unprivileged user may not, before Linux 6.1.
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/shmall", "w", encoding="ascii") as file:
+        file.write(str(most // resource.getpagesize()))
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:

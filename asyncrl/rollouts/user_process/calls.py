@@ -37,6 +37,7 @@ class OpenEpisode:
     ) -> GeneratedTurn:
         """Ask the controller for a turn.  Cancelling it aborts the request."""
         if self._is_closed:
+            await asyncio.sleep(0)  # a function that catches this error and asks again must not hold the loop
             raise EpisodeEnded(f"{self.start.name}: the episode is over", "over")
         ask = next(self._numbers)
         settings = None if sampling is None else _changes(sampling, self.start.sampling)

@@ -81,7 +81,7 @@ class UserEpisodes:
             if isinstance(result, SlimeResult):
                 return self._slime_outcome(session, result)
             return session.outcome(result)
-        except (ValueError, TypeError, KeyError) as error:  # of values that user code made
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:  # of values of user code
             raise EpisodeFailed(f"{session.start.name}: {error}") from error
 
     def _failed(self, session: EpisodeSession, raised: Raised) -> EpisodeFailed:

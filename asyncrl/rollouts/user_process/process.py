@@ -13,6 +13,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 
@@ -24,6 +25,8 @@ from asyncrl.rollouts.user_process.wire import WireBroken, receive_now, send_now
 WORKER = "asyncrl.rollouts.user_process.worker"
 _ROOT = str(Path(__file__).parents[3])
 """The folder that holds the package."""
+_MARK = "ASYNCRL_USER_CODE"
+"""Variable of the environment that tells the processes of one process of user code, also if that is dead."""
 _KILL_S = 5.0
 """Seconds for the kernel to remove killed processes."""
 _MOST_SHOWN = 300
@@ -43,6 +46,8 @@ class UserCodeProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (``kill`` closes it)
         path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
         number = str(others_end.fileno())
+        mark = uuid4().hex
+        self._mark = f"{_MARK}={mark}".encode()
         try:
             # -P: a user's random.py in the working directory must not replace the standard library's before it starts.
             self._process = subprocess.Popen(
@@ -51,7 +56,7 @@ class UserCodeProcess:
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(others_end.fileno(),),
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, "PYTHONPATH": path, _MARK: mark},
                 start_new_session=True,
             )
         except OSError as error:
@@ -125,14 +130,14 @@ class UserCodeProcess:
         self._output.close()
 
     def _family(self) -> list[psutil.Process]:
-        """Return the processes of the session, and the descendants that left it."""
+        """Return the processes of the session, the descendants that left it, and all others with its environment."""
         family: dict[int, psutil.Process] = {}
         with suppress(psutil.NoSuchProcess):
             leader = psutil.Process(self.pid)
             family = {each.pid: each for each in (leader, *leader.children(recursive=True))}
         for pid in psutil.pids():  # psutil.process_iter() would take 30 times as long, holding the interpreter
-            with suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
-                if os.getsid(pid) == self.pid:
+            with suppress(OSError, psutil.NoSuchProcess):
+                if os.getsid(pid) == self.pid or self._mark in Path(f"/proc/{pid}/environ").read_bytes():
                     family[pid] = psutil.Process(pid)
         return list(family.values())
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,12 @@ REPORT = (
 
 
 def run(
-    folder: Path, program: str, *, timeout_s: float = 20.0, test: Callable[..., Coroutine[Any, Any, Any]] | None = None
+    folder: Path,
+    program: str,
+    *,
+    timeout_s: float = 20.0,
+    test: Callable[..., Coroutine[Any, Any, Any]] | None = None,
+    label: Any = "42",
 ) -> Any:
     """Run an agent that consists of a Python program to the end, or ``test`` with it."""
     (folder / "agent.py").write_text(program)
@@ -50,7 +57,8 @@ def run(
         async with asyncio.timeout(30), world.gateway:
             agents = AgentCommand(settings, world.gateway, world.limits, world.tokenizer.decode)
             try:
-                episode = agents(start_of((1, 2), text="What is the weather?"), turns)
+                start = start_of((1, 2), text="What is the weather?")
+                episode = agents(replace(start, prompt=replace(start.prompt, label=label)), turns)
                 return await (episode if test is None else test(episode))
             finally:
                 agents.close()
@@ -118,6 +126,38 @@ def test_cancelling_an_episode_ends_its_agent(tmp_path: Path) -> None:
 def test_a_child_that_outlives_its_agent_is_ended(tmp_path: Path) -> None:
     run(tmp_path, _with_strays(tmp_path).replace("time.sleep(60)", "") + ASK)
     assert not any(psutil.pid_exists(pid) and _is_alive(pid) for pid in _pids(tmp_path)[:2])
+
+
+def test_a_child_that_left_the_session_of_its_agent_is_ended(tmp_path: Path) -> None:
+    daemon = "import subprocess; child = subprocess.Popen(['sleep', '987'], start_new_session=True)\n"
+    save = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+    run(tmp_path, daemon + save + ASK)
+    pid = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "os.mkdir(os.environ['ASYNCRL_RESULT'])",
+        "os.mkfifo(os.environ['ASYNCRL_RESULT'])",
+        "os.symlink('/dev/zero', os.environ['ASYNCRL_RESULT'])",
+        "os.truncate(os.open(os.environ['ASYNCRL_RESULT'], os.O_RDWR | os.O_CREAT), 1 << 34)",
+    ],
+)
+def test_a_result_that_is_no_small_file_costs_the_episode(tmp_path: Path, make: str) -> None:
+    with pytest.raises(EpisodeFailed, match="ASYNCRL_RESULT must be a file of at most 16 MiB"):
+        run(tmp_path, ASK + make)
+
+
+def test_a_task_that_is_no_json_costs_the_episode_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with pytest.raises(EpisodeFailed, match="e0: the task cannot be written for the agent: "):
+        run(tmp_path, ASK, label=2**70)
+    assert not [*(tmp_path / "temporary").iterdir()]
 
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:

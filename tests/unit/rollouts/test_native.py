@@ -4,6 +4,7 @@ import asyncio
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.episodes import EpisodeEnd
@@ -158,6 +159,25 @@ def test_mistakes_get_one_line() -> None:
         play(asks_nothing, prompt="?", answers=[])
     with pytest.raises(AssertionError, match="the episode asks for turn 1, and answers has only 1"):
         play(asks_too_much, prompt="?", answers=["a"])
+
+
+def test_token_ids_of_numpy_are_observed() -> None:
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        ep.observe(np.array([ord("x"), ord("y")]))  # type: ignore[arg-type]
+        await ep.generate()
+
+    assert play(episode, prompt="?", answers=["a", "b"]).seen == ("?", "?axy")
+
+
+@pytest.mark.parametrize("seen", [["some", "lines"], [1.5], [{"role": "tool", "content": "1"}, "2"], [None]])
+def test_values_that_cannot_be_observed_are_refused(seen: Any) -> None:
+    async def episode(ep: Episode) -> None:
+        await ep.generate()
+        ep.observe(seen)
+
+    with pytest.raises(TypeError, match="observe takes"):
+        play(episode, prompt="?", answers=["a"])
 
 
 def test_messages_wait_until_the_model_continues() -> None:

@@ -39,7 +39,8 @@ def start_of(
 class ScriptedTurns:
     """``EpisodeTurns`` that answer from a script, in pieces of ``chunk`` tokens, and note what they were asked.
 
-    ``script`` maps the number of a call to its tokens or to an error.  A call waits for ``gate``, if there is one.
+    ``script`` maps the number of a call to its tokens or to an error.  A call waits for ``gate``, if there is one, and
+    behind each of its pieces for ``late``.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ScriptedTurns:
         finish: FinishReason = FinishReason.STOP,
         chunk: int = 3,
         gate: asyncio.Event | None = None,
+        late: asyncio.Event | None = None,
     ) -> None:
         self.asked: list[tuple[tuple[int, ...], SamplingParams]] = []
         self.num_cancelled = 0
@@ -58,6 +60,7 @@ class ScriptedTurns:
         self._finish = finish
         self._chunk = chunk
         self._gate = gate
+        self._late = late
 
     @property
     def weights(self) -> Weights:
@@ -90,5 +93,5 @@ class ScriptedTurns:
             stop = place + self._chunk
             if on_chunk is not None:
                 on_chunk(Chunk(token_ids=turn.token_ids[place:stop], logprobs=turn.logprobs[place:stop], version=3))
-            await asyncio.sleep(0)
+            await (asyncio.sleep(0) if self._late is None else self._late.wait())
         return turn

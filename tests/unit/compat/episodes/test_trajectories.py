@@ -226,6 +226,10 @@ def test_the_status_decides_how_the_sample_ended(status: str, finish: FinishReas
         (state(FIRST, loss_mask=[1]), "e0: the sample has a loss_mask of 1 entries, its response_length is 5"),
         (state(FIRST, loss_mask=[1, 2, 1, 1, 1]), "a loss_mask with other entries than 0 and 1"),
         (state(FIRST, rollout_log_probs=[0.0]), "has 1 rollout_log_probs, its response_length is 5"),
+        (state(FIRST, response_length=-2), "has a response_length of -2; it is a number of tokens"),
+        (state(FIRST, response_length=math.inf), "has a response_length of inf; it is a number of tokens"),
+        (state(FIRST, loss_mask=1), "has loss_mask of the type int; it is a list"),
+        (state(FIRST, metadata=["x"]), "has metadata of the type list; it is a dict"),
         (state((10, 64)), "has the token 64; token ids are 0 to 63"),
         (state(("a",)), "has tokens that are no token ids"),  # type: ignore[arg-type]
         (state(FIRST, status="aborted", reward=None), "has the status aborted and no reward"),

@@ -109,6 +109,11 @@ def test_without_settings_the_run_s_apply(tmp_path: Path) -> None:
         ({"input_ids": [5], "sampling_params": {"top_p": 0}}, "top_p must be in (0, 1], got 0."),
         ({"input_ids": [5], "sampling_params": {"min_new_tokens": 99}}, "min_new_tokens must be in [0, max_new_tokens"),
         ({"input_ids": [5], "sampling_params": {"stop": 5}}, "stop must be a text or a list of texts, got 5"),
+        ({"input_ids": [5], "sampling_params": {"n": 2000}}, "n must be at most 1024, got 2000"),
+        (
+            {"input_ids": [5], "sampling_params": {"stop_token_ids": [5, 1000]}},
+            "stop_token_ids must be 0 to 999, got 1000",
+        ),
         ({"input_ids": []}, "must not be empty"),
         ({}, "Either text, input_ids or input_embeds should be provided."),
         ({"input_ids": [5, 1000]}, "token ids must be 0 to 999, got 1000"),
@@ -308,6 +313,7 @@ def test_a_key_is_accepted_in_each_place(tmp_path: Path) -> None:
         assert await _asked(client, {"X-SMG-Routing-Key": address.key}) == 200
         assert await _asked(client, _basic(address.key, address.secret)) == 200
         assert await _asked(client, _basic(address.key, "wrong")) == 401
+        assert await _asked(client, _basic(address.key, "wröng")) == 401
         assert await _asked(client, {"Authorization": "Bearer wrong"}) == 401
         assert await _asked(client, {"Authorization": "Basic wrong"}) == 401
         assert await _asked(client, {}) == 401
@@ -359,6 +365,15 @@ def test_the_end_of_an_episode_ends_its_requests(tmp_path: Path) -> None:
         status, body = await client.post("/generate", {"input_ids": [5]})
         assert (status, body["error"]["message"]) == (410, line)
         assert client.turns.num_cancelled == 1
+
+    run(test, World(tmp_path))
+
+
+def test_an_address_is_shown_without_its_key(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        address = world.episode(["It rains."]).address
+        assert address.key not in repr(address)
+        assert address.secret not in repr(address)
 
     run(test, World(tmp_path))
 

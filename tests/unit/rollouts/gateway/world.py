@@ -51,6 +51,7 @@ class World:
         name: str = "e0",
         sampling: SamplingParams = SAMPLING,
         gate: asyncio.Event | None = None,
+        late: asyncio.Event | None = None,
         finish: FinishReason = FinishReason.STOP,
     ) -> "Client":
         """Open an episode."""
@@ -60,7 +61,7 @@ class World:
             answer = script(call, decode(token_ids), asked) if callable(script) else script[call]
             return answer if isinstance(answer, Exception) else encode(answer)
 
-        turns = ScriptedTurns(tokens, gate=gate, finish=finish)
+        turns = ScriptedTurns(tokens, gate=gate, late=late, finish=finish)
         start = start_of(encode(prompt) if prompt else (1,), text=prompt, name=name, sampling=sampling)
         session = EpisodeSession(start, turns, self.limits, decode)
         return Client(self, session, turns, self.gateway.open(session))

@@ -126,6 +126,17 @@ def test_private_directories_are_removed(isolation: Isolation, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
+def test_shared_memory_is_limited(namespaces: Isolation) -> None:
+    if namespaces != "root":
+        pytest.skip("an unprivileged user may not set the limit before Linux 6.1")
+    program = """
+import ctypes
+libc = ctypes.CDLL(None)
+print(sum(libc.shmget(0, 16 << 20, 0o1600) >= 0 for _ in range(40)) * 16)
+"""
+    assert 128 <= int(run(program, namespaces).stdout) <= 256
+
+
 def test_number_of_files_is_limited(namespaces: Isolation) -> None:
     assert "No space left" in run("for i in range(100): open(str(i), 'w')", namespaces).stderr
 

@@ -4,8 +4,10 @@ import asyncio
 import enum
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,12 @@ async def leaving(ep: Episode) -> None:
     raise SystemExit(3)
 
 
+async def dying_with_a_daemon(ep: Episode) -> None:
+    daemon = subprocess.Popen(["sleep", "986"], start_new_session=True)  # noqa: ASYNC220 (as users' files do)
+    (Path(os.environ[MARKS]) / "daemon").write_text(str(daemon.pid))
+    os._exit(7)
+
+
 async def dying(ep: Episode) -> None:
     os._exit(7)
 
@@ -81,6 +89,13 @@ async def stubborn(ep: Episode) -> None:
                 mark(f"refused-{error.reason}")
             mark("cancelled")
             return
+
+
+async def persistent(ep: Episode) -> None:
+    mark("persistent")
+    while True:
+        with suppress(EpisodeEnded, asyncio.CancelledError):
+            await ep.generate()
 
 
 async def impatient(ep: Episode) -> None:
@@ -118,9 +133,11 @@ FUNCTIONS: dict[str, Callable[[Episode], Awaitable[Any]]] = {
         raising,
         leaving,
         dying,
+        dying_with_a_daemon,
         killed,
         slow,
         stubborn,
+        persistent,
         impatient,
         blocking,
         large,

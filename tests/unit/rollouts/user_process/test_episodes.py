@@ -129,6 +129,20 @@ def test_a_function_that_catches_its_cancellation_gets_no_further_turn_and_no_re
     assert len(asked.asked) == 1
 
 
+def test_a_function_that_asks_again_for_ever_does_not_hold_the_process(marks: Path) -> None:
+    waiting = turns(gate=asyncio.Event())
+
+    async def main(processes: UserProcesses, run: UserEpisodes) -> None:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(run(start("persistent"), waiting))
+            await waiting.started.wait()
+            task.cancel()
+        async with asyncio.timeout(20.0):
+            assert isinstance(await run(start("two_turns"), turns()), EpisodeOutcome)
+
+    run_processes(marks, main)
+
+
 def test_a_turn_that_the_function_no_longer_waits_for_is_cancelled(marks: Path) -> None:
     gate = asyncio.Event()
     asked = turns(gate=gate)
@@ -164,6 +178,16 @@ def test_the_end_of_a_process_costs_its_episodes_and_a_new_one_takes_the_next(
     assert lines[1] == "g0.0: the process of its function ended: exit code 7"
     assert "signal 9, Killed" in lines[2]
     assert "user-code-0 ended: exit code 7; it is started again" in caplog.text
+
+
+def test_a_daemon_of_a_process_that_died_is_ended(marks: Path) -> None:
+    async def main(_: UserProcesses, run: UserEpisodes) -> None:
+        with pytest.raises(EpisodeFailed, match="exit code 7"):
+            await run(start("dying_with_a_daemon"), turns())
+
+    run_processes(marks, main)
+    pid = int((marks / "daemon").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_siblings_share_a_process_and_groups_spread_over_all(tmp_path: Path) -> None:
