@@ -1,5 +1,6 @@
 """slime's train data: the dictionary of columns that a user's conversion returns, read into a batch."""
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import Any
 from asyncrl.compat.slime_views import carry_view
 from asyncrl.errors import HookFailed
 from asyncrl.hooks.changes import masked, name_of_sample, number, with_samples
-from asyncrl.types import Batch, FinishReason, ScoredGroup, ScoredSample
+from asyncrl.types import Batch, FinishReason, Floats, Sample, ScoredGroup, ScoredSample
 
 READ = ("rewards", "raw_reward", "loss_masks", "rollout_log_probs", "truncated")
 """Columns that change the batch."""
@@ -96,9 +97,7 @@ def _with_sample(scored: ScoredSample, row: Mapping[str, Any], name: str) -> Sco
     """Return the sample with other log-probs and another finish reason, if the row has some."""
     old = new = scored.sample
     if "rollout_log_probs" in row:
-        logprobs = array("f", [number(each, f"a log-prob of {name}") for each in _plain(row["rollout_log_probs"])])
-        if len(logprobs) != len(old.token_ids):
-            raise HookFailed(f"{name} has {len(old.token_ids)} response tokens, got {len(logprobs)} rollout_log_probs")
+        logprobs = _logprobs(old, _plain(row["rollout_log_probs"]), name)
         new = new if logprobs == old.logprobs else replace(new, logprobs=logprobs)
     if "truncated" in row and bool(row["truncated"]) != (old.finish is FinishReason.LENGTH):
         new = replace(new, finish=FinishReason.LENGTH if row["truncated"] else FinishReason.STOP)
@@ -106,6 +105,22 @@ def _with_sample(scored: ScoredSample, row: Mapping[str, Any], name: str) -> Sco
         return scored
     carry_view(old, new)
     return replace(scored, sample=new)
+
+
+def _logprobs(sample: Sample, given: Sequence[Any], name: str) -> Floats:
+    """Return the column's log-probs of a sample, NaN only where they are unknown already.  Raises HookFailed."""
+    if len(given) != len(sample.token_ids):
+        raise HookFailed(f"{name} has {len(sample.token_ids)} response tokens, got {len(given)} rollout_log_probs")
+    pairs = zip(given, sample.logprobs, strict=True)
+    return array(
+        "f",
+        [
+            old
+            if math.isnan(old) and isinstance(new, float) and math.isnan(new)
+            else number(new, f"a log-prob of {name}")
+            for new, old in pairs
+        ],
+    )
 
 
 def _plain(values: Any) -> list[Any]:

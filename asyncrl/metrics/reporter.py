@@ -195,13 +195,13 @@ def _episodes(facts: StepFacts) -> dict[str, float | int]:
     if stats is None:
         return {}
     numbers: dict[str, float | int] = {
+        **stats.sums,  # first, because user code names its metrics and must not replace the others
         "tokens/observed": tokens.observed,
         "tokens/trained_copies": tokens.trained_copies,
         "episodes/open": facts.scheduler.episodes_open or 0,
         **{f"episodes/{end}": count for end, count in stats.ended.items()},
         "episodes/tool_s": stats.tool_s,
         "episodes/engine_s": stats.engine_s,
-        **stats.sums,
     }
     if stats.tool_s + stats.engine_s > 0:
         numbers["episodes/tool_share"] = stats.tool_s / (stats.tool_s + stats.engine_s)

@@ -145,10 +145,10 @@ class OpenEpisode:
         ``count`` is called with the number of tokens of each chunk, and returns False if their group is gone.
         """
         self._count = count
+        for call in self._calls:  # also of an ended episode, whose group may have been interrupted after its end
+            call.resumed_at = call.partial.num_tokens
         if self.result is not None:
             return
-        for call in self._calls:
-            call.resumed_at = call.partial.num_tokens
         self._since = loop_time()
         self._may_generate.set()
         self._time_limit = asyncio.get_running_loop().call_later(self._time_left_s, self._run_out_of_time)

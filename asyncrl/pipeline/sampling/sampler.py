@@ -9,7 +9,7 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine, ended
-from asyncrl.pipeline.sampling.scoring import score, score_group, time_limit
+from asyncrl.pipeline.sampling.scoring import reward_set_inside, score, score_group, time_limit
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.protocols import GroupRewardFn, RewardFn, Tokenizer
 from asyncrl.types import (
@@ -161,7 +161,7 @@ class Sampler:
 
         Raises RewardFailed.
         """
-        reward = trajectory.reward
+        reward = reward_set_inside(prompt, trajectory)
         if reward is None:
             reward = await score(self._reward, prompt, trajectory.sample, self._reward_timeout_s)
         return _of_trajectory(trajectory, reward)
@@ -178,7 +178,10 @@ class Sampler:
     async def score_trajectories(self, prompt: Prompt, made: Sequence[Trajectory]) -> list[ScoredSample]:
         """Return ``score_trajectory`` of every sample of a group, from one call of the reward.  Raises RewardFailed."""
         rewards = await self._rewards_of(prompt, [each.sample for each in made])
-        return [_of_trajectory(each, each.reward or reward) for each, reward in zip(made, rewards, strict=True)]
+        return [
+            _of_trajectory(each, reward_set_inside(prompt, each) or reward)
+            for each, reward in zip(made, rewards, strict=True)
+        ]
 
     async def _rewards_of(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Reward]:
         if self._group_reward is None:

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from asyncrl.episodes import Trajectory
 from asyncrl.errors import FilterFailed, RewardFailed
 from asyncrl.event_loop import is_cancelled
 from asyncrl.protocols import GroupRewardFn, HasDeadlines, KeepFn, RewardFn
@@ -61,6 +62,15 @@ def _checked(who: str, value: Any) -> Reward:
     if isinstance(number, numbers.Real) and math.isfinite(number):
         return Reward(value=float(number), parts=parts)
     raise RewardFailed(f"{who}: a reward must be one finite number, got {number!r}")
+
+
+def reward_set_inside(prompt: Prompt, made: Trajectory) -> Reward | None:
+    """Return the reward that an episode set, or None.  Raises RewardFailed for a number that is not finite."""
+    who = f"row {prompt.row}, sample {made.sample.index}"
+    for turn in made.sample.turns:
+        if turn.reward is not None:
+            _checked(f"{who}, turn {turn.call}", turn.reward)
+    return None if made.reward is None else _checked(who, made.reward)
 
 
 def verdict(keep: KeepFn, group: ScoredGroup) -> str | None:

@@ -92,14 +92,17 @@ async def complete_episodes(
     ended = sorted(chain.from_iterable(group.trajectories.values()), key=lambda each: each.sample.index)
     if len(group.scored) < len(ended):
         group.scored = {each.sample.index: each for each in await sampler.score_trajectories(group.prompt, ended)}
-    scored_samples = (group.scored[each.sample.index] for each in ended)
+    return _scored_group(group, [group.scored[each.sample.index] for each in ended], mask_resumed=mask_resumed)
+
+
+def _scored_group(group: EpisodeGroup, samples: Sequence[ScoredSample], *, mask_resumed: bool) -> ScoredGroup:
     if mask_resumed and group.num_interruptions:
-        scored_samples = (_masked_before_resumption(each, group) for each in scored_samples)
+        samples = [_masked_before_resumption(each, group) for each in samples]
     return ScoredGroup(
         group_id=group.group_id,
         prompt=group.prompt,
         dispatched=group.dispatched,
-        samples=tuple(scored_samples),
+        samples=tuple(samples),
         num_generated=group.num_tokens,
     )
 

@@ -154,7 +154,8 @@ class GroupBuffer:
     def _mask(self, group_id: GroupId, step: int) -> bool:
         """Mask the group's tokens that are too old at ``step``; return whether it can still be trained.
 
-        A group can be trained if a token is left in its loss, or if it never had any token.
+        A group can be trained if a token is left in its loss, or if none was in it because it has no tokens, or because
+        its episodes left them out.  Its prompt would only give such a group again, without end.
         """
         waiting, first = self._waiting[group_id], step - self._limits.max_staleness
         group = masked_before(waiting.group, first)
@@ -162,7 +163,13 @@ class GroupBuffer:
         if trained_from is not None and trained_from < first:
             raise AssertionError(f"group {group_id}: tokens of step {trained_from} in the loss, {first} is the oldest")
         self._waiting[group_id] = replace(waiting, group=group)
-        return trained_from is not None or group.num_tokens == 0
+        if trained_from is not None:
+            return True
+        return waiting.group.oldest_trained_step is None and not self._may_be_masked_by_resumption(group)
+
+    def _may_be_masked_by_resumption(self, group: ScoredGroup) -> bool:
+        spans = (span for scored in group.samples for span in scored.sample.spans)
+        return self._policy.mask_resumed and any(span.weights.version < group.dispatched.version for span in spans)
 
     def _remove(self, group_id: GroupId) -> ScoredGroup:
         waiting = self._waiting.pop(group_id)

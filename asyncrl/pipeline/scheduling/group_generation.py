@@ -47,6 +47,15 @@ class GroupGeneration:
         """Number of open episodes; None without episodes."""
         return None if self._episodes is None else self._episodes.num_open
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the limit on open episodes lets a new group start.
+
+        A first one may always start: otherwise the episodes of an evaluation, which may be half of the limit, could
+        keep it waiting for the whole pass.
+        """
+        return not self.num_open or self._sampler.slots.has_room(self._group_size)
+
     def take_stats(self) -> EpisodeStats | None:
         """Return the counts of episodes, with sums since the last call; None without episodes."""
         return self._episodes.take_stats() if self._episodes else None

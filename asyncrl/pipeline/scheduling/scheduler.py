@@ -106,7 +106,7 @@ class Scheduler:
             timeline,
             group_size=limits.group_size,
             mask_resumed=self._policy.mask_resumed,
-            on_move=self._watchdog.moved,
+            on_move=self._note_move,
         )
         slots.notify(self.look_again)
         if hold is not None:
@@ -151,8 +151,7 @@ class Scheduler:
 
     def close_step(self) -> None:
         """Record that the batch taken last was trained."""
-        if self._training is None:
-            raise AssertionError("no batch is in training")
+        assert self._training is not None, "no batch is in training"
         self._accounts.train(self._training)
         self._training = None
 
@@ -237,7 +236,7 @@ class Scheduler:
                 return
 
     def _may_start(self) -> bool:
-        has_room = self._slots.free > 0 and (bool(self._parked) or self._slots.has_room(self._limits.group_size))
+        has_room = self._slots.free > 0 and (bool(self._parked) or self._generation.has_room)
         return has_room and not self._is_held() and may_start(self._admission_state(), self._limits)
 
     def _is_held(self) -> bool:
@@ -290,9 +289,13 @@ class Scheduler:
         except GROUP_FAILURES as error:
             if not group.is_gone:
                 self._fail(group, error)
+        self._note_move()
+        self._buffer.look_again(group.dispatch)
+
+    def _note_move(self) -> None:
+        """Note that a group ended, or that an episode asks an engine: its measured share of slots has changed."""
         self._watchdog.moved()
         self._moved.set()
-        self._buffer.look_again(group.dispatch)
 
     def _count(self, group: GroupInFlight, num_tokens: int) -> bool:
         """Count delivered tokens; return whether their group is still in flight."""
@@ -365,8 +368,7 @@ class Scheduler:
 
     def _stop(self, group: GroupInFlight) -> None:
         """Stop a group in flight that is too old: interrupt it, or drop it and return its prompt."""
-        if group.task is None:
-            raise AssertionError(f"group {group.group_id} has no task")
+        assert group.task is not None, f"group {group.group_id} has no task"
         group.task.cancel()
         if self._policy.partial and self._batches_taken < self._limits.num_steps:
             self._end_group(group)

@@ -1,6 +1,7 @@
 """The hooks of a step in both shapes: what they change, what is refused, and how errors are named."""
 
 import asyncio
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from asyncrl.compat.batch_hooks import (
 )
 from asyncrl.errors import HookFailed
 from asyncrl.hooks.batch_hooks import BatchHooks, FlaggedHook
-from asyncrl.hooks.changes import samples_of
+from asyncrl.hooks.changes import samples_of, with_samples
 from asyncrl.hooks.native import all_samples, convert, reward_post_process, sample_filter
 from asyncrl.hooks.worker import Worker
 from asyncrl.protocols import BatchHook
@@ -243,6 +244,16 @@ def test_columns_may_change_masks_rewards_logprobs_and_the_reason_of_the_end() -
 def test_rows_may_come_in_another_order_with_their_indices() -> None:
     changed = run(converting(lambda data: {name: list(reversed(column)) for name, column in data.items()}))
     assert outcomes(changed) == [-0.75, 0.75, 0.75, 0.0]
+
+
+def test_unknown_logprobs_pass_through_a_conversion() -> None:
+    before = batch()
+    first, *others = samples_of(before)
+    unknown = array("f", [float("nan")] * len(first.sample.logprobs))
+    changed = replace(first, sample=replace(first.sample, logprobs=unknown))
+    before = with_samples(before, [changed, *others])
+    after = run(converting(lambda data: data), before=before)
+    assert all(math.isnan(each) for each in samples_of(after)[0].sample.logprobs)
 
 
 def test_masked_tokens_stay_masked() -> None:

@@ -128,6 +128,14 @@ def test_episodes_have_their_ends_times_and_turns() -> None:
     assert not [name for name in row(facts(), BEFORE) if name.startswith(("episodes/", "turns/", "tokens/obs"))]
 
 
+def test_metrics_of_user_code_do_not_replace_the_counts_of_episodes() -> None:
+    found = with_episodes(facts())
+    assert found.scheduler.episodes is not None
+    stats = replace(found.scheduler.episodes, sums={"episodes/finished": 1000.0})
+    replaced = replace(found, scheduler=replace(found.scheduler, episodes=stats))
+    assert row(replaced, BEFORE)["episodes/finished"] == 7
+
+
 def test_an_evaluation_has_the_step_and_version_of_its_weights_in_the_row_of_another_step() -> None:
     found = row(facts(5, evaluated=evaluation(6, gsm=0.75)), BEFORE)
     expected = {"step": 5, "eval/version": 6, "eval/step": 6, "eval/failed": 1, "eval/accuracy": 0.75}

@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 
-from asyncrl.episodes import EpisodeOutcome, EpisodeStart, EpisodeTurns
+from asyncrl.engines.fake import FakeEngine, FakeTokenizer
+from asyncrl.episodes import EpisodeFn, EpisodeOutcome, EpisodeStart, EpisodeTurns
 from asyncrl.errors import EngineLost, EpisodeEnded, EpisodeFailed, FailureBudgetSpent, Stalled
+from asyncrl.metrics.timeline import NoTimeline
+from asyncrl.pipeline.sampling.episode_load import EpisodeLoad
+from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
+from asyncrl.pipeline.sampling.episodes import Episodes
 from asyncrl.pipeline.sampling.open_episode import END_S
-from asyncrl.types import Chunk, Prompt, Request, Sample, ScoredGroup
+from asyncrl.pipeline.sampling.retry import RetryingEngine
+from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
+from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.types import Chunk, Prompt, Request, Reward, Sample, SamplingParams, ScoredGroup, Weights
 from tests.unit.pipeline.episodes import Part, ToolUser, response, trajectory
-from tests.unit.pipeline.harness import World
+from tests.unit.pipeline.harness import World, token_sum
+from tests.virtual_time import run_virtually
 
 LATE: dict[str, Any] = {
     "groups_per_step": 1,
@@ -70,6 +79,24 @@ def test_an_episode_of_one_turn_generates_what_a_single_turn_generates() -> None
 # ---- interruptions
 
 
+def sampler_of(function: EpisodeFn, slots: Slots) -> Sampler:
+    """A sampler without a scheduler, on an engine whose answers have 8 tokens."""
+    engine, serving = FakeEngine(lambda request: 8), ServingWeights(Weights(version=0, step=0))
+    engine.continue_generation(serving.now)
+    return Sampler(
+        engine=RetryingEngine(engine, 0, lambda: serving.now),
+        reward=token_sum,
+        reward_timeout_s=1.0,
+        tokenizer=FakeTokenizer(),
+        sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100),
+        slots=slots,
+        serving=serving,
+        timeline=NoTimeline(),
+        seed=1,
+        episodes=EpisodeSettings(function=function),
+    )
+
+
 @pytest.mark.parametrize("mask_resumed", [False, True])
 def test_a_turn_continues_behind_its_tokens_when_its_group_is_interrupted(mask_resumed: bool) -> None:
     world = World(steps=3, partial=True, mask_resumed=mask_resumed, lengths=slow_at(0), episode=ToolUser(2), **LATE)
@@ -98,6 +125,23 @@ def test_tokens_without_the_number_of_their_call_are_masked_by_age_after_a_resum
     first, second = scored.sample.spans
     assert first.weights.step < second.weights.step
     assert scored.loss_mask == (0,) * first.stop + (1,) * (second.stop - first.stop)
+
+
+def test_a_resumption_masks_the_tokens_of_episodes_that_had_ended() -> None:
+    async def main() -> None:
+        load = EpisodeLoad(8)
+        async with Episodes(load, NoTimeline()) as episodes:
+            sampler = sampler_of(ToolUser(turns=1), Slots(2, load))
+            prompt = Prompt(row=0, epoch=0, text="0", token_ids=(1,), label=None)
+            episode = episodes.open(sampler, prompt, name="g0", group_seed=0, index=0, group_size=1)
+            episode.resume(lambda num_tokens: True)
+            assert len((await episode.outcome()).trajectories[0].sample.token_ids) == 8
+            assert episode.resumed_at(0) == 0
+            episode.interrupt()
+            episode.resume(lambda num_tokens: True)
+            assert episode.resumed_at(0) == 8
+
+    run_virtually(main())
 
 
 def test_tools_continue_while_the_group_is_interrupted() -> None:
@@ -268,6 +312,37 @@ def test_a_turn_counts_as_progress_for_the_watchdog() -> None:
     World(steps=1, episode=ToolUser(turns=4, tool_s=60.0), seconds_per_token=7.5, watchdog_s=61.0).run()
 
 
+@pytest.mark.parametrize("is_of_turn", [False, True])
+def test_a_reward_that_is_no_finite_number_costs_its_group(is_of_turn: bool) -> None:
+    class Undefined(ToolUser):
+        async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
+            (made,) = (await super().__call__(start, turns)).trajectories
+            if start.group_id == 1 and is_of_turn:
+                (turn,) = made.sample.turns
+                made = replace(made, sample=replace(made.sample, turns=(replace(turn, reward=float("nan")),)))
+            elif start.group_id == 1:
+                made = replace(made, reward=Reward(value=float("nan")))
+            return EpisodeOutcome(trajectories=(made,))
+
+    world = World(episode=Undefined(turns=1)).run()
+    assert world.facts[-1].scheduler.groups.failed == 1
+    assert 1 not in [group.group_id for group in groups_of(world)]
+
+
+def test_a_group_whose_episodes_leave_all_tokens_out_is_trained_and_not_generated_again() -> None:
+    class Unusable(ToolUser):
+        async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
+            assert len(self.starts) < 100, "the prompt is generated again and again"
+            (made,) = (await super().__call__(start, turns)).trajectories
+            mask = (0,) * len(made.loss_mask) if start.prompt.row == 1 else made.loss_mask
+            return EpisodeOutcome(trajectories=(replace(made, loss_mask=mask),))
+
+    world = World(episode=Unusable(turns=1)).run()
+    stats = world.facts[-1].scheduler
+    assert stats.groups.trained == 16
+    assert (stats.groups.stale, stats.tokens.masked) == (0, 16)
+
+
 # ---- rewards and fan-out
 
 
@@ -393,7 +468,35 @@ def test_tool_delays_of_up_to_30_seconds_cost_few_tokens_per_second() -> None:
     assert rate(30.0) >= 0.98 * rate(0.0)  # the promise is 0.95; without the measured share it is 0.48
 
 
+def test_admission_follows_the_measured_share_before_the_first_episode_ends() -> None:
+    began, ended = list[float](), list[float]()
+
+    class Timed(ToolUser):
+        async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
+            began.append(asyncio.get_running_loop().time())
+            made = await super().__call__(start, turns)
+            ended.append(asyncio.get_running_loop().time())
+            return made
+
+    World(steps=2, slots=4, groups_per_step=8, staleness=3, episode=Timed(turns=20, tool_s=10.0)).run()
+    assert sum(seconds < ended[0] for seconds in began) == 16  # all that --max-episodes lets start
+
+
 # ---- evaluation
+
+
+def test_episodes_of_an_evaluation_do_not_keep_a_first_group_waiting() -> None:
+    world = World(
+        steps=10,
+        slots=8,
+        group_size=4,
+        groups_per_step=1,
+        held_out=200,
+        eval_interval=3,
+        max_episodes=4,
+        episode=ToolUser(turns=2, tool_s=lambda start, turn: start.seed % 97 / 40),
+    ).run()
+    assert max(facts.step_s for facts in world.facts[1:8]) < 5.0  # a pass takes more than 100 s
 
 
 def test_an_evaluation_runs_the_same_function() -> None:
