@@ -30,8 +30,11 @@ ROW = "verifiers"
 """Key of a prompt's metadata with the row of the environment's data set."""
 _MOST_BYTES = 1 << 26
 """Bytes of a row or a result, at most."""
-_LIMITS = ("max-turns is", "maximum context length", "model's context length", "max_turns", "prompt_too_long")
-"""Parts of errors that only tell that a limit ended the conversation: its reward counts."""
+_OF_MODEL = (
+    *("max-turns is", "maximum context length", "model's context length"),  # refusals of the gateway
+    *("EmptyModelResponseError", "InvalidModelResponseError", "OverlongPromptError", "ToolParseError", "ToolCallError"),
+)
+"""Parts of errors that a limit or the model's answer caused, not the environment: the rubric's reward counts."""
 
 
 def environment(
@@ -50,7 +53,7 @@ def environment(
             raise ValueError(f"the prompt has no metadata '{ROW}'; take prompts from {__name__}:prompts(...)")
         row = {**ep.metadata[ROW]}
         result = await worker.play(row, ep.openai_base_url, ep.api_key, dict(sampling or {}))
-        if result["error"] is not None and not any(part in result["error"] for part in _LIMITS):
+        if result["error"] is not None and not any(part in result["error"] for part in _OF_MODEL):
             raise EpisodeFailed(f"{env_id}: {result['error']}")
         ep.reward = float(result["reward"] or 0.0)
         ep.metadata.update((name, value) for name, value in (result.get("metrics") or {}).items() if name != ROW)

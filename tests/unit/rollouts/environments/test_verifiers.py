@@ -111,6 +111,10 @@ def test_limit_of_the_run_ends_the_conversation_with_its_reward() -> None:
     assert played(Gateway([str(row().label), 403])).reward == 1.0
 
 
+def test_empty_answer_is_the_models_mistake_and_keeps_its_reward() -> None:
+    assert played(Gateway([""])).reward == 0.0
+
+
 def test_any_other_error_costs_the_episode() -> None:
     with pytest.raises(EpisodeFailed, match=r"toy-environment: .*broken"):
         played(Gateway([500]))
