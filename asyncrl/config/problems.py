@@ -10,6 +10,7 @@ from asyncrl.config.areas import (
     CheckpointConfig,
     ClusterConfig,
     DataConfig,
+    EpisodeConfig,
     FailureConfig,
     HookConfig,
     ModelConfig,
@@ -54,6 +55,7 @@ def contradictions(run: RunConfig) -> list[str]:
         *_reward(run.reward, run.data, set_by_episodes=run.episodes.has_episodes),
         *_staleness(run.rollout),
         *_supply(run.rollout),
+        *_episodes(run.episodes, run.rollout),
         *_batch(run.rollout, run.train, run.hooks),
         *_estimator(run.train),
         *learning_rate_problems(run.train, run.rollout),
@@ -184,6 +186,11 @@ def _staleness(rollout: RolloutConfig) -> list[str]:
         f"weights for {interval} steps, so the last of these trains on tokens {interval - 1} steps old; "
         f"give max-staleness {interval - 1} or more",
     )
+
+
+def _episodes(episodes: EpisodeConfig, rollout: RolloutConfig) -> list[str]:
+    most, size = episodes.max_episodes, rollout.n_samples_per_prompt
+    return must(most is None or most >= size, f"max-episodes {most} must be at least n-samples-per-prompt {size}")
 
 
 def _supply(rollout: RolloutConfig) -> list[str]:

@@ -29,7 +29,7 @@ class RewardBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBounds:
-    """Keep a group whose longest, shortest or mean answer length is between ``low`` and ``high`` tokens."""
+    """Keep a group whose longest, shortest or mean answer has between ``low`` and ``high`` generated tokens."""
 
     low: float = 0
     high: float = math.inf
@@ -42,7 +42,7 @@ class LengthBounds:
 
     def __call__(self, group: ScoredGroup, /) -> str | None:
         """See ``KeepFn``."""
-        length = _LENGTHS[self.of](len(scored.sample.token_ids) for scored in group.samples)
+        length = _LENGTHS[self.of](scored.sample.num_generated for scored in group.samples)
         return _out_of_bounds(f"{self.of}_length", length, self.low, self.high)
 
 

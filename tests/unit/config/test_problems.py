@@ -18,6 +18,7 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
     ("words", "line"),
     [
         ("--n-samples-per-prompt 1", "at least 2, got 1"),
+        ("--max-episodes 3", "max-episodes 3 must be at least n-samples-per-prompt 4"),
         (
             "--global-batch-size 5",
             "x n-samples-per-prompt 4 = 32 samples, which is not a multiple of global-batch-size 5",

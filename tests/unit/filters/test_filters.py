@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.filters import Fresh, LengthBounds, RewardBounds, TruncatedShare, all_of, check_reward_nonzero_std
 from asyncrl.protocols import KeepFn
-from asyncrl.types import GroupId, ScoredGroup, Span, Weights
+from asyncrl.types import FinishReason, GroupId, ScoredGroup, Span, Turn, Weights
 from tests.unit.scored_groups import group
 
 
@@ -46,6 +46,17 @@ def test_reward_bounds_are_on_the_mean_and_inclusive(rewards: tuple[float, ...],
 )
 def test_length_bounds_are_in_tokens_and_inclusive(keep: KeepFn, reason: str | None) -> None:
     assert keep(group(0, (1.0, 0.0, 1.0), (10, 20, 30))) == reason
+
+
+def test_length_bounds_do_not_count_observations() -> None:
+    plain = group(0, (1.0,), (5,))
+    scored = plain.samples[0]
+    turn = Turn(call=0, start=1, stop=3, finish=FinishReason.STOP)
+    span = replace(scored.sample.spans[0], start=1, stop=3)
+    sample = replace(scored.sample, turns=(turn,), spans=(span,))
+    episode = replace(plain, samples=(replace(scored, sample=sample, loss_mask=(0, 1, 1, 0, 0)),))
+    assert LengthBounds(low=2, high=2)(episode) is None
+    assert LengthBounds(low=2, high=2)(plain) == "longest_length_above_2"
 
 
 @pytest.mark.parametrize(("num_cut", "reason"), [(0, None), (2, None), (3, "truncated_above_0.5")])
