@@ -30,10 +30,11 @@ ROW = "verifiers"
 """Key of a prompt's metadata with the row of the environment's data set."""
 _MOST_BYTES = 1 << 26
 """Bytes of a row or a result, at most."""
-_LIMITS = ("max-turns is", "maximum context length", "model's context length", "max_turns", "prompt_too_long")
-"""Parts of errors that only tell that a limit ended the conversation: its reward counts."""
-_EMPTY = "EmptyModelResponseError"
-"""The error of an answer without text and tool calls, such as one that ends at once.  Its reward counts as well."""
+_OF_MODEL = (
+    *("max-turns is", "max_turns", "maximum context length", "model's context length", "prompt_too_long"),  # refusals
+    *("EmptyModelResponseError", "InvalidModelResponseError", "OverlongPromptError", "ToolParseError", "ToolCallError"),
+)
+"""Parts of errors that a limit or the model's answer caused, not the environment: the rubric's reward counts."""
 
 
 def environment(
@@ -52,7 +53,7 @@ def environment(
             raise ValueError(f"the prompt has no metadata '{ROW}'; take prompts from {__name__}:prompts(...)")
         row = {**ep.metadata[ROW]}
         result = await worker.play(row, ep.openai_base_url, ep.api_key, dict(sampling or {}))
-        if result["error"] is not None and not any(part in result["error"] for part in (*_LIMITS, _EMPTY)):
+        if result["error"] is not None and not any(part in result["error"] for part in _OF_MODEL):
             raise EpisodeFailed(f"{env_id}: {result['error']}")
         ep.reward = float(result["reward"] or 0.0)
         ep.metadata.update((name, value) for name, value in (result.get("metrics") or {}).items() if name != ROW)

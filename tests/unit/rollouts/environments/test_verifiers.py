@@ -111,10 +111,8 @@ def test_limit_of_the_run_ends_the_conversation_with_its_reward() -> None:
     assert played(Gateway([str(row().label), 403])).reward == 1.0
 
 
-def test_empty_answer_of_the_model_has_a_reward() -> None:
-    gateway = Gateway([""])
-    assert played(gateway).reward == 0.0
-    assert gateway.answers == []
+def test_empty_answer_is_the_models_mistake_and_keeps_its_reward() -> None:
+    assert played(Gateway([""])).reward == 0.0
 
 
 def test_any_other_error_costs_the_episode() -> None:
