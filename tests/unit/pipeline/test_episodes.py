@@ -309,7 +309,8 @@ def test_the_watchdog_says_that_a_tool_is_waited_for() -> None:
 
 def test_a_turn_counts_as_progress_for_the_watchdog() -> None:
     # 60 s in a tool, then 60 s until the first tokens of the turn.
-    World(steps=1, episode=ToolUser(turns=4, tool_s=60.0), seconds_per_token=7.5, watchdog_s=61.0).run()
+    world = World(steps=1, episode=ToolUser(turns=4, tool_s=60.0), seconds_per_token=7.5, watchdog_s=61.0).run()
+    assert len(world.trainer.batches) == 1
 
 
 @pytest.mark.parametrize("is_of_turn", [False, True])

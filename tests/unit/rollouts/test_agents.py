@@ -112,14 +112,14 @@ def test_a_slow_agent_is_ended_with_all_of_its_processes(tmp_path: Path) -> None
 
 
 def test_cancelling_an_episode_ends_its_agent(tmp_path: Path) -> None:
-    async def test(episode: Coroutine[Any, Any, Any]) -> None:
+    async def scenario(episode: Coroutine[Any, Any, Any]) -> None:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(episode)
             while len(_pids(tmp_path)) < 3:  # noqa: ASYNC110 (another process writes them)
                 await asyncio.sleep(0.02)
             task.cancel()
 
-    run(tmp_path, _with_strays(tmp_path), test=test)
+    run(tmp_path, _with_strays(tmp_path), test=scenario)
     assert not any(psutil.pid_exists(pid) and _is_alive(pid) for pid in _pids(tmp_path))
 
 

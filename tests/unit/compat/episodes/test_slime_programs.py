@@ -116,7 +116,7 @@ def play(
     program = program_of(folder, source, function, **settings)
     world, played = World(folder), []
 
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(script, "Hi")
         start = change(replace(client.session.start, index=1, group_size=2, group_id=GroupId(3)))
         client.session.start = start
@@ -125,7 +125,7 @@ def play(
         outcome = outcome_of(client.session, result, reward_key=reward_key, eval_reward_key="held")
         played.append(Played(outcome, result, client.turns.asked))
 
-    run(test, world)
+    run(scenario, world)
     return played[0]
 
 

@@ -36,7 +36,7 @@ def anthropic_client(client: Client) -> anthropic.AsyncAnthropic:
 
 
 def test_openai_runs_a_tool_loop_in_one_line(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode([CALL, SO])
         async with openai_client(client) as model:
             messages: list[Any] = [QUESTION]
@@ -56,11 +56,11 @@ def test_openai_runs_a_tool_loop_in_one_line(tmp_path: Path) -> None:
         outcome = client.outcome()
         assert (len(outcome.trajectories), outcome.metrics) == (1, {})
 
-    run(test, World(tmp_path, QWEN3, parser=TagParser()))
+    run(scenario, World(tmp_path, QWEN3, parser=TagParser()))
 
 
 def test_openai_streams_a_tool_loop(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode([CALL, SO])
         async with openai_client(client) as model:
             made = await _streamed(model, [QUESTION])
@@ -70,7 +70,7 @@ def test_openai_streams_a_tool_loop(tmp_path: Path) -> None:
         assert made["content"] == "The answer is 42."
         assert len(client.outcome().trajectories) == 1
 
-    run(test, World(tmp_path, QWEN3, parser=TagParser()))
+    run(scenario, World(tmp_path, QWEN3, parser=TagParser()))
 
 
 async def _streamed(model: openai.AsyncOpenAI, messages: list[Any]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_openai_streams_text_in_pieces_that_are_never_taken_back(tmp_path: Path,
         "Hello there, how are" if stop == ["how are"] else "Hello there, how are you? \u00e9\u4f60 It rains.<|im_end|>"
     )
 
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(lambda *_: answer)
         async with openai_client(client) as model:
             stream: Any = await model.chat.completions.create(model="a", messages=[QUESTION], stream=True, stop=stop)
@@ -107,11 +107,11 @@ def test_openai_streams_text_in_pieces_that_are_never_taken_back(tmp_path: Path,
         assert "".join(pieces) == whole.choices[0].message.content
         assert "".join(pieces) == answer.removesuffix("<|im_end|>").removesuffix("how are")
 
-    run(test, World(tmp_path))
+    run(scenario, World(tmp_path))
 
 
 def test_openai_gets_several_answers_with_log_probs(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(lambda call, *_: f"It is {call}.<|im_end|>")
         async with openai_client(client) as model:
             made = await model.chat.completions.create(model="any", messages=[QUESTION], n=3, logprobs=True)
@@ -128,14 +128,14 @@ def test_openai_gets_several_answers_with_log_probs(tmp_path: Path) -> None:
                 await model.chat.completions.create(model="any", messages=[QUESTION], logprobs=True, top_logprobs=5)
         assert client.session.record.branches == {"parallel": 2}  # the third answer is continued in its line
 
-    run(test, World(tmp_path))
+    run(scenario, World(tmp_path))
 
 
 def test_openai_settings_reach_the_engine(tmp_path: Path) -> None:
     schema: Any = {"type": "object", "properties": {"a": {"type": "integer"}}}
     shape: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(lambda *_: "It rains.<|im_end|>")
         async with openai_client(client) as model:
             await model.chat.completions.create(
@@ -155,11 +155,11 @@ def test_openai_settings_reach_the_engine(tmp_path: Path) -> None:
         assert client.seen(0).endswith("<think>\n\n</think>\n\n")
         assert client.turns.asked[1][1].max_new_tokens == 7
 
-    run(test, World(tmp_path, QWEN3))
+    run(scenario, World(tmp_path, QWEN3))
 
 
 def test_openai_may_require_a_tool(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(['[{"name": "add", "parameters": {"a": 1}}]<|im_end|>'])
         async with openai_client(client) as model:
             made = await model.chat.completions.create(
@@ -173,11 +173,11 @@ def test_openai_may_require_a_tool(tmp_path: Path) -> None:
         schema = json.loads(client.turns.asked[0][1].extra["json_schema"])
         assert schema["items"]["anyOf"][0]["properties"]["parameters"] == PARAMETERS
 
-    run(test, World(tmp_path))
+    run(scenario, World(tmp_path))
 
 
 def test_openai_completions_continue_texts_and_tokens(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(lambda call, *_: f" It is {call}.<|im_end|>")
         async with openai_client(client) as model:
             first = await model.completions.create(model="any", prompt="What is it?", logprobs=1, max_tokens=50)
@@ -194,7 +194,7 @@ def test_openai_completions_continue_texts_and_tokens(tmp_path: Path) -> None:
             with pytest.raises(openai.BadRequestError, match="logprobs must be 0 or 1"):
                 await model.completions.create(model="any", prompt="x", logprobs=5)
 
-    run(test, World(tmp_path))
+    run(scenario, World(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -211,16 +211,16 @@ def test_openai_completions_continue_texts_and_tokens(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_chats_get_one_line(tmp_path: Path, body: object, line: str) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode([])
         status, found = await client.post("/v1/chat/completions", body)
         assert (status, line in found["error"]["message"]) == (400, True), found
 
-    run(test, World(tmp_path))
+    run(scenario, World(tmp_path))
 
 
 def test_openai_gets_named_errors(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(lambda *_: "It rains.<|im_end|>")
         async with openai_client(client, "wrong") as model:
             with pytest.raises(openai.AuthenticationError, match="no open episode has this key"):
@@ -234,11 +234,11 @@ def test_openai_gets_named_errors(tmp_path: Path) -> None:
                 await model.chat.completions.create(model="any", messages=[QUESTION])
             assert raised.value.status_code == 410
 
-    run(test, World(tmp_path))
+    run(scenario, World(tmp_path))
 
 
 def test_a_stream_ends_with_its_episode(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(["It rains."], gate=asyncio.Event())
         async with openai_client(client) as model, asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(_text_of_stream(model))
@@ -246,7 +246,7 @@ def test_a_stream_ends_with_its_episode(tmp_path: Path) -> None:
             world.gateway.close(client.address)
         assert asked.result() == "410"
 
-    run(test, World(tmp_path))
+    run(scenario, World(tmp_path))
 
 
 async def _text_of_stream(model: openai.AsyncOpenAI) -> str:
@@ -258,13 +258,13 @@ async def _text_of_stream(model: openai.AsyncOpenAI) -> str:
 
 
 def test_a_client_that_samples_otherwise_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(lambda *_: "It rains.<|im_end|>")
         for _ in range(2):
             await client.chat([QUESTION], temperature=0.5)
 
     with caplog.at_level(logging.WARNING):
-        run(test, World(tmp_path))
+        run(scenario, World(tmp_path))
     assert [record.getMessage() for record in caplog.records] == [
         "e0: a client samples with temperature 0.5, the run with 1.0: the trainer computes log-probs with the run's"
     ]
@@ -274,7 +274,7 @@ def test_a_client_that_samples_otherwise_is_told_once(tmp_path: Path, caplog: py
 
 
 def test_anthropic_runs_a_tool_loop_in_one_line(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode([CALL, SO])
         async with anthropic_client(client) as model:
             asked: Any = {"model": "any", "max_tokens": 1000, "system": "You add.", "tools": [ANTHROPIC_TOOL]}
@@ -299,11 +299,11 @@ def test_anthropic_runs_a_tool_loop_in_one_line(tmp_path: Path) -> None:
         outcome = client.outcome()
         assert (len(outcome.trajectories), outcome.metrics) == (1, {})
 
-    run(test, World(tmp_path, QWEN3, parser=TagParser()))
+    run(scenario, World(tmp_path, QWEN3, parser=TagParser()))
 
 
 def test_anthropic_streams_a_tool_loop(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode([CALL, SO])
         async with anthropic_client(client) as model:
             messages: list[Any] = [QUESTION]
@@ -320,11 +320,11 @@ def test_anthropic_streams_a_tool_loop(tmp_path: Path) -> None:
         assert (text, second.stop_reason, second.usage.output_tokens > 0) == ("The answer is 42.", "end_turn", True)
         assert len(client.outcome().trajectories) == 1
 
-    run(test, World(tmp_path, QWEN3, parser=TagParser()))
+    run(scenario, World(tmp_path, QWEN3, parser=TagParser()))
 
 
 def test_anthropic_streams_text_and_stops_at_a_sequence(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(lambda *_: "Hello there, how are")
         async with anthropic_client(client) as model:
             asked: Any = {"model": "any", "max_tokens": 50, "messages": [QUESTION], "stop_sequences": ["how are"]}
@@ -334,11 +334,11 @@ def test_anthropic_streams_text_and_stops_at_a_sequence(tmp_path: Path) -> None:
         assert ("".join(pieces), len(pieces) > 1) == ("Hello there, ", True)
         assert (made.stop_reason, made.stop_sequence) == ("stop_sequence", "how are")
 
-    run(test, World(tmp_path))
+    run(scenario, World(tmp_path))
 
 
 def test_anthropic_gets_named_errors(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+    async def scenario(world: World) -> None:
         client = world.episode(lambda *_: "It is", finish=FinishReason.LENGTH)
         async with anthropic_client(client) as model:
             made = await model.messages.create(model="any", max_tokens=1, messages=[QUESTION])
@@ -350,4 +350,4 @@ def test_anthropic_gets_named_errors(tmp_path: Path) -> None:
             with pytest.raises(anthropic.APIStatusError, match="the episode is over"):
                 await model.messages.create(model="any", max_tokens=1, messages=[QUESTION])
 
-    run(test, World(tmp_path))
+    run(scenario, World(tmp_path))
