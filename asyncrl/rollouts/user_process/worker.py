@@ -29,6 +29,7 @@ from typing import Any
 
 from asyncrl.errors import ConfigError
 from asyncrl.rollouts.user_process.calls import Calls
+from asyncrl.rollouts.user_process.logs import log_without_keys
 from asyncrl.rollouts.user_process.messages import (
     Alive,
     Answer,
@@ -71,7 +72,7 @@ def main(arguments: list[str]) -> None:
     if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
     os.set_inheritable(number, False)  # processes of user code must not keep the socket open
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    log_without_keys()
     end = socket.socket(fileno=number)
     try:
         programs = loaded_programs(end)
