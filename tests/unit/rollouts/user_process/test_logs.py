@@ -1,4 +1,4 @@
-"""What user code logs."""
+"""The log lines of user code."""
 
 import logging
 import subprocess
