@@ -8,7 +8,16 @@ from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenC
 from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.life_table import LengthSummary
 from asyncrl.metrics.sinks import Row, Sink
-from asyncrl.types import Batch, EvalReport, EvalSetReport, FinishReason, Sample, TrainReport, UpdateReport
+from asyncrl.types import (
+    FIRST_ARTIFICIAL_CALL,
+    Batch,
+    EvalReport,
+    EvalSetReport,
+    FinishReason,
+    Sample,
+    TrainReport,
+    UpdateReport,
+)
 
 
 class Reporter:
@@ -216,7 +225,7 @@ def _turns(batch: Batch) -> list[int]:
     for group in batch.groups:
         for scored in group.samples:
             of_episode = calls.setdefault((group.group_id, scored.sample.rollout), set())
-            of_episode.update(turn.call for turn in scored.sample.turns)
+            of_episode.update(turn.call for turn in scored.sample.turns if turn.call < FIRST_ARTIFICIAL_CALL)
     return [len(each) for each in calls.values()]
 
 

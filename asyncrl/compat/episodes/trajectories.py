@@ -28,10 +28,8 @@ from asyncrl.rewards.values import reward_of
 from asyncrl.rollouts.interfaces import SlimeResult
 from asyncrl.rollouts.record import TokenRecord
 from asyncrl.rollouts.session import EpisodeSession, Verdict
-from asyncrl.types import FinishReason, Floats, Reward, Sample, Span, Turn, Weights
+from asyncrl.types import FIRST_ARTIFICIAL_CALL, FinishReason, Floats, Reward, Sample, Span, Turn, Weights
 
-FIRST_ARTIFICIAL_CALL = 1 << 30
-"""``Turn.call`` of trained tokens that no engine call wrote; each such region of an episode has the next number."""
 UNMATCHED = "episodes/unmatched_tokens"
 """Trained tokens that no turn of the record has."""
 MOVED = "episodes/moved_tokens"

@@ -6,7 +6,7 @@ import pytest
 from asyncrl.metrics.facts import TokenCounts
 from asyncrl.metrics.reporter import Reporter, row
 from asyncrl.metrics.sinks import Row
-from asyncrl.types import Batch
+from asyncrl.types import FIRST_ARTIFICIAL_CALL, Batch
 from tests.declared_metrics import is_declared
 from tests.unit.metrics.made import SUMS, TOKENS, UPDATE, evaluated_set, evaluation, facts, group, scored, with_episodes
 
@@ -126,6 +126,16 @@ def test_episodes_have_their_ends_times_and_turns() -> None:
     assert (found["tokens/observed"], found["tokens/trained_copies"]) == (11, 12)
     assert found["response/tokens_mean"] == 3.25  # 2 of 4 tokens are observations
     assert not [name for name in row(facts(), BEFORE) if name.startswith(("episodes/", "turns/", "tokens/obs"))]
+
+
+def test_trained_tokens_without_an_engine_call_are_no_turn() -> None:
+    found = with_episodes(facts())
+    group, *groups = found.batch.groups
+    whole, *samples = group.samples
+    first, second = whole.sample.turns
+    sample = replace(whole.sample, turns=(first, replace(second, call=FIRST_ARTIFICIAL_CALL)))
+    group = replace(group, samples=(replace(whole, sample=sample), *samples))
+    assert row(replace(found, batch=replace(found.batch, groups=(group, *groups))), BEFORE)["turns/max"] == 1
 
 
 def test_metrics_of_user_code_do_not_replace_the_counts_of_episodes() -> None:

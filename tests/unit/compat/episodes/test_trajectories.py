@@ -11,7 +11,6 @@ import pytest
 
 from asyncrl.compat.episodes.trajectories import (
     CUT,
-    FIRST_ARTIFICIAL_CALL,
     LOGPROBS_DIFFER,
     MOVED,
     UNMATCHED,
@@ -22,7 +21,7 @@ from asyncrl.episodes import GeneratedTurn, Trajectory
 from asyncrl.errors import EpisodeFailed
 from asyncrl.rollouts.interfaces import SlimeResult
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession
-from asyncrl.types import FinishReason, ScoredSample, Span, Weights
+from asyncrl.types import FIRST_ARTIFICIAL_CALL, FinishReason, ScoredSample, Span, Weights
 from tests.unit.rollouts.turns import ScriptedTurns, start_of, turn_of
 from tests.virtual_time import run_virtually
 
