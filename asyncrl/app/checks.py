@@ -155,7 +155,7 @@ def _prompts(run: RunConfig, tokenizer: TextTokenizer, reward: RewardFn) -> Resu
         return user_prompts(run, tokenizer, _plugin_args(run))
     if run.data.streaming_data:
         return open_stream(run.data, tokenizer, run.model.hf_checkpoint)
-    prompts = load_prompts(run.data, tokenizer)
+    prompts = load_prompts(run.data, tokenizer, takes_numbers=run.episodes.has_episodes)
     check_rows(reward, prompts.rows, ", ".join(map(str, run.data.prompt_data)))
     return prompts
 

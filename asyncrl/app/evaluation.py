@@ -41,10 +41,11 @@ def checked_sets(
 
     Raises DataError or PluginError, and ConfigError if a prompt and its response exceed ``max_positions`` tokens.
     """
+    numbers = run.episodes.has_episodes
     return tuple(
         CheckedSet(
             settings=each,
-            prompts=_prompts(each, tokenizer, max_positions, reward := reward_of(each.reward)),
+            prompts=_prompts(each, tokenizer, max_positions, reward := reward_of(each.reward), takes_numbers=numbers),
             tokenizer=tokenizer.skipping(skip_special_tokens(run.rollout, each.reward)),
             reward=reward,
         )
@@ -93,8 +94,10 @@ def _names_end(checkpoint: Path) -> bool:
     return False
 
 
-def _prompts(each: EvalSet, tokenizer: TextTokenizer, max_positions: int, reward: RewardFn) -> tuple[Prompt, ...]:
-    prompts = load_held_out(each.path, each.data, tokenizer)
+def _prompts(
+    each: EvalSet, tokenizer: TextTokenizer, max_positions: int, reward: RewardFn, *, takes_numbers: bool
+) -> tuple[Prompt, ...]:
+    prompts = load_held_out(each.path, each.data, tokenizer, takes_numbers=takes_numbers)
     limit = each.max_prompt_len
     kept = tuple(prompt for prompt in prompts if limit is None or len(prompt.token_ids) <= limit)
     if not kept:

@@ -89,7 +89,7 @@ class PromptRows:
 
     @cached_property
     def _rows(self) -> EndlessPrompts:
-        return load_prompts(self._run.data, self._tokenizer)
+        return load_prompts(self._run.data, self._tokenizer, takes_numbers=self._run.episodes.has_episodes)
 
     def read(self) -> None:
         """Read the rows now.  Raises DataError."""

@@ -56,8 +56,10 @@ class Broken:
 class PromptMaker:
     """Makes prompts from rows as the settings say."""
 
-    def __init__(self, data: DataConfig, tokenizer: TextTokenizer) -> None:
+    def __init__(self, data: DataConfig, tokenizer: TextTokenizer, *, takes_numbers: bool = False) -> None:
+        """``takes_numbers``: see ``row_of``."""
         self._data = data
+        self._takes_numbers = takes_numbers
         self._tokenizer = tokenizer
         self._variables = data.template_variables
 
@@ -85,7 +87,7 @@ class PromptMaker:
         if raw.fault is not None:
             return raw.fault
         try:
-            row = row_of(raw.found, self._data)
+            row = row_of(raw.found, self._data, takes_numbers=self._takes_numbers)
             return row, self._text(row)
         except DataError as error:
             return str(error)

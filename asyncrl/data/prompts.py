@@ -94,11 +94,14 @@ class EndlessPrompts:
         return order
 
 
-def load_prompts(data: DataConfig, tokenizer: TextTokenizer) -> EndlessPrompts:
-    """Read the training prompts.  Raises DataError, also if none is within ``--rollout-max-prompt-len``."""
+def load_prompts(data: DataConfig, tokenizer: TextTokenizer, *, takes_numbers: bool = False) -> EndlessPrompts:
+    """Read the training prompts; ``takes_numbers``: see ``row_of``.
+
+    Raises DataError, also if none is within ``--rollout-max-prompt-len``.
+    """
     files = ", ".join(map(str, data.prompt_data))
     kept, lengths = [], []
-    for row, made in enumerate(_made(data.prompt_data, data, tokenizer)):
+    for row, made in enumerate(_made(data.prompt_data, data, tokenizer, takes_numbers=takes_numbers)):
         if isinstance(made, TooLong):
             lengths.append(made.num_tokens)
         else:
@@ -115,12 +118,15 @@ def load_prompts(data: DataConfig, tokenizer: TextTokenizer) -> EndlessPrompts:
     return EndlessPrompts(kept, data.rollout_seed if data.rollout_shuffle else None)
 
 
-def load_held_out(path: Path, data: DataConfig, tokenizer: TextTokenizer) -> tuple[Prompt, ...]:
+def load_held_out(
+    path: Path, data: DataConfig, tokenizer: TextTokenizer, *, takes_numbers: bool = False
+) -> tuple[Prompt, ...]:
     """Read all prompts of an evaluation file, in file order and without a length limit.
 
-    ``path`` may have a slice.  Rows have the keys in ``data``.  Raises DataError.
+    ``path`` may have a slice.  Rows have the keys in ``data``; ``takes_numbers``: see
+    ``row_of``.  Raises DataError.
     """
-    made = _made([path], data, tokenizer, is_limited=False)
+    made = _made([path], data, tokenizer, is_limited=False, takes_numbers=takes_numbers)
     return tuple(each.prompt(row, epoch=0) for row, each in enumerate(made) if isinstance(each, Made))
 
 
@@ -131,10 +137,15 @@ def _note_messages(prompts: Iterable[Prompt], data: DataConfig) -> None:
 
 
 def _made(
-    paths: Iterable[Path], data: DataConfig, tokenizer: TextTokenizer, *, is_limited: bool = True
+    paths: Iterable[Path],
+    data: DataConfig,
+    tokenizer: TextTokenizer,
+    *,
+    is_limited: bool = True,
+    takes_numbers: bool = False,
 ) -> Iterator[Made | TooLong]:
     """Yield the outcome of every row of all files.  Raises DataError with file and row at the first broken row."""
-    maker = PromptMaker(data, tokenizer)
+    maker = PromptMaker(data, tokenizer, takes_numbers=takes_numbers)
     for file in open_files(paths, data):
         num_rows = 0
         for rows in itertools.batched(_read(file), _AT_ONCE):

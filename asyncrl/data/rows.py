@@ -24,9 +24,14 @@ class Row:
     tools: list[Any] | None
 
 
-def row_of(found: Mapping[str, Any], data: DataConfig) -> Row:
-    """Check the keys of a row.  Raises DataError with one line that names the key."""
+def row_of(found: Mapping[str, Any], data: DataConfig, *, takes_numbers: bool = False) -> Row:
+    """Check the keys of a row.  Raises DataError with one line that names the key.
+
+    ``takes_numbers``: a prompt may be an integer, such as the number of a task, and becomes its text.
+    """
     prompt = _at(found, data.input_key, "input-key")
+    if takes_numbers and isinstance(prompt, int) and not isinstance(prompt, bool):
+        prompt = str(prompt)
     _check_prompt(prompt, data.input_key)
     if isinstance(prompt, str) and data.apply_chat_template:
         prompt = [{"role": "user", "content": prompt}]

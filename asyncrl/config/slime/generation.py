@@ -34,7 +34,7 @@ _ROLLOUT: Sequence[Rows] = (
         "rollout-task-type",
     ),
     without_effect(
-        "generate functions of slime's shape read it in args; --rollout-max-context-len is the limit",
+        "--rollout-max-context-len limits evaluations as well; functions of slime's shape see the value in args",
         "eval-max-context-len",
     ),
     without_effect("samples travel through Ray's object store", "rollout-data-transport"),

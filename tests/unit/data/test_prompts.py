@@ -43,6 +43,14 @@ def test_chats_and_plain_texts_are_rendered_with_the_template(tmp_path: Path) ->
     assert first.text == second.text == "user : one <end> assistant :"
 
 
+def test_numbers_of_tasks_become_texts_where_they_are_taken(tmp_path: Path) -> None:
+    data = written(tmp_path, row("3"), row("0"))
+    taken = load_prompts(data, tokenizer(tmp_path), takes_numbers=True)
+    assert [prompt.text for prompt in taken.rows] == ["3", "0"]
+    held_out = load_held_out(data.prompt_data[0], data, tokenizer(tmp_path), takes_numbers=True)
+    assert [prompt.text for prompt in held_out] == ["3", "0"]
+
+
 def test_metadata_is_handed_on(tmp_path: Path) -> None:
     data = replace(written(tmp_path, '{"question": "one", "answer": "", "m": {"a": 1}}'), metadata_key="m")
     assert load_prompts(data, tokenizer(tmp_path)).take().metadata == {"a": 1}
