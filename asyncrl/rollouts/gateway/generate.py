@@ -205,6 +205,7 @@ def _partial(parts: Parts, item: _Item, growing: GrowingText, number: int) -> di
         logprobs = [value for chunk in growing.chunks for value in chunk.logprobs]
         meta["input_token_logprobs"] = []
         meta["output_token_logprobs"] = list(zip(logprobs, growing.token_ids, repeat(None), strict=False))
+        meta["output_token_logprobs_length"] = len(meta["output_token_logprobs"])
     return {"text": growing.text, "output_ids": growing.token_ids, "meta_info": meta}
 
 
@@ -228,7 +229,12 @@ def _logprobs(parts: Parts, item: _Item, turn: GeneratedTurn) -> dict[str, Any]:
         return {}
     decode = parts.texts.with_special_tokens.decode
     texts = [decode((token,)) for token in turn.token_ids] if item.has_texts else None
-    return {"input_token_logprobs": _input_logprobs(item), "output_token_logprobs": entries(turn, texts)}
+    found = entries(turn, texts)
+    return {
+        "input_token_logprobs": _input_logprobs(item),
+        "output_token_logprobs": found,
+        "output_token_logprobs_length": len(found),
+    }
 
 
 def _input_logprobs(item: _Item) -> list[tuple[float | None, int, None]]:

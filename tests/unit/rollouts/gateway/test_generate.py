@@ -30,11 +30,12 @@ def test_an_answer_has_the_fields_of_sglang(tmp_path: Path) -> None:
         assert (status, set(body)) == (200, {"text", "output_ids", "meta_info"})
         assert (body["text"], tuple(body["output_ids"])) == ("It rains.", written.token_ids)
         meta = body["meta_info"]
-        assert set(meta) == META | {"input_token_logprobs", "output_token_logprobs"}
+        assert set(meta) == META | {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
         assert meta["finish_reason"] == {"type": "stop", "matched": world.im_end}
         assert meta["output_token_logprobs"] == [
             [logprob, token, None] for logprob, token in zip(written.logprobs, written.token_ids, strict=True)
         ]
+        assert meta["output_token_logprobs_length"] == len(written.token_ids)
         assert meta["input_token_logprobs"] == []
         assert (meta["id"], meta["prompt_tokens"], meta["completion_tokens"]) == ("mine", 3, len(written.token_ids))
         assert (meta["weight_version"], meta["token_versions"]) == ("3", ["3"] * len(written.token_ids))
