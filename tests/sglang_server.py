@@ -28,6 +28,9 @@ from tests.unit.engines.weight_sync.weight_sets import SendsWeights, scaled
 START_S = 300.0
 """Limit for the start: SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
 
+SILENCE_S = 150.0
+"""Limit for the silence within an answer: the first repetition penalty waits for a compiler, half a minute if busy."""
+
 
 class ServerControl(EngineControl):
     """``EngineControl`` with requests that only tests make."""
@@ -142,7 +145,9 @@ async def open_sglang(servers: Servers) -> AsyncIterator[Place]:
     async with HttpClient() as http:
         control = ServerControl(http, servers.engine_url, timeout_s=30.0)
         yield Place(
-            engine=SGLangEngine(http, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=30.0),
+            engine=SGLangEngine(
+                http, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=SILENCE_S
+            ),
             updater=_ScalingUpdater(control, servers),
             num_running=control.num_running,
             weights=Weights(version=servers.version, step=servers.version),

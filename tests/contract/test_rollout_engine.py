@@ -157,6 +157,7 @@ def test_requests_in_flight_survive_a_weight_update(open_place: OpenPlace) -> No
     asyncio.run(run())
 
 
+@pytest.mark.timeout(200)  # SGLang compiles its kernel for penalties at the first of them
 def test_a_repetition_penalty_changes_no_other_answer(open_place: OpenPlace) -> None:
     async def run() -> None:
         async with open_place() as place:

@@ -16,6 +16,7 @@ from asyncrl.data.tokenizer import load_tokenizer
 from tests.integration.episodes import clients
 from tests.integration.episodes.thinking_model import IDS, thinking_model
 from tests.integration.launcher import FATES, RUN_S, START_S, Launched, Outcome
+from tests.programs import words_of
 
 STEPS, GROUPS = 2, 3
 MODULE = "tests.integration.episodes.clients"
@@ -84,7 +85,7 @@ def _read(samples: Path) -> list[dict[str, Any]]:
 
 def server(launched: Launched) -> psutil.Process:
     """The main process of one engine of the run."""
-    return next(process for process in launched.members() if clients.SERVER in process.cmdline())
+    return next(process for process in launched.members() if clients.SERVER in words_of(process))
 
 
 def test_every_client_trains_although_an_engine_is_killed(trained: Clients) -> None:

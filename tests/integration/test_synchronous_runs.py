@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests.integration.launcher import FATES, QUICKSTART, QUICKSTART_STEPS, START_S, Launched, Outcome, run
+from tests.programs import words_of
 
 SYNCHRONOUS = (*QUICKSTART, "--max-staleness", "0")
 REPEATED_STEPS = 4
@@ -65,7 +66,7 @@ def begun(folder: Path, *flags: str) -> Launched:
 
 def members(launched: Launched, name: str) -> list[psutil.Process]:
     """The run's processes with ``name`` in their command line."""
-    return [process for process in launched.members() if any(name in word for word in process.cmdline())]
+    return [process for process in launched.members() if any(name in word for word in words_of(process))]
 
 
 # ---- two runs with the same flags but for their transport

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -20,6 +19,7 @@ from asyncrl.rollouts.interfaces import EpisodeAddress
 from asyncrl.rollouts.native import Episode, EpisodeSettings
 from asyncrl.rollouts.testing import CharacterTokenizer
 from asyncrl.types import Prompt, SamplingParams
+from tests.programs import children_with
 
 FOLDER = Path(__file__).parent
 NAME = "toy-environment"
@@ -127,10 +127,9 @@ def test_prompt_of_another_source_is_refused() -> None:
 
 def test_process_that_was_killed_is_started_again() -> None:
     played(Gateway(["1", "1"]))
-    for process in psutil.Process().children(recursive=True):
-        if NAME in process.cmdline():
-            process.kill()
-            process.wait()
+    for process in children_with(NAME):
+        process.kill()
+        process.wait()
     assert played(Gateway(["1", "1"])).metadata["num_turns"] == 2.0
 
 

@@ -14,6 +14,7 @@ from asyncrl.rollouts.user_process import supervised
 from asyncrl.rollouts.user_process.episodes import UserEpisodes
 from asyncrl.rollouts.user_process.host import UserProcesses
 from asyncrl.types import SamplingParams
+from tests.programs import children_with
 from tests.unit.rollouts.turns import ScriptedTurns
 from tests.unit.rollouts.user_process import programs
 from tests.unit.rollouts.user_process.runs import FakeGateway, episodes, run_processes, seen, start
@@ -246,19 +247,11 @@ def test_samples_of_slimes_shape_arrive_in_plain_types(tmp_path: Path) -> None:
 def test_nothing_is_left_after_a_run(tmp_path: Path) -> None:
     async def main(_: UserProcesses, run: UserEpisodes) -> list[psutil.Process]:
         await run(start("two_turns"), turns())
-        children = psutil.Process().children(recursive=True)
-        return [each for each in children if is_of_user_code(each)]
+        return children_with("user_process")
 
     left = run_processes(tmp_path, main, number=2)
     assert len(left) == 2
     assert not any(each.is_running() for each in left)
-
-
-def is_of_user_code(process: psutil.Process) -> bool:
-    try:
-        return any("user_process" in word for word in process.cmdline())
-    except psutil.Error:  # another child, which has just ended
-        return False
 
 
 def test_a_second_process_that_cannot_load_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
