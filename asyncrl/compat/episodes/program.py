@@ -6,7 +6,7 @@ EpisodeCall ──▶ Sample, args, sampling_params ──▶ the function ─�
 import inspect
 import logging
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from asyncrl.compat.episodes.loading import Load, set_loader
 from asyncrl.compat.episodes.needs import needs_of
 from asyncrl.compat.episodes.new_samples import new_sample, sampling_params
 from asyncrl.compat.episodes.shapes import Shape, is_slime_reward, shape_of
-from asyncrl.compat.episodes.state import sample_of, state_of
+from asyncrl.compat.episodes.state import state_of
 from asyncrl.compat.slime_path import provide_slime
 from asyncrl.compat.slime_sample import Sample
 from asyncrl.errors import EpisodeFailed, PluginError
@@ -83,11 +83,6 @@ class SlimeProgram:
         found = await _hooked(args, found, call)
         await self._score(args, found, call.start.data_set, is_list=is_list)
         return SlimeResult(samples=tuple(state_of(each) for each in found), is_list=is_list)
-
-    async def score_group(self, states: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Return the rewards of a group's samples by the function of the run (``--group-rm``)."""
-        rewards = import_module("slime.rollout.rm_hub").batched_async_rm
-        return list(await rewards(args=self._base, samples=[sample_of(state) for state in states]))
 
     def _called(self, args: Namespace, sample: Sample, call: EpisodeCall) -> Awaitable[Any]:
         further = {"evaluation": call.start.data_set is not None} if self._shape.names_evaluation else {}

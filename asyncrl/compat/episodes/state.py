@@ -34,11 +34,6 @@ def state_of(sample: Any) -> dict[str, Any]:
     return found
 
 
-def sample_of(state: Mapping[str, Any]) -> Sample:
-    """Return a sample with the attributes of ``state``."""
-    return Sample.from_dict({**state, "status": status_of(state)})
-
-
 def status_of(state: Mapping[str, Any]) -> SlimeStatus:
     """Return the status, which user code may have written as text; PENDING if it is none of slime's."""
     try:

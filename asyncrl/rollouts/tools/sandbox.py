@@ -120,11 +120,6 @@ class Sandbox:
         self._free_uids = [first + next(_slots) % (1 << 12) for _ in range(self.max_running)]
         self.isolation = self.isolation or _strongest(self.network)
 
-    @property
-    def has_namespaces(self) -> bool:
-        """Whether the code has its own view of processes and files, besides limits."""
-        return self.isolation in ("root", "user")
-
     async def python(self, code: str, *, stdin: str = "") -> SandboxResult:
         """Run Python code.  See ``run``."""
         return await self.run([self.python_path, "-B", "main.py"], files={"main.py": code}, stdin=stdin)

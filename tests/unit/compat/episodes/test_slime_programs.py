@@ -1,6 +1,5 @@
 """Functions of slime's shape run as episodes, over the gateway, as in the process of user code."""
 
-import asyncio
 import contextlib
 import importlib
 import math
@@ -243,19 +242,6 @@ def test_rewards_that_cannot_run_here_are_left_to_the_controller(tmp_path: Path)
     source = TWO_TURNS.replace("async def reward_func", "def reward_func")
     assert play(tmp_path, source, custom_rm_path="reward_func").outcome.trajectories[0].reward is None
     assert play(tmp_path, TWO_TURNS, custom_rm_path="reward_func", group_rm=True).outcome.trajectories[0].reward is None
-
-
-def test_a_group_is_scored_from_the_states_of_its_samples(tmp_path: Path) -> None:
-    source = (
-        TWO_TURNS
-        + """
-async def of_group(args, samples, **kwargs):
-    return [sample.tool_calls + place for place, sample in enumerate(samples)]
-"""
-    )
-    states = play(tmp_path, source, custom_rm_path="of_group", group_rm=True).result.samples * 2
-    program = program_of(tmp_path, source, custom_rm_path="of_group", group_rm=True)
-    assert asyncio.run(program.score_group(states)) == [1, 2]
 
 
 @pytest.mark.parametrize(
