@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from asyncrl.engines.fake import fake_logprob, fake_token
 from asyncrl.episodes import EpisodeOutcome, EpisodeStart, EpisodeTurns, GeneratedTurn, Trajectory
-from asyncrl.errors import EngineLost, EngineTimeout, EpisodeEnded, EpisodeFailed, plainly
+from asyncrl.errors import EpisodeEnded, EpisodeFailed, plainly
 from asyncrl.types import Batch, Chunk, Request, ScoredGroup, ScoredSample
 from tests.unit.pipeline.episodes import Part, response, trajectory
 from tests.unit.pipeline.harness import World, drawn, named
 from tests.unit.pipeline.test_random_histories import CHOICES as SINGLE_TURN_CHOICES
-from tests.unit.pipeline.test_random_histories import Story, assert_finished_once, ended_clean, vars_of
+from tests.unit.pipeline.test_random_histories import Story, assert_finished_once, ended_clean, resolved, vars_of
 
 HISTORIES = 400
 TOGETHER = 20
@@ -181,16 +181,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 def plan_of(draws: bytes) -> dict[str, Any]:
     """The plan that the bytes choose."""
-    plan = drawn(CHOICES, draws)
-    batch = plan["groups_per_step"]
-    plan["staleness"] += plan["interval"] - 1
-    plan["over_sampling"] = None if plan["over_sampling"] is None else batch + plan["over_sampling"]
-    plan["buffer_size"] = None if plan["buffer_size"] is None else batch * plan["buffer_size"]
-    plan["failures"] = {
-        f"g{group}.{group % 2}.t{group % 3}": (EngineLost if group % 2 else EngineTimeout)("gone")
-        for group in range(plan["failures"])
-    }
-    return {**plan, "max_failed_groups": 40, "chunk": 3}
+    return {**resolved(drawn(CHOICES, draws), "g{group}.{sample}.t{turn}"), "max_failed_groups": 40, "chunk": 3}
 
 
 class EpisodeStory(Story):

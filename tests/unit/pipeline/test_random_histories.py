@@ -140,16 +140,29 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 def plan_of(draws: bytes) -> dict[str, Any]:
     """The plan that the bytes choose."""
-    plan = drawn(CHOICES, draws)
+    return {**resolved(drawn(CHOICES, draws), "g{group}.{sample}"), "max_failed_groups": 20, "chunk": 24}
+
+
+def resolved(plan: dict[str, Any], requests: str) -> dict[str, Any]:
+    """The plan with numbers of groups in the place of numbers of batches, and failures by request.
+
+    ``requests`` is a format of the names of requests that fail once.
+    """
     batch = plan["groups_per_step"]
-    plan["staleness"] += plan["interval"] - 1
-    plan["over_sampling"] = None if plan["over_sampling"] is None else batch + plan["over_sampling"]
-    plan["buffer_size"] = None if plan["buffer_size"] is None else batch * plan["buffer_size"]
-    plan["failures"] = {
-        f"g{group}.{group % 2}": (EngineLost if group % 2 else EngineTimeout)("gone")
+    more, batches = plan["over_sampling"], plan["buffer_size"]
+    failures = {
+        requests.format(group=group, sample=group % 2, turn=group % 3): (EngineLost if group % 2 else EngineTimeout)(
+            "gone"
+        )
         for group in range(plan["failures"])
     }
-    return {**plan, "max_failed_groups": 20, "chunk": 24}
+    return {
+        **plan,
+        "staleness": plan["staleness"] + plan["interval"] - 1,
+        "over_sampling": None if more is None else batch + more,
+        "buffer_size": None if batches is None else batch * batches,
+        "failures": failures,
+    }
 
 
 @settings(
