@@ -31,8 +31,14 @@ class WandbRun:
         self._run.log(row)
 
     def finish(self) -> None:
-        """Wait until W&B has written or uploaded all rows."""
+        """Wait until W&B has written or uploaded all rows.
+
+        ``finish`` returns before W&B's own process has written the last rows of an offline run; its end is the proof.
+        """
+        import wandb
+
         self._run.finish()
+        wandb.teardown()
 
     def _define(self, name: str) -> None:
         """Draw ``name`` over its step.  Patterns would overlap, and W&B does not document which of two wins.
