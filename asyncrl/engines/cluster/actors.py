@@ -28,6 +28,7 @@ PORTS = range(20_000, 32_000)
 They lie between Ray's range for its workers (to 19,999) and the kernel's for outgoing connections (from 32,768).  A
 server listens on its port only once it has loaded, and the port must still be free then.
 """
+_RESERVATIONS: list[socket.socket] = []
 
 
 class NetworkPlace:
@@ -39,15 +40,13 @@ class NetworkPlace:
 
         return str(ray.util.get_node_ip_address())
 
-    def free_ports(self, count: int, share: int = 0, num_shares: int = 1) -> tuple[int, ...]:
+    def free_ports(self, count: int) -> tuple[int, ...]:
         """Return ``count`` different TCP ports that no process listens on now.
 
-        Actors of a run may share a node and ask at the same time.  Actors with different ``share`` never get the same
-        port.
+        No process of this node, of this run or another, gets one of them from this method before this process ends.
         """
-        ours = PORTS[share::num_shares]
-        candidates = random.sample(ours, len(ours))
-        return tuple(islice((port for port in candidates if _is_free(port)), count))
+        candidates = random.sample(PORTS, len(PORTS))
+        return tuple(islice((port for port in candidates if _is_free(port) and _reserved(port)), count))
 
 
 class ServerActor(NetworkPlace):
@@ -109,3 +108,18 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def _reserved(port: int) -> bool:
+    """Reserve ``port`` for this process; return whether no other process has it.
+
+    The reservation is a Unix socket without a file (unix(7), "abstract"), which ends with the process.
+    """
+    reservation = socket.socket(socket.AF_UNIX)
+    try:
+        reservation.bind(f"\0asyncrl-port-{port}")
+    except OSError:
+        reservation.close()
+        return False
+    _RESERVATIONS.append(reservation)
+    return True

@@ -8,34 +8,29 @@ from asyncrl.errors import ServerFailed
 
 
 class Addresses:
-    """Asks actors for their addresses.  Every method raises ServerFailed.
+    """Asks actors for their addresses.  Every method raises ServerFailed."""
 
-    Each engine, the router and the trainer have separate shares of the ports.  Actors of one node that ask at the same
-    time therefore never get the same port.
-    """
-
-    def __init__(self, num_engines: int, *, is_single_node: bool, timeout_s: float) -> None:
-        self._num_engines = num_engines
+    def __init__(self, *, is_single_node: bool, timeout_s: float) -> None:
         self._is_single_node = is_single_node
         self._timeout_s = timeout_s
 
-    async def engine(self, actor: Any, number: int) -> tuple[str, int, int]:
+    async def engine(self, actor: Any) -> tuple[str, int, int]:
         """Return an engine's host, its port, and the port of its ranks' rendezvous."""
-        host, (port, nccl_port) = await self._of(actor, 2, number)
+        host, (port, nccl_port) = await self._of(actor, 2)
         return host, port, nccl_port
 
     async def router(self, actor: Any) -> tuple[str, int, int]:
         """Return the router's host, its port, and the port of its metrics."""
-        host, (port, prometheus_port) = await self._of(actor, 2, self._num_engines)
+        host, (port, prometheus_port) = await self._of(actor, 2)
         return host, port, prometheus_port
 
     async def rank(self, actor: Any) -> tuple[str, int]:
         """Return the host of a trainer rank and a free port there; possible while the rank trains."""
-        host, (port,) = await self._of(actor, 1, self._num_engines + 1, concurrency_group=CONCURRENT)
+        host, (port,) = await self._of(actor, 1, concurrency_group=CONCURRENT)
         return host, port
 
-    async def _of(self, actor: Any, num_ports: int, share: int, **options: str) -> tuple[str, tuple[int, ...]]:
-        call = actor.free_ports.options(**options).remote(num_ports, share, self._num_engines + 2)
+    async def _of(self, actor: Any, num_ports: int, **options: str) -> tuple[str, tuple[int, ...]]:
+        call = actor.free_ports.options(**options).remote(num_ports)
         ports = await answered(call, "an actor's ports", self._timeout_s, ServerFailed)
         if self._is_single_node:
             return "127.0.0.1", ports

@@ -195,7 +195,6 @@ class _Builder:
         self._cluster = deployment.cluster
         self._failures = deployment.failures
         self._addresses = Addresses(
-            self._cluster.num_engines,
             is_single_node=placement.is_single_node,
             timeout_s=self._cluster.start_timeout_s,
         )
@@ -283,7 +282,7 @@ class _Builder:
         deployment, trainer, cluster = self._deployment, self._deployment.trainer, self._cluster
         each = cluster.rollout_num_gpus_per_engine
         server = self._server(f"sglang-{number}", self._placement.engine(ServerActor, number))
-        host, port, nccl_port = await self._addresses.engine(server.actor, number)
+        host, port, nccl_port = await self._addresses.engine(server.actor)
         launch = ServerLaunch(
             model_path=trainer.model.hf_checkpoint,
             host=host,

@@ -1,19 +1,32 @@
 """The choice of ports for servers that bind them seconds later."""
 
 import socket
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
 from asyncrl.engines.cluster import actors
 from asyncrl.engines.cluster.actors import NetworkPlace
 
+CHOOSE = """
+import sys
+from asyncrl.engines.cluster import actors
+actors.PORTS = [*map(int, sys.argv[1:])]
+print(*actors.NetworkPlace().free_ports(4), flush=True)
+input()
+"""
+PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
 
 def test_ports_in_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, free = NetworkPlace().free_ports(2)
-    monkeypatch.setattr(actors, "PORTS", [taken, free])
-    with socket.create_server(("", taken)):
+    with socket.create_server(("", 0)) as server, socket.socket() as other:
+        other.bind(("", 0))
+        taken, free = server.getsockname()[1], other.getsockname()[1]
+        other.close()
+        monkeypatch.setattr(actors, "PORTS", [taken, free])
         assert NetworkPlace().free_ports(2) == (free,)
-    assert set(NetworkPlace().free_ports(2)) == {taken, free}
 
 
 def test_ports_of_ray_workers_are_not_chosen() -> None:
@@ -24,8 +37,16 @@ def test_ports_of_ray_workers_are_not_chosen() -> None:
     assert actors.PORTS[-1] < 32_768  # the kernel's first, for outgoing connections
 
 
-def test_concurrent_callers_get_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = NetworkPlace().free_ports(12)
+def test_a_port_is_chosen_once_while_the_process_lives_that_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = NetworkPlace().free_ports(8)
+    for reservation in actors._RESERVATIONS[-8:]:  # noqa: SLF001
+        reservation.close()
     monkeypatch.setattr(actors, "PORTS", few)
-    found = [NetworkPlace().free_ports(4, share, 3) for share in range(3)]
-    assert sorted(port for ports in found for port in ports) == sorted(few)
+    with subprocess.Popen((sys.executable, "-c", CHOOSE, *map(str, few)), **PIPES) as process:
+        assert process.stdout is not None
+        theirs = {int(port) for port in process.stdout.readline().split()}
+        ours = [set(NetworkPlace().free_ports(3)) for _ in range(2)]
+        assert [len(each) for each in (theirs, *ours)] == [4, 3, 1]
+        assert set.union(theirs, *ours) == set(few)
+        process.communicate(b"\n")
+    assert set(NetworkPlace().free_ports(8)) == theirs
