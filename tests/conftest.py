@@ -1,19 +1,16 @@
 """The order of tests, and their division between two workers (``-n 2``).
 
 one     tests of ``SERVER_TESTS``, one after the other, contract first and whole runs last
-other   all other files, the longest first, so that they are done before the whole runs begin
+other   all other files, the longest first; when they are done, those of ``LAST``, while the first worker ends
 """
 
 import gc
-import os
 from functools import cache
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
-
-from asyncrl.engines.cluster import actors
 
 SERVER_TESTS = (
     "tests/contract/",
@@ -33,6 +30,8 @@ FIRST = (
     "tests/engines/megatron/train/test_layouts.py",
 )
 """Beginnings of the paths of the tests that start first: the server tests, and the longest of the others."""
+LAST = "tests/integration/test_guides.py"
+"""Whole runs that do not read the clock, and so may share the machine with those of the other worker."""
 
 
 settings.register_profile("no deadline", deadline=None)  # hypothesis' default is 200 ms for each example
@@ -40,17 +39,11 @@ settings.load_profile("no deadline")
 
 
 class ServersThenFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist is untyped
-    """All tests of ``SERVER_TESTS`` are one unit of work; every other file is one more."""
+    """All tests of ``SERVER_TESTS`` without ``LAST`` are one unit of work; every other file is one more."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "servers" if path.startswith(SERVER_TESTS) else path
-
-
-def pytest_configure() -> None:
-    """Give each worker different ports: a server may listen on its port long after the port was chosen."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    actors.PORTS = actors.PORTS[number :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+        return "servers" if path.startswith(SERVER_TESTS) and path != LAST else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ServersThenFiles:
@@ -59,13 +52,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Servers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need more GPUs than there are, and move ``FIRST`` to the front.  All others keep their order."""
+    """Skip tests that need more GPUs than there are, and move ``FIRST`` to the front, ``LAST`` to the end."""
     for item in items:
         for mark in item.iter_markers("gpu"):
             wanted = mark.kwargs.get("count", 1)
             if wanted > num_gpus():
                 item.add_marker(pytest.mark.skip(reason=f"needs {wanted} GPU{'s' if wanted > 1 else ''}"))
-    items.sort(key=lambda item: next((n for n, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST)))
+    items.sort(key=lambda item: _place(item.nodeid))
+
+
+def _place(name: str) -> int:
+    """The rank of a test in the order; equal ranks keep their order."""
+    others = len(FIRST) + name.startswith(LAST)
+    return next((place for place, path in enumerate(FIRST) if name.startswith(path)), others)
 
 
 @cache

@@ -10,13 +10,14 @@ pytestmark = pytest.mark.timeout(600)
 
 STEPS = ("--num-rollout", "2", "--eval-interval", "2", "--no-use-tensorboard", "--eval-prompt-data")
 HELD_OUT = ROOT / "configs" / "quickstart" / "heldout.jsonl"
-SETS = f"""
+NUM_HELD_OUT = 32
+SETS = """
 eval:
-  defaults: {{n_samples_per_eval_prompt: 4, max_response_len: 48}}
+  defaults: {n_samples_per_eval_prompt: 4, max_response_len: 48}
   datasets:
-    - {{name: all, path: {HELD_OUT}}}
-    - {{name: long, path: {HELD_OUT}, rm_type: exact, min_new_tokens: 40, top_p: 0.7}}
-    - {{name: greedy, path: {HELD_OUT}, n_samples_per_eval_prompt: 1, temperature: 0, repetition_penalty: 1.2}}
+    - {name: all, path: PATH}
+    - {name: long, path: PATH, rm_type: exact, min_new_tokens: 40, top_p: 0.7}
+    - {name: greedy, path: PATH, n_samples_per_eval_prompt: 1, temperature: 0, repetition_penalty: 1.2}
 """
 FUNCTION = """
 import json
@@ -45,10 +46,12 @@ def trained(folder: Path, *flags: str) -> Outcome:
 
 
 def test_each_set_of_a_file_is_answered_with_its_own_settings(tmp_path: Path) -> None:
-    (tmp_path / "sets.yaml").write_text(SETS)
-    rows = trained(tmp_path, "--eval-config", str(tmp_path / "sets.yaml")).rows
-    assert [row["eval/step"] for row in rows if "eval/step" in row] == [0, 2]
-    for row in (rows[0], rows[-1]):
+    rows = HELD_OUT.read_text().splitlines(keepends=True)[:NUM_HELD_OUT]
+    (tmp_path / "heldout.jsonl").write_text("".join(rows))
+    (tmp_path / "sets.yaml").write_text(SETS.replace("PATH", str(tmp_path / "heldout.jsonl")))
+    metrics = trained(tmp_path, "--eval-config", str(tmp_path / "sets.yaml")).rows
+    assert [row["eval/step"] for row in metrics if "eval/step" in row] == [0, 2]
+    for row in (metrics[0], metrics[-1]):
         assert {row[f"eval/{name}/failed"] for name in ("all", "long", "greedy")} == {0}
         assert row["eval/all/pass@4"] >= row["eval/all/pass@1"] == pytest.approx(row["eval/all/reward"])
         assert "eval/greedy/pass@2" not in row

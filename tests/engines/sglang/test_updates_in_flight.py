@@ -1,4 +1,4 @@
-"""A dozen weight updates of the real SGLang while it generates long answers: each pause mode keeps every answer."""
+"""Eight weight updates of the real SGLang while it generates long answers: each pause mode keeps every answer."""
 
 import asyncio
 import contextlib
@@ -32,9 +32,9 @@ Updater = BroadcastUpdater | DiskUpdater
 
 PROMPT = tuple(range(2, 34))
 NUM_SAMPLES = 8
-NUM_UPDATES = 12
-NUM_TOKENS = 3000
-"""Length of an answer: about 15 s on two idle cores, three times as long as the updates."""
+NUM_UPDATES = 8
+NUM_TOKENS = 2000
+"""Length of an answer: about 10 s on two idle cores, three times as long as the updates."""
 BETWEEN_S = 0.1
 """Time between two updates: about 20 tokens of every answer."""
 CLOSE = 1e-4
