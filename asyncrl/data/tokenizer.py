@@ -144,9 +144,11 @@ def _compiled(path: Path, source: str, specials: dict[str, str]) -> jinja2.Templ
     room.globals["raise_exception"] = _refuse
     room.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     try:
-        return room.from_string(source, globals=specials)
+        template = room.from_string(source, globals=specials)
     except jinja2.TemplateError as error:
         raise DataError(f"{path}: the chat template does not compile: {error}") from error
+    template.globals = dict(template.globals)  # read for each chat; a ChainMap takes a quarter of the time
+    return template
 
 
 class _Generation(jinja2.ext.Extension):

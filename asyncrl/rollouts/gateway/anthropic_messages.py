@@ -1,6 +1,5 @@
 """``POST /v1/messages`` and ``/v1/messages/count_tokens``: chats as Anthropic's clients send them."""
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from asyncrl.rollouts.gateway.chat_turns import ChatAnswer, ChatRequest, ChatTur
 from asyncrl.rollouts.gateway.chats import arguments_of
 from asyncrl.rollouts.gateway.fields import Body, flag, mapping, objects, shown, text
 from asyncrl.rollouts.gateway.openai_chat import chat_request
-from asyncrl.rollouts.gateway.parts import Events, Parts, json_response
+from asyncrl.rollouts.gateway.parts import Events, Parts, json_response, new_id
 from asyncrl.rollouts.gateway.refusals import bad
 from asyncrl.types import FinishReason, SamplingParams
 
@@ -152,7 +151,7 @@ def _tool_choice(found: Body) -> object:
 
 def _head(parts: Parts, body: Body) -> dict[str, Any]:
     return {
-        "id": f"msg_{uuid.uuid4().hex}",
+        "id": f"msg_{new_id()}",
         "type": "message",
         "role": "assistant",
         "model": text(body, "model") or parts.card.name,

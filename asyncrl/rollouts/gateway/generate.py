@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -16,7 +15,7 @@ from asyncrl.rollouts.gateway.answer_text import Ending, GrowingText
 from asyncrl.rollouts.gateway.contexts import Context
 from asyncrl.rollouts.gateway.fields import Body, flag, integer, mapping, shown, text, token_ids
 from asyncrl.rollouts.gateway.open_episodes import Content, OpenEpisode
-from asyncrl.rollouts.gateway.parts import Events, Parts, entries, json_response, stream_turns, turns_of
+from asyncrl.rollouts.gateway.parts import Events, Parts, entries, json_response, new_id, stream_turns, turns_of
 from asyncrl.rollouts.gateway.refusals import ABORTED, RequestRefused, bad
 from asyncrl.rollouts.gateway.sampling import Asked, asked_by_sglang
 from asyncrl.rollouts.record import same_up_to
@@ -171,7 +170,7 @@ def _nth(params: object, place: int) -> Mapping[str, Any]:
 def _nth_rid(rid: object, place: int) -> str:
     found = rid[place] if isinstance(rid, list) and place < len(rid) else rid
     if found is None:
-        return uuid.uuid4().hex
+        return new_id()
     if not isinstance(found, str):
         raise bad(f"rid must be a text, got {shown(found)}")
     return found

@@ -5,14 +5,15 @@ import base64
 import binascii
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from asyncrl.episodes import GeneratedTurn
 from asyncrl.rollouts.gateway.chats import AnswerMemory
 from asyncrl.rollouts.gateway.contexts import Context, Encoder, TextContexts
-from asyncrl.rollouts.gateway.refusals import ABORTED, RequestRefused, over, refusals, unknown
+from asyncrl.rollouts.gateway.refusals import ABORTED, RequestRefused, over, refusal_of, unknown
 from asyncrl.rollouts.gateway.rendering import ChatContexts
 from asyncrl.rollouts.interfaces import EpisodeAddress
 from asyncrl.rollouts.record import TokenIds, ids_of
@@ -47,24 +48,26 @@ class OpenEpisode:
         """A scope for each request in progress, with the id that its client gave it."""
         self._is_over = False
 
-    @asynccontextmanager
-    async def request(self, request_id: str = "") -> AsyncIterator[None]:
-        """Refuse requests after the end of the episode, and end the block when the episode ends before it."""
+    def request(self, request_id: str = "") -> "_Request":
+        """Return a block that refuses requests after the end of the episode, and ends when the episode ends before it.
+
+        The block raises RequestRefused.
+        """
+        return _Request(self, request_id)
+
+    def begin(self, scope: asyncio.Timeout, request_id: str) -> None:
+        """Note a request in progress.  Raises RequestRefused after the end of the episode."""
         if self._is_over or self.session.is_over:
             raise over(self.session.start.name)
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                self._in_progress[scope] = request_id
-                yield
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            if self._is_over:
-                raise over(self.session.start.name) from error
-            raise RequestRefused(499, "Abort by client", ABORTED) from error
-        finally:
-            self._in_progress.pop(scope, None)
+        self._in_progress[scope] = request_id
+
+    def end(self, scope: asyncio.Timeout) -> None:
+        """Forget a request."""
+        self._in_progress.pop(scope, None)
+
+    def interruption(self) -> RequestRefused:
+        """Return the reason why a request was ended."""
+        return over(self.session.start.name) if self._is_over else RequestRefused(499, "Abort by client", ABORTED)
 
     def abort(self, request_id: str) -> None:
         """End the requests whose ids begin with ``request_id``, as SGLang does."""
@@ -86,20 +89,39 @@ class OpenEpisode:
             self.session.counts[RETOKENIZED] += context.num_retokenized
             self._encoder.warn_of_cut(self.session.start.name)
         try:
-            with refusals():
-                return await self.session.generate(
-                    context.token_ids, sampling, reason=context.reason, kept=context.kept, on_chunk=on_chunk
-                )
-        except RequestRefused:
-            raise
+            return await self.session.generate(
+                context.token_ids, sampling, reason=context.reason, kept=context.kept, on_chunk=on_chunk
+            )
         except Exception as error:
-            self._on_bug(error)
-            raise
+            if (refusal := refusal_of(error)) is None:
+                self._on_bug(error)
+                raise
+            raise refusal from error
 
     def num_cached(self, context: Context) -> int:
         """Return the number of first tokens of the context that an earlier call of the episode had as well."""
         line = self.session.record.longest_prefix(context.token_ids)
         return 0 if line is None else line.num_tokens
+
+
+class _Request:
+    """One request in progress.  A class, because a generator would take a twentieth of the gateway's time."""
+
+    def __init__(self, episode: OpenEpisode, request_id: str) -> None:
+        self._episode = episode
+        self._id = request_id
+        self._scope = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        self._episode.begin(self._scope, self._id)
+        await self._scope.__aenter__()
+
+    async def __aexit__(self, *failure: Any) -> None:
+        self._episode.end(self._scope)
+        try:
+            await self._scope.__aexit__(*failure)
+        except TimeoutError as error:
+            raise self._episode.interruption() from error
 
 
 def _end(scope: asyncio.Timeout) -> None:

@@ -1,6 +1,5 @@
 """``POST /v1/chat/completions``: chats as OpenAI's clients send them."""
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ from asyncrl.data.tokenizer import Message
 from asyncrl.rollouts.gateway.chat_turns import ChatAnswer, ChatRequest, ChatTurns, required_schema, tools_of
 from asyncrl.rollouts.gateway.chats import ToolCall, messages_of
 from asyncrl.rollouts.gateway.fields import Body, flag, integer, mapping, objects, shown, text
-from asyncrl.rollouts.gateway.parts import Events, Parts, json_response
+from asyncrl.rollouts.gateway.parts import Events, Parts, json_response, new_id
 from asyncrl.rollouts.gateway.refusals import bad
 from asyncrl.rollouts.gateway.sampling import asked_by_openai
 from asyncrl.types import FinishReason, SamplingParams
@@ -93,7 +92,7 @@ class _Completion:
         self._has_logprobs = flag(body, "logprobs")
         self._with_usage = flag(mapping(body, "stream_options"), "include_usage")
         self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "id": f"chatcmpl-{new_id()}",
             "created": parts.created,
             "model": text(body, "model") or parts.card.name,
         }

@@ -1,7 +1,6 @@
 """``POST /v1/completions``: texts or token ids as OpenAI's clients send them."""
 
 import itertools
-import uuid
 from typing import Any
 
 from aiohttp import web
@@ -11,7 +10,7 @@ from asyncrl.rollouts.gateway.answer_text import GrowingText
 from asyncrl.rollouts.gateway.contexts import Context
 from asyncrl.rollouts.gateway.fields import Body, flag, integer, mapping, shown, text, token_ids
 from asyncrl.rollouts.gateway.open_episodes import Content
-from asyncrl.rollouts.gateway.parts import Events, Parts, json_response, stream_turns, turns_of
+from asyncrl.rollouts.gateway.parts import Events, Parts, json_response, new_id, stream_turns, turns_of
 from asyncrl.rollouts.gateway.refusals import bad
 from asyncrl.rollouts.gateway.sampling import Asked, asked_by_openai
 
@@ -60,7 +59,7 @@ class _Completion:
         self._has_logprobs = body.get("logprobs") is not None
         self._with_usage = flag(mapping(body, "stream_options"), "include_usage")
         self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": f"cmpl-{new_id()}",
             "object": "text_completion",
             "created": parts.created,
             "model": text(body, "model") or parts.card.name,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _JSON = {"Content-Type": "application/json"}
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_DRAW = random.Random()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,11 @@ class Events:
 
 
 _EVENTS_OF = web.RequestKey("events", Events)
+
+
+def new_id() -> str:
+    """Return an id for an answer.  It is no secret; ``uuid4`` would ask the kernel for each."""
+    return f"{_DRAW.getrandbits(128):032x}"
 
 
 def json_response(body: object, status: int = 200) -> web.Response:

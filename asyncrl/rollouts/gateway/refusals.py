@@ -1,7 +1,5 @@
 """Requests that the gateway refuses: one error with a status, in the form that each kind of client reads."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -58,19 +56,18 @@ def unknown() -> RequestRefused:
     )
 
 
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Raise RequestRefused in place of the errors that ``EpisodeSession.generate`` names."""
-    try:
-        yield
-    except RequestRefused:
-        raise
-    except EpisodeEnded as error:
-        raise RequestRefused(_STATUS_OF_END.get(error.reason, 410), _line(error), _kind(error)) from error
-    except (ValueError, EngineRejected) as error:
-        raise bad(_line(error)) from error
-    except AsyncRLError as error:
-        raise RequestRefused(500, _line(error)) from error
+def refusal_of(error: Exception) -> RequestRefused | None:
+    """Return the refusal for an error that ``EpisodeSession.generate`` names, or None for any other."""
+    match error:
+        case RequestRefused():
+            return error
+        case EpisodeEnded():
+            return RequestRefused(_STATUS_OF_END.get(error.reason, 410), _line(error), _kind(error))
+        case ValueError() | EngineRejected():
+            return bad(_line(error))
+        case AsyncRLError():
+            return RequestRefused(500, _line(error))
+    return None
 
 
 def _line(error: Exception) -> str:

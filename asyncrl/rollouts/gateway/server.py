@@ -247,11 +247,18 @@ type _Answers = Callable[[Parts, web.BaseRequest, Body], Awaitable[web.StreamRes
 
 async def _body(request: web.BaseRequest) -> Body:
     """Read the body of a request.  Raises RequestRefused."""
+    if request.content.is_eof():  # it came with the headers, as nearly always
+        return body_of(await _whole(request))
     try:
         async with asyncio.timeout(_BODY_S):
-            return body_of(await request.read())
+            return body_of(await _whole(request))
     except TimeoutError as error:
         raise RequestRefused(408, f"the body of the request did not arrive within {_BODY_S:g} s") from error
+
+
+async def _whole(request: web.BaseRequest) -> bytes:
+    try:
+        return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise RequestRefused(413, f"the body of the request is too large: {first_line(error)}") from error
 
