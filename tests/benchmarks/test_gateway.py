@@ -35,5 +35,8 @@ def test_limits_are_checked() -> None:
 
     assert problems() == []
     assert problems(cpu_s=1.1) == ["chat: 1.100 ms of CPU time per turn, the limit is 1"]
+    slow = {"case": asdict(SMALL), "measured": asdict(replace(MEASURED, cpu_s=1.1))}
+    fast = {"case": asdict(replace(SMALL, turns_per_s=200.0)), "measured": asdict(MEASURED)}
+    assert gateway.too_much([slow, fast]) == []
     assert problems(branches=2) == ["chat: 2 branches, although no client edits its history"]
     assert problems(turns=0, cpu_s=0.0) == ["chat: no turns"]
