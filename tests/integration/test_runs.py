@@ -58,7 +58,7 @@ def test_samples_are_generated_while_the_trainer_trains(short: Outcome) -> None:
     samples = [event for event in events if _is(event, names, "samples in flight") and event["name"].startswith("g")]
     overlapping = sum(any(_overlap(step, sample) for sample in samples) for step in training[:-2])
     assert len(training) == STEPS
-    assert overlapping >= 4
+    assert overlapping >= 2  # none in a synchronous run; on a busy machine a step may follow its last sample
 
 
 def _is(event: dict[str, Any], names: dict[int, str], track: str) -> bool:

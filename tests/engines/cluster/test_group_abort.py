@@ -42,7 +42,7 @@ async def main(ray):
     sending = asyncio.create_task(trainer.send(is_checked=False, timeout_s=20.0))
     await asyncio.sleep(0)  # so that it is asked first
     await trainer.abandon("asyncrl-3")
-    host, port = await Addresses(1, is_single_node=False, timeout_s=15.0).rank(rank)
+    host, port = await Addresses(is_single_node=False, timeout_s=15.0).rank(rank)
     await trainer.join_engines(
         master_address=host, master_port=port, world_size=2, group_name="asyncrl-4", backend="gloo"
     )
