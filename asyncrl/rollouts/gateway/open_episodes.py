@@ -92,6 +92,8 @@ class OpenEpisode:
             return await self.session.generate(
                 context.token_ids, sampling, reason=context.reason, kept=context.kept, on_chunk=on_chunk
             )
+        except RequestRefused:
+            raise
         except Exception as error:
             if (refusal := refusal_of(error)) is None:
                 self._on_bug(error)

@@ -59,8 +59,6 @@ def unknown() -> RequestRefused:
 def refusal_of(error: Exception) -> RequestRefused | None:
     """Return the refusal for an error that ``EpisodeSession.generate`` names, or None for any other."""
     match error:
-        case RequestRefused():
-            return error
         case EpisodeEnded():
             return RequestRefused(_STATUS_OF_END.get(error.reason, 410), _line(error), _kind(error))
         case ValueError() | EngineRejected():
