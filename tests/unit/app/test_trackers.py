@@ -90,6 +90,8 @@ def test_the_offline_run_directory_of_wandb_holds_every_metric_of_metrics_jsonl(
     assert axes["eval/aime/accuracy"] == axes["eval/version"] == "eval/step"
     assert axes["reward/mean"] == axes["train/loss"] == "step"
     assert set(axes) == {name for row in rows_of(run_dir) for name in row}
+    (log,) = run_dir.glob("wandb/offline-run-*/logs/debug-core.log")
+    assert "is shutting down" in log.read_text()  # W&B's process was asked to end, and so had written everything
 
 
 def test_a_set_whose_name_has_an_asterisk_loses_no_row_and_takes_no_part_in_patterns(tmp_path: Path) -> None:
