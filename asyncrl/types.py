@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NewType
 
+from asyncrl.token_columns import Routes, TokenSets
+
 GroupId = NewType("GroupId", int)
 """Dispatch order of a group, from 0.  Never reused within a run."""
 
@@ -140,6 +142,12 @@ class Request:
     """The weights that the engines served when the request was dispatched."""
     routing_key: str | None = None
     """Name of the episode, whose requests should reach the same engine; None: any engine."""
+    routes_from: int | None = None
+    """First position of ``token_ids`` whose route is asked for; None asks for no routes."""
+    returns_kept: bool = False
+    """Whether to return the ids that top-p and top-k kept for each token (``Chunk.kept``)."""
+    num_top: int = 0
+    """Number of likeliest ids to return for each token (``Chunk.top``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,15 +155,25 @@ class Chunk:
     """Tokens that arrived in one message from an engine.
 
     ``version`` is the oldest version that can have produced any of them.  ``logprobs`` are natural logarithms under the
-    policy that sampled the tokens, at the sampling temperature.
+    policy that sampled the tokens, at the sampling temperature: with ``kept``, over the kept ids only.
     """
 
     token_ids: tuple[int, ...]
     logprobs: Floats
     version: int
+    routes: Routes | None = None
+    """Routes of the positions after those of the chunks before, up to the one that predicts the last token here.  The
+    first chunk begins at ``Request.routes_from``.  None: not asked for, or the engine has none."""
+    kept: TokenSets | None = None
+    """The ids among which each token was drawn; None: the whole vocabulary, or unknown."""
+    top: TokenSets | None = None
+    """The likeliest ids for each token, with log-probs."""
 
     def __post_init__(self) -> None:
         _same_length("token_ids", self.token_ids, "logprobs", self.logprobs)
+        for name, sets in (("kept", self.kept), ("top", self.top)):
+            if sets is not None:
+                _same_length("token_ids", self.token_ids, name, sets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,9 +236,19 @@ class Sample:
     rollout: the loss averages over their tokens together, and counts them once."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Values that the episode left for rewards, filters and logs, besides the prompt's."""
+    routes: Routes | None = None
+    """Routes of all input positions, prompt and response but for its last token; None: the engine told none."""
+    kept: TokenSets | None = None
+    """The ids among which each token was drawn; ``logprobs`` are over these ids.  Empty sets at observations, and at
+    tokens drawn from the whole vocabulary.  None: all of them were."""
+    top: TokenSets | None = None
+    """The likeliest ids at each token, with log-probs under the policy that sampled; empty sets at observations."""
 
     def __post_init__(self) -> None:
         _same_length("token_ids", self.token_ids, "logprobs", self.logprobs)
+        for name, sets in (("kept", self.kept), ("top", self.top)):
+            if sets is not None:
+                _same_length("token_ids", self.token_ids, name, sets)
         if self.turns:
             _check_turns(self.turns, self.spans, len(self.token_ids))
             return

@@ -10,20 +10,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "asyncrl"
 
-LEAVES = {"types", "errors", "episodes", "event_loop", "internals", "protocols"}
+LEAVES = {"types", "token_columns", "errors", "episodes", "event_loop", "internals", "protocols"}
 MODELS = {"models", "models.families"}
 CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
 EMULATION = "engines.megatron.setup.cpu_emulation"
 MAY_IMPORT: dict[str, set[str]] = {
-    "types": set(),
+    "token_columns": set(),
+    "types": {"token_columns"},
     "errors": set(),
     "episodes": {"types"},
     "event_loop": set(),
     "internals": {"errors"},
     "protocols": {"types"},
     "algorithms": set(),
-    "buffer": {"types", "errors"},
+    "buffer": {"types", "token_columns", "errors"},
     "capacity": CONFIG | {"errors", "models"},
     "config": {"errors", "config.areas", "config.slime"},
     "compat": LEAVES | CONFIG | {"algorithms", "hooks"},
