@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from asyncrl.token_columns import TokenSets
 from asyncrl.types import Chunk, FinishReason, Floats, GroupId, Prompt, Reward, Sample, SamplingParams, Span, Weights
 
 
@@ -61,6 +62,10 @@ class GeneratedTurn:
     finish: FinishReason
     seconds: float
     """Seconds on an engine, without the wait for a slot."""
+    kept: TokenSets | None = None
+    """See ``Sample.kept``."""
+    top: TokenSets | None = None
+    """See ``Sample.top``."""
 
 
 class EpisodeTurns(Protocol):

@@ -140,3 +140,20 @@ class TokenSets:
             ids_I=np.zeros(0, np.int32),
             logprobs_I=np.zeros(0, np.float32) if has_logprobs else None,
         )
+
+
+def joined_sets(parts: Sequence[tuple[int, TokenSets | None]]) -> TokenSets | None:
+    """Concatenate the sets of consecutive parts, each with its number of tokens; the sets of a part may be unknown.
+
+    Returns None if no part has sets.
+    """
+    first = next((sets for _, sets in parts if sets is not None), None)
+    if first is None:
+        return None
+    has_logprobs = first.logprobs_I is not None
+    return TokenSets.joined(
+        [
+            TokenSets.unknown(num_tokens, has_logprobs=has_logprobs) if sets is None else sets
+            for num_tokens, sets in parts
+        ]
+    )

@@ -118,6 +118,12 @@ class SamplingParams:
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further sampling parameters of SGLang, such as ``min_p`` or ``json_schema``, sent as they are."""
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether tokens are drawn, but not among all of the vocabulary."""
+        min_p = self.extra.get("min_p") or 0
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or min_p > 0)
+
     def after(self, num_tokens: int) -> "SamplingParams":
         """Return the settings for the rest of an answer that has ``num_tokens`` tokens."""
         return replace(
@@ -145,7 +151,10 @@ class Request:
     routes_from: int | None = None
     """First position of ``token_ids`` whose route is asked for; None asks for no routes."""
     returns_kept: bool = False
-    """Whether to return the ids that top-p and top-k kept for each token (``Chunk.kept``)."""
+    """Whether to return the ids that top-p and top-k kept for each token (``Chunk.kept``).
+
+    Without effect unless ``SamplingParams.is_limited``.  An engine that cannot tell them returns NaN log-probs.
+    """
     num_top: int = 0
     """Number of likeliest ids to return for each token (``Chunk.top``)."""
 
@@ -271,6 +280,12 @@ class Sample:
     def num_observed(self) -> int:
         """Number of tokens of observations."""
         return len(self.token_ids) - self.num_generated
+
+    def without_columns(self) -> "Sample":
+        """Return the sample without routes and sets of ids, which only the trainer reads: they may be megabytes."""
+        if self.routes is None and self.kept is None and self.top is None:
+            return self
+        return replace(self, routes=None, kept=None, top=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -242,7 +242,9 @@ def _parts(
     slots = Slots(num_slots, episode_load(run, num_slots))
     engine = _engine(checked, running, serving)
 
-    def sampler(sampling: SamplingParams, reward: RewardFn, tokenizer: TextTokenizer) -> Sampler:
+    def sampler(
+        sampling: SamplingParams, reward: RewardFn, tokenizer: TextTokenizer, *, is_training: bool = False
+    ) -> Sampler:
         return Sampler(
             engine=engine,
             reward=reward,
@@ -254,11 +256,14 @@ def _parts(
             timeline=timeline,
             seed=run.model.seed,
             episodes=episodes,
+            is_training=is_training,
         )
 
     hooks, source = checked.hooks.batch_hooks(), checked.prompts if isinstance(checked.prompts, UserPrompts) else None
     observers: list[GroupObserver] = [each for each in (hooks, source) if each is not None]
-    training = sampler(sampling(checked.run.rollout, checked.end_tokens), checked.reward, checked.tokenizer)
+    training = sampler(
+        sampling(checked.run.rollout, checked.end_tokens), checked.reward, checked.tokenizer, is_training=True
+    )
     return Parts(
         scheduler=_scheduler(checked, training, rewards, slots, serving, timeline, observers),
         evaluator=_evaluator(checked, running, sampler, slots, serving, timeline),

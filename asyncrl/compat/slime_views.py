@@ -4,6 +4,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from asyncrl.compat.slime_sample import Sample, SlimeStatus
 from asyncrl.types import FinishReason, Prompt, ScoredGroup
 from asyncrl.types import Sample as OurSample
@@ -11,7 +13,10 @@ from asyncrl.types import Sample as OurSample
 SLIME_STATE = "slime_state"
 """The key of a sample's metadata under which the attributes of a function's Sample are kept."""
 
-_REBUILT = ("tokens", "loss_mask", "rollout_log_probs", "response", "response_length", "metadata", "reward")
+_REBUILT = (
+    *("tokens", "loss_mask", "rollout_log_probs", "response", "response_length", "metadata", "reward"),
+    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts"),
+)
 """Attributes of a view that are made from the values of the run."""
 
 
@@ -96,6 +101,9 @@ def _view(prompt: Prompt, sample: OurSample, group_size: int | None) -> Sample:
         status=_STATUS[sample.finish],
         metadata=_copied(dict(prompt.metadata)),
     )
+    if sample.kept is not None:  # arrays, as slime has tensors
+        view.rollout_top_p_token_ids = sample.kept.ids_I
+        view.rollout_top_p_token_offsets = np.concatenate([[0], np.cumsum(sample.kept.counts_T)]).astype(np.int32)
     _add_state(view, sample)
     if sample.resumed_at:
         _mark_first_step(view, sample)

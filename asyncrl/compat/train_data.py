@@ -15,8 +15,11 @@ READ = ("rewards", "raw_reward", "loss_masks", "rollout_log_probs", "truncated")
 """Columns that change the batch."""
 CHECKED = ("tokens", "response_lengths", "sample_indices", "rollout_ids")
 """Columns that must agree with the batch."""
-IGNORED = ("total_lengths", "rollout_mask_sums", "source_names", "round_number")
-"""Columns that follow from others, or that only slime's reports use."""
+IGNORED = (
+    *("total_lengths", "rollout_mask_sums", "source_names", "round_number"),
+    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts"),
+)
+"""Columns that follow from others, that only slime's reports use, or that stay as the engines returned them."""
 
 
 def converted(batch: Batch, data: Mapping[str, Any], indices: Sequence[int | None]) -> Batch:

@@ -7,12 +7,15 @@ import asyncio
 import hashlib
 import math
 from array import array
-from collections.abc import Callable, Mapping
-from itertools import repeat
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from asyncrl.errors import EngineError, GpuSharingFailed, UpdateInterrupted
+from asyncrl.token_columns import TokenSets
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
 
 VOCABULARY = 64
@@ -120,7 +123,9 @@ class FakeEngine:
         befores = (last, *tokens[:-1])
         logprobs = array("f", map(fake_logprob, befores, tokens, repeat(weights.step)))
         written.extend(tokens)
-        on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=weights.version))
+        is_kept = request.returns_kept and request.sampling.is_limited
+        kept = fake_kept(befores, tokens) if is_kept else None
+        on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=weights.version, kept=kept))
 
     async def _time(self, size: int) -> tuple[bool, int]:
         """Sleep for the time of ``size`` tokens; return whether an interruption came, and the tokens by then."""
@@ -326,6 +331,17 @@ class FakeTokenizer:
 def fake_token(seed: int, position: int) -> int:
     """Return the token that FakeEngine draws with ``seed`` at ``position``, counted from the first prompt token."""
     return hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=1).digest()[0] % VOCABULARY
+
+
+def fake_kept(befores: Sequence[int], tokens: Sequence[int]) -> TokenSets:
+    """Return the ids among which FakeEngine drew ``tokens`` behind the tokens ``befores``: one to three each."""
+    sets = [
+        [token, (token + 1) % VOCABULARY, before][: 1 + (before + token) % 3]
+        for before, token in zip(befores, tokens, strict=True)
+    ]
+    return TokenSets(
+        counts_T=np.array([len(ids) for ids in sets], np.int32), ids_I=np.array([*chain.from_iterable(sets)], np.int32)
+    )
 
 
 def _logprobs(token_ids: tuple[int, ...], start: int, step: int) -> tuple[float, ...]:

@@ -61,7 +61,7 @@ class InPool:
 
     async def __call__(self, prompt: Prompt, sample: Sample, /) -> Reward:
         """Return the reward.  Raises RewardFailed."""
-        return reward_of(await resources().pool.run(self._resolver, prompt, sample), self._key)
+        return reward_of(await resources().pool.run(self._resolver, prompt, sample.without_columns()), self._key)
 
 
 class InPoolGroup(InPool):
@@ -73,7 +73,8 @@ class InPoolGroup(InPool):
 
     async def of_group(self, prompt: Prompt, samples: Sequence[Sample], /) -> list[Reward]:
         """Return one reward per sample.  Raises RewardFailed."""
-        return rewards_of(await resources().pool.run(self._resolver, prompt, list(samples)), self._key)
+        plain = [each.without_columns() for each in samples]
+        return rewards_of(await resources().pool.run(self._resolver, prompt, plain), self._key)
 
 
 class Batched:

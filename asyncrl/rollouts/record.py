@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from asyncrl.episodes import GeneratedTurn, Trajectory
+from asyncrl.token_columns import TokenSets, joined_sets
 from asyncrl.types import FinishReason, Reward, Sample, Span, Turn
 
 EDITED = "edited"
@@ -227,7 +228,23 @@ def _sample(
         seconds=seconds,
         turns=tuple(turns),
         prompt_ids=None if line.prompt_ids == group_prompt else line.prompt_ids,
+        kept=sets_of_turns(len(token_ids), [(start, turn.kept) for start, turn in line.turns]),
+        top=sets_of_turns(len(token_ids), [(start, turn.top) for start, turn in line.turns]),
     )
+
+
+def sets_of_turns(num_tokens: int, turns: Sequence[tuple[int, TokenSets | None]]) -> TokenSets | None:
+    """Return the sets of ``num_tokens`` tokens from those of turns, each with the position of its first token.
+
+    The turns are in order; the tokens between them have empty sets.  Returns None if no turn has sets.
+    """
+    parts: list[tuple[int, TokenSets | None]] = []
+    end = 0
+    for start, sets in turns:
+        if sets is not None:
+            parts += [(start - end, None), (len(sets), sets)]
+            end = start + len(sets)
+    return joined_sets([*parts, (num_tokens - end, None)])
 
 
 def _mask(line: Line, left_out: frozenset[int]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "token_columns": set(),
     "types": {"token_columns"},
     "errors": set(),
-    "episodes": {"types"},
+    "episodes": {"types", "token_columns"},
     "event_loop": set(),
     "internals": {"errors"},
     "protocols": {"types"},

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,8 +26,9 @@ from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, Trajectory
 from asyncrl.errors import EpisodeFailed
 from asyncrl.rewards.values import reward_of
 from asyncrl.rollouts.interfaces import SlimeResult
-from asyncrl.rollouts.record import TokenRecord
+from asyncrl.rollouts.record import TokenRecord, sets_of_turns
 from asyncrl.rollouts.session import EpisodeSession, Verdict
+from asyncrl.token_columns import TokenSets
 from asyncrl.types import FIRST_ARTIFICIAL_CALL, FinishReason, Floats, Reward, Sample, Span, Turn, Weights
 
 UNMATCHED = "episodes/unmatched_tokens"
@@ -146,7 +147,15 @@ def _sample(given: ReturnedTokens, session: EpisodeSession, index: int, tally: _
         # Without turns, spans would have to cover all tokens; behind an empty turn, all of them are observations.
         turns=turns or (Turn(call=tally.next_call(), start=0, stop=0, finish=FinishReason.STOP),),
         prompt_ids=None if prompt_ids == session.start.prompt.token_ids else prompt_ids,
+        kept=sets_of_turns(len(token_ids), [(each.start, _part_of(each, "kept")) for each in regions]),
+        top=sets_of_turns(len(token_ids), [(each.start, _part_of(each, "top")) for each in regions]),
     )
+
+
+def _part_of(region: Region, name: Literal["kept", "top"]) -> TokenSets | None:
+    """Return the sets of a region; None if no turn wrote it, or its turn has none."""
+    sets: TokenSets | None = None if region.turn is None else getattr(region.turn, name)
+    return None if sets is None else sets.part(region.offset, region.offset + region.stop - region.start)
 
 
 def _preference(given: ReturnedTokens, tally: _Tally, region: Region) -> float:

@@ -14,8 +14,12 @@ class RolloutConfig:
     rollout_batch_size: Annotated[int, "Number of prompts (groups) per training step."]
     n_samples_per_prompt: Annotated[int, "Number of samples per group."] = 1
     rollout_temperature: Annotated[float, "Sampling temperature, above 0."] = 1.0
-    rollout_top_p: Annotated[float, "Top-p of nucleus sampling; 1.0 is off."] = 1.0
-    rollout_top_k: Annotated[int, "Top-k of sampling; -1 is off."] = -1
+    rollout_top_p: Annotated[
+        float, "Top-p of nucleus sampling; 1.0 is off. Training renormalises log-probs over the ids that it keeps."
+    ] = 1.0
+    rollout_top_k: Annotated[
+        int, "Top-k of sampling; -1 is off. Training renormalises log-probs over the ids that it keeps."
+    ] = -1
     rollout_max_response_len: Annotated[int, "Maximum length of one response in tokens."] = 1024
     rollout_stop: Annotated[tuple[str, ...], "Stop strings: texts that end a response."] = ()
     rollout_stop_token_ids: Annotated[

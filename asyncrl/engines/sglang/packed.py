@@ -10,12 +10,14 @@ Only requests whose id begins with ``PACKED`` get packed answers; all others get
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final
 
+import numpy as np
 import pybase64
 
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
+from asyncrl.token_columns import TokenSets
 from asyncrl.types import Floats
 
 COLUMNS = "packed"
@@ -28,6 +30,16 @@ SGLang sends at least fourteen entries, the same in each event.
 _INTEGER: Final = "i"
 _FLOAT: Final = "f"
 """Typecodes of 4 bytes each, in native byte order.  Both machines are little-endian, as are all that run CUDA."""
+MASK, MASK_LOGPROBS = "output_token_sampling_mask", "output_token_sampling_logprobs"
+"""SGLang's keys of the ids that were kept for each token, and of the log-probs over them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The ids among which each token of an event was drawn, and the tokens' log-probs over them."""
+
+    sets: TokenSets
+    logprobs: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +50,8 @@ class Entries:
     logprobs: Floats
     versions: Sequence[tuple[str, int]] | None
     """Runs of equal stamps, as (version, number of tokens); None if the server has no plug-in."""
+    kept: Kept | None = None
+    """None if they were not asked for, or the server has none."""
 
 
 def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -55,6 +69,9 @@ def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     columns: dict[str, Any] = {"token_ids": _written(_INTEGER, token_ids), "logprobs": _written(_FLOAT, logprobs)}
     columns["versions"] = runs_of(meta[STAMPS]) if STAMPS in meta else None
+    if (kept := kept_in(meta, len(token_ids))) is not None:
+        columns["kept"] = [_written(_INTEGER, kept.sets.counts_T), _written(_INTEGER, kept.sets.ids_I)]
+        columns["kept_logprobs"] = _written(_FLOAT, kept.logprobs)
     return {
         COLUMNS: columns,  # first: ``client/payload`` recognizes a packed event by its first key
         "text": event["text"],
@@ -69,7 +86,28 @@ def unpack(columns: Mapping[str, Any]) -> Entries:
         token_ids=tuple(memoryview(_bytes_of(columns["token_ids"])).cast(_INTEGER).tolist()),
         logprobs=array(_FLOAT, _bytes_of(columns["logprobs"])),
         versions=columns["versions"],
+        kept=_unpacked_kept(columns) if "kept" in columns else None,
     )
+
+
+def kept_in(meta: Mapping[str, Any], num_tokens: int) -> Kept | None:
+    """Return the kept sets of SGLang's ``meta_info``; None unless each of the tokens has one."""
+    masks, logprobs = meta.get(MASK), meta.get(MASK_LOGPROBS)
+    if not masks or not logprobs or not len(masks) == len(logprobs) == num_tokens:
+        return None
+    if None in masks or None in logprobs:
+        return None
+    sets = TokenSets(
+        counts_T=np.fromiter(map(len, masks), np.int32, len(masks)),
+        ids_I=np.fromiter(chain.from_iterable(masks), np.int32),
+    )
+    return Kept(sets=sets, logprobs=array(_FLOAT, logprobs))
+
+
+def _unpacked_kept(columns: Mapping[str, Any]) -> Kept:
+    counts, ids = (np.frombuffer(_bytes_of(each), np.int32) for each in columns["kept"])
+    logprobs = array(_FLOAT, _bytes_of(columns["kept_logprobs"]))
+    return Kept(sets=TokenSets(counts_T=counts, ids_I=ids), logprobs=logprobs)
 
 
 def runs_of(stamps: Sequence[str | None]) -> list[tuple[str, int]] | None:
@@ -80,8 +118,8 @@ def runs_of(stamps: Sequence[str | None]) -> list[tuple[str, int]] | None:
     return runs if sum(length for _, length in runs) == len(stamps) else None
 
 
-def _written(typecode: str, values: Sequence[Any]) -> str:
-    return pybase64.b64encode_as_string(array(typecode, values))
+def _written(typecode: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> str:
+    return pybase64.b64encode_as_string(values if isinstance(values, np.ndarray) else array(typecode, values))
 
 
 def _bytes_of(text: str) -> bytes:

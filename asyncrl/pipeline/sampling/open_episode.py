@@ -222,6 +222,8 @@ class OpenEpisode:
             text=turn.text,
             finish=reason,
             seconds=turn.seconds,
+            kept=turn.kept,
+            top=turn.top,
         )
 
     @contextmanager

@@ -1,8 +1,9 @@
-"""A sample that is still being generated: tokens, log-probs, and the weights that generated each token."""
+"""A sample that is still being generated: tokens, their columns, and the weights that generated each token."""
 
 from array import array
 from collections.abc import Mapping, Sequence
 
+from asyncrl.token_columns import TokenSets, joined_sets
 from asyncrl.types import Chunk, FinishReason, Floats, GroupId, Sample, Span, Weights
 
 
@@ -19,6 +20,8 @@ class PartialSample:
         self._tokens: list[tuple[int, ...]] = []
         self._logprobs: Floats = array("f")
         self._spans: list[Span] = []
+        self._kept: list[tuple[int, TokenSets | None]] = []
+        self._top: list[tuple[int, TokenSets | None]] = []
         self._published = published
 
     @property
@@ -39,6 +42,8 @@ class PartialSample:
         self.num_tokens = stop
         self._tokens.append(chunk.token_ids)
         self._logprobs.extend(chunk.logprobs)
+        self._kept.append((stop - start, chunk.kept))
+        self._top.append((stop - start, chunk.top))
         weights = self._published[chunk.version]
         if self._spans and self._spans[-1].weights == weights:
             start = self._spans.pop().start
@@ -49,6 +54,7 @@ class PartialSample:
         copy = PartialSample(self.index, self._published, self.group_id)
         copy.num_tokens = copy.resumed_at = self.num_tokens
         copy._tokens, copy._logprobs, copy._spans = [*self._tokens], self._logprobs[:], [*self._spans]
+        copy._kept, copy._top = [*self._kept], [*self._top]
         return copy
 
     def finish(self, text: str, reason: FinishReason, seconds: float) -> Sample:
@@ -63,6 +69,8 @@ class PartialSample:
             seconds=seconds,
             group_id=self.group_id,
             resumed_at=self.resumed_at,
+            kept=joined_sets(self._kept),
+            top=joined_sets(self._top),
         )
 
 

@@ -59,8 +59,12 @@ class Sampler:
         timeline: Timeline,
         seed: int,
         episodes: EpisodeSettings | None = None,
+        is_training: bool = False,
     ) -> None:
-        """With ``episodes``, a function generates the samples, otherwise each is a single turn."""
+        """With ``episodes``, a function generates the samples, otherwise each is a single turn.
+
+        With ``is_training``, the engines are asked for all that the trainer needs besides tokens.
+        """
         self.sampling = sampling
         self.slots = slots
         self.serving = serving
@@ -72,6 +76,7 @@ class Sampler:
         self._tokenizer = tokenizer
         self.timeline = timeline
         self._seed = seed
+        self._is_training = is_training
 
     @property
     def retries(self) -> int:
@@ -129,6 +134,7 @@ class Sampler:
             seed=seed,
             weights=self.serving.now,
             routing_key=routing_key,
+            returns_kept=self._is_training and sampling.is_limited,
         )
         reason = ended(written, sampling) if written else None  # an interrupted answer may be complete
         reason = reason or await self._engine.generate(request, extend)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns
@@ -103,7 +104,8 @@ async def _turn(call: OpenCall, session: EpisodeSession, ask: Ask) -> None:
     except AsyncRLError as error:  # of the engines, after the last retry
         await call.send(Answer(call.number, ask.ask, _without_cause(error)))
     else:
-        await call.send(Answer(call.number, ask.ask, turn))
+        # The session has recorded the columns; the function reads tokens and log-probs.
+        await call.send(Answer(call.number, ask.ask, replace(turn, kept=None, top=None)))
 
 
 def _without_cause(error: AsyncRLError) -> AsyncRLError:

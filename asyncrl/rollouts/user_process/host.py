@@ -60,8 +60,8 @@ class UserProcesses:
 
         Cancelling the call cancels the function.
         """
-        process = self.of(samples[0].group_id, prompt)
-        async with process.call(partial(Score, program=program, prompt=prompt, samples=samples)) as call:
+        process, plain = self.of(samples[0].group_id, prompt), tuple(each.without_columns() for each in samples)
+        async with process.call(partial(Score, program=program, prompt=prompt, samples=plain)) as call:
             message = await call.receive()
         if isinstance(message, Returned):
             return _rewards(message)

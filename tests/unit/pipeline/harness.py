@@ -107,6 +107,7 @@ class World:
     """A user's evaluation function, which replaces the built-in evaluation."""
     eval_timeout_s: float = 100.0
     max_new_tokens: int = 10_000
+    top_p: float = 1.0
     eval_interval: int | None = None
     rows: int = 1_000_000
     prompt_seconds: float = 0.0
@@ -186,7 +187,7 @@ class World:
         )
 
     def _sampling(self) -> SamplingParams:
-        return SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=self.max_new_tokens)
+        return SamplingParams(temperature=1.0, top_p=self.top_p, top_k=-1, max_new_tokens=self.max_new_tokens)
 
     def _parts(self) -> Parts:
         timeline = NoTimeline()
@@ -199,7 +200,7 @@ class World:
         self.engine.continue_generation(first)
         engine = RetryingEngine(self.engine, self.retries, lambda: serving.now)
 
-        def sampler_of(sampling: SamplingParams, reward: Any) -> Sampler:
+        def sampler_of(sampling: SamplingParams, reward: Any, *, is_training: bool = False) -> Sampler:
             return Sampler(
                 engine=engine,
                 reward=reward,
@@ -211,11 +212,12 @@ class World:
                 timeline=timeline,
                 seed=1,
                 episodes=episodes,
+                is_training=is_training,
             )
 
         self.scheduler = Scheduler(
             prompts=self.prompts if self.source is None else self.source,
-            sampler=sampler_of(self._sampling(), self.reward),
+            sampler=sampler_of(self._sampling(), self.reward, is_training=True),
             keep=self.keep,
             limits=Limits(
                 groups_per_step=self.groups_per_step,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engines.fake import FakeEngine, fake_logprob
+from asyncrl.engines.fake import FakeEngine, fake_kept, fake_logprob
 from asyncrl.episodes import GeneratedTurn
 from asyncrl.errors import EngineLost
 from asyncrl.pipeline import logprob_check
-from asyncrl.pipeline.logprob_check import mean_difference, written_by
+from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference, written_by
 from asyncrl.types import Batch, FinishReason, ScoredSample, Span, Turn, Weights
 from tests.unit.pipeline.episodes import trajectory
 from tests.unit.pipeline.harness import World, uneven
@@ -164,6 +164,32 @@ def test_the_loop_compares_no_more_tokens_than_a_mean_needs() -> None:
     half = logprob_check.COMPARED_TOKENS // 2
     answers = dict(enumerate(group(1, [1.0] * 5, [half] * 5, step=3).samples))
     assert list(written_by(NOW, answers)) == [0, 1]
+
+
+def test_answers_within_top_p_are_compared_by_their_own_log_probs_and_never_scored() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Scoring(FakeEngine):
+        async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+            asked.append(token_ids)
+            return await super().score(token_ids, start)
+
+    async def found(step: int) -> dict[int, Sequence[float]]:
+        groups = (group(1, [1.0], [2], step=step), group(2, [1.0], [2], step=step))
+        kept = fake_kept((1, 7), (7, 7))
+        first = replace(groups[0].samples[0], sample=replace(groups[0].samples[0].sample, kept=kept))
+        batch = Batch(step=3, groups=(replace(groups[0], samples=(first,)), groups[1]))
+        return await engine_logprobs(batch, NOW, Scoring())
+
+    assert list(run_virtually(found(3))[0]) == [0, 1]
+    assert list(run_virtually(found(2))[0]) == [1]
+    assert asked == [(1, 7, 7)]
+
+
+def test_answers_with_unknown_log_probs_are_not_compared() -> None:
+    (scored,) = group(1, [1.0], [2], step=3).samples
+    unknown = replace(scored, sample=replace(scored.sample, logprobs=array("f", [-1.0, math.nan])))
+    assert written_by(NOW, {0: unknown, 1: scored}) == {1: array("f", [-1.0, -1.0])}
 
 
 def batch_of(*lengths: int) -> Batch:

@@ -3,11 +3,14 @@
 import random
 import time
 from array import array
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from asyncrl.episodes import GeneratedTurn, Trajectory
 from asyncrl.rollouts.record import EDITED, NEW, PARALLEL, TEMPLATE, TokenRecord, same_up_to
+from asyncrl.token_columns import TokenSets
 from asyncrl.types import ScoredSample
 from tests.unit.rollouts.turns import turn_of
 
@@ -154,3 +157,19 @@ def test_a_turn_behind_30_000_tokens_costs_no_loop_over_them() -> None:
         record.add(context, turn_of(call, (1, 2)))
     assert (time.process_time() - began) / 20 < 0.01  # a loop in Python takes 2 ms and more per comparison
     assert len(record.lines) == 1
+
+
+def test_the_kept_ids_of_a_turn_stay_with_its_tokens() -> None:
+    record = TokenRecord()
+    record.add((1, 2), replace(turn_of(0, (7, 8)), kept=sets_of([7], [8, 3])))
+    record.add((1, 2, 7, 8, 5, 5), replace(turn_of(1, (9,)), kept=sets_of([9, 4])))
+    record.add((1, 2, 7, 8, 6), turn_of(2, (9,)))  # drawn from the whole vocabulary
+    whole, branch = (each.sample.kept for each in trajectories_of(record))
+    assert whole == sets_of([7], [8, 3], [], [], [9, 4])
+    assert branch == sets_of([7], [8, 3], [], [])
+    assert trajectories_of(random_history(random.Random(1))[0])[0].sample.kept is None
+
+
+def sets_of(*ids: list[int]) -> TokenSets:
+    counts = np.array([len(each) for each in ids], np.int32)
+    return TokenSets(counts_T=counts, ids_I=np.array([each for one in ids for each in one], np.int32))

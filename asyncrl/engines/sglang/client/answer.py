@@ -1,26 +1,55 @@
 """One answer as it arrives from SGLang: chunks of one weight version each, and the finish reason.  Uses no HTTP."""
 
 import asyncio
+import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.engines.sglang.client.calls_in_flight import CallInFlight
+from asyncrl.engines.sglang.client.kept_sets import KeptSets, is_needed
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.packed import Entries
 from asyncrl.errors import EngineLost, EngineRejected
+from asyncrl.token_columns import TokenSets
 from asyncrl.types import Chunk, FinishReason, Floats, Request, SamplingParams
 
-Tokens = tuple[tuple[int, ...], Floats]
-"""Token ids, and one log-prob for each of them."""
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The new tokens of an event, and their columns."""
+
+    token_ids: tuple[int, ...]
+    logprobs: Floats
+    kept: TokenSets | None = None
+
+    def chunk(self, start: int, stop: int, version: int) -> Chunk:
+        if stop - start == len(self.token_ids):
+            return Chunk(token_ids=self.token_ids, logprobs=self.logprobs, version=version, kept=self.kept)
+        return Chunk(
+            token_ids=self.token_ids[start:stop],
+            logprobs=self.logprobs[start:stop],
+            version=version,
+            kept=None if self.kept is None else self.kept.part(start, stop),
+        )
 
 
 class Answer:
     """The part of the answer to ``request`` that has arrived."""
 
     def __init__(
-        self, request: Request, call: CallInFlight, trail: VersionTrail, on_chunk: Callable[[Chunk], None]
+        self,
+        request: Request,
+        call: CallInFlight,
+        trail: VersionTrail,
+        kept_sets: KeptSets,
+        on_chunk: Callable[[Chunk], None],
     ) -> None:
+        self._request = request
         self._sampling = request.sampling
+        self._kept_sets = kept_sets
+        self._needs_kept = is_needed(request)
         self._call = call
         self._trail = trail
         self._on_chunk = on_chunk
@@ -39,9 +68,10 @@ class Answer:
         _raise_for_error(event)
         meta = event["meta_info"]
         reason = self._reason(meta)
-        tokens, logprobs = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
+        new = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
+        new, tokens = self._over_kept(new, meta["output_token_logprobs"]), new.token_ids
         for version, start, stop in self._runs(len(tokens), meta["output_token_logprobs"].versions):
-            self._on_chunk(Chunk(token_ids=tokens[start:stop], logprobs=logprobs[start:stop], version=version))
+            self._on_chunk(new.chunk(start, stop, version))
             self._version = max(self._version, version)
         self._num_tokens += len(tokens)
         self._version = max(self._version, self._trail.oldest_possible(int(meta["weight_version"]), self._clock()))
@@ -59,7 +89,21 @@ class Answer:
             raise (EngineRejected if refused else EngineLost)(f"{meta['id']} was aborted: {finish.get('message')}")
         return FinishReason(finish["type"])
 
-    def _aborted(self, event: Mapping[str, Any]) -> Tokens:
+    def _over_kept(self, new: _Tokens, entries: Entries) -> _Tokens:
+        """Return the tokens with log-probs over the ids that were kept, if their request needs these.
+
+        The log-probs are NaN where the server did not tell the ids.
+        """
+        num_tokens = len(new.token_ids)
+        if not self._needs_kept or not num_tokens:
+            return new
+        if entries.kept is None:
+            self._kept_sets.warn(self._kept_sets.why_missing(self._request))
+            return _Tokens(new.token_ids, array("f", [math.nan]) * num_tokens)
+        kept = entries.kept
+        return _Tokens(new.token_ids, kept.logprobs[:num_tokens], kept.sets.part(0, num_tokens))
+
+    def _aborted(self, event: Mapping[str, Any]) -> _Tokens:
         """Return the new tokens of an event that ends an aborted answer.
 
         SGLang aborts a running request after one more token, which it sends as usual.  For a waiting request it repeats
@@ -102,16 +146,16 @@ def _end_of(text: str, sampling: SamplingParams) -> str:
     return text[-longest + 1 :] if longest > 1 else ""
 
 
-def _tokens_of(event: Mapping[str, Any]) -> Tokens:
+def _tokens_of(event: Mapping[str, Any]) -> _Tokens:
     entries: Entries = event["meta_info"]["output_token_logprobs"]
     return _matched(event["output_ids"], entries.token_ids, entries.logprobs)
 
 
-def _matched(tokens: Sequence[int], scored: Sequence[int], logprobs: Floats) -> Tokens:
+def _matched(tokens: Sequence[int], scored: Sequence[int], logprobs: Floats) -> _Tokens:
     """Check that tokens and log-probs belong together, because SGLang slices them separately.  Raises EngineLost."""
     if scored is not tokens and scored != tokens:
         raise EngineLost(f"the server sent log-probs of tokens {scored} with tokens {tokens}")
-    return tuple(tokens), logprobs
+    return _Tokens(tuple(tokens), logprobs)
 
 
 def _raise_for_error(event: Mapping[str, Any]) -> None:

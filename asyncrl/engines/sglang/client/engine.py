@@ -11,6 +11,7 @@ from asyncrl.engines.sglang.client.answer import Answer
 from asyncrl.engines.sglang.client.calls_in_flight import CallInFlight, CallsInFlight
 from asyncrl.engines.sglang.client.control import wait_for_router
 from asyncrl.engines.sglang.client.http import HttpClient
+from asyncrl.engines.sglang.client.kept_sets import KeptSets
 from asyncrl.engines.sglang.client.least_busy import LeastBusy
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.labels import PACKED, cache_key
@@ -70,6 +71,7 @@ class SGLangEngine:
         self._idle_s = request_timeout_s
         self._interrupt_s = interrupt_timeout_s
         self._trail = VersionTrail()
+        self._kept_sets = KeptSets()
         self._calls_in_flight = CallsInFlight()
         self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
 
@@ -103,15 +105,24 @@ class SGLangEngine:
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""
+        asks_for_kept = self._kept_sets.is_asked(request)
+        try:
+            return await self._generate(request, on_chunk)
+        except EngineRejected as error:
+            if not asks_for_kept or not self._kept_sets.is_refusal(error):
+                raise
+        return await self._generate(request, on_chunk)  # a refused request has generated nothing
+
+    async def _generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         # Invariant: ids are never reused, and none is the prefix of another (hence the dot).  SGLang aborts every
         # request whose id *starts* with the given one, and refuses an id that it knows already.
         rid = f"{PACKED}{request.request_id}/{self._rid()}."
-        body = _generate_body(request, rid)
+        body = _generate_body(request, rid, self._kept_sets)
         # Invariant: no await between ``some`` and ``LeastBusy.lease``, or the last engine could leave in between.
         await self._choices.some()  # the call is not in flight yet: no interruption waits for it
         call = self._calls_in_flight.begin(rid)
         try:
-            answer = Answer(request, call, self._trail, on_chunk)
+            answer = Answer(request, call, self._trail, self._kept_sets, on_chunk)
             async with _ServerLease(self._choices, self._abort, rid, request.routing_key) as url, call:
                 return await self._read(f"{url}/generate", body, answer, request.routing_key)
         finally:
@@ -256,14 +267,19 @@ class _ServerLease:
             self._choices.release(self._url)
 
 
-def _generate_body(request: Request, rid: str) -> dict[str, Any]:
+def _generate_body(request: Request, rid: str, kept_sets: KeptSets) -> dict[str, Any]:
     return {
         "rid": rid,
         "input_ids": request.token_ids,
-        "sampling_params": {**_sampling(request.sampling), "sampling_seed": request.seed},
+        "sampling_params": {
+            **_sampling(request.sampling),
+            "top_k": kept_sets.top_k(request),
+            "sampling_seed": request.seed,
+        },
         "stream": True,
         "return_logprob": True,
         "extra_key": cache_key(request.weights.version),  # no prefix cached under other weights is reused
+        **kept_sets.fields(request),
     }
 
 

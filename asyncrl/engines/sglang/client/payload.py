@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from asyncrl.engines.sglang.labels import STAMPS
-from asyncrl.engines.sglang.packed import COLUMNS, Entries, runs_of, unpack
+from asyncrl.engines.sglang.packed import COLUMNS, Entries, kept_in, runs_of, unpack
 
 _BEGIN = b'"output_token_logprobs":[['
 """The bytes that SGLang writes before the first entry.
@@ -49,6 +49,9 @@ def _read_entries(payload: bytes, begin: int) -> dict[str, Any]:
     meta = event["meta_info"]
     stamps = meta.pop(STAMPS, None)
     meta["output_token_logprobs"] = Entries(
-        token_ids=values[1::3], logprobs=array("f", values[::3]), versions=None if stamps is None else runs_of(stamps)
+        token_ids=values[1::3],
+        logprobs=array("f", values[::3]),
+        versions=None if stamps is None else runs_of(stamps),
+        kept=kept_in(meta, len(values) // 3),
     )
     return event

@@ -22,6 +22,7 @@ from asyncrl.errors import EpisodeFailed
 from asyncrl.rollouts.interfaces import SlimeResult
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession
 from asyncrl.types import FIRST_ARTIFICIAL_CALL, FinishReason, ScoredSample, Span, Weights
+from tests.unit.rollouts.test_record import sets_of
 from tests.unit.rollouts.turns import ScriptedTurns, start_of, turn_of
 from tests.virtual_time import run_virtually
 
@@ -141,6 +142,14 @@ def test_turns_behind_other_tokens_are_found_by_content() -> None:
     found = only(two_turns(), state(response, loss_mask=[0, *[1] * 5, 0, *[1] * 4]), counts)
     assert turns_of(found) == [(0, 1, 6), (1, 7, 11)]
     assert counts == Counter({MOVED: 9})
+
+
+@on_a_loop
+def test_the_kept_ids_of_a_turn_are_those_of_the_tokens_that_the_function_returned() -> None:
+    first = replace(turn_of(0, FIRST), kept=sets_of(*([token, 1] for token in FIRST)))
+    session = session_of((PROMPT, first), (PROMPT + FIRST + SEEN, turn_of(1, SECOND)))
+    found = only(session, state((*FIRST[:4], 50, *SEEN, *SECOND), loss_mask=MASK))
+    assert found.sample.kept == sets_of(*([token, 1] for token in FIRST[:4]), *([[]] * 7))
 
 
 @on_a_loop

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrl.engines.sglang.client.payload import read_event
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
-from asyncrl.engines.sglang.packed import pack, runs_of
+from asyncrl.engines.sglang.packed import MASK, MASK_LOGPROBS, pack, runs_of
 from asyncrl.engines.sglang.plugin.token_versions import PackedEvents
 
 TOKENS = st.lists(
@@ -82,3 +82,16 @@ def test_an_unexpected_sglang_disables_packing_with_one_warning(caplog: pytest.L
     assert hook.before_writing(unlike) is None
     assert hook.before_writing(event([(5, -1.0)], None)) is None
     assert len(caplog.records) == 1
+
+
+@given(tokens=TOKENS, sets=st.lists(st.lists(st.integers(0, 2**31 - 1)), min_size=1))
+def test_kept_sets_survive_packing(tokens: list[tuple[int, float]], sets: list[list[int]]) -> None:
+    plain = event(tokens, None)
+    kept = [[token, *sets[place % len(sets)]] for place, (token, _) in enumerate(tokens)]
+    plain["meta_info"] |= {MASK: kept, MASK_LOGPROBS: [logprob / 2 for _, logprob in tokens]}
+    packed = pack(plain)
+    assert packed is not None
+    ours, theirs = (read_event(orjson.dumps(each))["meta_info"]["output_token_logprobs"] for each in (packed, plain))
+    assert ours.kept.sets == theirs.kept.sets
+    assert ours.kept.logprobs.tobytes() == theirs.kept.logprobs.tobytes()
+    assert [theirs.kept.sets.part(place, place + 1).ids_I.tolist() for place in range(len(tokens))] == kept

@@ -1,0 +1,138 @@
+"""Over random histories, the columns of a sample are those of an answer that nothing ever cut.
+
+What the fake engine keeps is a function of the tokens alone, so it can be computed anew from each trained sample.
+"""
+
+import asyncio
+import logging
+from itertools import batched
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from asyncrl.engines.fake import VOCABULARY, FakeTokenizer, fake_kept
+from asyncrl.episodes import EpisodeOutcome, EpisodeStart, EpisodeTurns
+from asyncrl.errors import EpisodeEnded, plainly
+from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession
+from asyncrl.token_columns import TokenSets
+from asyncrl.types import Request, Sample
+from tests.unit.pipeline.harness import World, drawn, named
+from tests.unit.pipeline.test_random_episodes import CHOICES as EPISODE_CHOICES
+from tests.unit.pipeline.test_random_histories import CHOICES as SINGLE_TURN_CHOICES
+from tests.unit.pipeline.test_random_histories import Story, resolved
+
+HISTORIES = 200
+TOGETHER = 20
+LIMITS = EpisodeLimits(vocabulary_size=VOCABULARY, max_context_len=10_000)
+PLENTY = max(len(SINGLE_TURN_CHOICES), len(EPISODE_CHOICES))
+
+
+class Talker:
+    """An ``EpisodeFn`` that takes turns, observes, branches and asks twice at once, as its seed decides."""
+
+    async def __call__(self, start: EpisodeStart, turns: EpisodeTurns, /) -> EpisodeOutcome:
+        """See ``EpisodeFn``."""
+        session = EpisodeSession(start, turns, LIMITS, FakeTokenizer().decode)
+        tokens = start.prompt.token_ids
+        for number in range(1 + start.seed % 4):
+            before = tokens
+            turn = await session.generate(before)
+            tokens = (*before, *turn.token_ids, *range(1, (start.seed >> number) % 4))
+            await asyncio.sleep(0.003 * (start.seed % 3))
+            fate = (start.seed >> 2 * number) % 5
+            if fate == 0:  # a second answer behind the same tokens
+                await session.generate(before)
+            elif fate == 1:  # the history changes
+                tokens = (*tokens[: max(4, len(tokens) - 3)], 9)
+            elif fate == 2:
+                tokens = await self._both(session, tokens)
+        return session.outcome()
+
+    async def _both(self, session: EpisodeSession, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Continue in two ways at once, one of which is given up if it takes long."""
+
+        async def given_up() -> None:
+            try:
+                async with asyncio.timeout(0.01):
+                    await session.generate((*tokens, 5))
+            except (TimeoutError, EpisodeEnded):
+                pass
+
+        with plainly():
+            async with asyncio.TaskGroup() as both:
+                both.create_task(given_up())
+                turn = both.create_task(session.generate((*tokens, 6)))
+        return (*tokens, 6, *turn.result().token_ids)
+
+
+def story_of(plan: dict[str, Any], *, is_episode: bool) -> Story:
+    """A story whose engine returns columns."""
+    plan.pop("unruly", None)
+    short, tail = plan["short"], plan["tail"]
+    story = Story({**plan, "top_p": 0.9, **({"episode": Talker()} if is_episode else {})})
+
+    def lengths(request: Request) -> int:
+        longest: int = short * (tail if request.seed % 11 == 0 else 1)
+        return 1 + (request.seed + len(request.token_ids)) % longest
+
+    if is_episode:
+        story.world.lengths = lengths
+    return story
+
+
+@settings(
+    max_examples=HISTORIES // TOGETHER + 1,
+    phases=(Phase.generate, Phase.shrink),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(st.binary(min_size=TOGETHER * PLENTY, max_size=TOGETHER * PLENTY))
+@pytest.mark.parametrize("is_episode", [False, True])
+@pytest.mark.timeout(120)
+def test_over_random_histories_columns_are_those_of_an_uncut_answer(is_episode: bool, draws: bytes) -> None:
+    choices, requests = (
+        (EPISODE_CHOICES, "g{group}.{sample}.t{turn}")
+        if is_episode
+        else (
+            SINGLE_TURN_CHOICES,
+            "g{group}.{sample}",
+        )
+    )
+    logging.disable(logging.CRITICAL)
+    try:
+        for each in batched(draws, PLENTY):
+            plan = {
+                **resolved(drawn(choices, bytes(each[: len(choices)])), requests),
+                "max_failed_groups": 40,
+                "chunk": 3,
+            }
+            with named(plan):
+                story = story_of(plan, is_episode=is_episode)
+                story.live()
+                check(story.world)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def check(world: World) -> None:
+    for batch in world.trainer.batches:
+        for group in batch.groups:
+            for scored in group.samples:
+                sample = scored.sample
+                prompt = group.prompt.token_ids if sample.prompt_ids is None else sample.prompt_ids
+                assert sample.kept == kept_of(prompt, sample)
+
+
+def kept_of(prompt: tuple[int, ...], sample: Sample) -> TokenSets:
+    """The ids that the engine kept at each token of the sample that the policy wrote."""
+    whole = (*prompt, *sample.token_ids)
+    sets = fake_kept(whole[len(prompt) - 1 : -1], sample.token_ids)
+    wrote = np.zeros(len(sample.token_ids), bool)
+    for span in sample.spans:
+        wrote[span.start : span.stop] = True
+    return TokenSets(counts_T=np.where(wrote, sets.counts_T, 0), ids_I=sets.ids_I[np.repeat(wrote, sets.counts_T)])
