@@ -118,6 +118,19 @@ class TokenSets:
         logprobs = None if self.logprobs_I is None else self.logprobs_I[first:last]
         return TokenSets(counts_T=self.counts_T[start:stop], ids_I=self.ids_I[first:last], logprobs_I=logprobs)
 
+    def within(self, others: "TokenSets") -> "TokenSets":
+        """Return the ids of each set that are also in the set of ``others`` for the same token."""
+        is_in = np.isin(_keys(self), _keys(others))
+        counts = np.bincount(_tokens(self)[is_in], minlength=len(self)).astype(np.int32)
+        logprobs = None if self.logprobs_I is None else self.logprobs_I[is_in]
+        return TokenSets(counts_T=counts, ids_I=self.ids_I[is_in], logprobs_I=logprobs)
+
+    def shifted(self, by_T: NDArray[np.float32]) -> "TokenSets":
+        """Return the sets with a number for each token added to its log-probs."""
+        assert self.logprobs_I is not None, "only log-probs can be shifted"
+        logprobs = self.logprobs_I + np.repeat(by_T, self.counts_T)
+        return TokenSets(counts_T=self.counts_T, ids_I=self.ids_I, logprobs_I=logprobs)
+
     @classmethod
     def joined(cls, parts: Sequence["TokenSets"]) -> "TokenSets":
         """Concatenate the sets of consecutive tokens, at least one part; all have log-probs, or none has."""
@@ -157,3 +170,13 @@ def joined_sets(parts: Sequence[tuple[int, TokenSets | None]]) -> TokenSets | No
             for num_tokens, sets in parts
         ]
     )
+
+
+def _tokens(sets: TokenSets) -> NDArray[np.int64]:
+    """Return the token of each id."""
+    return np.repeat(np.arange(len(sets)), sets.counts_T)
+
+
+def _keys(sets: TokenSets) -> NDArray[np.int64]:
+    """Return a number for each id and its token; ids are below 2**31."""
+    return _tokens(sets) * 2**31 + sets.ids_I

@@ -25,6 +25,7 @@ from asyncrl.config import RunConfig
 from asyncrl.config.derived import (
     dtype,
     lr_decay_iters,
+    num_known_ids,
     num_steps_per_rollout,
     row_tokens,
     use_rollout_logprobs,
@@ -257,6 +258,7 @@ def _parts(
             seed=run.model.seed,
             episodes=episodes,
             is_training=is_training,
+            num_top=num_known_ids(run.train) if is_training else 0,
         )
 
     hooks, source = checked.hooks.batch_hooks(), checked.prompts if isinstance(checked.prompts, UserPrompts) else None

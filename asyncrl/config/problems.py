@@ -350,11 +350,31 @@ def _corrections(train: TrainConfig) -> list[str]:
             not (train.use_tis and train.use_rollout_logprobs),
             "use-tis with use-rollout-logprobs, whose ratio already corrects for the engine; leave one of them out",
         )
+        + _score_centering(train)
         + must(
             train.tis_clip_low <= train.tis_clip,
             f"tis-clip-low {train.tis_clip_low:g} must be at most tis-clip {train.tis_clip:g}",
         )
     )
+
+
+def _score_centering(train: TrainConfig) -> list[str]:
+    if not train.use_score_centering:
+        return must(
+            train.score_centering_top_k == 128,
+            "score-centering-top-k without use-score-centering: no score is centered; give use-score-centering as well",
+        )
+    sequences = "whose ratio is that of a whole response; scores are centered token by token"
+    refused = {
+        "advantage-estimator gspo, " + sequences: train.advantage_estimator == "gspo",
+        "advantage-estimator cispo, which has another weight of the score": train.advantage_estimator == "cispo",
+        f"tis-level {train.tis_level}, {sequences}": train.use_tis and train.tis_level != "token",
+        "custom-loss-function-path, which replaces the same loss": train.custom_loss_function_path is not None,
+        "custom-tis-function-path, whose weights of other tokens are not known": train.custom_tis_function_path
+        is not None,
+        "eps-clip-c, which bounds a ratio that this loss does not have": train.eps_clip_c is not None,
+    }
+    return [f"use-score-centering with {why}; leave one of them out" for why, is_given in refused.items() if is_given]
 
 
 def _checkpoints(checkpoint: CheckpointConfig) -> list[str]:

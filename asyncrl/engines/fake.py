@@ -125,7 +125,8 @@ class FakeEngine:
         written.extend(tokens)
         is_kept = request.returns_kept and request.sampling.is_limited
         kept = fake_kept(befores, tokens) if is_kept else None
-        on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=weights.version, kept=kept))
+        top = fake_top(befores, tokens, request.num_top) if request.num_top else None
+        on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=weights.version, kept=kept, top=top))
 
     async def _time(self, size: int) -> tuple[bool, int]:
         """Sleep for the time of ``size`` tokens; return whether an interruption came, and the tokens by then."""
@@ -331,6 +332,16 @@ class FakeTokenizer:
 def fake_token(seed: int, position: int) -> int:
     """Return the token that FakeEngine draws with ``seed`` at ``position``, counted from the first prompt token."""
     return hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=1).digest()[0] % VOCABULARY
+
+
+def fake_top(befores: Sequence[int], tokens: Sequence[int], count: int) -> TokenSets:
+    """Return ``count`` ids that FakeEngine calls the likeliest for each of ``tokens``, with log-probs below zero."""
+    ids = np.add.outer(np.array(befores, np.int32) + np.array(tokens, np.int32), np.arange(count, dtype=np.int32))
+    return TokenSets(
+        counts_T=np.full(len(tokens), count, np.int32),
+        ids_I=(ids % VOCABULARY).ravel(),
+        logprobs_I=(-1.0 - ids.ravel() / VOCABULARY).astype(np.float32),
+    )
 
 
 def fake_kept(befores: Sequence[int], tokens: Sequence[int]) -> TokenSets:

@@ -69,3 +69,16 @@ def test_sets_without_and_with_logprobs_are_not_joined() -> None:
 def test_sizes_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(ValueError, match="3 ids in all have 2"):
         TokenSets(counts_T=np.array([1, 2], np.int32), ids_I=np.array([5, 6], np.int32))
+
+
+def test_ids_within_other_sets_keep_their_order_and_log_probs() -> None:
+    found = sets((3, 1, 2), (), (4, 5)).within(sets((1, 3), (7,), (5, 9)))
+
+    assert found == sets((3, 1), (), (5,))
+
+
+def test_log_probs_are_shifted_token_by_token() -> None:
+    found = sets((3, 1), (), (4,)).shifted(np.array([1.0, 9.0, -1.0], np.float32))
+
+    assert found.logprobs_I is not None
+    assert found.logprobs_I.tolist() == [-2.0, 0.0, -5.0]

@@ -99,6 +99,16 @@ class TrainConfig:
     ] = "token"
     tis_clip: Annotated[float, "Upper bound of the weights of --use-tis."] = 2.0
     tis_clip_low: Annotated[float, "Lower bound of the weights of --use-tis."] = 0.0
+    use_score_centering: Annotated[
+        bool,
+        "Replace the clipped loss by REINFORCE with centered scores, which takes out the drift of stale or inexact "
+        "sampling. The weights of --use-tis apply.",
+    ] = False
+    score_centering_top_k: Annotated[
+        int,
+        "Number of likeliest tokens, for each generated one, that engines return for --use-score-centering; 8 bytes "
+        "each in the driver's memory.",
+    ] = 128
     use_opsm: Annotated[
         bool,
         "Leave out responses with negative advantage that the policy has moved away from (off-policy sequence "
@@ -195,6 +205,6 @@ class TrainConfig:
             )
             + at_least(self, 1, "global_batch_size", "num_steps_per_rollout", "max_tokens_per_gpu", "lr_decay_iters")
             + at_least(self, 1, "micro_batch_size")
-            + at_least(self, 1, "update_weight_buffer_size")
+            + at_least(self, 1, "update_weight_buffer_size", "score_centering_top_k")
             + [f"{name} must be at least 0 and below 1, got {b}" for name, b in betas.items() if not 0 <= b < 1]
         )

@@ -33,6 +33,9 @@ _FLOAT: Final = "f"
 MASK, MASK_LOGPROBS = "output_token_sampling_mask", "output_token_sampling_logprobs"
 """SGLang's keys of the ids that were kept for each token, and of the log-probs over them."""
 
+TOP = "output_top_logprobs"
+"""SGLang's key of the likeliest ids for each token, as ``[logprob, id, null]``, over the whole vocabulary."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
@@ -52,6 +55,8 @@ class Entries:
     """Runs of equal stamps, as (version, number of tokens); None if the server has no plug-in."""
     kept: Kept | None = None
     """None if they were not asked for, or the server has none."""
+    top: TokenSets | None = None
+    """The likeliest ids, with log-probs over the whole vocabulary; None if they were not asked for."""
 
 
 def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -72,6 +77,9 @@ def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if (kept := kept_in(meta, len(token_ids))) is not None:
         columns["kept"] = [_written(_INTEGER, kept.sets.counts_T), _written(_INTEGER, kept.sets.ids_I)]
         columns["kept_logprobs"] = _written(_FLOAT, kept.logprobs)
+    if (top := top_in(meta, len(token_ids))) is not None:
+        columns["top"] = [_written(_INTEGER, each) for each in (top.counts_T, top.ids_I)]
+        columns["top_logprobs"] = _written(_FLOAT, top.logprobs_I)
     return {
         COLUMNS: columns,  # first: ``client/payload`` recognizes a packed event by its first key
         "text": event["text"],
@@ -87,6 +95,7 @@ def unpack(columns: Mapping[str, Any]) -> Entries:
         logprobs=array(_FLOAT, _bytes_of(columns["logprobs"])),
         versions=columns["versions"],
         kept=_unpacked_kept(columns) if "kept" in columns else None,
+        top=_unpacked_top(columns) if "top" in columns else None,
     )
 
 
@@ -104,6 +113,26 @@ def kept_in(meta: Mapping[str, Any], num_tokens: int) -> Kept | None:
     return Kept(sets=sets, logprobs=array(_FLOAT, logprobs))
 
 
+def top_in(meta: Mapping[str, Any], num_tokens: int) -> TokenSets | None:
+    """Return the likeliest ids of SGLang's ``meta_info``, with log-probs; None unless each of the tokens has some."""
+    rows = meta.get(TOP)
+    if not rows or len(rows) != num_tokens or not all(rows):
+        return None
+    logprobs, ids, _ = zip(*chain.from_iterable(rows), strict=True)
+    return TokenSets(
+        counts_T=np.fromiter(map(len, rows), np.int32, len(rows)),
+        ids_I=np.array(ids, np.int32),
+        logprobs_I=np.array(logprobs, np.float32),
+    )
+
+
+def _unpacked_top(columns: Mapping[str, Any]) -> TokenSets:
+    counts, ids = (np.frombuffer(_bytes_of(each), np.int32) for each in columns["top"])
+    return TokenSets(
+        counts_T=counts, ids_I=ids, logprobs_I=np.frombuffer(_bytes_of(columns["top_logprobs"]), np.float32)
+    )
+
+
 def _unpacked_kept(columns: Mapping[str, Any]) -> Kept:
     counts, ids = (np.frombuffer(_bytes_of(each), np.int32) for each in columns["kept"])
     logprobs = array(_FLOAT, _bytes_of(columns["kept_logprobs"]))
@@ -118,8 +147,8 @@ def runs_of(stamps: Sequence[str | None]) -> list[tuple[str, int]] | None:
     return runs if sum(length for _, length in runs) == len(stamps) else None
 
 
-def _written(typecode: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> str:
-    return pybase64.b64encode_as_string(values if isinstance(values, np.ndarray) else array(typecode, values))
+def _written(typecode: str, values: Sequence[Any] | np.ndarray[Any, Any] | None) -> str:
+    return pybase64.b64encode_as_string(values if isinstance(values, np.ndarray) else array(typecode, values or ()))
 
 
 def _bytes_of(text: str) -> bytes:

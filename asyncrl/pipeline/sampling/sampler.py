@@ -60,10 +60,12 @@ class Sampler:
         seed: int,
         episodes: EpisodeSettings | None = None,
         is_training: bool = False,
+        num_top: int = 0,
     ) -> None:
         """With ``episodes``, a function generates the samples, otherwise each is a single turn.
 
-        With ``is_training``, the engines are asked for all that the trainer needs besides tokens.
+        With ``is_training``, the engines are asked for all that the trainer needs besides tokens, and for ``num_top``
+        likeliest ids at each token.
         """
         self.sampling = sampling
         self.slots = slots
@@ -77,6 +79,7 @@ class Sampler:
         self.timeline = timeline
         self._seed = seed
         self._is_training = is_training
+        self._num_top = num_top
 
     @property
     def retries(self) -> int:
@@ -135,6 +138,7 @@ class Sampler:
             weights=self.serving.now,
             routing_key=routing_key,
             returns_kept=self._is_training and sampling.is_limited,
+            num_top=self._num_top,
         )
         reason = ended(written, sampling) if written else None  # an interrupted answer may be complete
         reason = reason or await self._engine.generate(request, extend)

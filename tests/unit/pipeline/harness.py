@@ -108,6 +108,7 @@ class World:
     eval_timeout_s: float = 100.0
     max_new_tokens: int = 10_000
     top_p: float = 1.0
+    num_top: int = 0
     eval_interval: int | None = None
     rows: int = 1_000_000
     prompt_seconds: float = 0.0
@@ -213,6 +214,7 @@ class World:
                 seed=1,
                 episodes=episodes,
                 is_training=is_training,
+                num_top=self.num_top if is_training else 0,
             )
 
         self.scheduler = Scheduler(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.engines.fake import VOCABULARY, FakeTokenizer, fake_kept
+from asyncrl.engines.fake import VOCABULARY, FakeTokenizer, fake_kept, fake_top
 from asyncrl.episodes import EpisodeOutcome, EpisodeStart, EpisodeTurns
 from asyncrl.errors import EpisodeEnded, plainly
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession
@@ -72,7 +72,7 @@ def story_of(plan: dict[str, Any], *, is_episode: bool) -> Story:
     """A story whose engine returns columns."""
     plan.pop("unruly", None)
     short, tail = plan["short"], plan["tail"]
-    story = Story({**plan, "top_p": 0.9, **({"episode": Talker()} if is_episode else {})})
+    story = Story({**plan, "top_p": 0.9, "num_top": 2, **({"episode": Talker()} if is_episode else {})})
 
     def lengths(request: Request) -> int:
         longest: int = short * (tail if request.seed % 11 == 0 else 1)
@@ -125,14 +125,19 @@ def check(world: World) -> None:
             for scored in group.samples:
                 sample = scored.sample
                 prompt = group.prompt.token_ids if sample.prompt_ids is None else sample.prompt_ids
-                assert sample.kept == kept_of(prompt, sample)
+                befores = (*prompt, *sample.token_ids)[len(prompt) - 1 : -1]
+                assert sample.kept == written(sample, fake_kept(befores, sample.token_ids))
+                assert sample.top == written(sample, fake_top(befores, sample.token_ids, world.num_top))
 
 
-def kept_of(prompt: tuple[int, ...], sample: Sample) -> TokenSets:
-    """The ids that the engine kept at each token of the sample that the policy wrote."""
-    whole = (*prompt, *sample.token_ids)
-    sets = fake_kept(whole[len(prompt) - 1 : -1], sample.token_ids)
+def written(sample: Sample, sets: TokenSets) -> TokenSets:
+    """The sets of the tokens that the policy wrote; those of observations are empty."""
     wrote = np.zeros(len(sample.token_ids), bool)
     for span in sample.spans:
         wrote[span.start : span.stop] = True
-    return TokenSets(counts_T=np.where(wrote, sets.counts_T, 0), ids_I=sets.ids_I[np.repeat(wrote, sets.counts_T)])
+    is_there = np.repeat(wrote, sets.counts_T)
+    return TokenSets(
+        counts_T=np.where(wrote, sets.counts_T, 0),
+        ids_I=sets.ids_I[is_there],
+        logprobs_I=None if sets.logprobs_I is None else sets.logprobs_I[is_there],
+    )

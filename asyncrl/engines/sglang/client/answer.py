@@ -4,8 +4,10 @@ import asyncio
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from asyncrl.engines.sglang.client.calls_in_flight import CallInFlight
 from asyncrl.engines.sglang.client.kept_sets import KeptSets, is_needed
@@ -23,15 +25,19 @@ class _Tokens:
     token_ids: tuple[int, ...]
     logprobs: Floats
     kept: TokenSets | None = None
+    top: TokenSets | None = None
 
     def chunk(self, start: int, stop: int, version: int) -> Chunk:
         if stop - start == len(self.token_ids):
-            return Chunk(token_ids=self.token_ids, logprobs=self.logprobs, version=version, kept=self.kept)
+            return Chunk(
+                token_ids=self.token_ids, logprobs=self.logprobs, version=version, kept=self.kept, top=self.top
+            )
         return Chunk(
             token_ids=self.token_ids[start:stop],
             logprobs=self.logprobs[start:stop],
             version=version,
             kept=None if self.kept is None else self.kept.part(start, stop),
+            top=None if self.top is None else self.top.part(start, stop),
         )
 
 
@@ -95,13 +101,16 @@ class Answer:
         The log-probs are NaN where the server did not tell the ids.
         """
         num_tokens = len(new.token_ids)
+        top = None if entries.top is None else entries.top.part(0, num_tokens)
         if not self._needs_kept or not num_tokens:
-            return new
+            return replace(new, top=top)
         if entries.kept is None:
             self._kept_sets.warn(self._kept_sets.why_missing(self._request))
             return _Tokens(new.token_ids, array("f", [math.nan]) * num_tokens)
-        kept = entries.kept
-        return _Tokens(new.token_ids, kept.logprobs[:num_tokens], kept.sets.part(0, num_tokens))
+        kept, logprobs = entries.kept.sets.part(0, num_tokens), entries.kept.logprobs[:num_tokens]
+        if top is not None:  # both policies are over the kept ids then, and so are their likeliest ones
+            top = top.within(kept).shifted(np.subtract(logprobs, new.logprobs, dtype=np.float32))
+        return _Tokens(new.token_ids, logprobs, kept, top)
 
     def _aborted(self, event: Mapping[str, Any]) -> _Tokens:
         """Return the new tokens of an event that ends an aborted answer.

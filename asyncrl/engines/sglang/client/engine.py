@@ -280,6 +280,7 @@ def _generate_body(request: Request, rid: str, kept_sets: KeptSets) -> dict[str,
         "return_logprob": True,
         "extra_key": cache_key(request.weights.version),  # no prefix cached under other weights is reused
         **kept_sets.fields(request),
+        **({"top_logprobs_num": request.num_top} if request.num_top else {}),
     }
 
 

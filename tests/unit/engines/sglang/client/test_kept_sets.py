@@ -16,7 +16,7 @@ from aiohttp import web
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
-from asyncrl.engines.sglang.packed import MASK, MASK_LOGPROBS, pack
+from asyncrl.engines.sglang.packed import MASK, MASK_LOGPROBS, TOP, pack
 from asyncrl.token_columns import TokenSets
 from asyncrl.types import Chunk, FinishReason, SamplingParams
 from tests.unit.engines.sglang.client.test_engine_errors import REQUEST, sending, server
@@ -30,7 +30,12 @@ REFUSAL = "return_sampling_mask is not supported with speculative decoding."
 
 
 def event(
-    tokens: list[int], kept: list[list[int]] | None, finish: dict[str, Any] | None = None, *, is_packed: bool = False
+    tokens: list[int],
+    kept: list[list[int]] | None,
+    finish: dict[str, Any] | None = None,
+    *,
+    top: list[list[int]] | None = None,
+    is_packed: bool = False,
 ) -> bytes:
     """An event with two versions, whose log-probs are -1.5 over the vocabulary and -0.5 over the kept ids."""
     meta: dict[str, Any] = {
@@ -43,6 +48,8 @@ def event(
     }
     if kept is not None:
         meta |= {MASK: kept, MASK_LOGPROBS: [-0.5] * len(kept)}
+    if top is not None:
+        meta[TOP] = [[[-float(token), token, None] for token in tokens] for tokens in top]
     found = {"text": "", "output_ids": tokens, "meta_info": meta}
     return b"data: " + orjson.dumps(pack(found) if is_packed else found) + b"\n\n"
 
@@ -132,3 +139,30 @@ def test_min_p_is_within_the_sets_but_not_with_both_other_limits() -> None:
     (chunk,), (body,) = generated(lambda _: event([7], None, {"type": "stop"}), replace(NUCLEUS, sampling=all_three))
     assert "return_sampling_mask" not in body
     assert math.isnan(chunk.logprobs[0])
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_likeliest_ids_come_with_log_probs_and_are_cut_with_the_versions(is_packed: bool) -> None:
+    whole = event([7, 8, 9], None, {"type": "stop"}, top=[[1, 7], [8, 2], [3, 4]], is_packed=is_packed)
+    (first, second), (body,) = generated(lambda _: whole, replace(REQUEST, num_top=2))
+    assert body["top_logprobs_num"] == 2
+    assert first.top == with_logprobs(sets([1, 7]), [-1, -7])
+    assert second.top == with_logprobs(sets([8, 2], [3, 4]), [-8, -2, -3, -4])
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_likeliest_ids_within_top_p_are_kept_ones_with_log_probs_over_these(is_packed: bool) -> None:
+    whole = event([7, 8], [[7, 1], [8]], {"type": "stop"}, top=[[1, 2], [8, 7]], is_packed=is_packed)
+    chunks, _ = generated(lambda _: whole, replace(NUCLEUS, num_top=2))
+    # The token's log-probs, -1.5 over the vocabulary and -0.5 over the kept ids, tell how much was kept.
+    assert [chunk.top for chunk in chunks] == [with_logprobs(sets([1]), [0]), with_logprobs(sets([8]), [-7])]
+
+
+def test_a_request_without_likeliest_ids_does_not_ask() -> None:
+    (chunk,), (body,) = generated(lambda _: event([7], None, {"type": "stop"}), REQUEST)
+    assert "top_logprobs_num" not in body
+    assert chunk.top is None
+
+
+def with_logprobs(found: TokenSets, logprobs: list[float]) -> TokenSets:
+    return replace(found, logprobs_I=np.array(logprobs, np.float32))
