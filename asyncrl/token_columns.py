@@ -96,6 +96,11 @@ class TokenSets:
         if total != len(self.ids_I) or (self.logprobs_I is not None and total != len(self.logprobs_I)):
             raise ValueError(f"sets of {total} ids in all have {len(self.ids_I)} ids")
 
+    @property
+    def tokens_I(self) -> NDArray[np.int64]:
+        """The token of each id."""
+        return np.repeat(np.arange(len(self)), self.counts_T)
+
     def __len__(self) -> int:
         """Return the number of sets."""
         return len(self.counts_T)
@@ -118,10 +123,18 @@ class TokenSets:
         logprobs = None if self.logprobs_I is None else self.logprobs_I[first:last]
         return TokenSets(counts_T=self.counts_T[start:stop], ids_I=self.ids_I[first:last], logprobs_I=logprobs)
 
+    def take(self, places: NDArray[np.int64]) -> "TokenSets":
+        """Return the sets of some tokens, which are in ascending order."""
+        is_taken = np.zeros(len(self), np.bool_)
+        is_taken[places] = True
+        is_there = np.repeat(is_taken, self.counts_T)
+        logprobs = None if self.logprobs_I is None else self.logprobs_I[is_there]
+        return TokenSets(counts_T=self.counts_T[places], ids_I=self.ids_I[is_there], logprobs_I=logprobs)
+
     def within(self, others: "TokenSets") -> "TokenSets":
         """Return the ids of each set that are also in the set of ``others`` for the same token."""
         is_in = np.isin(_keys(self), _keys(others))
-        counts = np.bincount(_tokens(self)[is_in], minlength=len(self)).astype(np.int32)
+        counts = np.bincount(self.tokens_I[is_in], minlength=len(self)).astype(np.int32)
         logprobs = None if self.logprobs_I is None else self.logprobs_I[is_in]
         return TokenSets(counts_T=counts, ids_I=self.ids_I[is_in], logprobs_I=logprobs)
 
@@ -172,11 +185,6 @@ def joined_sets(parts: Sequence[tuple[int, TokenSets | None]]) -> TokenSets | No
     )
 
 
-def _tokens(sets: TokenSets) -> NDArray[np.int64]:
-    """Return the token of each id."""
-    return np.repeat(np.arange(len(sets)), sets.counts_T)
-
-
 def _keys(sets: TokenSets) -> NDArray[np.int64]:
     """Return a number for each id and its token; ids are below 2**31."""
-    return _tokens(sets) * 2**31 + sets.ids_I
+    return sets.tokens_I * 2**31 + sets.ids_I

@@ -160,6 +160,16 @@ METRICS: tuple[Metric, ...] = (
         "share",
         "trained tokens without log-probs of the engine, 0 to 1; those of the trainer before the step replace them",
     ),
+    Metric(
+        "train/score_subtracted",
+        "",
+        "mean absolute coefficient of the subtracted score per trained token (--use-score-centering)",
+    ),
+    Metric(
+        "train/score_uncentered",
+        "share",
+        "trained tokens whose score is not centered, for lack of likeliest ids, 0 to 1 (same flag)",
+    ),
     Metric("train/opsm_masked", "share", "trained tokens left out as too far off-policy, 0 to 1 (--use-opsm)"),
     Metric(
         "train/custom/NAME",

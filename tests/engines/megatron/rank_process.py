@@ -27,7 +27,7 @@ from asyncrl.engines.megatron.weights.sharding import all_weights, local_weights
 from asyncrl.errors import NonFiniteLoss
 from asyncrl.types import Batch
 from tests.engines.megatron.tiny import free_port, poisoned, random_batch, trainer_settings
-from tests.engines.megatron.train.episode_batches import episode_batch, unknown
+from tests.engines.megatron.train.episode_batches import episode_batch, unknown, with_sets
 
 CPU = torch.device("cpu")
 SEVERAL = 2**14
@@ -42,23 +42,25 @@ def case(
     resume: Path | None = None,
     saves: bool = False,
     poisons: bool = False,
+    centers: bool = False,
     layers: str | None = None,
     **parallel: Any,
 ) -> dict[str, Any]:
     """The task of ``run`` on ``ranks`` ranks; ``parallel`` are fields of ParallelConfig.
 
     With ``resume``, the ``target`` of another case, only the last step is done, from the checkpoint before it.  With
-    ``layers``, the kind of layers, ranks are on GPUs, in bfloat16.
+    ``layers``, the kind of layers, ranks are on GPUs, in bfloat16.  One that ``centers`` trains with score centering.
     """
     places = {"checkpoint": str(checkpoint), "target": str(target), "resume": resume and str(resume)}
-    asked = {"saves": saves, "poisons": poisons, "layers": layers, "parallel": parallel}
+    asked = {"saves": saves, "poisons": poisons, "centers": centers, "layers": layers, "parallel": parallel}
     return {**places, "port": free_port(), "ranks": ranks, **asked}
 
 
 def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     """Return the report of each good step, in order, and whether the poisoned step was refused; None if there was none.
 
-    The second good step trains episodes: observations, unknown log-probs, several samples of a rollout.
+    The second good step trains episodes: observations, unknown log-probs, several samples of a rollout, and tokens that
+    were drawn among a few ids.
 
     ``target`` gets the weights after the last step in Hugging Face format.  It gets a checkpoint from before the last
     step if the case ``saves``.  On a CPU it also gets ``gradients.pt``, the gradients of the first step's last update,
@@ -78,7 +80,7 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     if case["saves"]:
         trainer.begin_checkpoint(folder_of(target, 1), {}, with_optimizer=True)
         trainer.finish_checkpoint()
-    reports.append(trainer.train(unknown(episode_batch(turn_rewards=True, step=1))))
+    reports.append(trainer.train(with_sets(unknown(episode_batch(turn_rewards=True, step=1)))))
     trainer.save(target / "hf")
     if rank == 0:
         torch.save(gradients, target / "gradients.pt")
@@ -98,6 +100,7 @@ def _settings(case: dict[str, Any]) -> TrainerSettings:
     changes |= {"max_tokens_per_gpu": 16, "balance_data": case["ranks"] > 1}
     # a critic, a reference model, and the mean advantage over all ranks' tokens
     changes |= {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True}
+    changes |= {"use_score_centering": case["centers"]}
     settings = trainer_settings(Path(case["checkpoint"]), **changes)
     settings = replace(settings, parallel=ParallelConfig(**case["parallel"]))
     if case["layers"] is None:

@@ -205,6 +205,8 @@ ALGORITHM = {
     "train/tis_removed": 0.02,
     "train/unknown_logprobs": 0.05,
     "train/opsm_masked": 0.04,
+    "train/score_subtracted": 0.1,
+    "train/score_uncentered": 0.0,
     "train/value_loss": 0.2,
     "train/value_clip_fraction": 0.05,
     "train/critic_grad_norm": 1.25,

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.derived import use_dynamic_batch_size
+from asyncrl.token_columns import TokenSets, joined_sets
 from asyncrl.types import Batch, Sample, ScoredGroup
 
 Floats = NDArray[np.float32]
@@ -55,6 +56,10 @@ class Example:
     """Values of the critic at the start of the step."""
     returns: Floats | None = None
     """Regression targets of the critic."""
+    kept: TokenSets | None = None
+    """See ``Sample.kept``."""
+    top: TokenSets | None = None
+    """See ``Sample.top``."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_response < len(self.token_ids):
@@ -104,6 +109,10 @@ class Microbatch:
     ref_logprobs_R: Floats | None = None
     values_R: Floats | None = None
     returns_R: Floats | None = None
+    kept: TokenSets | None = None
+    """The ids among which each response token was drawn; None: all tokens from the whole vocabulary."""
+    top: TokenSets | None = None
+    """The likeliest ids at each response token; None: none are known."""
 
 
 def examples_of(batch: Batch) -> list[list[Example]]:
@@ -127,6 +136,8 @@ def examples_of(batch: Batch) -> list[list[Example]]:
                     is_generated=_is_generated(sample),
                     turns=tuple((turn.start, turn.stop) for turn in sample.turns),
                     rollout_tokens=trained[sample.rollout],
+                    kept=sample.kept,
+                    top=sample.top,
                 )
                 examples[-1].append(example)
             index += 1
@@ -310,6 +321,8 @@ def _row(examples: Sequence[Example], packing: Packing) -> Microbatch:
         ref_logprobs_R=_joined([example.ref_logprobs for example in examples]),
         values_R=_joined([example.values for example in examples]),
         returns_R=_joined([example.returns for example in examples]),
+        kept=joined_sets([(example.num_response, example.kept) for example in examples]),
+        top=joined_sets([(example.num_response, example.top) for example in examples]),
     )
 
 

@@ -19,6 +19,7 @@ from asyncrl.engines.megatron.model.logprobs import token_logprobs
 from asyncrl.engines.megatron.model.packing import Floats, Microbatch, part_of
 from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.train.custom_tis import CheckedTis
+from asyncrl.engines.megatron.train.known_ids import KnownIds, known_ids
 from asyncrl.engines.megatron.train.objective import Objective, ValueObjective
 from asyncrl.internals import Internal
 
@@ -80,11 +81,15 @@ class MicrobatchResult:
 
 def loss_step(objective: Objective, device: torch.device) -> MicrobatchStep:
     """Build the step that computes log-probs and the policy's loss."""
-    words = _Words(objective.temperature, entropy_gradient=objective.train.entropy_coef > 0)
+    words = _Words(
+        objective.temperature,
+        entropy_gradient=objective.train.entropy_coef > 0,
+        wants_top=objective.train.use_score_centering,
+    )
 
-    def loss(row: Microbatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        logprobs_R, entropies_R = output
-        return *objective.loss(row, logprobs_R, entropies_R), logprobs_R
+    def loss(row: Microbatch, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        logprobs_R, entropies_R, top_I = output
+        return *objective.loss(row, logprobs_R, entropies_R, top_I), logprobs_R
 
     # A user's loss and correction keep their first failure in one place, so one of them raises for both.
     checked = [each for each in (objective.custom, objective.tis) if isinstance(each, CheckedLoss | CheckedTis)]
@@ -94,7 +99,7 @@ def loss_step(objective: Objective, device: torch.device) -> MicrobatchStep:
 def logprob_step(temperature: float, device: torch.device) -> MicrobatchStep:
     """Build the step that computes log-probs only."""
 
-    def loss(row: Microbatch, output: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def loss(row: Microbatch, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         return output[0].sum(), {}, output[0]  # the schedule needs a loss; there is no backward pass
 
     return _step(_Words(temperature, entropy_gradient=False), device, loss)
@@ -157,6 +162,7 @@ def _run_model(model: Any, row: Microbatch, reader: "_Words | _Values", device: 
             targets_M=torch.from_numpy(row.targets_R[part.mine_M]).to(device),
             mine_M=torch.from_numpy(part.mine_M).to(device),
             count=len(row.targets_R),
+            ids=known_ids(row, part, device, wants_top=reader.wants_top),
         ),
     )
 
@@ -172,48 +178,69 @@ class _Wanted:
     """Their indices among all response tokens of the row."""
     count: int
     """Number of response tokens of the row, over all context-parallel ranks."""
+    ids: KnownIds | None
+    """Further ids whose log-probs are wanted; None: there are none."""
+
+    def everyones_top(self, values_N: Tensor) -> Tensor:
+        """Merge the log-probs of likeliest ids with those of the other context-parallel ranks."""
+        assert self.ids is not None, "there are no likeliest ids"
+        return _merged(values_N, self.ids.places_I, self.ids.num_top)
 
     def everyones(self, values_M: Tensor) -> Tensor:
         """Merge ``values_M`` with the values of the other context-parallel ranks; observations get 0.
 
         The others' values have no gradient here: they have it on the ranks that computed them.
         """
-        group = parallel_state.get_context_parallel_group()
-        if group.size() == 1 and len(values_M) == self.count:
-            return values_M
-        values_R = values_M.new_zeros(self.count).index_copy(0, self.mine_M, values_M.detach())
-        if group.size() > 1:
-            dist.all_reduce(values_R, group=group)
-        return values_R.index_copy(0, self.mine_M, values_M)
+        return _merged(values_M, self.mine_M, self.count)
+
+
+def _merged(values: Tensor, places: Tensor, count: int) -> Tensor:
+    """Put this rank's values at ``places`` among ``count`` of all context-parallel ranks, with those of the others."""
+    group = parallel_state.get_context_parallel_group()
+    if group.size() == 1 and len(values) == count:
+        return values
+    whole = values.new_zeros(count).index_copy(0, places, values.detach())
+    if group.size() > 1:
+        dist.all_reduce(whole, group=group)
+    return whole.index_copy(0, places, values)
 
 
 class _Words:
-    """The output of GPTModel, replaced by log-prob and entropy of every response token.
+    """The output of GPTModel, replaced by log-prob and entropy of every response token, and log-probs of likeliest ids.
 
+    A token that was drawn among some ids only has the log-prob and the entropy over these ids.
     Prompts and observations get no logits; log-prob and entropy of observations are 0.
     """
 
-    def __init__(self, temperature: float, *, entropy_gradient: bool) -> None:
+    def __init__(self, temperature: float, *, entropy_gradient: bool, wants_top: bool = False) -> None:
         self._temperature, self._entropy_gradient = temperature, entropy_gradient
+        self.wants_top = wants_top
 
     def __call__(
         self, *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: _Wanted, **unused: Any
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         # Each tensor-parallel rank has the gradient through its part of the vocabulary; their sum is the gradient.
         hidden_MH = _hidden(hidden_states, context, sums_gradients=True)
-        logprobs_M, entropies_M = token_logprobs(
+        found = token_logprobs(
             hidden_MH,
             output_layer.weight if output_weight is None else output_weight,
             context.targets_M,
             self._temperature,
             parallel_state.get_tensor_model_parallel_group(),
             entropy_gradient=self._entropy_gradient,
+            further=None if context.ids is None else context.ids.further,
         )
-        return context.everyones(logprobs_M), context.everyones(entropies_M)
+        if context.ids is None:
+            nothing = found.logprobs_R.new_zeros(0)
+            return context.everyones(found.logprobs_R), context.everyones(found.entropies_R), nothing
+        logprobs_M, entropies_M, top_N = context.ids.read(found)
+        return context.everyones(logprobs_M), context.everyones(entropies_M), context.everyones_top(top_N)
 
 
 class _Values:
     """The output of GPTModel, replaced by the critic's value before every response token, in float32."""
+
+    wants_top = False
 
     def __init__(self, head: nn.Linear | None) -> None:
         self._head = head

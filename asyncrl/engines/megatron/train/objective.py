@@ -13,9 +13,11 @@ from asyncrl.algorithms.corrections import importance_weights, off_policy_sequen
 from asyncrl.algorithms.custom_functions import LossFn, TisFn
 from asyncrl.algorithms.kl import kl_estimate
 from asyncrl.algorithms.losses import cispo, gspo, held_log_ratio, ppo_clip, rollout_weights, token_weights, value_loss
+from asyncrl.algorithms.score_centering import KnownIds, RatioWeight, score_centering
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.derived import eps_clip_high
 from asyncrl.engines.megatron.model.packing import Microbatch
+from asyncrl.token_columns import TokenSets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +36,19 @@ class Objective:
     tis: TisFn | None = None
     """A user's correction in place of ``importance_weights``; it returns one mask, and full names as well."""
 
-    def loss(self, row: Microbatch, logprobs_R: Tensor, entropies_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, row: Microbatch, logprobs_R: Tensor, entropies_R: Tensor, top_I: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute this microbatch's share of the update's loss, and sums over its trained tokens by metric name.
 
-        The names are the same for every microbatch.
+        ``top_I`` are the log-probs of the likeliest ids, for score centering.  The names are the same for every
+        microbatch.
         """
         tokens = _Tokens.of(row, logprobs_R)
-        losses_R, kept_R, told = self._policy_loss(tokens, row)
+        if self.train.use_score_centering:
+            losses_R, kept_R, told = self._centered_loss(tokens, row, top_I)
+        else:
+            losses_R, kept_R, told = self._policy_loss(tokens, row)
         if self.train.use_kl_loss:
             kl_R = self._kl(tokens)
             losses_R, told["train/kl"] = losses_R + self.train.kl_loss_coef * kl_R, kl_R
@@ -70,6 +78,36 @@ class Objective:
         )
         told |= {"train/tis_weight": weights_R, "train/tis_outside": is_outside_R}
         return losses_R * weights_R, tokens.mask_R, told
+
+    def _centered_loss(
+        self, tokens: "_Tokens", row: Microbatch, top_I: Tensor | None
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Compute losses with centered scores, the tokens that stay in the loss, and metrics."""
+        train, device = self.train, tokens.logprobs_R.device
+        sets = TokenSets.unknown(len(tokens.mask_R), has_logprobs=True) if row.top is None else row.top
+        assert sets.logprobs_I is not None, "the engines' likeliest ids must have log-probs"
+        known = KnownIds(
+            counts_T=torch.from_numpy(sets.counts_T).to(device),
+            logprobs_I=tokens.logprobs_R.new_zeros(0) if top_I is None else top_I,
+            behaviour_I=torch.from_numpy(sets.logprobs_I).to(device),
+        )
+        weight = RatioWeight(
+            mode=train.tis_mode if train.use_tis else "none", low=train.tis_clip_low, high=train.tis_clip
+        )
+        given = (tokens.logprobs_R, tokens.behaviour_R, tokens.advantages_R, tokens.mask_R)
+        losses_R, moved_R = score_centering(*given, known, weight)
+        told = {
+            "train/clip_fraction": torch.zeros_like(tokens.mask_R),
+            "train/score_subtracted": moved_R,
+            "train/score_uncentered": known.counts_T == 0,
+        }
+        if train.use_tis:
+            ratio_R = held_log_ratio(tokens.logprobs_R.detach(), tokens.behaviour_R, tokens.mask_R).exp()
+            told["train/tis_weight"] = weight(ratio_R)
+            told["train/tis_outside"] = (ratio_R < train.tis_clip_low) | (ratio_R > train.tis_clip)
+        if train.use_opsm:
+            losses_R, told["train/opsm_masked"] = self._without_distant(losses_R, tokens, row.lengths)
+        return losses_R, tokens.mask_R, told
 
     def _without_distant(self, losses_R: Tensor, tokens: "_Tokens", lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Set the losses of ``off_policy_sequences`` to 0; the second result marks them."""

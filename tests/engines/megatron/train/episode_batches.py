@@ -6,6 +6,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from asyncrl.token_columns import TokenSets
 from asyncrl.types import (
     Batch,
     FinishReason,
@@ -124,3 +127,33 @@ def known(batch: Batch, rows: Sequence[Sequence[float]]) -> Batch:
 
     groups = [replace(group, samples=tuple(map(changed, group.samples))) for group in batch.groups]
     return replace(batch, groups=tuple(groups))
+
+
+def with_sets(batch: Batch, share: float = 0.6, seed: int = 0) -> Batch:
+    """The batch with kept and likeliest ids for a share of its generated tokens; all other sets are empty."""
+    rng = random.Random(seed)
+
+    def changed(scored: ScoredSample) -> ScoredSample:
+        sample = scored.sample
+        wrote = {place for turn in sample.turns for place in range(turn.start, turn.stop)}
+        kept, top = [], []
+        for place, token in enumerate(sample.token_ids):
+            others = [other for other in rng.sample(range(VOCAB), 7) if other != token]
+            is_limited = place in wrote and rng.random() < share
+            kept.append([token, *others[: rng.randint(0, 6)]] if is_limited else [])
+            top.append((kept[-1] or [token, *others])[:4] if place in wrote and rng.random() < share else [])
+        sets = replace(sample, kept=sets_of(kept, None), top=sets_of(top, rng))
+        return replace(scored, sample=sets)
+
+    groups = (replace(group, samples=tuple(map(changed, group.samples))) for group in batch.groups)
+    return replace(batch, groups=tuple(groups))
+
+
+def sets_of(ids: Sequence[Sequence[int]], rng: random.Random | None) -> TokenSets:
+    """Sets of ids, with random log-probs if there is a source of them."""
+    flat = [each for one in ids for each in one]
+    return TokenSets(
+        counts_T=np.array([*map(len, ids)], np.int32),
+        ids_I=np.array(flat, np.int32),
+        logprobs_I=None if rng is None else np.array([rng.uniform(-6.0, -2.0) for _ in flat], np.float32),
+    )

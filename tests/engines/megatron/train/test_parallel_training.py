@@ -52,6 +52,8 @@ Seen = dict[str, tuple[list[dict[str, Any]], Path]]
 """The results of all ranks by layout, with their folders."""
 CASES = [(size, name) for size, layouts in LAYOUTS.items() for name in layouts]
 WITH_GRADIENTS = [(size, name) for size, name in CASES if PLAIN.items() <= LAYOUTS[size][name][1].items()]
+CENTERED = "mixture"
+"""The model that is trained with score centering."""
 SAVED = ("data, distributed optimizer", "experts", "tensor, pipeline")
 POISONED = ("data", "data, distributed optimizer", "tensor", "pipeline", "context", "experts", "tensor, pipeline")
 """Layouts with a poisoned step: together they share a model and sum gradients in every way."""
@@ -98,7 +100,8 @@ def ran(checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactor
     """The results of each rank by target: of one process alone, then of four, then of two of the four."""
     folder = tmp_path_factory.mktemp("ran")
     alone = [
-        case(path, folder / name, saves=name in RESUMED, poisons=name == "dense") for name, path in checkpoints.items()
+        case(path, folder / name, saves=name in RESUMED, poisons=name == "dense", centers=name == CENTERED)
+        for name, path in checkpoints.items()
     ]
     together = [
         case(
@@ -107,13 +110,21 @@ def ran(checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactor
             ranks=size,
             saves=name in SAVED,
             poisons=name in POISONED,
+            centers=model == CENTERED,
             **parallel,
         )
         for size, layouts in LAYOUTS.items()
         for name, (model, parallel) in layouts.items()
     ]
     together += [
-        case(checkpoints[name], folder / f"{name} resumed", ranks=2, resume=folder / name, **parallel)
+        case(
+            checkpoints[name],
+            folder / f"{name} resumed",
+            ranks=2,
+            resume=folder / name,
+            centers=name == CENTERED,
+            **parallel,
+        )
         for name, parallel in RESUMED.items()
     ]
     with other_ranks(together) as others:
