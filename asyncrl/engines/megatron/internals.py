@@ -5,6 +5,7 @@ import functools
 from asyncrl.engines.megatron.checkpoint.saver import INTERNALS as CHECKPOINT
 from asyncrl.engines.megatron.checkpoint.state import INTERNALS as STATE
 from asyncrl.engines.megatron.model.attention import INTERNALS as ATTENTION
+from asyncrl.engines.megatron.model.attention_kernels import INTERNALS as KERNELS
 from asyncrl.engines.megatron.model.build import INTERNALS as MODEL
 from asyncrl.engines.megatron.model.implementation import INTERNALS as IMPLEMENTATION
 from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
@@ -27,6 +28,7 @@ TRAINER = (
     *GROUPS,
     *HANDLES,
     *IMPLEMENTATION,
+    *KERNELS,
     *LAYERS,
     *LEARNER,
     *MODEL,

@@ -4,9 +4,7 @@ Shape letters: T tokens of a packed microbatch (with context parallelism, of thi
 D head dimension, K keys.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
+from asyncrl.engines.megatron.model.attention_kernels import Stretches, attended_by_kernel
 from asyncrl.engines.megatron.model.packing import Microbatch, part_of
 from asyncrl.engines.megatron.model.rotary import RotaryAngles, rotated
 from asyncrl.internals import Internal
@@ -41,34 +39,8 @@ INTERNALS = (
         parameters=("input_", "tensor_parallel_output_grad", "group"),
         used_in=__name__,
     ),
-    Internal(
-        name="torch.nn.attention.varlen.varlen_attn",
-        parameters=("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"),
-        keywords=("scale", "window_size"),
-        used_in=__name__,
-    ),
 )
 """Names that may change with the library: see docs/internals.md."""
-
-KERNEL_WIDTH = 8
-"""Head dimensions are a multiple of this for torch's GPU kernel (FlashAttention 2)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretches:
-    """Runs of neighbouring tokens of one sample, and the keys that each run attends to.
-
-    The last token of a stretch sees all of its keys, the token before it all but one, and so on.
-    """
-
-    token_edges: Tensor
-    """Offsets of the stretches among the tokens, followed by the end of the last one."""
-    key_edges: Tensor
-    """Offsets of their keys in the same form."""
-    longest_tokens: int
-    longest_keys: int
-    key_places: Tensor | None = None
-    """Index of each key among the keys of all context-parallel ranks; None: the rank's keys are used in order."""
 
 
 @dataclass
@@ -124,22 +96,6 @@ def _edges(sizes: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
 
 
-def in_one_width(
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor], query_TAD: Tensor, key_KAD: Tensor, value_KAD: Tensor
-) -> Tensor:
-    """Call ``attend`` with heads padded to one width, a multiple of ``KERNEL_WIDTH``.
-
-    Zeros appended to queries and keys change no score.  Zeros appended to values are cut off the result: latent
-    attention has values that are narrower than its queries.
-    """
-    width = max(query_TAD.shape[-1], value_KAD.shape[-1])
-    width += -width % KERNEL_WIDTH
-    query, key, value = (
-        x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query_TAD, key_KAD, value_KAD)
-    )
-    return attend(query, key, value)[..., : value_KAD.shape[-1]]
-
-
 class PackedAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention within each sequence of a packed microbatch.
 
@@ -175,25 +131,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
             query_TAD, key_TAD = rotated(query_TAD, rotary), rotated(key_TAD, rotary)
         key_KAD, value_KAD = self._seen(key_TAD, stretches), self._seen(value_TAD, stretches)
         if query_TAD.is_cuda and query_TAD.dtype != torch.float32:
-            out_TAD = in_one_width(partial(self._by_kernel, stretches), query_TAD, key_KAD, value_KAD)
-        else:  # the kernel supports neither a CPU nor float32
+            out_TAD = attended_by_kernel(query_TAD, key_KAD, value_KAD, stretches, self.scale)
+        else:  # the kernels support neither a CPU nor float32
             out_TAD = self._one_by_one(query_TAD, key_KAD, value_KAD, stretches)
         return out_TAD.flatten(1)
-
-    def _by_kernel(self, stretches: Stretches, query_TAD: Tensor, key_KAD: Tensor, value_KAD: Tensor) -> Tensor:
-        attended = varlen_attn(
-            query_TAD,
-            key_KAD,
-            value_KAD,
-            stretches.token_edges,
-            stretches.key_edges,
-            stretches.longest_tokens,
-            stretches.longest_keys,
-            scale=self.scale,
-            window_size=(-1, 0),
-        )
-        assert isinstance(attended, Tensor)
-        return attended
 
     def _seen(self, own_TAD: Tensor, stretches: Stretches) -> Tensor:
         """Select the keys or values that each stretch attends to.

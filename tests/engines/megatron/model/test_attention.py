@@ -1,11 +1,21 @@
-"""The head widths that torch's kernel for GPUs accepts."""
+"""The kernels of packed attention: the head widths that they accept, and their results on a GPU."""
+
+from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asyncrl.engines.megatron.model.attention import KERNEL_WIDTH, in_one_width
+from asyncrl.engines.megatron.model.attention_kernels import (
+    KERNEL_WIDTH,
+    Stretches,
+    fits_flash_4,
+    flash_2,
+    flash_4,
+    in_one_width,
+)
 
 
 @pytest.mark.parametrize(("queries", "values"), [(16, 16), (20, 10), (24, 16), (12, 12), (192, 128), (10, 20)])
@@ -33,3 +43,59 @@ def test_heads_of_two_widths_go_through_a_kernel_that_takes_one(queries: int, va
 def attended(query_TAD: Tensor, key_TAD: Tensor, value_TAD: Tensor, width: int) -> Tensor:
     query, key, value = (x.transpose(0, 1) for x in (query_TAD, key_TAD, value_TAD))
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=width**-0.5).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("query", "value", "fits"),
+    [(128, 128, True), (192, 128, True), (256, 256, True), (512, 512, False), (20, 10, False)],
+)
+def test_flash_attention_4_is_for_heads_of_whole_widths_up_to_256(query: int, value: int, fits: bool) -> None:
+    assert fits_flash_4(query, value) == fits
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [flash_2, flash_4])
+@pytest.mark.parametrize(("query_width", "value_width"), [(128, 128), (64, 64), (96, 96), (192, 128), (256, 256)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_keys"),
+    [((300, 77, 512, 1, 130), (300, 77, 512, 1, 130)), ((64, 64, 200, 200), (64, 128, 200, 800))],
+)
+def test_kernels_attend_as_plain_attention_does(
+    kernel: Callable[[Tensor, Tensor, Tensor, Stretches, float], Tensor],
+    query_width: int,
+    value_width: int,
+    num_tokens: tuple[int, ...],
+    num_keys: tuple[int, ...],
+) -> None:
+    if kernel is flash_4 and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("FlashAttention 4 is for Hopper GPUs")
+    torch.manual_seed(0)
+    shapes = [(sum(num_tokens), 8, query_width), (sum(num_keys), 2, query_width), (sum(num_keys), 2, value_width)]
+    inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    edges = [torch.tensor([0, *accumulate(each)], device="cuda", dtype=torch.int32) for each in (num_tokens, num_keys)]
+    stretches = Stretches(
+        token_edges=edges[0], key_edges=edges[1], longest_tokens=max(num_tokens), longest_keys=max(num_keys)
+    )
+    exact = [x.detach().float().requires_grad_() for x in inputs]
+    expected = packed(exact, num_tokens, num_keys)
+    query, key, value = inputs
+    got = kernel(query, key, value, stretches, query_width**-0.5)
+
+    weights = torch.randn_like(expected)
+    wanted = [expected, *torch.autograd.grad(expected, exact, weights)]
+    found = [got, *torch.autograd.grad(got, inputs, weights.bfloat16())]
+    apart = [float((one.float() - other).norm() / other.norm()) for one, other in zip(found, wanted, strict=True)]
+    assert max(apart) < 6e-3, apart  # bfloat16 has 8 bits: 4e-3
+
+
+def packed(inputs: list[Tensor], num_tokens: tuple[int, ...], num_keys: tuple[int, ...]) -> Tensor:
+    """Attend sample by sample, in the precision of the inputs."""
+    sizes = (num_tokens, num_keys, num_keys)
+    cut = [torch.split(x.transpose(0, 1), list(size), dim=1) for x, size in zip(inputs, sizes, strict=True)]
+    outs = []
+    for query, key, value in zip(*cut, strict=True):
+        ones = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device)
+        sees = ones.tril(key.shape[1] - query.shape[1])
+        scale = query.shape[-1] ** -0.5
+        outs.append(F.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale, enable_gqa=True))
+    return torch.cat(outs, dim=1).transpose(0, 1)
