@@ -18,15 +18,14 @@ def tiny_model(folder: Path, *, seed: int = 0) -> Path:
 
 
 def tiny_mixture(folder: Path, *, seed: int = 0) -> Path:
-    """Write a Qwen3-MoE of four layers, the second of which is dense, with 2 of 8 experts per token."""
+    """Write a Qwen3-MoE of three layers, with 2 of 8 experts per token."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_experts=8,
         num_experts_per_tok=2,
-        moe_intermediate_size=128,  # SGLang on a CPU pads 32, and leaves the padding uninitialised
-        mlp_only_layers=[1],
+        moe_intermediate_size=32,
         norm_topk_prob=True,
         **_SHAPE,
     )
