@@ -128,6 +128,8 @@ class StepFacts:
     logprob_diff: float | None
     """Mean absolute difference between engine and trainer log-probs of the same tokens under the same weights.  None if
     the engines serve other weights than the trainer held."""
+    mismatch: Mapping[str, float] = field(default_factory=dict)
+    """Differences between the log-probs of engines and trainer by metric name (``metrics/mismatch``)."""
     update_wait_s: float | None = None
     """Seconds that training waited until its weights were copied, or sent, for the update after this step."""
     hooks_s: float | None = None

@@ -174,4 +174,36 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "train/logprob_diff", "nat", "mean absolute difference of engine and trainer log-probs under the same weights"
     ),
+    Metric(
+        "mismatch/logprob_mean",
+        "nat",
+        "mean absolute difference of the engine's log-prob and the trainer's before the step, over trained tokens",
+    ),
+    Metric("mismatch/logprob_p99", "nat", "99th percentile of that difference"),
+    Metric("mismatch/logprob_max", "nat", "largest such difference"),
+    Metric(
+        "mismatch/k3",
+        "nat",
+        "k3 estimate of the KL of the engine's policy from the trainer's before the step, per trained token",
+    ),
+    Metric("mismatch/age/NUM/logprob_mean", "nat", "mismatch/logprob_mean over the tokens whose lag is NUM steps"),
+    Metric("mismatch/age/NUM/logprob_p99", "nat", "mismatch/logprob_p99 over the tokens whose lag is NUM steps"),
+    Metric("mismatch/age/NUM/logprob_max", "nat", "mismatch/logprob_max over the tokens whose lag is NUM steps"),
+    Metric("mismatch/age/NUM/k3", "nat", "mismatch/k3 over the tokens whose lag is NUM steps"),
+    Metric(
+        "mismatch/position/NUM/logprob_mean",
+        "nat",
+        "mismatch/logprob_mean over a range of response tokens that begins at token NUM",
+    ),
+    Metric(
+        "mismatch/position/NUM/logprob_p99",
+        "nat",
+        "mismatch/logprob_p99 over a range of response tokens that begins at token NUM",
+    ),
+    Metric(
+        "mismatch/position/NUM/logprob_max",
+        "nat",
+        "mismatch/logprob_max over a range of response tokens that begins at token NUM",
+    ),
+    Metric("mismatch/position/NUM/k3", "nat", "mismatch/k3 over a range of response tokens that begins at token NUM"),
 )

@@ -77,6 +77,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **(_throughput(facts.scheduler.tokens, before, facts.step_s) if facts.step_s > 0 else {}),
         **_training(facts.report),
         **({} if facts.logprob_diff is None else {"train/logprob_diff": facts.logprob_diff}),
+        **facts.mismatch,
     }
 
 

@@ -31,6 +31,7 @@ from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
+from asyncrl.metrics.mismatch import Mismatch, answers
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.evaluation import Evaluates
 from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference
@@ -224,8 +225,12 @@ class _Run:
     async def _tell(self, facts: StepFacts) -> None:
         """Report a step after its weight update."""
         update = await self._weight_updates.published()
+        mismatch = Mismatch(facts.batch.step)
+        for scored, told in answers(facts.batch, facts.report):
+            mismatch.add(scored, told)
+            await asyncio.sleep(0)  # 2 ms for an answer of 32,000 tokens
         scheduler = replace(facts.scheduler, weights=self._parts.serving.now)
-        self._report(replace(facts, update=update, scheduler=scheduler))
+        self._report(replace(facts, update=update, scheduler=scheduler, mismatch=mismatch.numbers()))
 
     async def save(self) -> None:
         """Write the final weights and wait for the last checkpoint."""

@@ -185,7 +185,16 @@ def facts(
         loop_lag_ms=1.5,
         logprob_diff=logprob_diff,
         update_wait_s=None if update is None else 0.25,
+        mismatch=MISMATCH,
     )
+
+
+MISMATCH = {
+    "mismatch/logprob_mean": 0.01,
+    "mismatch/logprob_p99": 0.1,
+    "mismatch/logprob_max": 0.5,
+    "mismatch/k3": 1e-3,
+}
 
 
 ALGORITHM = {
