@@ -16,7 +16,7 @@ from asyncrl.engines.server_process import ServerProcess
 from asyncrl.engines.sglang.client.control import EngineControl, wait_for_router, wait_for_server
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
-from asyncrl.engines.sglang.launch import Command, RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.engines.sglang.launch import Command, Flags, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.protocols import RolloutEngine
@@ -83,7 +83,9 @@ class Servers:
 
 
 @contextlib.contextmanager
-def start_servers(folder: Path) -> Iterator[Servers]:
+def start_servers(
+    folder: Path, make_model: Callable[[Path], Path] = tiny_model, flags: Flags | None = None
+) -> Iterator[Servers]:
     """Start a server and a router that log to ``folder``; stop them at the end of the block.
 
     As on GPUs, a pass whose tokens have not been read is always under way (overlap scheduling).  As where GPUs are
@@ -91,13 +93,13 @@ def start_servers(folder: Path) -> Iterator[Servers]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what transformers imports
-        model = tiny_model(folder / "model")
+        model = make_model(folder / "model")
     engine_port, nccl_port, router_port, prometheus_port = free_ports(4)
     engine_url, router_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
     router = router_command(RouterLaunch(worker_urls=(engine_url,), port=router_port, prometheus_port=prometheus_port))
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
-        for name, command in (("server", _server_command(model, engine_port, nccl_port)), ("router", router)):
+        for name, command in (("server", _server_command(model, engine_port, nccl_port, flags)), ("router", router)):
             process = ServerProcess(name, command.arguments, command.environment, folder / f"{name}.log")
             stack.callback(process.stop)
         asyncio.run(_until_ready(engine_url, router_url))
@@ -110,7 +112,7 @@ def start_servers(folder: Path) -> Iterator[Servers]:
         )
 
 
-def _server_command(model: Path, port: int, nccl_port: int) -> Command:
+def _server_command(model: Path, port: int, nccl_port: int, flags: Flags | None) -> Command:
     return server_command(
         ServerLaunch(
             model_path=model,
@@ -119,7 +121,7 @@ def _server_command(model: Path, port: int, nccl_port: int) -> Command:
             device="cpu",
             dtype="float32",
             seed=1,
-            flags={"disable-overlap-schedule": False},
+            flags={"disable-overlap-schedule": False, **(flags or {})},
             shared_gpus=(),
         )
     )

@@ -1,5 +1,8 @@
 """Names shared by the client and the plug-ins inside SGLang; see ``plugin/token_versions`` and ``plugin/direct``."""
 
+import re
+from dataclasses import dataclass
+
 STAMPS = "token_versions"
 """Key in ``meta_info``: for each token of a chunk, the weight version of the forward pass that generated it."""
 
@@ -31,6 +34,32 @@ SAVES_GRAPHS = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
 """SGLang's environment variable that makes the memory of CUDA graphs releasable."""
 
 _PREFIX = "weights-"
+
+
+_ASKED = re.compile(r"(?:;(kept))?(?:;routes=(\d+))?\.")
+"""End of a request id, behind its last slash and its number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The fields of a request that its id repeats (``plugin/asked_fields``)."""
+
+    returns_kept: bool = False
+    routes_from: int | None = None
+
+    def written(self) -> str:
+        """Return the end of the request id."""
+        routes = "" if self.routes_from is None else f";routes={self.routes_from}"
+        return f"{';kept' if self.returns_kept else ''}{routes}."
+
+
+def asked_in(rid: str) -> Asked | None:
+    """Return the fields that a request id names; None if it names none, or is not ours."""
+    place = rid.find(";", rid.rfind("/"))
+    if place < 0 or not rid.startswith(PACKED) or (found := _ASKED.fullmatch(rid, place)) is None:
+        return None
+    kept, routes = found.groups()
+    return Asked(returns_kept=kept is not None, routes_from=None if routes is None else int(routes))
 
 
 def cache_key(version: int | str) -> str:

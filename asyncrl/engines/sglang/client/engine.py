@@ -14,7 +14,7 @@ from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.kept_sets import KeptSets
 from asyncrl.engines.sglang.client.least_busy import LeastBusy
 from asyncrl.engines.sglang.client.versions import VersionTrail
-from asyncrl.engines.sglang.labels import PACKED, cache_key
+from asyncrl.engines.sglang.labels import PACKED, Asked, cache_key
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
 
@@ -116,7 +116,8 @@ class SGLangEngine:
     async def _generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         # Invariant: ids are never reused, and none is the prefix of another (hence the dot).  SGLang aborts every
         # request whose id *starts* with the given one, and refuses an id that it knows already.
-        rid = f"{PACKED}{request.request_id}/{self._rid()}."
+        asked = Asked(returns_kept=self._kept_sets.is_asked(request))
+        rid = f"{PACKED}{request.request_id}/{self._rid()}{asked.written()}"
         body = _generate_body(request, rid, self._kept_sets)
         # Invariant: no await between ``some`` and ``LeastBusy.lease``, or the last engine could leave in between.
         await self._choices.some()  # the call is not in flight yet: no interruption waits for it

@@ -58,7 +58,7 @@ class KeptSets:
         """Return the reason why an answer has no kept sets."""
         if not _is_told(request.sampling):
             return "SGLang reports other ids than it draws from with min_p, top-p and top-k together"
-        return "the server does not return them"
+        return "SGLang returns none; behind the router it needs asyncrl's plug-ins"
 
 
 def is_needed(request: Request) -> bool:

@@ -11,7 +11,8 @@ It hooks the scheduler process, through SGLang's registry:
 and the process that serves HTTP:
 
     an event is written ─▶ packed, if its request asks for it (``packed``)
-    a request is read ───▶ refused, if the scheduler would end with it (``request_check``)
+    a request is read ───▶ gets the fields that its id names (``asked_fields``); is refused, if the scheduler would end
+                           with it (``request_check``)
 
 Without the plug-in the client still works: it then assumes the oldest possible version of each chunk
 (``client/versions``).  SGLang imports this module in its main process, and in schedulers that are not forked from it;
@@ -30,7 +31,7 @@ from typing import Any
 
 from asyncrl.engines.sglang.labels import STAMPS, STOOD_STILL, cache_key, is_cache_key
 from asyncrl.engines.sglang.packed import pack
-from asyncrl.engines.sglang.plugin import request_check
+from asyncrl.engines.sglang.plugin import asked_fields, request_check
 from asyncrl.engines.sglang.plugin.activation import note, note_and_answer
 from asyncrl.errors import InternalsChanged
 from asyncrl.internals import Internal, unlike
@@ -104,6 +105,7 @@ def activate() -> None:
     }
     if multiprocessing.parent_process() is None:  # schedulers are child processes and write no HTTP
         before[_WRITE_EVENT] = PackedEvents().before_writing
+        asked_fields.activate()
         request_check.activate()
     after: dict[str, Callable[..., None]] = {
         f"{_SCHEDULER}.run_batch": stamps.after_run_batch,
