@@ -85,8 +85,8 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
         self._expert_group, self._tensor_group = pg_collection.ep, pg_collection.expt_tp
         self._data_group = pg_collection.expt_dp
         ffn = config.moe_ffn_hidden_size // self._tensor_group.size()
-        self.weight1 = self._parameter((num_local_experts, 2 * ffn, config.hidden_size), split=1)
-        self.weight2 = self._parameter((num_local_experts, config.hidden_size, ffn), split=2)
+        self.weight1 = self._parameter((num_local_experts, 2 * ffn, config.hidden_size), split=1, stride=2)
+        self.weight2 = self._parameter((num_local_experts, config.hidden_size, ffn), split=2, stride=1)
         self.register_load_state_dict_pre_hook(_without_extra_state)
 
     def forward(self, rows_NH: Tensor, ends_E: Tensor, weights_N: Tensor) -> tuple[Tensor, None]:
@@ -136,14 +136,14 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
                 found[name] = places[parameter].extra_state(number)
         return found
 
-    def _parameter(self, shape: tuple[int, ...], *, split: int) -> torch.nn.Parameter:
+    def _parameter(self, shape: tuple[int, ...], *, split: int, stride: int) -> torch.nn.Parameter:
         """Allocate a parameter with the attributes of Megatron's experts; ``split`` is the dimension
-        that tensor parallelism splits.
+        that tensor parallelism splits, in ``stride`` parts one by one.
         """
         config = self.config
         device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
         parameter = torch.nn.Parameter(torch.empty(*shape, device=device, dtype=config.params_dtype))
-        set_tensor_model_parallel_attributes(tensor=parameter, is_parallel=True, dim=split, stride=1)
+        set_tensor_model_parallel_attributes(tensor=parameter, is_parallel=True, dim=split, stride=stride)
         # False: Megatron sums gradients and splits optimizer states over the data-parallel ranks of experts.
         parameter.allreduce = (  # type: ignore[attr-defined]
             config.expert_model_parallel_size == 1
