@@ -7,9 +7,12 @@ from asyncrl.engines.megatron.checkpoint.state import INTERNALS as STATE
 from asyncrl.engines.megatron.model.attention import INTERNALS as ATTENTION
 from asyncrl.engines.megatron.model.attention_kernels import INTERNALS as KERNELS
 from asyncrl.engines.megatron.model.build import INTERNALS as MODEL
+from asyncrl.engines.megatron.model.experts import INTERNALS as EXPERTS
 from asyncrl.engines.megatron.model.implementation import INTERNALS as IMPLEMENTATION
 from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
+from asyncrl.engines.megatron.model.mixture import INTERNALS as MIXTURE
 from asyncrl.engines.megatron.setup.fused_adam import INTERNALS as FUSED
+from asyncrl.engines.megatron.setup.gradient_norm import INTERNALS as GRADIENT_NORM
 from asyncrl.engines.megatron.train.forward_step import INTERNALS as FORWARD_STEP
 from asyncrl.engines.megatron.train.learner import INTERNALS as LEARNER
 from asyncrl.engines.megatron.train.offload import INTERNALS as OFFLOAD
@@ -23,14 +26,17 @@ from asyncrl.internals import check_internals
 TRAINER = (
     *ATTENTION,
     *CHECKPOINT,
+    *EXPERTS,
     *FORWARD_STEP,
     *FUSED,
+    *GRADIENT_NORM,
     *GROUPS,
     *HANDLES,
     *IMPLEMENTATION,
     *KERNELS,
     *LAYERS,
     *LEARNER,
+    *MIXTURE,
     *MODEL,
     *OFFLOAD,
     *STATE,

@@ -19,8 +19,10 @@ from torch import Tensor
 from asyncrl.config.areas import TransformerImpl
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron.model.attention import PackedAttention
+from asyncrl.engines.megatron.model.experts import GroupedExperts
 from asyncrl.engines.megatron.model.implementation import norm_keys
-from asyncrl.engines.megatron.model.layers import AddNormed, GroupedExperts, LatentAttention, RMSNorm
+from asyncrl.engines.megatron.model.layers import AddNormed, LatentAttention, RMSNorm
+from asyncrl.engines.megatron.model.mixture import Mixture
 from asyncrl.engines.megatron.model.rotary import RotaryAngles, frequencies, rotary_angles
 from asyncrl.internals import Internal
 from asyncrl.models.rope import Rope, YarnRope
@@ -174,8 +176,9 @@ def _spec(shape: ModelShape, config: TransformerConfig) -> TransformerBlockSubmo
         parts, attention = layer.submodules, layer.submodules.self_attention
         attention.submodules.core_attention = PackedAttention
         if parts.mlp.func is MoELayer:
-            experts = parts.mlp.keywords["submodules"].experts
-            parts.mlp.keywords["submodules"].experts = partial(GroupedExperts, **experts.keywords)
+            submodules = parts.mlp.keywords["submodules"]
+            submodules.experts = GroupedExperts
+            parts.mlp = partial(Mixture, submodules=submodules)
         if shape.has_output_norms:
             parts.self_attn_bda = parts.mlp_bda = ModuleSpec(module=AddNormed, params={"config": config})
     return block

@@ -1,7 +1,4 @@
-"""Layers that megatron-core has only with TransformerEngine, or not at all.
-
-Shape letters: T tokens, H hidden size, E experts of this rank, F an expert's FFN hidden size.
-"""
+"""Layers that megatron-core has only with TransformerEngine, or not at all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.tensor_parallel import ColumnParallelLinear
-from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
@@ -45,18 +41,6 @@ INTERNALS = (
             "kv_layernorm",
         ),
         used_in=__name__,
-    ),
-    Internal(
-        name="megatron.core.transformer.moe.experts.SequentialMLP.forward",
-        parameters=("self", "permuted_local_hidden_states", "tokens_per_expert", "permuted_probs"),
-        is_exact=True,
-        used_in=__name__,
-    ),
-    Internal(
-        name="megatron.core.transformer.moe.experts.SequentialMLP", attributes=("local_experts",), used_in=__name__
-    ),
-    Internal(
-        name="torch.nn.functional.grouped_mm", parameters=("mat_a", "mat_b"), keywords=("offs",), used_in=__name__
     ),
 )
 """Names that may change with the library: see docs/internals.md."""
@@ -104,25 +88,6 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
         """Choose projections and norms; Megatron's choice needs TransformerEngine where queries have no low rank."""
         linears = dict.fromkeys(("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj"), ColumnParallelLinear)
         return {**linears, "q_layernorm": _latent_norm, "kv_layernorm": _latent_norm}
-
-
-class GroupedExperts(SequentialMLP):  # type: ignore[misc]
-    """Megatron's experts, with one grouped product per matrix instead of one product per expert.
-
-    Megatron's grouped experts need TransformerEngine.
-    """
-
-    def forward(self, hidden_TH: Tensor, counts_E: Tensor, weights_T: Tensor) -> tuple[Tensor, None]:
-        """Apply the experts to tokens sorted by expert, ``counts_E`` for each; ``weights_T`` weigh the outputs."""
-        ends_E = counts_E.to(hidden_TH.device).cumsum(0).to(torch.int32)
-        inner_TF = F.grouped_mm(hidden_TH, self._stacked("linear_fc1"), offs=ends_E)
-        gate_TF, up_TF = inner_TF.chunk(2, -1)
-        weighed_TF = F.silu(gate_TF) * up_TF * weights_T.unsqueeze(-1)
-        return F.grouped_mm(weighed_TF.to(hidden_TH.dtype), self._stacked("linear_fc2"), offs=ends_E), None
-
-    def _stacked(self, name: str) -> Tensor:
-        """Stack the matrix ``name`` of all experts, with the input dimension before the output dimension."""
-        return torch.stack([getattr(expert, name).weight for expert in self.local_experts]).transpose(1, 2)
 
 
 class _Whole(torch.nn.Module):

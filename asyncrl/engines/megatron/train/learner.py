@@ -19,6 +19,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron.model.packing import Example, Floats, microbatches, packing_of
 from asyncrl.engines.megatron.setup.fused_adam import fuse
+from asyncrl.engines.megatron.setup.gradient_norm import use_foreach_norms
 from asyncrl.engines.megatron.setup.ranks import from_last_stage
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.megatron.train.forward_step import MicrobatchResult, MicrobatchStep
@@ -229,6 +230,7 @@ def _optimizer(parallel: Any, settings: TrainerSettings) -> Any:
         params_dtype=dtype,
         use_distributed_optimizer=settings.parallel.use_distributed_optimizer,
     )
+    use_foreach_norms()
     optimizer = get_megatron_optimizer(config, [parallel])
     for group in optimizer.param_groups:  # norms and biases do not decay; Megatron's unused scheduler does this
         group["weight_decay"] = train.weight_decay * group["wd_mult"]

@@ -29,7 +29,9 @@ from asyncrl.engines.megatron.checkpoint.dist_files import INTERNALS as DIST_FIL
 from asyncrl.engines.megatron.checkpoint.state import INTERNALS as STATE
 from asyncrl.engines.megatron.model.attention import INTERNALS as ATTENTION
 from asyncrl.engines.megatron.model.build import INTERNALS as MODEL
+from asyncrl.engines.megatron.model.experts import INTERNALS as EXPERTS
 from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
+from asyncrl.engines.megatron.model.mixture import INTERNALS as MIXTURE
 from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
 from asyncrl.engines.megatron.weights.conversion import to_hf, to_torch_dist
 from asyncrl.engines.megatron.weights.convert_flags import parser, shape_of_flags
@@ -63,7 +65,7 @@ def _convert(asked: argparse.Namespace) -> None:
             overwrite=asked.force,
         )
         return
-    check_internals(ATTENTION, DIST_FILES, LAYERS, META_MODEL, MODEL, STATE, WEIGHTS)
+    check_internals(ATTENTION, DIST_FILES, EXPERTS, LAYERS, META_MODEL, MIXTURE, MODEL, STATE, WEIGHTS)
     with _processes():
         if asked.kind == "to-hf":
             to_hf(asked.source, asked.target, asked.hf_checkpoint, asked.vocab_size)

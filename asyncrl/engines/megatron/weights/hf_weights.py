@@ -144,7 +144,8 @@ def export_bucket(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of one bucket, in the dtype that the model computes in, or in FP8.  Collective."""
     device = next(model.parameters()).device
-    for name, tensor in whole_weights(local_weights(model), weights, splits_of(shape), device):
+    parts = local_weights(model, {weight.name for weight in weights})
+    for name, tensor in whole_weights(parts, weights, splits_of(shape), device):
         yield from _sent(name, tensor, shape, fp8)
 
 

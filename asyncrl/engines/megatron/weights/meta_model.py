@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from asyncrl.engines.megatron.checkpoint.state import sharded_weights
 from asyncrl.engines.megatron.model.build import build_model
+from asyncrl.engines.megatron.model.experts import expert_names, expert_places
 from asyncrl.internals import Internal
 from asyncrl.models.shape import ModelShape
 
@@ -73,13 +75,23 @@ def placed_weights(shape: ModelShape) -> tuple[list[Placed], list[ShardedObject]
     with _Unstored():
         model = build_model(shape, _META, getattr(torch, shape.dtype))
         state = sharded_weights(model)["model"]
-    weights = [
-        Placed(name=name, whole=each.data, sharded=each)
-        for name, each in state.items()
-        if not isinstance(each, ShardedObject)
-    ]
+    weights = list(
+        chain.from_iterable(_placed(name, each) for name, each in state.items() if not isinstance(each, ShardedObject))
+    )
     objects = [each for each in state.values() if isinstance(each, ShardedObject)]
     return weights, [*objects, ShardedObject("common_state", {}, (1,), (0,))]
+
+
+def _placed(name: str, sharded: ShardedTensor | ShardedTensorFactory) -> list[Placed]:
+    """Return the weight ``name``, or each expert's matrix if it is a parameter of several experts."""
+    places = expert_places(sharded)
+    if places is None:
+        return [Placed(name=name, whole=sharded.data, sharded=sharded)]
+    each = places.split(sharded)
+    return [
+        Placed(name=one, whole=part.data, sharded=part)
+        for one, part in zip(expert_names(name, len(each)), each, strict=True)
+    ]
 
 
 def share(weights: Sequence[Placed], rank: int, num_ranks: int) -> list[Placed]:

@@ -5,7 +5,9 @@ the functions marked "Collective" with the same arguments.  With one rank for ea
 """
 
 import re
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -15,6 +17,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
+from asyncrl.engines.megatron.model.experts import GroupedExperts
 from asyncrl.engines.megatron.model.implementation import unfused
 
 _LAYER = re.compile(r"(?<=decoder\.layers\.)\d+")
@@ -41,10 +44,12 @@ def is_split() -> bool:
     return any(group.size() > 1 for group in groups)
 
 
-def local_weights(model: GPTModel) -> dict[str, Tensor]:
-    """Return this rank's parts by name: parameters, and the router's bias that chooses experts."""
-    biases = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias"))
-    return {_global_name(name, model): tensor for name, tensor in chain(model.named_parameters(), biases)}
+def local_weights(model: GPTModel, wanted: Set[str] | None = None) -> dict[str, Tensor]:
+    """Return this rank's parts by name: parameters, and the router's bias that chooses experts.
+
+    Each expert's matrices are views of the stacked parameters.  ``wanted`` limits the parts to these names.
+    """
+    return {name: part() for name, part in _parts(model) if wanted is None or name in wanted}
 
 
 def generic(name: str) -> tuple[str, dict[str, int]]:
@@ -103,6 +108,26 @@ def part_for_this_rank(name: str, whole: Tensor, split: str) -> Tensor:
         return torch.cat([half.chunk(group.size())[group.rank()] for half in whole.chunk(2)])
     part: Tensor = whole.chunk(group.size(), dim=1 if split == "columns" else 0)[group.rank()]
     return part
+
+
+def _parts(model: GPTModel) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Yield the name of each part, with a function that returns the part, in the model's order."""
+    stacked = {f"{name}.": module for name, module in model.named_modules() if isinstance(module, GroupedExperts)}
+    seen: set[str] = set()
+    for name, parameter in model.named_parameters():
+        prefix = name[: name.rfind(".") + 1]
+        if prefix not in stacked:
+            yield _global_name(name, model), partial(_same, parameter)
+        elif prefix not in seen:  # the parts of all parameters of the experts come with the first one
+            seen.add(prefix)
+            yield from ((_global_name(prefix + part, model), make) for part, make in stacked[prefix].parts())
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            yield _global_name(name, model), partial(_same, buffer)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _global_name(name: str, model: GPTModel) -> str:

@@ -250,6 +250,7 @@ class _Copies:
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
         self.flats = [buffers[number % num_buffers][: each.num_bytes] for number, each in enumerate(buckets)]
         self._weights = local_weights(model)
+        self._parameters = tuple(model.parameters())
         self._addresses = self._places()
         self._plan = plan
         self._shape = shape
@@ -281,7 +282,9 @@ class _Copies:
             yield flat
 
     def _places(self) -> list[int]:
-        return [weight.data_ptr() for weight in self._weights.values()]
+        # Invariant: these are the parameters, not ``self._weights``.  The parts of experts are views, which keep
+        # the old memory if a parameter gets other memory.
+        return [parameter.data_ptr() for parameter in self._parameters]
 
     def _sorted(
         self, all_targets: Sequence[Tensor], weights: Sequence[Weight]
