@@ -124,7 +124,8 @@ def test_norms_of_gradients_are_computed_without_waiting() -> None:
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("hf")
-    sizes: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 192, "hidden_size": 256}
+    sizes: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 8}
+    sizes |= {"moe_intermediate_size": 192, "hidden_size": 256}
     return {
         "qwen3-moe": write_checkpoint(folder / "qwen3", moe=True, dtype="bfloat16", **sizes),
         "deepseek-v3": write_tiny(folder / "deepseek", TINY["deepseek-v3"], dtype="bfloat16"),
