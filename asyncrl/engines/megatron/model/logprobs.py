@@ -23,8 +23,8 @@ from asyncrl.engines.megatron.model.triton_kernels import can_use_triton
 
 CHUNK_BYTES = 512 * 1024**2
 """Bytes of float32 logits at a time: 900 tokens at a vocabulary size of 150,000, enough for a full-speed product."""
-FUSED_CHUNK_BYTES = 1024**3
-"""Bytes of bfloat16 logits at a time for the kernels: 3,500 tokens.  The plain path needs as much, for its copies."""
+FUSED_CHUNK_BYTES = 384 * 1024**2
+"""Bytes of bfloat16 logits at a time for the kernels: 1,300 tokens, enough for a full-speed product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

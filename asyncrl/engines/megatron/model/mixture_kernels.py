@@ -1,10 +1,9 @@
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs
 """Triton kernels of a mixture of experts.  Import only where triton is installed; ``mixture_ops`` chooses.
 
 Each program handles one row, and computes in float32.  Shape letters: T tokens, K experts of a token, N = T K rows sent
 to experts, H hidden size, F an expert's FFN hidden size.
 """
-
-from typing import Any
 
 import torch
 import triton
@@ -12,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _gather_sum(y_ptr: Any, place_ptr: Any, out_ptr: Any, H: Any, K: tl.constexpr, BLOCK: tl.constexpr) -> None:
+@triton.jit
+def _gather_sum(y_ptr, place_ptr, out_ptr, H, K: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -23,8 +22,8 @@ def _gather_sum(y_ptr: Any, place_ptr: Any, out_ptr: Any, H: Any, K: tl.constexp
     tl.store(out_ptr + token * H + column, total.to(out_ptr.dtype.element_ty), mask=column < H)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _swiglu(x_ptr: Any, weight_ptr: Any, out_ptr: Any, F: Any, BLOCK: tl.constexpr) -> None:
+@triton.jit
+def _swiglu(x_ptr, weight_ptr, out_ptr, F, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < F
@@ -34,10 +33,8 @@ def _swiglu(x_ptr: Any, weight_ptr: Any, out_ptr: Any, F: Any, BLOCK: tl.constex
     tl.store(out_ptr + row * F + column, product.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _swiglu_backward(
-    x_ptr: Any, weight_ptr: Any, grad_ptr: Any, x_grad_ptr: Any, weight_grad_ptr: Any, F: Any, BLOCK: tl.constexpr
-) -> None:
+@triton.jit
+def _swiglu_backward(x_ptr, weight_ptr, grad_ptr, x_grad_ptr, weight_grad_ptr, F, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < F
