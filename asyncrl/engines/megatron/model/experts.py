@@ -194,7 +194,7 @@ class ExpertPlaces:
         ]
 
     def extra_state(self, number: int) -> ShardedObject:
-        """Describe the empty state that Megatron's linear layers have beside their weights."""
+        """Describe the empty state that Megatron's linear layers have in addition to their weights."""
         replica = (0, self.tensor_rank, self.data_rank)
         return make_sharded_object_for_checkpoint(None, f"{self.key}_extra_state", self._offsets(number), replica)
 
