@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pybase64
 
-from asyncrl.engines.sglang.labels import PACKED, STAMPS
+from asyncrl.engines.sglang.labels import PACKED, ROUTES, STAMPS
 from asyncrl.token_columns import TokenSets
 from asyncrl.types import Floats
 
@@ -52,6 +52,8 @@ class Entries:
     """Runs of equal stamps, as (version, number of tokens); None if the server has no plug-in."""
     kept: Kept | None = None
     """None if they were not asked for, or the server has none."""
+    routes: bytes | None = None
+    """Experts of the positions that were not sent before; None if the event has none."""
 
 
 def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -72,6 +74,8 @@ def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if (kept := kept_in(meta, len(token_ids))) is not None:
         columns["kept"] = [_written(_INTEGER, kept.sets.counts_T), _written(_INTEGER, kept.sets.ids_I)]
         columns["kept_logprobs"] = _written(_FLOAT, kept.logprobs)
+    if meta.get(ROUTES) is not None:
+        columns["routes"] = meta[ROUTES]  # in base64 already
     return {
         COLUMNS: columns,  # first: ``client/payload`` recognizes a packed event by its first key
         "text": event["text"],
@@ -87,7 +91,15 @@ def unpack(columns: Mapping[str, Any]) -> Entries:
         logprobs=array(_FLOAT, _bytes_of(columns["logprobs"])),
         versions=columns["versions"],
         kept=_unpacked_kept(columns) if "kept" in columns else None,
+        routes=routes_in(columns.get("routes")),
     )
+
+
+def routes_in(texts: str | Sequence[str] | None) -> bytes | None:
+    """Return the bytes of routes, which come in one text or several.  Raises ValueError for other text."""
+    if texts is None:
+        return None
+    return b"".join(map(_bytes_of, (texts,) if isinstance(texts, str) else texts))
 
 
 def kept_in(meta: Mapping[str, Any], num_tokens: int) -> Kept | None:
