@@ -73,9 +73,6 @@ def routing_replay_obstacle(run: RunConfig) -> str | None:
     backend = flags.get("moe-runner-backend")
     if backend in UNRECORDED_BACKENDS:
         return f"sglang-moe-runner-backend {backend} chooses experts inside its kernel"
-    for name in ("pp-size", "pipeline-parallel-size"):
-        if str(flags.get(name, "1")) != "1":
-            return f"sglang-{name} {flags[name]}: SGLang returns the experts of the last pipeline stage only"
     if flags.get("enable-hierarchical-cache"):
         return "sglang-enable-hierarchical-cache moves cached tokens without their experts"
     return None

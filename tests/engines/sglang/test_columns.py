@@ -98,7 +98,7 @@ SHAPE = RoutesShape(num_layers=3, num_dense_layers=0, num_experts=8, num_chosen=
 
 
 def routes_of(one: Answer) -> Routes:
-    """The rows of all chunks; each chunk has those that predict its tokens."""
+    """The rows of all chunks; each chunk has the rows from which its tokens are predicted."""
     parts = [chunk.routes for chunk in one.chunks if chunk.routes is not None]
     assert len(parts) == len(one.chunks)
     assert [len(part) for part in parts[1:]] == [len(chunk.token_ids) for chunk in one.chunks[1:]]

@@ -154,7 +154,7 @@ class RouteRows:
 
     @_careful
     def after_collection(self, result: None, processor: Any, req: Any) -> None:
-        """Narrow the rows that SGLang collected, and put those in front that were kept."""
+        """Narrow the rows that SGLang collected, and put the held ones in front."""
         if req.routed_experts is not None:
             import torch
 
@@ -163,7 +163,7 @@ class RouteRows:
             req.routed_experts = rest if held is None else torch.cat([held, rest])
 
     def _hold(self, req: Any, pool: Any) -> None:
-        """Add the rows of all positions but the last to those that are held, and move the first row to send on."""
+        """Hold the rows of all positions but the last, and move the first row to send on."""
         import torch
         from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
