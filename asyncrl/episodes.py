@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from asyncrl.token_columns import TokenSets
+from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import Chunk, FinishReason, Floats, GroupId, Prompt, Reward, Sample, SamplingParams, Span, Weights
 
 
@@ -66,6 +66,9 @@ class GeneratedTurn:
     """See ``Sample.kept``."""
     top: TokenSets | None = None
     """See ``Sample.top``."""
+    routes: Routes | None = None
+    """Routes from the position that was asked for (``routes_from``) to the one that predicts the last token; fewer rows
+    if the last ones never came."""
 
 
 class EpisodeTurns(Protocol):
@@ -80,9 +83,11 @@ class EpisodeTurns(Protocol):
         token_ids: tuple[int, ...],
         sampling: SamplingParams,
         on_chunk: Callable[[Chunk], None] | None = None,
+        routes_from: int = 0,
     ) -> GeneratedTurn:
         """Generate one turn behind ``token_ids``.  Several calls of one episode may run at once.
 
+        ``routes_from`` is the first position of ``token_ids`` whose route the caller does not know.
         ``on_chunk`` sees each chunk as it arrives; all of them together are the turn.  The call waits for a slot, and
         while the group is interrupted.  Cancelling it aborts the request.  Raises SampleFailed after the last retry,
         EngineRejected if the engine refuses the request, and EpisodeEnded after the end of the episode.

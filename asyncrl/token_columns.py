@@ -168,6 +168,19 @@ class TokenSets:
         )
 
 
+def completed(parts: Sequence[Routes], num_positions: int) -> Routes | None:
+    """Return the routes of the first ``num_positions`` positions, of which ``parts`` are the first.
+
+    The rest is missing.  Returns None if there are no parts.
+    """
+    if not parts:
+        return None
+    routes = Routes.joined(parts)
+    if len(routes) < num_positions:
+        return Routes.joined([routes, Routes.unknown(num_positions - len(routes), routes)])
+    return routes if len(routes) == num_positions else routes.part(0, num_positions)
+
+
 def joined_sets(parts: Sequence[tuple[int, TokenSets | None]]) -> TokenSets | None:
     """Concatenate the sets of consecutive parts, each with its number of tokens; the sets of a part may be unknown.
 

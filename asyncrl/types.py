@@ -258,6 +258,8 @@ class Sample:
         for name, sets in (("kept", self.kept), ("top", self.top)):
             if sets is not None:
                 _same_length("token_ids", self.token_ids, name, sets)
+        if self.routes is not None and self.prompt_ids is not None:
+            _check_routes(self.routes, len(self.prompt_ids) + len(self.token_ids))
         if self.turns:
             _check_turns(self.turns, self.spans, len(self.token_ids))
             return
@@ -333,6 +335,12 @@ class ScoredGroup:
     num_generated: int | None = None
     """Tokens that the group's episodes generated, each counted once, also if no sample has them.  None: the
     tokens of all samples."""
+
+    def __post_init__(self) -> None:
+        for scored in self.samples:
+            sample = scored.sample
+            if sample.routes is not None and sample.prompt_ids is None:
+                _check_routes(sample.routes, len(self.prompt.token_ids) + len(sample.token_ids))
 
     @property
     def num_tokens(self) -> int:
@@ -515,6 +523,12 @@ class EvalOutcome:
 def _same_length(name: str, values: Sized, other: str, others: Sized) -> None:
     if len(values) != len(others):
         raise ValueError(f"{name} has {len(values)} entries, {other} has {len(others)}")
+
+
+def _check_routes(routes: Routes, num_tokens: int) -> None:
+    """Raise ValueError unless there is one row for each token of prompt and response but the last."""
+    if len(routes) != num_tokens - 1:
+        raise ValueError(f"{num_tokens} tokens of prompt and response have {len(routes)} rows of routes")
 
 
 def _check_turns(turns: Sequence[Turn], spans: Sequence[Span], num_tokens: int) -> None:

@@ -16,6 +16,7 @@ from asyncrl.engines.server_process import ServerProcess
 from asyncrl.engines.sglang.client.control import EngineControl, wait_for_router, wait_for_server
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
+from asyncrl.engines.sglang.client.routes import RoutesShape
 from asyncrl.engines.sglang.launch import Command, Flags, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
@@ -142,13 +143,17 @@ def main_process(servers: Servers) -> psutil.Process:
 
 
 @contextlib.asynccontextmanager
-async def open_sglang(servers: Servers) -> AsyncIterator[Place]:
+async def open_sglang(servers: Servers, routes: RoutesShape | None = None) -> AsyncIterator[Place]:
     """Open a client of ``servers`` inside the test's event loop."""
     async with HttpClient() as http:
         control = ServerControl(http, servers.engine_url, timeout_s=30.0)
         yield Place(
             engine=SGLangEngine(
-                http, (servers.engine_url,), router_url=servers.router_url, request_timeout_s=SILENCE_S
+                http,
+                (servers.engine_url,),
+                router_url=servers.router_url,
+                request_timeout_s=SILENCE_S,
+                routes=routes,
             ),
             updater=_ScalingUpdater(control, servers),
             num_running=control.num_running,

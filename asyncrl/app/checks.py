@@ -1,6 +1,7 @@
 """The checks before anything expensive starts: they read every file and resolve every function of a run."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,13 @@ from asyncrl.compat import BlockingEval
 from asyncrl.config import RewardConfig, RunConfig, check_passthrough
 from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
-from asyncrl.config.derived import longest_sample, reward_key, skip_special_tokens, weight_bytes
+from asyncrl.config.derived import (
+    longest_sample,
+    reward_key,
+    routing_replay_obstacle,
+    skip_special_tokens,
+    weight_bytes,
+)
 from asyncrl.config.eval_sets import eval_sets
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
@@ -43,6 +50,8 @@ from asyncrl.plugins import KEEP, PICK, load_custom, load_plugin, load_source
 from asyncrl.protocols import EvalFn, KeepFn, PickFn, RewardFn
 from asyncrl.rewards.built_in import Decode
 from asyncrl.types import ScoredGroup
+
+logger = logging.getLogger(__name__)
 
 OVERRIDE_FLAG = "json-model-override-args"
 """The SGLang flag that overrides values of config.json."""
@@ -168,9 +177,21 @@ def check_model(run: RunConfig) -> CheckedModel:
     check_layout(shape, run.parallel, run.cluster.device)
     check_served(run.model.hf_checkpoint, shape, run.cluster.device)
     server_flags = _server_flags(run, config, shape)
-    refuse(_too_long(run, shape))
+    refuse(_too_long(run, shape) + _routing_replay(run, shape))
     check_eval_lengths(run, shape.max_positions)
     return CheckedModel(config=config, shape=shape, server_flags=server_flags)
+
+
+def _routing_replay(run: RunConfig, shape: ModelShape) -> list[str]:
+    """One line if routing replay is asked for and not possible; where it is off for that reason, a warning."""
+    given, obstacle = run.rollout.use_rollout_routing_replay, routing_replay_obstacle(run)
+    if given and shape.experts is None:
+        return [f"use-rollout-routing-replay: {run.model.hf_checkpoint} is no mixture of experts; leave it out"]
+    if given and obstacle is not None:
+        return [f"use-rollout-routing-replay with {obstacle}; leave one of them out"]
+    if given is None and shape.experts is not None and obstacle is not None:
+        logger.warning("routing replay (use-rollout-routing-replay) is off: %s", obstacle)
+    return []
 
 
 def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:

@@ -104,6 +104,8 @@ def _view(prompt: Prompt, sample: OurSample, group_size: int | None) -> Sample:
     if sample.kept is not None:  # arrays, as slime has tensors
         view.rollout_top_p_token_ids = sample.kept.ids_I
         view.rollout_top_p_token_offsets = np.concatenate([[0], np.cumsum(sample.kept.counts_T)]).astype(np.int32)
+    if sample.routes is not None:
+        view.rollout_routed_experts = sample.routes.experts_NLK
     _add_state(view, sample)
     if sample.resumed_at:
         _mark_first_step(view, sample)

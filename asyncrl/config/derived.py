@@ -22,6 +22,9 @@ from asyncrl.config.areas.rewards import BOXED, DEFAULT_KEYS, GRADE_WHOLE_TEXTS
 ENGINE_RESTARTS = 3
 """The default of ``--max-engine-restarts``: covers occasional crashes, ends a run whose requests crash the engine."""
 
+UNRECORDED_BACKENDS = ("experimental_sgl_trtllm", "flashinfer_mxfp4", "flashinfer_trtllm", "triton_kernel")
+"""Values of SGLang's ``--moe-runner-backend`` whose choice of experts never leaves the kernel (SGLang 0.5.16)."""
+
 
 def num_steps_per_rollout(train: TrainConfig, rollout: RolloutConfig) -> int:
     """The number of optimizer updates per training step."""
@@ -67,6 +70,23 @@ def use_rollout_logprobs(train: TrainConfig, rollout: RolloutConfig) -> bool:
     if train.use_rollout_logprobs is not None:
         return train.use_rollout_logprobs
     return rollout.staleness > 0 and not train.use_tis
+
+
+def routing_replay_obstacle(run: RunConfig) -> str | None:
+    """The flag with which SGLang does not record the experts of each token, and the reason; None without one."""
+    flags = run.sglang
+    backend = flags.get("moe-runner-backend")
+    if backend in UNRECORDED_BACKENDS:
+        return f"sglang-moe-runner-backend {backend} chooses experts inside its kernel"
+    if flags.get("enable-hierarchical-cache"):
+        return "sglang-enable-hierarchical-cache moves cached tokens without their experts"
+    return None
+
+
+def use_routing_replay(run: RunConfig, *, is_mixture: bool) -> bool:
+    """Whether the trainer routes tokens as the engine did; ``is_mixture``: whether the model has experts."""
+    given = run.rollout.use_rollout_routing_replay
+    return is_mixture and (routing_replay_obstacle(run) is None if given is None else given)
 
 
 def normalize_advantages(train: TrainConfig) -> bool:

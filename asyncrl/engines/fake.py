@@ -10,12 +10,12 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from asyncrl.errors import EngineError, GpuSharingFailed, UpdateInterrupted
-from asyncrl.token_columns import TokenSets
+from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
 
 VOCABULARY = 64
@@ -40,7 +40,9 @@ class FakeEngine:
         seconds_per_token: float = 0.01,
         chunk: int = 4,
         failures: dict[str, EngineError] | None = None,
+        routes: Literal["chunks", "end"] | None = None,
     ) -> None:
+        """``routes`` come with every chunk, or only with the last one of a request that is not lost."""
         self.now_busy: list[Request] = []
         self.most_busy = 0
         self.requests: list[Request] = []
@@ -49,6 +51,7 @@ class FakeEngine:
         self._seconds_per_token = seconds_per_token
         self._chunk = chunk
         self._failures = failures or {}
+        self._routes = routes
         self._going_on = asyncio.Event()
         self._going_on.set()
         self._interrupted = asyncio.Event()
@@ -105,7 +108,8 @@ class FakeEngine:
             except asyncio.CancelledError:
                 self._deliver(request, written, 1, weights, on_chunk)  # a token that was already on its way
                 raise
-            self._deliver(request, written, size, weights, on_chunk)
+            is_last = was_interrupted or len(written) + size == length
+            self._deliver(request, written, size, weights, on_chunk, is_last=is_last)
             if request.request_id in self._failures:
                 raise self._failures[request.request_id]
             if was_interrupted and len(written) < length:
@@ -113,7 +117,14 @@ class FakeEngine:
         return FinishReason.STOP if wanted <= limit else FinishReason.LENGTH
 
     def _deliver(
-        self, request: Request, written: list[int], size: int, weights: Weights, on_chunk: Callable[[Chunk], None]
+        self,
+        request: Request,
+        written: list[int],
+        size: int,
+        weights: Weights,
+        on_chunk: Callable[[Chunk], None],
+        *,
+        is_last: bool = False,
     ) -> None:
         """Pass the next ``size`` tokens to ``on_chunk`` as one chunk."""
         if size == 0:
@@ -122,11 +133,23 @@ class FakeEngine:
         tokens = tuple(fake_token(request.seed, place + offset) for offset in range(size))
         befores = (last, *tokens[:-1])
         logprobs = array("f", map(fake_logprob, befores, tokens, repeat(weights.step)))
+        routes = self._routes_of(request, written, tokens, is_last=is_last)
         written.extend(tokens)
         is_kept = request.returns_kept and request.sampling.is_limited
         kept = fake_kept(befores, tokens) if is_kept else None
         top = fake_top(befores, tokens, request.num_top) if request.num_top else None
-        on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=weights.version, kept=kept, top=top))
+        on_chunk(Chunk(token_ids=tokens, logprobs=logprobs, version=weights.version, kept=kept, top=top, routes=routes))
+
+    def _routes_of(
+        self, request: Request, written: list[int], tokens: tuple[int, ...], *, is_last: bool
+    ) -> Routes | None:
+        """Return the rows that were not sent before."""
+        if self._routes is None or request.routes_from is None or (self._routes == "end" and not is_last):
+            return None
+        num_before = len(request.token_ids) + len(written) - 1
+        start = num_before if written and self._routes == "chunks" else request.routes_from
+        whole = (*request.token_ids, *written, *tokens)
+        return fake_routes(whole).part(start, len(whole) - 1)
 
     async def _time(self, size: int) -> tuple[bool, int]:
         """Sleep for the time of ``size`` tokens; return whether an interruption came, and the tokens by then."""
@@ -342,6 +365,18 @@ def fake_top(befores: Sequence[int], tokens: Sequence[int], count: int) -> Token
         ids_I=(ids % VOCABULARY).ravel(),
         logprobs_I=(-1.0 - ids.ravel() / VOCABULARY).astype(np.float32),
     )
+
+
+def fake_routes(token_ids: Sequence[int]) -> Routes:
+    """Return the experts of FakeEngine at each of the positions: two of eight in each of two layers.
+
+    They depend on all tokens up to the position.
+    """
+    places = np.arange(len(token_ids))
+    sums_N = np.cumsum((np.asarray(token_ids) + 1) * (7 * places + 3)) + places
+    first_NL = np.stack([sums_N, sums_N // 64], axis=1)
+    second_NL = first_NL + 1 + np.stack([sums_N // 8, sums_N // 512], axis=1) % 7
+    return Routes(experts_NLK=(np.stack([first_NL, second_NL], axis=2) % 8).astype(np.uint8))
 
 
 def fake_kept(befores: Sequence[int], tokens: Sequence[int]) -> TokenSets:

@@ -42,6 +42,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("eval/step", "step", "training steps that produced the evaluated weights"),
     Metric("lag/max", "step", "largest lag of a trained token: step that trains on it minus step of its weights"),
     Metric("lag/mean", "step", "mean lag over trained tokens"),
+    Metric("rollout/routes_missing", "share", "positions of the batch whose experts the engine did not tell, 0 to 1"),
     Metric("tokens/generated", "token", "generated so far: the sum of the next six numbers"),
     Metric("tokens/trained", "token", "trained on so far"),
     Metric("tokens/masked", "token", "in a trained group, but left out of the loss, so far"),

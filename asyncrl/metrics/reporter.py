@@ -67,6 +67,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **_groups(facts.scheduler.groups),
         **_scheduler(facts.scheduler),
         **_responses(facts.batch),
+        **_routes(facts.batch),
         **(_episodes(facts) if facts.scheduler.episodes else {}),
         **_lengths(facts.scheduler.lengths),
         **_times(facts),
@@ -198,6 +199,20 @@ def _responses(batch: Batch) -> dict[str, float | int]:
         "response/tokens_max": max(lengths),
         "response/truncated": sum(sample.finish is FinishReason.LENGTH for sample in samples) / len(samples),
     }
+
+
+def _routes(batch: Batch) -> dict[str, float | int]:
+    """The share of positions without a route; nothing if no sample has routes."""
+    missing = total = 0
+    for group in batch.groups:
+        for scored in group.samples:
+            sample = scored.sample
+            before = group.prompt.token_ids if sample.prompt_ids is None else sample.prompt_ids
+            num_positions = len(before) + len(sample.token_ids) - 1
+            total += num_positions
+            missing += num_positions if sample.routes is None else sample.routes.num_missing
+    has_any = any(scored.sample.routes is not None for group in batch.groups for scored in group.samples)
+    return {"rollout/routes_missing": missing / total} if has_any and total else {}
 
 
 def _episodes(facts: StepFacts) -> dict[str, float | int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from asyncrl.episodes import GeneratedTurn, Trajectory
-from asyncrl.token_columns import TokenSets, joined_sets
+from asyncrl.token_columns import Routes, TokenSets, completed, joined_sets
 from asyncrl.types import FinishReason, Reward, Sample, Span, Turn
 
 EDITED = "edited"
@@ -54,6 +54,8 @@ class Line:
     """Each turn with the position of its first token among the response tokens."""
     owned: set[int] = field(default_factory=set)
     """Calls whose turns are in the loss of this line."""
+    routes: list[Routes] = field(default_factory=list)
+    """Routes of the first positions, one part after the other; empty if the engine tells none."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -115,9 +117,11 @@ class TokenRecord:
         conversation: int = 0,
         reason: str | None = None,
         kept: Mapping[int, int] = NOTHING_KEPT,
+        known_routes: Sequence[Routes] = (),
     ) -> Line:
         """Record that ``turn`` was generated behind ``token_ids``; return the line that holds it now.
 
+        ``known_routes`` are the routes of the positions before those of ``turn.routes``.
         If the turn branches, ``reason`` is counted instead of the one found here, and ``kept`` has the number of tokens
         by call that the new context still holds of turns behind the branch.
         """
@@ -126,7 +130,31 @@ class TokenRecord:
         if line is None:
             line = self._branch(ids, conversation, reason, kept)
         line.append(ids[len(line.ids) :], turn)
+        line.routes = [*known_routes] if turn.routes is None else [*known_routes, turn.routes]
         return line
+
+    def known_routes(self, token_ids: TokenIds) -> list[Routes]:
+        """Return the known routes of the first positions of ``token_ids``, whose last one is never known.
+
+        A route depends only on the tokens up to its position, so any line with the same first tokens has it.
+        """
+        return self._first_routes(token_ids, len(token_ids) - 1)
+
+    def routes_of(self, token_ids: TokenIds) -> Routes | None:
+        """Return the routes of a sample of these tokens, prompt and response; None if the engine told none."""
+        num_positions = len(token_ids) - 1
+        found = completed(self._first_routes(token_ids, num_positions), num_positions)
+        told = next((part for line in self.lines for part in line.routes), None)
+        return Routes.unknown(num_positions, told) if found is None and told is not None else found
+
+    def _first_routes(self, token_ids: TokenIds, most: int) -> list[Routes]:
+        found: list[Routes] = []
+        longest = 0
+        for line in self.lines:
+            size = min(sum(map(len, line.routes)), same_up_to(token_ids, line.ids) if line.routes else 0, most)
+            if size > longest:
+                found, longest = _cut(line.routes, size), size
+        return found
 
     def longest_prefix(self, token_ids: Sequence[int], conversation: int = 0) -> Line | None:
         """Return the longest line of the conversation that ``token_ids`` extend, or None."""
@@ -230,7 +258,19 @@ def _sample(
         prompt_ids=None if line.prompt_ids == group_prompt else line.prompt_ids,
         kept=sets_of_turns(len(token_ids), [(start, turn.kept) for start, turn in line.turns]),
         top=sets_of_turns(len(token_ids), [(start, turn.top) for start, turn in line.turns]),
+        routes=completed(line.routes, len(line.ids) - 1),
     )
+
+
+def _cut(parts: Sequence[Routes], num_positions: int) -> list[Routes]:
+    """Return the first positions of consecutive parts."""
+    found: list[Routes] = []
+    for part in parts:
+        if num_positions <= 0:
+            break
+        found.append(part if len(part) <= num_positions else part.part(0, num_positions))
+        num_positions -= len(part)
+    return found
 
 
 def sets_of_turns(num_tokens: int, turns: Sequence[tuple[int, TokenSets | None]]) -> TokenSets | None:

@@ -102,10 +102,11 @@ class EpisodeSession:
         self._num_calls += 1
         asked = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
         with self._on_engines:
-            turn = await self._turns.generate(asked, sampling, on_chunk)
+            known = self.record.known_routes(ids)
+            turn = await self._turns.generate(asked, sampling, on_chunk, sum(map(len, known)))
         if self._is_over:
             raise EpisodeEnded(f"{self.start.name}: the episode is over", "cancelled")
-        self.record.add(ids, turn, conversation=conversation, reason=reason, kept=kept)
+        self.record.add(ids, turn, conversation=conversation, reason=reason, kept=kept, known_routes=known)
         return turn
 
     def outcome(self, verdict: Verdict | None = None) -> EpisodeOutcome:

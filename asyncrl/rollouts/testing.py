@@ -67,6 +67,7 @@ class ScriptedTurns:
         token_ids: tuple[int, ...],
         sampling: SamplingParams,
         on_chunk: Callable[[Chunk], None] | None = None,
+        routes_from: int = 0,
     ) -> GeneratedTurn:
         """Return the next answer.  Raises AssertionError if there is none left."""
         await asyncio.sleep(0)

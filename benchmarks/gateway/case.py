@@ -94,7 +94,11 @@ class PacedTurns:
         return _WEIGHTS
 
     async def generate(
-        self, token_ids: tuple[int, ...], sampling: SamplingParams, on_chunk: Callable[[Chunk], None] | None = None
+        self,
+        token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        routes_from: int = 0,
     ) -> GeneratedTurn:
         """See ``EpisodeTurns``."""
         call, self._num_calls = self._num_calls, self._num_calls + 1

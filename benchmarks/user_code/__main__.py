@@ -54,7 +54,11 @@ class Engines:
     weights = WEIGHTS
 
     async def generate(
-        self, token_ids: tuple[int, ...], sampling: SamplingParams, on_chunk: Callable[[Chunk], None] | None = None
+        self,
+        token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        routes_from: int = 0,
     ) -> GeneratedTurn:
         """See ``EpisodeTurns``."""
         await asyncio.sleep(TURN_S)

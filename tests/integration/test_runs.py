@@ -73,7 +73,7 @@ def test_the_run_directory_has_every_expected_file(short: Outcome) -> None:
     files = {"metrics.jsonl", "timeline.json", "run.log", "versions.json", "quickstart_moe.toml"}
     assert files | {"tensorboard", "model"} <= {path.name for path in short.run_dir.iterdir()}
     versions = orjson.loads((short.run_dir / "versions.json").read_bytes())
-    assert versions["plugins"]["sglang-0"] == dict.fromkeys(("direct", "memory_saver", "stamps"), "active")
+    assert versions["plugins"]["sglang-0"] == dict.fromkeys(("direct", "memory_saver", "routes", "stamps"), "active")
     assert "SGLang runs without plug-ins" not in (short.run_dir / "run.log").read_text()
 
 

@@ -149,6 +149,7 @@ def _sample(given: ReturnedTokens, session: EpisodeSession, index: int, tally: _
         prompt_ids=None if prompt_ids == session.start.prompt.token_ids else prompt_ids,
         kept=sets_of_turns(len(token_ids), [(each.start, _part_of(each, "kept")) for each in regions]),
         top=sets_of_turns(len(token_ids), [(each.start, _part_of(each, "top")) for each in regions]),
+        routes=session.record.routes_of(given.tokens),
     )
 
 

@@ -75,6 +75,11 @@ class RolloutConfig:
     mask_offpolicy_in_partial_rollout: Annotated[
         bool, "Train a resumed group only on the tokens generated after its last resume; requires --partial-rollout."
     ] = False
+    use_rollout_routing_replay: Annotated[
+        bool | None,
+        "Train each token of a mixture of experts with the experts that the engine chose for it. Default: on for "
+        "mixtures, unless a flag of the engines keeps SGLang from recording its choice.",
+    ] = None
     follow_kv_cache: Annotated[bool, "Limit the samples in flight to what the engines' KV caches can hold."] = False
 
     def __post_init__(self) -> None:

@@ -71,11 +71,8 @@ _EXPERTS: Sequence[Rows] = (
     without_effect("tokens travel to experts by all-to-all; the result is the same", "moe-token-dispatcher-type"),
     without_effect("tokens travel to experts by all-to-all; the result is the same", "moe-enable-deepep", words="none"),
     without_effect("tokens are permuted without fusion; the result is the same", "moe-permute-fusion", words="none"),
-    not_here(
-        "use --advantage-estimator gspo, whose ratio is per response",
-        "use-routing-replay",
-        "use-rollout-routing-replay",
-    ),
+    not_here("use --use-rollout-routing-replay, which replays the engine's choice", "use-routing-replay"),
+    differs("on by default for mixtures of experts", "use-rollout-routing-replay"),
 )
 
 _MEMORY: Sequence[Rows] = (

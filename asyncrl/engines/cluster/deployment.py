@@ -33,6 +33,7 @@ from asyncrl.engines.sglang.client.control import EngineControl, wait_for_router
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.loads import EngineLoads
+from asyncrl.engines.sglang.client.routes import RoutesShape
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, Plugin, missing_warning, start_hint
 from asyncrl.engines.sglang.launch import Command, Flags, RouterLaunch, ServerLaunch, router_command, server_command
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
@@ -69,6 +70,8 @@ class Deployment:
     """The effect of a weight update on requests in flight."""
     disk: Path | None = None
     """Folder, not existing yet, through which weights reach the engines; None to broadcast them."""
+    routes: RoutesShape | None = None
+    """The shape of the routes of experts that the engines return; None if they return none."""
 
     @property
     def ranks_per_engine(self) -> int:
@@ -78,9 +81,10 @@ class Deployment:
     @property
     def needed_plugins(self) -> tuple[Plugin, ...]:
         """Our plug-ins inside SGLang that this run uses."""
+        always: tuple[Plugin, ...] = ("stamps",) if self.routes is None else ("stamps", "routes")
         if self.cluster.colocate:
-            return ("stamps", "memory_saver") if self.trainer.device == "cuda" else ("stamps",)
-        return ("stamps", "direct") if self.disk is None else ("stamps",)
+            return (*always, "memory_saver") if self.trainer.device == "cuda" else always
+        return (*always, "direct") if self.disk is None else always
 
     @property
     def layout(self) -> Layout:
@@ -216,7 +220,13 @@ class _Builder:
         trainer = self._trainer(ranks)
         urls = tuple(engine.url for engine in engines)
         self._phase("connecting trainer and engines")
-        engine = SGLangEngine(self._http, urls, router_url=router_url, request_timeout_s=failures.request_timeout_s)
+        engine = SGLangEngine(
+            self._http,
+            urls,
+            router_url=router_url,
+            request_timeout_s=failures.request_timeout_s,
+            routes=self._deployment.routes,
+        )
         controls = tuple(self._control(url) for url in urls)
         membership = EngineMembership[EngineControl](controls)
         return Running(
@@ -292,6 +302,7 @@ class _Builder:
             dtype=trainer.dtype,
             seed=trainer.model.seed,
             tensor_parallel=deployment.ranks_per_engine,
+            returns_routes=deployment.routes is not None,
             flags=deployment.server_flags,
             shared_gpus=tuple(chain.from_iterable(gpus[number * each : (number + 1) * each]))
             if cluster.colocate

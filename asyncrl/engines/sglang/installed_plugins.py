@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 from asyncrl.engines.sglang.labels import PLUGINS
 
-Plugin = Literal["direct", "memory_saver", "stamps"]
+Plugin = Literal["direct", "memory_saver", "routes", "stamps"]
 
 _LOSSES: dict[Plugin, str] = {
     "direct": "weight updates take two to three times as long, --check-weight-updates compares nothing, and an engine "
     "that dies in an update may end the others",
     "memory_saver": "where megatron-core is installed, SGLang cannot give back the memory of CUDA graphs (--colocate)",
+    "routes": "routes of experts come with the last event of a request only, behind the router not at all, and the "
+    "trainer's routers choose for themselves where routes are missing",
     "stamps": "weight versions are known per chunk instead of per token, --weight-update-mode retract may reuse "
     "prefixes that older weights cached, and answers cost the driver more CPU time",
 }

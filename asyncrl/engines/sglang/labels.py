@@ -6,6 +6,9 @@ from dataclasses import dataclass
 STAMPS = "token_versions"
 """Key in ``meta_info``: for each token of a chunk, the weight version of the forward pass that generated it."""
 
+ROUTES = "routed_experts"
+"""SGLang's key in ``meta_info``: experts of each position, in base64; a list of such texts from our plug-in."""
+
 PACKED = "asyncrl/"
 """Prefix of a request id whose answer the plug-in packs (``packed``)."""
 

@@ -103,6 +103,8 @@ class ServerLaunch:
     """The random seed of requests that bring none."""
     tensor_parallel: int = 1
     host: str = "127.0.0.1"
+    returns_routes: bool = False
+    """Whether requests may ask for routes of experts."""
     flags: Flags = field(default_factory=dict)
     """The user's flags; they override ours."""
     shared_gpus: tuple[str, ...] | None = None
@@ -140,6 +142,7 @@ def server_command(launch: ServerLaunch) -> Command:
         "incremental-streaming-output": True,
         "stream-interval": str(STREAM_INTERVAL),
         "log-level": "warning",
+        **({"enable-return-routed-experts": True} if launch.returns_routes else {}),
         **(CPU_FLAGS if launch.device == "cpu" else {}),
         **(SHARED_FLAGS if launch.device == "cuda" and launch.shared_gpus is not None else {}),
     }

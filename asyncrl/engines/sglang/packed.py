@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pybase64
 
-from asyncrl.engines.sglang.labels import PACKED, STAMPS
+from asyncrl.engines.sglang.labels import PACKED, ROUTES, STAMPS
 from asyncrl.token_columns import TokenSets
 from asyncrl.types import Floats
 
@@ -57,6 +57,8 @@ class Entries:
     """None if they were not asked for, or the server has none."""
     top: TokenSets | None = None
     """The likeliest ids, with log-probs over the whole vocabulary; None if they were not asked for."""
+    routes: bytes | None = None
+    """Experts of the positions that were not sent before; None if the event has none."""
 
 
 def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -80,6 +82,8 @@ def pack(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if (top := top_in(meta, len(token_ids))) is not None:
         columns["top"] = [_written(_INTEGER, each) for each in (top.counts_T, top.ids_I)]
         columns["top_logprobs"] = _written(_FLOAT, top.logprobs_I)
+    if meta.get(ROUTES) is not None:
+        columns["routes"] = meta[ROUTES]  # in base64 already
     return {
         COLUMNS: columns,  # first: ``client/payload`` recognizes a packed event by its first key
         "text": event["text"],
@@ -96,7 +100,15 @@ def unpack(columns: Mapping[str, Any]) -> Entries:
         versions=columns["versions"],
         kept=_unpacked_kept(columns) if "kept" in columns else None,
         top=_unpacked_top(columns) if "top" in columns else None,
+        routes=routes_in(columns.get("routes")),
     )
+
+
+def routes_in(texts: str | Sequence[str] | None) -> bytes | None:
+    """Return the bytes of routes, which come in one text or several.  Raises ValueError for other text."""
+    if texts is None:
+        return None
+    return b"".join(map(_bytes_of, (texts,) if isinstance(texts, str) else texts))
 
 
 def kept_in(meta: Mapping[str, Any], num_tokens: int) -> Kept | None:

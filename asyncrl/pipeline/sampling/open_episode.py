@@ -202,10 +202,12 @@ class OpenEpisode:
         token_ids: tuple[int, ...],
         sampling: SamplingParams,
         on_chunk: Callable[[Chunk], None] | None = None,
+        routes_from: int = 0,
     ) -> GeneratedTurn:
         """See ``EpisodeTurns.generate``."""
         self._raise_if_over()
-        call = _Call(len(self._calls), self._sampler.partial(self.index, self.start.group_id), on_chunk)
+        partial = self._sampler.partial(self.index, self.start.group_id, routes_from)
+        call = _Call(len(self._calls), partial, on_chunk)
         self._calls.append(call)
         reason: FinishReason | None = None
         with self._on_engines(call):
@@ -224,6 +226,7 @@ class OpenEpisode:
             seconds=turn.seconds,
             kept=turn.kept,
             top=turn.top,
+            routes=call.partial.routes,
         )
 
     @contextmanager

@@ -3,15 +3,24 @@
 from array import array
 from collections.abc import Mapping, Sequence
 
-from asyncrl.token_columns import TokenSets, joined_sets
+from asyncrl.token_columns import Routes, TokenSets, completed, joined_sets
 from asyncrl.types import Chunk, FinishReason, Floats, GroupId, Sample, Span, Weights
 
 
 class PartialSample:
     """A sample that grows chunk by chunk until ``finish``.  No other value in the flow is mutable."""
 
-    def __init__(self, index: int, published: Mapping[int, Weights], group_id: GroupId | None = None) -> None:
-        """Start empty.  ``published`` maps every version that a chunk can name to its weights; it may grow."""
+    def __init__(
+        self,
+        index: int,
+        published: Mapping[int, Weights],
+        group_id: GroupId | None = None,
+        routes_from: int | None = None,
+    ) -> None:
+        """Start empty.  ``published`` maps every version that a chunk can name to its weights; it may grow.
+
+        ``routes_from`` is the first position whose route is wanted; None wants no routes.
+        """
         self.index = index
         self.group_id = group_id
         self.num_tokens = 0
@@ -22,6 +31,9 @@ class PartialSample:
         self._spans: list[Span] = []
         self._kept: list[tuple[int, TokenSets | None]] = []
         self._top: list[tuple[int, TokenSets | None]] = []
+        self._routes: list[Routes] = []
+        self.routes_from = routes_from
+        """First position whose route is wanted and has not come."""
         self._published = published
 
     @property
@@ -36,6 +48,9 @@ class PartialSample:
 
         Raises KeyError for an unknown version.
         """
+        if chunk.routes is not None and self.routes_from is not None:
+            self._routes.append(chunk.routes)
+            self.routes_from += len(chunk.routes)
         start, stop = self.num_tokens, self.num_tokens + len(chunk.token_ids)
         if start == stop:
             return
@@ -51,14 +66,20 @@ class PartialSample:
 
     def resumed(self) -> "PartialSample":
         """Return a copy to resume from; chunks that still arrive for this sample do not reach the copy."""
-        copy = PartialSample(self.index, self._published, self.group_id)
+        copy = PartialSample(self.index, self._published, self.group_id, self.routes_from)
         copy.num_tokens = copy.resumed_at = self.num_tokens
         copy._tokens, copy._logprobs, copy._spans = [*self._tokens], self._logprobs[:], [*self._spans]
-        copy._kept, copy._top = [*self._kept], [*self._top]
+        copy._kept, copy._top, copy._routes = [*self._kept], [*self._top], [*self._routes]
         return copy
 
-    def finish(self, text: str, reason: FinishReason, seconds: float) -> Sample:
-        """Return the finished sample."""
+    @property
+    def routes(self) -> Routes | None:
+        """The routes that came; None if none did."""
+        return Routes.joined(self._routes) if self._routes else None
+
+    def finish(self, text: str, reason: FinishReason, seconds: float, prompt_len: int | None = None) -> Sample:
+        """Return the finished sample, with routes if ``prompt_len`` is given and they begin with the prompt."""
+        num_positions = None if prompt_len is None else prompt_len + self.num_tokens - 1
         return Sample(
             index=self.index,
             token_ids=self.token_ids,
@@ -71,6 +92,7 @@ class PartialSample:
             resumed_at=self.resumed_at,
             kept=joined_sets(self._kept),
             top=joined_sets(self._top),
+            routes=None if num_positions is None else completed(self._routes, num_positions),
         )
 
 

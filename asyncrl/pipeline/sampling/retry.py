@@ -44,16 +44,18 @@ class RetryingEngine:
         """See ``RolloutEngine.generate``.  Raises SampleFailed instead of EngineLost and EngineTimeout."""
         chunks: list[tuple[int, ...]] = []
         written: tuple[int, ...] = ()
-        failures = attempts = 0
+        failures = attempts = num_routes = 0
 
         def keep(chunk: Chunk) -> None:
+            nonlocal num_routes
             chunks.append(chunk.token_ids)
+            num_routes += 0 if chunk.routes is None else len(chunk.routes)
             on_chunk(chunk)
 
         while True:
             await self._open.wait()
             try:
-                reason = await self._engine.generate(self._continued(request, written, attempts), keep)
+                reason = await self._engine.generate(self._continued(request, written, attempts, num_routes), keep)
             except (EngineLost, EngineTimeout) as error:
                 failures, written = failures + 1, tuple(chain.from_iterable(chunks))
                 if (reached := ended(written, request.sampling)) is None:
@@ -91,7 +93,7 @@ class RetryingEngine:
         logger.log(level, "%s: attempt %d failed, %d tokens kept: %s", request.request_id, failures, num_tokens, error)
         await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (failures - 1), LONGEST_PAUSE_S))
 
-    def _continued(self, request: Request, written: tuple[int, ...], attempt: int) -> Request:
+    def _continued(self, request: Request, written: tuple[int, ...], attempt: int, num_routes: int) -> Request:
         serving = self._serving()
         if attempt == 0:
             waited = request.weights is not serving  # an update ended while this call waited
@@ -102,6 +104,7 @@ class RetryingEngine:
             token_ids=request.token_ids + written,
             sampling=request.sampling.after(len(written)),
             weights=serving,
+            routes_from=None if request.routes_from is None else request.routes_from + num_routes,
         )
 
 

@@ -60,12 +60,13 @@ class Sampler:
         seed: int,
         episodes: EpisodeSettings | None = None,
         is_training: bool = False,
+        replays_routes: bool = False,
         num_top: int = 0,
     ) -> None:
         """With ``episodes``, a function generates the samples, otherwise each is a single turn.
 
-        With ``is_training``, the engines are asked for all that the trainer needs besides tokens, and for ``num_top``
-        likeliest ids at each token.
+        With ``is_training``, the engines are asked for all that the trainer needs besides tokens: with
+        ``replays_routes`` the routes of experts, and ``num_top`` likeliest ids at each token.
         """
         self.sampling = sampling
         self.slots = slots
@@ -80,6 +81,7 @@ class Sampler:
         self._seed = seed
         self._is_training = is_training
         self._num_top = num_top
+        self._wants_routes = is_training and replays_routes
 
     @property
     def retries(self) -> int:
@@ -91,9 +93,12 @@ class Sampler:
         """Attempts that an interruption ended, so far."""
         return self._engine.aborts
 
-    def partial(self, index: int, group_id: GroupId | None = None) -> PartialSample:
-        """Return an empty answer with position ``index`` in its group; an evaluation has no group."""
-        return PartialSample(index, self.serving.by_version, group_id)
+    def partial(self, index: int, group_id: GroupId | None = None, routes_from: int = 0) -> PartialSample:
+        """Return an empty answer with position ``index`` in its group; an evaluation has no group.
+
+        If routes are wanted at all, the first position that needs one is ``routes_from``.
+        """
+        return PartialSample(index, self.serving.by_version, group_id, routes_from if self._wants_routes else None)
 
     async def generate(
         self, name: str, seed: int | str, prompt: Prompt, partial: PartialSample, on_tokens: Callable[[int], object]
@@ -112,7 +117,8 @@ class Sampler:
             reason, seconds = await self.turn(
                 slot, request_id, call_seed, prompt.token_ids, self.sampling, partial, extend
             )
-        return partial.finish(self._tokenizer.decode(partial.token_ids), reason, seconds)
+        text = self._tokenizer.decode(partial.token_ids)
+        return partial.finish(text, reason, seconds, len(prompt.token_ids))
 
     async def turn(
         self,
@@ -139,6 +145,7 @@ class Sampler:
             routing_key=routing_key,
             returns_kept=self._is_training and sampling.is_limited,
             num_top=self._num_top,
+            routes_from=partial.routes_from,
         )
         reason = ended(written, sampling) if written else None  # an interrupted answer may be complete
         reason = reason or await self._engine.generate(request, extend)

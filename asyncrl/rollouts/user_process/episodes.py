@@ -105,7 +105,7 @@ async def _turn(call: OpenCall, session: EpisodeSession, ask: Ask) -> None:
         await call.send(Answer(call.number, ask.ask, _without_cause(error)))
     else:
         # The session has recorded the columns; the function reads tokens and log-probs.
-        await call.send(Answer(call.number, ask.ask, replace(turn, kept=None, top=None)))
+        await call.send(Answer(call.number, ask.ask, replace(turn, kept=None, top=None, routes=None)))
 
 
 def _without_cause(error: AsyncRLError) -> AsyncRLError:

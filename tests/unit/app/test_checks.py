@@ -10,6 +10,7 @@ import pytest
 
 from asyncrl.app.checks import NO_TOKENIZER_FLAG, OVERRIDE_FLAG, check, check_model
 from asyncrl.config import RunConfig, load_run
+from asyncrl.config.derived import use_routing_replay
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.types import Prompt
 from tests.unit.data.tiktoken_for_tests import tiktoken_folder
@@ -172,3 +173,38 @@ def test_latent_attention_is_refused_where_there_is_no_gpu(tmp_path: Path) -> No
     with pytest.raises(ConfigError) as error:
         check_model(quickstart("--hf-checkpoint", str(copy), "--device", "cpu"))
     assert str(error.value).startswith(f"hf-checkpoint: {copy} has latent attention, which SGLang serves on GPUs alone")
+
+
+def mixture(*flags: str) -> RunConfig:
+    return load_run(["--config", str(QUICKSTART.with_name("quickstart_moe.toml")), *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--sglang-moe-runner-backend", "triton_kernel"], "sglang-moe-runner-backend triton_kernel chooses experts"),
+        (["--sglang-enable-hierarchical-cache"], "sglang-enable-hierarchical-cache moves cached tokens"),
+    ],
+)
+def test_routing_replay_is_off_where_sglang_records_no_experts_and_cannot_be_asked_for(
+    flags: list[str], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = mixture(*flags)
+    check_model(run)
+    assert not use_routing_replay(run, is_mixture=True)
+    assert f"routing replay (use-rollout-routing-replay) is off: {why}" in caplog.text
+    with pytest.raises(ConfigError, match=f"use-rollout-routing-replay with {why}"):
+        check_model(mixture(*flags, "--use-rollout-routing-replay"))
+    caplog.clear()
+    check_model(mixture(*flags, "--no-use-rollout-routing-replay"))
+    assert not caplog.records
+
+
+def test_routing_replay_is_for_mixtures_which_have_it_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    check_model(mixture("--sglang-moe-runner-backend", "triton"))
+    assert not caplog.records
+    assert use_routing_replay(mixture(), is_mixture=True)
+    assert not use_routing_replay(mixture("--no-use-rollout-routing-replay"), is_mixture=True)
+    assert not use_routing_replay(quickstart(), is_mixture=False)
+    with pytest.raises(ConfigError, match=r"use-rollout-routing-replay: .* is no mixture of experts; leave it out"):
+        check_model(quickstart("--use-rollout-routing-replay"))

@@ -3,8 +3,11 @@
 from array import array
 from dataclasses import replace
 
+import numpy as np
+
 from asyncrl.metrics.facts import EpisodeStats, GroupCounts, SchedulerStats, StepFacts, TokenCounts
 from asyncrl.metrics.length_bias import LengthBias, LengthStats
+from asyncrl.token_columns import Routes
 from asyncrl.types import (
     Batch,
     Estimate,
@@ -214,3 +217,13 @@ ALGORITHM = {
 }
 """Metrics that only some algorithms report."""
 UPDATE = UpdateReport(pause_s=0.02, total_s=0.25, num_bytes=4096)
+
+
+def with_routes(given: StepFacts) -> StepFacts:
+    """The facts with routes of the first sample, of which one position is missing."""
+    first, *others = given.batch.groups
+    scored, *rest = first.samples
+    num_positions = len(first.prompt.token_ids) + len(scored.sample.token_ids) - 1
+    routes = Routes(experts_NLK=np.zeros((num_positions, 2, 2), np.uint8), missing=((0, 1),))
+    changed = replace(scored, sample=replace(scored.sample, routes=routes))
+    return replace(given, batch=replace(given.batch, groups=(replace(first, samples=(changed, *rest)), *others)))

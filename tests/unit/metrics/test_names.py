@@ -6,12 +6,12 @@ from asyncrl.metrics.facts import TokenCounts
 from asyncrl.metrics.names import METRICS
 from asyncrl.metrics.reporter import row
 from tests.declared_metrics import is_declared
-from tests.unit.metrics.made import UPDATE, evaluation, facts, with_episodes
+from tests.unit.metrics.made import UPDATE, evaluation, facts, with_episodes, with_routes
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 FULL_FACTS = with_episodes(facts(update=UPDATE, evaluated=evaluation(4, gsm=0.5, hard=0.25), logprob_diff=0.01))
 OF_LOG_FUNCTIONS = {"log_function/errors": 0, "log_function/skipped": 0}
-FULL_ROW = row(replace(FULL_FACTS, checkpoint_s=0.1, hooks_s=0.1), TokenCounts()) | OF_LOG_FUNCTIONS
+FULL_ROW = row(replace(with_routes(FULL_FACTS), checkpoint_s=0.1, hooks_s=0.1), TokenCounts()) | OF_LOG_FUNCTIONS
 
 
 def test_the_docs_list_every_metric_with_its_unit_and_meaning() -> None:

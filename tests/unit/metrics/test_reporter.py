@@ -8,7 +8,18 @@ from asyncrl.metrics.reporter import Reporter, row
 from asyncrl.metrics.sinks import Row
 from asyncrl.types import FIRST_ARTIFICIAL_CALL, Batch
 from tests.declared_metrics import is_declared
-from tests.unit.metrics.made import SUMS, TOKENS, UPDATE, evaluated_set, evaluation, facts, group, scored, with_episodes
+from tests.unit.metrics.made import (
+    SUMS,
+    TOKENS,
+    UPDATE,
+    evaluated_set,
+    evaluation,
+    facts,
+    group,
+    scored,
+    with_episodes,
+    with_routes,
+)
 
 BEFORE = TokenCounts(generated=700, trained=500, held=200)
 
@@ -182,3 +193,11 @@ def test_closing_the_reporter_closes_every_sink_even_when_one_fails() -> None:
         Reporter([first, FullDisk(), last]).close()
     assert first.closed
     assert last.closed
+
+
+def test_the_share_of_positions_without_routes_counts_samples_that_have_none() -> None:
+    given = facts()
+    assert "rollout/routes_missing" not in row(given, TOKENS)
+    with_some = with_routes(given)  # of the first sample, all but one position
+    positions = [2 + len(each.sample.token_ids) - 1 for made in given.batch.groups for each in made.samples]
+    assert row(with_some, TOKENS)["rollout/routes_missing"] == (1 + sum(positions[1:])) / sum(positions)

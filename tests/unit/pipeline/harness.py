@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.engines.fake import (
     FakeCheckpoints,
@@ -109,6 +109,8 @@ class World:
     max_new_tokens: int = 10_000
     top_p: float = 1.0
     num_top: int = 0
+    routes: Literal["chunks", "end"] | None = None
+    """Whether the engine returns routes of experts, and when."""
     eval_interval: int | None = None
     rows: int = 1_000_000
     prompt_seconds: float = 0.0
@@ -147,7 +149,11 @@ class World:
     async def main(self) -> None:
         """Run inside an event loop."""
         self.engine = FakeEngine(
-            self.lengths, seconds_per_token=self.seconds_per_token, chunk=self.chunk, failures=self.failures
+            self.lengths,
+            seconds_per_token=self.seconds_per_token,
+            chunk=self.chunk,
+            failures=self.failures,
+            routes=self.routes,
         )
         if self.score is not None:
             self.engine.score = self.score  # type: ignore[method-assign]
@@ -215,6 +221,7 @@ class World:
                 episodes=episodes,
                 is_training=is_training,
                 num_top=self.num_top if is_training else 0,
+                replays_routes=self.routes is not None,
             )
 
         self.scheduler = Scheduler(

@@ -1,6 +1,7 @@
 """Over random histories, the columns of a sample are those of an answer that nothing ever cut.
 
-What the fake engine keeps is a function of the tokens alone, so it can be computed anew from each trained sample.
+The experts and the kept ids of the fake engine are functions of the tokens alone, so they can be computed anew from
+each trained sample.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.engines.fake import VOCABULARY, FakeTokenizer, fake_kept, fake_top
+from asyncrl.engines.fake import VOCABULARY, FakeTokenizer, fake_kept, fake_routes, fake_top
 from asyncrl.episodes import EpisodeOutcome, EpisodeStart, EpisodeTurns
 from asyncrl.errors import EpisodeEnded, plainly
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession
@@ -68,11 +69,12 @@ class Talker:
         return (*tokens, 6, *turn.result().token_ids)
 
 
-def story_of(plan: dict[str, Any], *, is_episode: bool) -> Story:
+def story_of(plan: dict[str, Any], *, is_episode: bool, routes: str) -> Story:
     """A story whose engine returns columns."""
     plan.pop("unruly", None)
     short, tail = plan["short"], plan["tail"]
-    story = Story({**plan, "top_p": 0.9, "num_top": 2, **({"episode": Talker()} if is_episode else {})})
+    limits = {"top_p": 0.9, "num_top": 2, "routes": routes}
+    story = Story({**plan, **limits, **({"episode": Talker()} if is_episode else {})})
 
     def lengths(request: Request) -> int:
         longest: int = short * (tail if request.seed % 11 == 0 else 1)
@@ -112,7 +114,7 @@ def test_over_random_histories_columns_are_those_of_an_uncut_answer(is_episode: 
                 "chunk": 3,
             }
             with named(plan):
-                story = story_of(plan, is_episode=is_episode)
+                story = story_of(plan, is_episode=is_episode, routes="end" if each[-1] % 3 == 0 else "chunks")
                 story.live()
                 check(story.world)
     finally:
@@ -128,6 +130,19 @@ def check(world: World) -> None:
                 befores = (*prompt, *sample.token_ids)[len(prompt) - 1 : -1]
                 assert sample.kept == written(sample, fake_kept(befores, sample.token_ids))
                 assert sample.top == written(sample, fake_top(befores, sample.token_ids, world.num_top))
+                check_routes(world, sample, (*prompt, *sample.token_ids))
+
+
+def check_routes(world: World, sample: Sample, whole: tuple[int, ...]) -> None:
+    """Assert that the sample has all its rows; with routes at the end, a lost engine may have taken the last ones."""
+    if sample.routes is None:
+        assert world.routes == "end"
+        return
+    num_missing = sample.routes.num_missing
+    assert num_missing == 0 or (world.routes == "end" and world.failures)
+    assert sample.routes.missing in ((), ((len(whole) - 1 - num_missing, len(whole) - 1),))
+    known = len(whole) - 1 - num_missing
+    assert sample.routes.part(0, known) == fake_routes(whole).part(0, known)
 
 
 def written(sample: Sample, sets: TokenSets) -> TokenSets:

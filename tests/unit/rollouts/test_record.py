@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from asyncrl.engines.fake import fake_routes
 from asyncrl.episodes import GeneratedTurn, Trajectory
-from asyncrl.rollouts.record import EDITED, NEW, PARALLEL, TEMPLATE, TokenRecord, same_up_to
+from asyncrl.rollouts.record import EDITED, NEW, PARALLEL, TEMPLATE, TokenRecord, ids_of, same_up_to
 from asyncrl.token_columns import TokenSets
 from asyncrl.types import ScoredSample
 from tests.unit.rollouts.turns import turn_of
@@ -173,3 +174,49 @@ def test_the_kept_ids_of_a_turn_stay_with_its_tokens() -> None:
 def sets_of(*ids: list[int]) -> TokenSets:
     counts = np.array([len(each) for each in ids], np.int32)
     return TokenSets(counts_T=counts, ids_I=np.array([each for one in ids for each in one], np.int32))
+
+
+def routed(call: int, token_ids: tuple[int, ...], before: tuple[int, ...], start: int) -> GeneratedTurn:
+    """A turn with the fake engine's routes from position ``start`` on."""
+    whole = (*before, *token_ids)
+    return replace(turn_of(call, token_ids), routes=fake_routes(whole).part(start, len(whole) - 1))
+
+
+def test_a_call_asks_for_the_rows_that_no_line_has_and_a_branch_takes_those_of_its_parent() -> None:
+    record = TokenRecord()
+    record.add((1, 2), routed(0, (7, 8), (1, 2), 0))
+    context = (1, 2, 7, 8, 5)
+    known = record.known_routes(ids_of(context))
+    assert sum(map(len, known)) == 3  # the row of the last token of turn 0 comes with the next call
+    record.add(context, routed(1, (9, 3), context, 3), known_routes=known)
+    branch = (1, 2, 7, 8, 6)
+    known = record.known_routes(ids_of(branch))
+    assert sum(map(len, known)) == 4
+    record.add(branch, routed(2, (9,), branch, 4), known_routes=known)
+    again = record.known_routes(ids_of(context))  # as for a second answer: the last row predicts the first token
+    assert sum(map(len, again)) == len(context) - 1
+    for made in trajectories_of(record):
+        whole = (*(made.sample.prompt_ids or ()), *made.sample.token_ids)
+        assert made.sample.routes == fake_routes(whole).part(0, len(whole) - 1)
+
+
+def test_rows_that_never_came_are_missing_at_the_end() -> None:
+    record = TokenRecord()
+    record.add((1, 2), routed(0, (7, 8), (1, 2), 0))
+    record.add((1, 2, 7, 8, 5), turn_of(1, (9, 3)), known_routes=record.known_routes(ids_of((1, 2, 7, 8, 5))))
+    (made,) = trajectories_of(record)
+    assert made.sample.routes is not None
+    assert made.sample.routes.missing == ((3, 6),)
+
+
+def test_tokens_of_a_function_have_the_rows_of_the_positions_that_the_engine_saw() -> None:
+    record = TokenRecord()
+    assert record.routes_of(ids_of((1, 2, 7))) is None
+    record.add((1, 2), routed(0, (7, 8), (1, 2), 0))
+    routes = record.routes_of(ids_of((1, 2, 7, 4, 4)))
+    assert routes is not None
+    assert routes.missing == ((3, 4),)
+    assert routes.part(0, 3) == fake_routes((1, 2, 7)).part(0, 3)
+    elsewhere = record.routes_of(ids_of((3, 2, 7)))
+    assert elsewhere is not None
+    assert elsewhere.missing == ((0, 2),)

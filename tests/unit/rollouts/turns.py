@@ -72,6 +72,7 @@ class ScriptedTurns:
         token_ids: tuple[int, ...],
         sampling: SamplingParams,
         on_chunk: Callable[[Chunk], None] | None = None,
+        routes_from: int = 0,
     ) -> GeneratedTurn:
         """See ``EpisodeTurns``."""
         call = len(self.asked)

@@ -11,10 +11,11 @@ import numpy as np
 
 from asyncrl.engines.sglang.client.calls_in_flight import CallInFlight
 from asyncrl.engines.sglang.client.kept_sets import KeptSets, is_needed
+from asyncrl.engines.sglang.client.routes import RouteReader
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.packed import Entries
 from asyncrl.errors import EngineLost, EngineRejected
-from asyncrl.token_columns import TokenSets
+from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import Chunk, FinishReason, Floats, Request, SamplingParams
 
 
@@ -26,11 +27,17 @@ class _Tokens:
     logprobs: Floats
     kept: TokenSets | None = None
     top: TokenSets | None = None
+    routes: Routes | None = None
 
     def chunk(self, start: int, stop: int, version: int) -> Chunk:
         if stop - start == len(self.token_ids):
             return Chunk(
-                token_ids=self.token_ids, logprobs=self.logprobs, version=version, kept=self.kept, top=self.top
+                token_ids=self.token_ids,
+                logprobs=self.logprobs,
+                version=version,
+                kept=self.kept,
+                top=self.top,
+                routes=self.routes,
             )
         return Chunk(
             token_ids=self.token_ids[start:stop],
@@ -38,7 +45,13 @@ class _Tokens:
             version=version,
             kept=None if self.kept is None else self.kept.part(start, stop),
             top=None if self.top is None else self.top.part(start, stop),
+            routes=None if self.routes is None else self._routes_of(self.routes, start, stop),
         )
+
+    def _routes_of(self, routes: Routes, start: int, stop: int) -> Routes:
+        """Return the rows that predict a run of tokens; the first run also gets those of the positions before."""
+        before = len(routes) - len(self.token_ids)
+        return routes.part(before + start if start else 0, before + stop)
 
 
 class Answer:
@@ -50,12 +63,15 @@ class Answer:
         call: CallInFlight,
         trail: VersionTrail,
         kept_sets: KeptSets,
+        route_reader: RouteReader | None,
         on_chunk: Callable[[Chunk], None],
     ) -> None:
         self._request = request
         self._sampling = request.sampling
         self._kept_sets = kept_sets
         self._needs_kept = is_needed(request)
+        self._route_reader = route_reader
+        self._routes_from = request.routes_from
         self._call = call
         self._trail = trail
         self._on_chunk = on_chunk
@@ -75,8 +91,9 @@ class Answer:
         meta = event["meta_info"]
         reason = self._reason(meta)
         new = self._aborted(event) if reason is FinishReason.ABORT else _tokens_of(event)
-        new, tokens = self._over_kept(new, meta["output_token_logprobs"]), new.token_ids
-        for version, start, stop in self._runs(len(tokens), meta["output_token_logprobs"].versions):
+        entries = meta["output_token_logprobs"]
+        new, tokens = self._with_routes(self._over_kept(new, entries), entries, reason), new.token_ids
+        for version, start, stop in self._runs(len(tokens), entries.versions):
             self._on_chunk(new.chunk(start, stop, version))
             self._version = max(self._version, version)
         self._num_tokens += len(tokens)
@@ -111,6 +128,22 @@ class Answer:
         if top is not None:  # both policies are over the kept ids then, and so are their likeliest ones
             top = top.within(kept).shifted(np.subtract(logprobs, new.logprobs, dtype=np.float32))
         return _Tokens(new.token_ids, logprobs, kept, top)
+
+    def _with_routes(self, new: _Tokens, entries: Entries, reason: FinishReason | None) -> _Tokens:
+        """Return the tokens with the routes of all positions that were not told before.
+
+        Without the plug-in only the last event has routes.
+        """
+        reader, start, num_tokens = self._route_reader, self._routes_from, len(new.token_ids)
+        if reader is None or start is None or not num_tokens:
+            return new
+        if entries.routes is None:
+            if reason is not None and reason is not FinishReason.ABORT:
+                reader.warn_of_none()
+            return new
+        stop = len(self._request.token_ids) + self._num_tokens + num_tokens - 1
+        self._routes_from = stop
+        return replace(new, routes=reader.read(entries.routes, stop - start))
 
     def _aborted(self, event: Mapping[str, Any]) -> _Tokens:
         """Return the new tokens of an event that ends an aborted answer.

@@ -13,6 +13,7 @@ from asyncrl.engines.sglang.client.control import wait_for_router
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.kept_sets import KeptSets
 from asyncrl.engines.sglang.client.least_busy import LeastBusy
+from asyncrl.engines.sglang.client.routes import RouteReader, RoutesShape
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.labels import PACKED, Asked, cache_key
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
@@ -56,7 +57,9 @@ class SGLangEngine:
         router_url: str | None,
         request_timeout_s: float,
         interrupt_timeout_s: float = INTERRUPT_S,
+        routes: RoutesShape | None = None,
     ) -> None:
+        """``routes`` is given if the servers return routes of experts (``--enable-return-routed-experts``)."""
         if not engine_urls:
             raise ValueError("engine_urls must name at least one engine")
         # Invariant: only the event loop's thread uses this object and its pools; ``leave``, ``join`` and the busy
@@ -72,6 +75,7 @@ class SGLangEngine:
         self._interrupt_s = interrupt_timeout_s
         self._trail = VersionTrail()
         self._kept_sets = KeptSets()
+        self._route_reader = None if routes is None else RouteReader(routes)
         self._calls_in_flight = CallsInFlight()
         self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
 
@@ -116,14 +120,14 @@ class SGLangEngine:
     async def _generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         # Invariant: ids are never reused, and none is the prefix of another (hence the dot).  SGLang aborts every
         # request whose id *starts* with the given one, and refuses an id that it knows already.
-        asked = Asked(returns_kept=self._kept_sets.is_asked(request))
+        asked = Asked(returns_kept=self._kept_sets.is_asked(request), routes_from=self._routes_from(request))
         rid = f"{PACKED}{request.request_id}/{self._rid()}{asked.written()}"
-        body = _generate_body(request, rid, self._kept_sets)
+        body = _generate_body(request, rid, self._kept_sets) | _routes_fields(asked.routes_from)
         # Invariant: no await between ``some`` and ``LeastBusy.lease``, or the last engine could leave in between.
         await self._choices.some()  # the call is not in flight yet: no interruption waits for it
         call = self._calls_in_flight.begin(rid)
         try:
-            answer = Answer(request, call, self._trail, self._kept_sets, on_chunk)
+            answer = Answer(request, call, self._trail, self._kept_sets, self._route_reader, on_chunk)
             async with _ServerLease(self._choices, self._abort, rid, request.routing_key) as url, call:
                 return await self._read(f"{url}/generate", body, answer, request.routing_key)
         finally:
@@ -187,6 +191,9 @@ class SGLangEngine:
         if answer.reason is None:
             raise EngineLost(f"the answer to {body['rid']} ended without a finish reason")
         return answer.reason
+
+    def _routes_from(self, request: Request) -> int | None:
+        return None if self._route_reader is None else request.routes_from
 
     def _rid(self) -> str:
         """Return an id that is unique on the servers, which other clients and earlier runs may also use."""
@@ -283,6 +290,10 @@ def _generate_body(request: Request, rid: str, kept_sets: KeptSets) -> dict[str,
         **kept_sets.fields(request),
         **({"top_logprobs_num": request.num_top} if request.num_top else {}),
     }
+
+
+def _routes_fields(routes_from: int | None) -> dict[str, Any]:
+    return {} if routes_from is None else {"return_routed_experts": True, "routed_experts_start_len": routes_from}
 
 
 def _sampling(sampling: SamplingParams) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
-from asyncrl.engines.sglang.labels import STAMPS
-from asyncrl.engines.sglang.packed import COLUMNS, Entries, kept_in, runs_of, top_in, unpack
+from asyncrl.engines.sglang.labels import ROUTES, STAMPS
+from asyncrl.engines.sglang.packed import COLUMNS, Entries, kept_in, routes_in, runs_of, top_in, unpack
 
 _BEGIN = b'"output_token_logprobs":[['
 """The bytes that SGLang writes before the first entry.
@@ -54,5 +54,6 @@ def _read_entries(payload: bytes, begin: int) -> dict[str, Any]:
         versions=None if stamps is None else runs_of(stamps),
         kept=kept_in(meta, len(values) // 3),
         top=top_in(meta, len(values) // 3),
+        routes=routes_in(meta.get(ROUTES)),
     )
     return event

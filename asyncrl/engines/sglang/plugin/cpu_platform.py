@@ -1,15 +1,19 @@
 """The CPU platform that ``platform.activate`` offers to SGLang.
 
-Three functions are replaced through SGLang's hook registry:
+Four functions are replaced through SGLang's hook registry:
 
 - Sampling a token with a per-request seed, which upstream only has as a Triton kernel.
 - Sampling within top-k, top-p and min-p, where upstream's result depends on the other requests of the batch, and min-p
   with a seed ends the server.
+- The buffer of experts' routes, which upstream pins for a GPU.
 - The switch to batch-invariant kernels, which need Triton; on a CPU, float32 rows do not depend on the batch anyway.
 
 With these, ``sampling_seed`` repeats a sample on a CPU.
 
-A fourth function is changed: scheduler and detokenizer are forked from the server, which has imported everything.
+A fifth one returns a copy: with overlap scheduling, the next pass would overwrite the experts that a pass chose before
+they are read.  On a GPU they are copied to the host meanwhile.
+
+A sixth function is changed: scheduler and detokenizer are forked from the server, which has imported everything.
 SGLang spawns them, as CUDA requires, so that each imports everything again.  With a fork a start takes 0.4 of the CPU
 time.
 
@@ -17,6 +21,7 @@ SGLang creates the platform while it is itself half imported, hence the imports 
 """
 
 import multiprocessing
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
@@ -51,6 +56,15 @@ INTERNALS = (
         is_exact=True,
         used_in=__name__,
     ),
+    Internal(
+        name="sglang.srt.state_capturer.base.BaseHostCache.__init__",
+        parameters=("self", "num_tokens", "num_layers", "topk_size", "name"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(name="sglang.srt.state_capturer.base.BaseHostCache", attributes=("buffer",), used_in=__name__),
+    Internal(name="sglang.srt.state_capturer.base.BaseTopkCapturer.on_forward_end", used_in=__name__),
+    Internal(name="sglang.srt.state_capturer.base.TopkCaptureOutput", attributes=("topk",), used_in=__name__),
     Internal(name="sglang.srt.mem_cache.memory_pool.MHATokenToKVPool", used_in=__name__),
     Internal(
         name="sglang.srt.platforms.interface.SRTPlatform",
@@ -110,6 +124,10 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # sglang 
             _leave_kernels_alone,
             replace,
         )
+        HookRegistry.register("sglang.srt.state_capturer.base.BaseHostCache.__init__", _make_unpinned, replace)
+        HookRegistry.register(
+            "sglang.srt.state_capturer.base.BaseTopkCapturer.on_forward_end", _copy_experts, HookType.AROUND
+        )
         HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _fork_children, HookType.AFTER)
 
     def is_pin_memory_available(self, device: object = None) -> bool:
@@ -161,6 +179,21 @@ def _fork_children(result: None, server_args: Any) -> None:
     # good.  Hence not with data parallelism.
     if server_args.dp_size == 1 and server_args.numa_node is None and not server_args.enable_memory_saver:
         multiprocessing.set_start_method("fork", force=True)
+
+
+def _make_unpinned(cache: Any, num_tokens: int, num_layers: int, topk_size: int, name: str) -> None:
+    """Initialise a ``BaseHostCache`` in plain memory: without a GPU, pinning ends the server at its start."""
+    import torch
+
+    cache.buffer = torch.zeros((num_tokens, num_layers, topk_size), dtype=torch.int32)
+    cache.num_tokens, cache.num_layers, cache.topk_size, cache.name = num_tokens, num_layers, topk_size, name
+
+
+def _copy_experts(end: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    found = end(*args, **named)
+    if found is not None:
+        found.topk = found.topk.clone()
+    return found
 
 
 def _leave_kernels_alone(model_runner: object) -> None:

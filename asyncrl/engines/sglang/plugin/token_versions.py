@@ -10,6 +10,7 @@ It hooks the scheduler process, through SGLang's registry:
 
 and the process that serves HTTP:
 
+    an event is filled ──▶ it gets the routes of experts, if its request asks for them (``routes``)
     an event is written ─▶ packed, if its request asks for it (``packed``)
     a request is read ───▶ gets the fields that its id names (``asked_fields``); is refused, if the scheduler would end
                            with it (``request_check``)
@@ -31,7 +32,7 @@ from typing import Any
 
 from asyncrl.engines.sglang.labels import STAMPS, STOOD_STILL, cache_key, is_cache_key
 from asyncrl.engines.sglang.packed import pack
-from asyncrl.engines.sglang.plugin import asked_fields, request_check
+from asyncrl.engines.sglang.plugin import asked_fields, request_check, routes
 from asyncrl.engines.sglang.plugin.activation import note, note_and_answer
 from asyncrl.errors import InternalsChanged
 from asyncrl.internals import Internal, unlike
@@ -118,6 +119,7 @@ def activate() -> None:
         _warn(error)
         return
     note_and_answer("stamps")
+    routes.activate(serves_http=_WRITE_EVENT in before)
     for target, hook in before.items():
         HookRegistry.register(target, hook, HookType.BEFORE)
     for target, hook in after.items():

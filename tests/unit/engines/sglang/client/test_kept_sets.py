@@ -15,6 +15,7 @@ from aiohttp import web
 
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
+from asyncrl.engines.sglang.client.routes import RoutesShape
 from asyncrl.engines.sglang.labels import PACKED, STAMPS
 from asyncrl.engines.sglang.packed import MASK, MASK_LOGPROBS, TOP, pack
 from asyncrl.token_columns import TokenSets
@@ -54,7 +55,12 @@ def event(
     return b"data: " + orjson.dumps(pack(found) if is_packed else found) + b"\n\n"
 
 
-def generated(answers: Callable[[dict[str, Any]], bytes], request: Any = NUCLEUS, times: int = 1) -> Any:
+def generated(
+    answers: Callable[[dict[str, Any]], bytes],
+    request: Any = NUCLEUS,
+    times: int = 1,
+    routes: RoutesShape | None = None,
+) -> Any:
     """The chunks of the last of ``times`` answers, and the bodies of all requests."""
     bodies: list[dict[str, Any]] = []
     chunks: list[Chunk] = []
@@ -65,7 +71,7 @@ def generated(answers: Callable[[dict[str, Any]], bytes], request: Any = NUCLEUS
 
     async def run() -> None:
         async with server(answer, []) as url, HttpClient() as http:
-            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=5.0)
+            engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=5.0, routes=routes)
             for _ in range(times):
                 chunks.clear()
                 assert await engine.generate(request, chunks.append) is FinishReason.STOP

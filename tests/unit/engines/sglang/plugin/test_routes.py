@@ -1,0 +1,158 @@
+"""The rows of a request go out with its tokens, each once, also if it is retracted."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrl.engines.sglang.plugin import routes
+from asyncrl.engines.sglang.plugin.routes import RouteRows, after_join
+
+
+class Capturer:
+    """Rows by position: layer 0 is dense, so it has zeros."""
+
+    version = 0
+
+    def get_topk(self, *, req_pool_idx: int, seqlen: int, req_to_token_pool: Any, start_len: int) -> torch.Tensor:
+        assert (req_pool_idx, req_to_token_pool) == (3, "pool")
+        return self.rows(start_len, seqlen - 1)
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        first = torch.arange(start, stop, dtype=torch.int32)[:, None] + torch.tensor([0, 1, 2]) + 10 * self.version
+        found = torch.stack([first, first + 1], dim=2).to(torch.int32)
+        found[:, 0] = 0
+        return found
+
+
+class Server:
+    """The parts of a scheduler that the hooks touch, with requests of 4 prompt tokens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capturer = Capturer()
+        module = SimpleNamespace(get_global_experts_capturer=lambda: self.capturer)
+        monkeypatch.setitem(__import__("sys").modules, "sglang.srt.state_capturer.routed_experts", module)
+        monkeypatch.setattr(routes, "_mixture_layers", lambda scheduler: [1, 2])
+        monkeypatch.setattr(routes, "_dtype_of", lambda scheduler: torch.uint8)
+        self.hooks = RouteRows()
+        self.hooks.before_run_batch(SimpleNamespace(req_to_token_pool="pool"))
+        self.request: Any = SimpleNamespace(
+            origin_input_ids=[0] * 4,
+            output_ids_through_stop=[],
+            req_pool_idx=3,
+            return_routed_experts=True,
+            routed_experts=None,
+            routed_experts_start_len=1,
+        )
+        self.sent: list[torch.Tensor | None] = []
+
+    def write(self, count: int) -> None:
+        self.request.output_ids_through_stop += [0] * count
+
+    def stream(self, *, is_due: bool = True) -> None:
+        events = SimpleNamespace(rids=["other"], routed_experts=[None])
+
+        def accept(events: Any, *, req: Any) -> None:
+            if is_due:
+                events.rids.append("mine")
+                events.routed_experts.append(req.routed_experts)
+
+        self.hooks.around_accept(accept, events, req=self.request)
+        assert events.routed_experts[0] is None
+        self.sent += events.routed_experts[1:]
+
+    def retract(self) -> None:
+        self.hooks.before_release(req=self.request, req_to_token_pool="pool", tree_cache=None)
+        self.request.req_pool_idx = self.request.routed_experts = None
+
+    def finish(self) -> None:
+        start, stop = self.request.routed_experts_start_len, 4 + len(self.request.output_ids_through_stop)
+        self.request.routed_experts = self.capturer.rows(start, stop - 1)
+        self.hooks.after_collection(None, None, self.request)
+        self.stream()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    return Server(monkeypatch)
+
+
+def narrow(start: int, stop: int, version: int = 0) -> list[Any]:
+    capturer = Capturer()
+    capturer.version = version
+    found: list[Any] = capturer.rows(start, stop)[:, 1:].tolist()
+    return found
+
+
+def told(sent: list[torch.Tensor | None]) -> list[Any]:
+    return [row for each in sent if each is not None for row in each.tolist()]
+
+
+def test_each_event_has_the_rows_of_its_tokens_and_the_last_one_the_rest(server: Server) -> None:
+    for count in (1, 5, 2):
+        server.write(count)
+        server.stream(is_due=count != 5)
+    server.write(3)
+    server.finish()
+    assert [None if each is None else len(each) for each in server.sent] == [3, 7, 3]  # from position 1
+    assert told(server.sent) == narrow(1, 14)
+    assert {each.dtype for each in server.sent if each is not None} == {torch.uint8}
+
+
+def test_a_retracted_request_keeps_the_rows_it_was_sampled_with(server: Server) -> None:
+    server.write(3)
+    server.stream()
+    server.write(4)
+    server.retract()
+    server.stream()  # as it is queued again
+    server.capturer.version = 1  # new weights compute all rows anew
+    server.request.req_pool_idx = 3
+    server.write(2)
+    server.finish()
+    assert told(server.sent) == narrow(1, 10) + narrow(10, 12, version=1)
+
+
+def test_a_retracted_request_without_unsent_tokens_is_sent_once(server: Server) -> None:
+    server.write(3)
+    server.stream()
+    server.retract()
+    server.stream()
+    assert [None if each is None else len(each) for each in server.sent] == [5, None]
+
+
+def test_rows_that_were_kept_come_with_the_next_event_if_nothing_was_streamed_between(server: Server) -> None:
+    server.write(3)
+    server.retract()
+    server.request.req_pool_idx = 3
+    server.write(2)
+    server.finish()
+    assert told(server.sent) == narrow(1, 8)
+
+
+def test_other_requests_are_left_alone(server: Server) -> None:
+    server.request.return_routed_experts = False
+    server.write(3)
+    server.stream()
+    server.retract()
+    assert server.sent == [None]
+
+
+def test_another_sglang_disables_the_hooks_with_one_warning(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    del server.request.routed_experts_start_len
+    for _ in range(2):
+        server.write(1)
+        server.stream()
+    assert server.sent == [None, None]
+    assert not server.hooks.is_working
+    assert len(caplog.records) == 1
+
+
+def test_events_that_are_joined_have_the_rows_of_all() -> None:
+    joined: dict[str, Any] = {"meta_info": {"routed_experts": "b"}}
+    events: list[dict[str, Any]] = [{"meta_info": {"routed_experts": "a"}}, {"meta_info": {}}, {"text": ""}]
+    after_join(joined, None, [*events, {"meta_info": {"routed_experts": "b"}}], "rid")
+    assert joined["meta_info"]["routed_experts"] == ["a", "b"]
+    plain: dict[str, Any] = {"meta_info": {}}
+    after_join(plain, None, events[1:], "rid")
+    assert plain == {"meta_info": {}}
