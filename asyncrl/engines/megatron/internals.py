@@ -9,6 +9,7 @@ from asyncrl.engines.megatron.model.attention_kernels import INTERNALS as KERNEL
 from asyncrl.engines.megatron.model.build import INTERNALS as MODEL
 from asyncrl.engines.megatron.model.implementation import INTERNALS as IMPLEMENTATION
 from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
+from asyncrl.engines.megatron.model.routing import INTERNALS as ROUTING
 from asyncrl.engines.megatron.setup.fused_adam import INTERNALS as FUSED
 from asyncrl.engines.megatron.train.forward_step import INTERNALS as FORWARD_STEP
 from asyncrl.engines.megatron.train.learner import INTERNALS as LEARNER
@@ -33,6 +34,7 @@ TRAINER = (
     *LEARNER,
     *MODEL,
     *OFFLOAD,
+    *ROUTING,
     *STATE,
     *UPDATE_GROUP,
     *WEIGHTS,

@@ -204,6 +204,8 @@ ALGORITHM = {
     "train/tis_outside": 0.03,
     "train/tis_removed": 0.02,
     "train/unknown_logprobs": 0.05,
+    "train/routes_differ": 0.03,
+    "train/routes_missing": 0.01,
     "train/opsm_masked": 0.04,
     "train/value_loss": 0.2,
     "train/value_clip_fraction": 0.05,

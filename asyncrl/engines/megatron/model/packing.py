@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.derived import use_dynamic_batch_size
+from asyncrl.token_columns import Routes
 from asyncrl.types import Batch, Sample, ScoredGroup
 
 Floats = NDArray[np.float32]
@@ -55,12 +56,18 @@ class Example:
     """Values of the critic at the start of the step."""
     returns: Floats | None = None
     """Regression targets of the critic."""
+    routes: Routes | None = None
+    """Experts that the engine chose at each token that enters the model."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_response < len(self.token_ids):
             raise ValueError(
                 f"a response of {self.num_response} in {len(self.token_ids)} tokens: "
                 "neither the response nor its prompt may be empty"
+            )
+        if self.routes is not None and len(self.routes) != self.num_inputs:
+            raise ValueError(
+                f"routes of {len(self.routes)} positions for {self.num_inputs} tokens that enter the model"
             )
 
     @property
@@ -104,6 +111,8 @@ class Microbatch:
     ref_logprobs_R: Floats | None = None
     values_R: Floats | None = None
     returns_R: Floats | None = None
+    routes: tuple[Routes | None, ...] | None = None
+    """Routes of each sample, not copied; ``None``: no sample has any."""
 
 
 def examples_of(batch: Batch) -> list[list[Example]]:
@@ -127,6 +136,7 @@ def examples_of(batch: Batch) -> list[list[Example]]:
                     is_generated=_is_generated(sample),
                     turns=tuple((turn.start, turn.stop) for turn in sample.turns),
                     rollout_tokens=trained[sample.rollout],
+                    routes=sample.routes,
                 )
                 examples[-1].append(example)
             index += 1
@@ -310,6 +320,7 @@ def _row(examples: Sequence[Example], packing: Packing) -> Microbatch:
         ref_logprobs_R=_joined([example.ref_logprobs for example in examples]),
         values_R=_joined([example.values for example in examples]),
         returns_R=_joined([example.returns for example in examples]),
+        routes=tuple(e.routes for e in examples) if any(e.routes is not None for e in examples) else None,
     )
 
 
