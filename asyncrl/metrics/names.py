@@ -171,6 +171,16 @@ METRICS: tuple[Metric, ...] = (
         "share",
         "trained tokens whose score is not centered, for lack of likeliest ids, 0 to 1 (same flag)",
     ),
+    Metric(
+        "train/routes_differ",
+        "share",
+        "experts of replayed tokens that the trainer's routers would not have chosen, 0 to 1, over all mixture layers",
+    ),
+    Metric(
+        "train/routes_missing",
+        "share",
+        "input tokens without routes of the engine, 0 to 1; their routers choose for themselves",
+    ),
     Metric("train/opsm_masked", "share", "trained tokens left out as too far off-policy, 0 to 1 (--use-opsm)"),
     Metric(
         "train/custom/NAME",

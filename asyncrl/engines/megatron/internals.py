@@ -11,6 +11,7 @@ from asyncrl.engines.megatron.model.experts import INTERNALS as EXPERTS
 from asyncrl.engines.megatron.model.implementation import INTERNALS as IMPLEMENTATION
 from asyncrl.engines.megatron.model.layers import INTERNALS as LAYERS
 from asyncrl.engines.megatron.model.mixture import INTERNALS as MIXTURE
+from asyncrl.engines.megatron.model.routing import INTERNALS as ROUTING
 from asyncrl.engines.megatron.setup.fused_adam import INTERNALS as FUSED
 from asyncrl.engines.megatron.setup.gradient_norm import INTERNALS as GRADIENT_NORM
 from asyncrl.engines.megatron.train.forward_step import INTERNALS as FORWARD_STEP
@@ -39,6 +40,7 @@ TRAINER = (
     *MIXTURE,
     *MODEL,
     *OFFLOAD,
+    *ROUTING,
     *STATE,
     *UPDATE_GROUP,
     *WEIGHTS,

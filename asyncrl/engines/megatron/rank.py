@@ -27,7 +27,8 @@ from asyncrl.engines.megatron.checkpoint.state import load_state, sharded_state
 from asyncrl.engines.megatron.internals import check_trainer_internals
 from asyncrl.engines.megatron.model.build import build_model
 from asyncrl.engines.megatron.model.implementation import check_alike, with_implementation
-from asyncrl.engines.megatron.model.packing import Floats
+from asyncrl.engines.megatron.model.packing import Example, Floats
+from asyncrl.engines.megatron.model.routing import RoutingReplay
 from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
 from asyncrl.engines.megatron.setup.ranks import on_first_rank
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
@@ -86,6 +87,7 @@ class MegatronRank:
         model_parallel_cuda_manual_seed(settings.model.seed)
         dtype, layers = getattr(torch, settings.dtype), settings.model.transformer_impl
         self._model = build_model(self._shape, self._device, dtype, settings.parallel, layers)
+        self._replay = RoutingReplay(self._model)
         load_hf(self._model, self._shape, settings.model.hf_checkpoint)
         self._learner = Learner(self._model, settings, name="policy")
         self._optimizer = self._learner.optimizer
@@ -133,6 +135,7 @@ class MegatronRank:
                 restore_point.restore()
             raise
         logprobs = self._gathered(found[0].rows | before, sum(len(group.samples) for group in batch.groups))
+        told |= self._replay.metrics(_examples(updates), self._device)
         told |= critic_metrics([each for each in of_critic if each is not None]) | memory_metrics(self._device)
         return report(found, told, learning_rate, time.perf_counter() - started, logprobs)
 
@@ -299,7 +302,8 @@ class MegatronRank:
         """
         train = self._settings.train
         updates = updates_of(batch, self._settings.num_steps_per_rollout)
-        before = self._logprobs(updates if needs_proximal(train) else updates[1:])
+        self._replay.begin(_examples(updates))
+        before = self._logprobs(updates if needs_proximal(train) else updates[1:], self._replay)
         reference = self._reference_logprobs(updates)
         values = {} if self._critic is None else self._critic.values(updates)
         mine = [
@@ -333,9 +337,9 @@ class MegatronRank:
             self._critic.set_rate(step)
         return rate
 
-    def _logprobs(self, updates: Sequence[Update]) -> dict[int, Floats]:
+    def _logprobs(self, updates: Sequence[Update], replay: RoutingReplay | None = None) -> dict[int, Floats]:
         """Compute log-probs under the present weights for this rank's share of the samples, by index in the batch."""
-        return self._learner.rows(updates, logprob_step(self._settings.temperature, self._device))
+        return self._learner.rows(updates, logprob_step(self._settings.temperature, self._device, replay))
 
     def _reference_logprobs(self, updates: Sequence[Update]) -> dict[int, Floats]:
         if self._reference is None:
@@ -348,7 +352,7 @@ class MegatronRank:
 
         With ``critic_only`` the policy's weights stay unchanged.
         """
-        found = self._learner.differentiate(update, loss_step(self._objective(update), self._device))
+        found = self._learner.differentiate(update, loss_step(self._objective(update), self._device, self._replay))
         of_critic = None if self._critic is None else self._critic.differentiate(update)
         if not critic_only:
             self._learner.advance()
@@ -374,6 +378,10 @@ class MegatronRank:
             return ()
         found = {index: row for share in shares for index, row in share.items()}
         return tuple(tuple(found[index].tolist()) if index in found else () for index in range(num_samples))
+
+
+def _examples(updates: Sequence[Update]) -> list[Example]:
+    return [example for update in updates for example in update.examples]
 
 
 def _check_other_models(settings: TrainerSettings, shape: ModelShape, critic: ModelShape | None) -> None:

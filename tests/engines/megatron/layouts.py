@@ -8,9 +8,10 @@ The program is one of the ranks that call ``run``.
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ with warnings.catch_warnings():
 
 from asyncrl.engines.megatron.model.attention import packed_row
 from asyncrl.engines.megatron.model.build import build_model
-from asyncrl.engines.megatron.model.packing import Example, Packing, microbatches
+from asyncrl.engines.megatron.model.packing import Example, Packing, microbatches, part_of
+from asyncrl.engines.megatron.model.routing import RoutingReplay
 from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
 from asyncrl.engines.megatron.weights.fp8 import BlockFp8, fp8_of
 from asyncrl.engines.megatron.weights.gathering import whole_weights
@@ -40,6 +42,7 @@ from asyncrl.engines.megatron.weights.hf_weights import (
 )
 from asyncrl.engines.megatron.weights.sharding import all_weights, local_weights
 from asyncrl.models.shape import ModelShape, read_shape
+from asyncrl.token_columns import Routes
 
 CPU = torch.device("cpu")
 SEVERAL = 2**14
@@ -100,16 +103,21 @@ def logit_weights() -> torch.Tensor:
     return torch.randn(sum(LENGTHS), VOCAB, generator=torch.Generator().manual_seed(2))
 
 
-def logits_and_gradients(model: Any, shape: ModelShape) -> tuple[torch.Tensor | None, Tensors]:
-    """Compute both for the packed ``sequences``: logits on the last pipeline stage, gradients by checkpoint name."""
+def logits_and_gradients(
+    model: Any, shape: ModelShape, replay: RoutingReplay | None = None, routes: Sequence[Routes | None] = ()
+) -> tuple[torch.Tensor | None, Tensors]:
+    """Compute both for the packed ``sequences``: logits on the last pipeline stage, gradients by checkpoint name.
+
+    ``routes`` are those of each sequence, for ``replay``.
+    """
     parallel = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
     model.config.finalize_model_grads_func = lambda models, tokens, **groups: finalize_model_grads(
         models, None, **groups
     )
     parallel.zero_grad_buffer()
     outcomes = get_forward_backward_func()(
-        forward_step_func=_step,
-        data_iterator=iter([None]),
+        forward_step_func=partial(_step, replay),
+        data_iterator=iter([routes or [None] * len(LENGTHS)]),
         model=parallel,
         num_microbatches=1,
         seq_length=sum(LENGTHS),
@@ -125,7 +133,10 @@ def logits_and_gradients(model: Any, shape: ModelShape) -> tuple[torch.Tensor | 
     return (outcomes[0] if outcomes else None), by_name
 
 
-def _step(rows: Iterator[None], model: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
+def _step(
+    replay: RoutingReplay | None, rows: Iterator[Sequence[Routes | None]], model: Any
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
+    routes = next(rows)
     (row,) = microbatches(
         [
             Example(
@@ -134,6 +145,7 @@ def _step(rows: Iterator[None], model: Any) -> tuple[torch.Tensor, Callable[[tor
                 num_response=1,
                 loss_mask=(1,),
                 behaviour_logprobs=(0.0,),
+                routes=routes[index],
             )
             for index, tokens in enumerate(sequences())
         ],
@@ -142,7 +154,8 @@ def _step(rows: Iterator[None], model: Any) -> tuple[torch.Tensor, Callable[[tor
         Packing(max_tokens=sum(LENGTHS)),
     )
     positions = torch.from_numpy(row.positions_T)
-    packed = packed_row(row, CPU, model.module.rotary_angles(positions), 0, 1)
+    replayed = None if replay is None else replay.row_routes(row, part_of(row, 0, 1).places_T, CPU)
+    packed = packed_row(row, CPU, model.module.rotary_angles(positions), 0, 1, replayed)
     output = model(torch.from_numpy(row.token_ids_T)[None], positions[None], None, packed_seq_params=packed)
     return output, _weighted_sum
 

@@ -207,6 +207,8 @@ ALGORITHM = {
     "train/tis_outside": 0.03,
     "train/tis_removed": 0.02,
     "train/unknown_logprobs": 0.05,
+    "train/routes_differ": 0.03,
+    "train/routes_missing": 0.01,
     "train/opsm_masked": 0.04,
     "train/score_subtracted": 0.1,
     "train/score_uncentered": 0.0,

@@ -20,6 +20,7 @@ from torch import Tensor
 from asyncrl.engines.megatron.model.attention_kernels import Stretches, attended_by_kernel
 from asyncrl.engines.megatron.model.packing import Microbatch, part_of
 from asyncrl.engines.megatron.model.rotary import RotaryAngles, rotated
+from asyncrl.engines.megatron.model.routing import RowRoutes
 from asyncrl.internals import Internal
 
 INTERNALS = (
@@ -50,10 +51,17 @@ class PackedRow(PackedSeqParams):  # type: ignore[misc]
     stretches: Stretches | None = None
     rotary: RotaryAngles | None = None
     """Rotary angles; None: the layer rotates queries and keys itself (latent attention)."""
+    routes: RowRoutes | None = None
+    """Routes to replay; None: all routers choose for themselves."""
 
 
 def packed_row(
-    row: Microbatch, device: torch.device, rotary: RotaryAngles | None, rank: int, num_ranks: int
+    row: Microbatch,
+    device: torch.device,
+    rotary: RotaryAngles | None,
+    rank: int,
+    num_ranks: int,
+    routes: RowRoutes | None = None,
 ) -> PackedRow:
     """Describe the microbatch ``row`` to the layers of one of ``num_ranks`` context-parallel ranks."""
     edges = torch.from_numpy(row.edges).to(device)
@@ -64,6 +72,7 @@ def packed_row(
         max_seqlen_q=row.longest,
         max_seqlen_kv=row.longest,
         rotary=rotary,
+        routes=routes,
         stretches=Stretches(token_edges=edges, key_edges=edges, longest_tokens=row.longest, longest_keys=row.longest)
         if num_ranks == 1
         else _shared_stretches(row, device, rank, num_ranks),

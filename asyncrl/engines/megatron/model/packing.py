@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.derived import use_dynamic_batch_size
-from asyncrl.token_columns import TokenSets, joined_sets
+from asyncrl.token_columns import Routes, TokenSets, joined_sets
 from asyncrl.types import Batch, Sample, ScoredGroup
 
 Floats = NDArray[np.float32]
@@ -60,12 +60,18 @@ class Example:
     """See ``Sample.kept``."""
     top: TokenSets | None = None
     """See ``Sample.top``."""
+    routes: Routes | None = None
+    """Experts that the engine chose at each token that enters the model."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_response < len(self.token_ids):
             raise ValueError(
                 f"a response of {self.num_response} in {len(self.token_ids)} tokens: "
                 "neither the response nor its prompt may be empty"
+            )
+        if self.routes is not None and len(self.routes) != self.num_inputs:
+            raise ValueError(
+                f"routes of {len(self.routes)} positions for {self.num_inputs} tokens that enter the model"
             )
 
     @property
@@ -113,6 +119,8 @@ class Microbatch:
     """The ids among which each response token was drawn; None: all tokens from the whole vocabulary."""
     top: TokenSets | None = None
     """The likeliest ids at each response token; None: none are known."""
+    routes: tuple[Routes | None, ...] | None = None
+    """Routes of each sample, not copied; ``None``: no sample has any."""
 
 
 def examples_of(batch: Batch) -> list[list[Example]]:
@@ -138,6 +146,7 @@ def examples_of(batch: Batch) -> list[list[Example]]:
                     rollout_tokens=trained[sample.rollout],
                     kept=sample.kept,
                     top=sample.top,
+                    routes=sample.routes,
                 )
                 examples[-1].append(example)
             index += 1
@@ -323,6 +332,7 @@ def _row(examples: Sequence[Example], packing: Packing) -> Microbatch:
         returns_R=_joined([example.returns for example in examples]),
         kept=joined_sets([(example.num_response, example.kept) for example in examples]),
         top=joined_sets([(example.num_response, example.top) for example in examples]),
+        routes=tuple(e.routes for e in examples) if any(e.routes is not None for e in examples) else None,
     )
 
 

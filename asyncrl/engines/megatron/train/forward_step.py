@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from asyncrl.engines.megatron.model.attention import packed_row
 from asyncrl.engines.megatron.model.logprobs import token_logprobs
 from asyncrl.engines.megatron.model.packing import Floats, Microbatch, part_of
+from asyncrl.engines.megatron.model.routing import RoutingReplay
 from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.train.custom_tis import CheckedTis
 from asyncrl.engines.megatron.train.known_ids import KnownIds, known_ids
@@ -79,8 +80,8 @@ class MicrobatchResult:
         return {index: row.numpy() for index, row in zip(self.row.indices, rows, strict=True)}
 
 
-def loss_step(objective: Objective, device: torch.device) -> MicrobatchStep:
-    """Build the step that computes log-probs and the policy's loss."""
+def loss_step(objective: Objective, device: torch.device, replay: RoutingReplay | None = None) -> MicrobatchStep:
+    """Build the step that computes log-probs and the policy's loss; with ``replay``, under the samples' routes."""
     words = _Words(
         objective.temperature,
         entropy_gradient=objective.train.entropy_coef > 0,
@@ -93,16 +94,16 @@ def loss_step(objective: Objective, device: torch.device) -> MicrobatchStep:
 
     # A user's loss and correction keep their first failure in one place, so one of them raises for both.
     checked = [each for each in (objective.custom, objective.tis) if isinstance(each, CheckedLoss | CheckedTis)]
-    return _step(words, device, loss, checked[0].raise_alike if checked else _nothing_to_raise)
+    return _step(words, device, loss, checked[0].raise_alike if checked else _nothing_to_raise, replay)
 
 
-def logprob_step(temperature: float, device: torch.device) -> MicrobatchStep:
-    """Build the step that computes log-probs only."""
+def logprob_step(temperature: float, device: torch.device, replay: RoutingReplay | None = None) -> MicrobatchStep:
+    """Build the step that computes log-probs only; with ``replay``, under the samples' routes."""
 
     def loss(row: Microbatch, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         return output[0].sum(), {}, output[0]  # the schedule needs a loss; there is no backward pass
 
-    return _step(_Words(temperature, entropy_gradient=False), device, loss)
+    return _step(_Words(temperature, entropy_gradient=False), device, loss, replay=replay)
 
 
 def value_loss_step(objective: ValueObjective, head: nn.Linear | None, device: torch.device) -> MicrobatchStep:
@@ -128,6 +129,7 @@ def _step(
     device: torch.device,
     loss: Callable[[Microbatch, Any], tuple[Tensor, dict[str, Tensor], Tensor]],
     raise_alike: Callable[[], None] = _nothing_to_raise,
+    replay: RoutingReplay | None = None,
 ) -> MicrobatchStep:
     def finish(row: Microbatch, output: Any) -> tuple[Tensor, Tensor, MicrobatchResult]:
         value, sums, told_R = loss(row, output)
@@ -137,12 +139,14 @@ def _step(
 
     def forward(rows: Iterator[Microbatch], model: Any) -> tuple[Any, Callable[..., Any]]:
         row = next(rows)
-        return _run_model(model, row, reader, device), partial(finish, row)
+        return _run_model(model, row, reader, device, replay), partial(finish, row)
 
     return MicrobatchStep(forward=forward, raise_alike=raise_alike)
 
 
-def _run_model(model: Any, row: Microbatch, reader: "_Words | _Values", device: torch.device) -> Any:
+def _run_model(
+    model: Any, row: Microbatch, reader: "_Words | _Values", device: torch.device, replay: RoutingReplay | None
+) -> Any:
     """Apply ``reader`` to the hidden states from which the response tokens of ``row`` are predicted.
 
     Returns its result on the last pipeline stage, and the next stage's input on the others.
@@ -151,11 +155,12 @@ def _run_model(model: Any, row: Microbatch, reader: "_Words | _Values", device: 
     part = part_of(row, group.rank(), group.size())
     positions_T = torch.from_numpy(row.positions_T[part.places_T]).to(device)
     rotary = model.module.rotary_angles(positions_T)
+    routes = None if replay is None else replay.row_routes(row, part.places_T, device)
     return model(
         torch.from_numpy(row.token_ids_T[part.places_T]).to(device).unsqueeze(0),
         positions_T.unsqueeze(0),
         None,
-        packed_seq_params=packed_row(row, device, rotary, group.rank(), group.size()),
+        packed_seq_params=packed_row(row, device, rotary, group.rank(), group.size(), routes),
         output_processor=reader,
         output_processor_context=_Wanted(
             sources_M=torch.from_numpy(part.sources_M).to(device),

@@ -1,0 +1,246 @@
+"""Routing replay: the policy's routers take the experts that the engine took.
+
+Engine and trainer round differently.  In about 3 % of the choices the router then ranks another expert among its first
+K, and that token's log-prob may be off by several nats.  With replay the router still computes the weights of the
+experts, and so gets their gradients, but not the choice.
+
+    Microbatch.routes ──▶ RowRoutes in PackedRow ──▶ hook of a transformer layer ──▶ object at router.router_replay
+
+Only routers of the model that ``RoutingReplay`` was constructed with replay.  A critic's never do, and the reference
+model's, which is the policy's with other weights, gets rows without routes.
+
+Shape letters: T tokens of a rank's part of a microbatch, L mixture layers of its pipeline stage, K experts per token,
+E experts.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.engines.megatron.model.packing import Example, Microbatch
+from asyncrl.errors import ConfigError, TrainerFailed
+from asyncrl.internals import Internal
+
+INTERNALS = (
+    Internal(
+        name="megatron.core.transformer.moe.router.TopKRouter.routing", attributes=("router_replay",), used_in=__name__
+    ),
+    Internal(
+        name="megatron.core.transformer.moe.router_replay.RouterReplay.get_replay_topk",
+        parameters=("self", "scores", "topk", "num_groups", "group_topk", "default_compute_topk"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.moe.moe_utils.topk_routing_with_score_function",
+        parameters=("logits", "topk"),
+        keywords=("router_replay",),
+        attributes=("get_replay_topk",),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.transformer.transformer_block.TransformerBlock.forward",
+        attributes=("packed_seq_params",),
+        used_in=__name__,
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+_IGNORE_ROUTES = ("sinkhorn", "quantile_balancing")
+"""Megatron's kinds of load balancing that choose the experts themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowRoutes:
+    """The routes of a rank's own tokens, on its device."""
+
+    experts_TLK: Tensor
+    """uint8 or uint16.  Each layer widens its own part: all layers of 32,768 tokens of Qwen3-30B-A3B take 12.6 MB,
+    and would take 101 MB in int64."""
+    is_known_T: Tensor
+    """False where a router chooses for itself: at missing rows, and at padding."""
+    are_all_known: bool
+    differing_T: Tensor | None
+    """Number of engine's choices that the routers would not have made, summed over layers as they run; None: not
+    counted."""
+
+
+class RoutingReplay:
+    """The replay in the policy's routers on this rank; a dense model has none."""
+
+    def __init__(self, model: Any) -> None:
+        """Take over the routers' choice.  Raises ConfigError if their kind ignores it."""
+        check_replayable(model.config)
+        layers = [layer for layer in model.decoder.layers if getattr(layer.mlp, "router", None) is not None]
+        first = layers[0].layer_number - 1 if layers else 0  # counted over all pipeline stages, from 1
+        frequencies = model.config.moe_layer_freq if model.config.num_moe_experts else []
+        before = sum(frequencies[:first])
+        self._layers = slice(before, before + len(layers))
+        self._num_layers, self._num_chosen = sum(frequencies), model.config.moe_router_topk
+        self._routers = [_Replay(number) for number in range(len(layers))]
+        self._counted: list[Tensor] = []
+        for layer, replay in zip(layers, self._routers, strict=True):
+            layer.mlp.router.router_replay = replay
+            layer.register_forward_pre_hook(partial(_hand_over, replay), with_kwargs=True)
+
+    def begin(self, examples: Sequence[Example]) -> None:
+        """Begin a step on these samples of all ranks.  Raises TrainerFailed if a sample's routes do not fit the model.
+
+        Forgets what a failed step may have left.
+        """
+        for example in examples:
+            shape = None if example.routes is None else example.routes.experts_NLK.shape[1:]
+            if shape not in (None, (self._num_layers, self._num_chosen)):
+                raise TrainerFailed(
+                    f"sample {example.index} has routes of {shape[0]} layers with {shape[1]} experts per token; the "
+                    f"trainer's model has {self._num_layers} mixture layers with {self._num_chosen}"
+                )
+        self._counted = []
+        for replay in self._routers:
+            replay.forget()
+
+    def row_routes(self, row: Microbatch, places_T: NDArray[np.int64], device: torch.device) -> RowRoutes | None:
+        """Return the routes of the tokens that this rank's routers see; None if there are none.
+
+        ``places_T`` are the tokens of its context-parallel rank.  Tensor-parallel ranks share them in order.  Routes
+        that differ are counted if gradients are enabled.
+        """
+        if row.routes is None or not self._routers:
+            return None
+        sharing = parallel_state.get_tensor_model_parallel_group()
+        mine_T = places_T.reshape(sharing.size(), -1)[sharing.rank()]
+        experts_TLK, is_known_T = _gathered(row, mine_T, self._layers)
+        differing_T = torch.zeros(len(mine_T), dtype=torch.int32, device=device) if torch.is_grad_enabled() else None
+        if differing_T is not None:
+            self._counted.append(differing_T)
+        return RowRoutes(
+            experts_TLK=torch.from_numpy(experts_TLK).to(device),
+            is_known_T=torch.from_numpy(is_known_T).to(device),
+            are_all_known=bool(is_known_T.all()),
+            differing_T=differing_T,
+        )
+
+    def metrics(self, examples: Sequence[Example], device: torch.device) -> dict[str, float]:
+        """Return the metrics of a step on these samples of all ranks; none if no sample has routes.  Collective."""
+        given = [example.routes for example in examples if example.routes is not None]
+        if not given:
+            return {}
+        differing = torch.zeros((), dtype=torch.int64, device=device)
+        for each in self._counted:
+            differing += each.sum()
+        dist.all_reduce(differing)  # every rank has other tokens, or other layers
+        self._counted = []
+        num_known = sum(len(routes) - routes.num_missing for routes in given)
+        told = {"train/routes_missing": 1 - num_known / sum(example.num_inputs for example in examples)}
+        if num_known:
+            told["train/routes_differ"] = int(differing) / (num_known * self._num_layers * self._num_chosen)
+        return told
+
+
+def check_replayable(config: TransformerConfig) -> None:
+    """Raise ConfigError if routers of this configuration would ignore routes without an error."""
+    balancing = config.moe_router_load_balancing_type
+    kinds = [balancing] if isinstance(balancing, str) else balancing
+    found = [f"moe_router_load_balancing_type {kind}" for kind in kinds if kind in _IGNORE_ROUTES]
+    if config.moe_router_fusion:
+        found.append("moe_router_fusion")
+    if config.num_moe_experts and found:
+        raise ConfigError(
+            f"routing replay: Megatron's router ignores routes with {' and '.join(found)}; leave it unset"
+        )
+
+
+def _hand_over(replay: "_Replay", layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    replay.take(kwargs["packed_seq_params"].routes)
+
+
+class _Replay:
+    """The object that one router asks for its choice, in place of Megatron's ``RouterReplay``.
+
+    The layer is called before its router, also when the backward pass recomputes the layer.  If the backward pass
+    recomputes its mixture only (``recompute_modules`` moe), other microbatches may have passed meanwhile.  Invariant:
+    the router runs exactly once with gradients enabled for each call of the layer with gradients enabled, and in the
+    same order, because a pipeline's backward passes have the order of its forward passes.
+    """
+
+    def __init__(self, layer: int) -> None:
+        """``layer`` counts the mixture layers of the pipeline stage."""
+        self._layer = layer
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the routes of earlier microbatches."""
+        self._present: RowRoutes | None = None
+        self._waiting: deque[RowRoutes | None] = deque()
+
+    def take(self, routes: RowRoutes | None) -> None:
+        """Take the routes of the microbatch that the layer is called with."""
+        self._present = routes
+        if torch.is_grad_enabled():
+            self._waiting.append(routes)
+
+    def get_replay_topk(
+        self,
+        scores: Tensor,
+        topk: int,
+        num_groups: int | None = None,
+        group_topk: int | None = None,
+        default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the scores of the chosen experts, T x K, and their ids."""
+        assert default_compute_topk is not None, "Megatron passes its own choice"
+        # A checkpoint's first pass has no gradients.
+        routes = self._waiting.popleft() if torch.is_grad_enabled() else self._present
+        if routes is None:
+            return default_compute_topk(scores, topk, num_groups, group_topk)
+        experts_TK = routes.experts_TLK[:, self._layer].long()
+        is_counted = routes.differing_T is not None and torch.is_grad_enabled()
+        if is_counted or not routes.are_all_known:
+            _, own_TK = default_compute_topk(scores.detach(), topk, num_groups, group_topk)
+            if is_counted:
+                _count_differing(routes, experts_TK, own_TK)
+            experts_TK = torch.where(routes.is_known_T.unsqueeze(1), experts_TK, own_TK)
+        return scores.gather(1, experts_TK), experts_TK
+
+
+@torch.no_grad()
+def _count_differing(routes: RowRoutes, experts_TK: Tensor, own_TK: Tensor) -> None:
+    assert routes.differing_T is not None, "checked by the caller"
+    differs_TK = (experts_TK.unsqueeze(2) != own_TK.unsqueeze(1)).all(2)
+    routes.differing_T.add_((differs_TK & routes.is_known_T.unsqueeze(1)).sum(1))
+
+
+def _gathered(row: Microbatch, places_T: NDArray[np.int64], layers: slice) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Copy the routes at these positions of the row, whose samples are in order, and mark the known ones.
+
+    Samples' arrays may be views of memory that all ranks of a machine share.  Only the rank's own part is copied, one
+    microbatch at a time: the routes of 512 answers of 32,768 tokens take 6.4 GB.
+    """
+    assert row.routes is not None, "checked by the caller"
+    given = [routes.experts_NLK for routes in row.routes if routes is not None]
+    experts_TLK = np.zeros((len(places_T), layers.stop - layers.start, given[0].shape[2]), np.result_type(*given))
+    is_known_T = np.zeros(len(places_T), np.bool_)
+    samples_T = np.searchsorted(row.edges, places_T, "right") - 1
+    cuts = np.searchsorted(samples_T, np.arange(len(row.routes) + 1))
+    for routes, begin, (start, stop) in zip(row.routes, row.edges, pairwise(cuts), strict=False):
+        if routes is None:
+            continue
+        places = places_T[start:stop] - begin
+        is_inside = places < len(routes)  # not padding
+        experts_TLK[start:stop][is_inside] = routes.experts_NLK[places[is_inside], layers]
+        is_known_N = np.ones(len(routes), np.bool_)
+        for first, last in routes.missing:
+            is_known_N[first:last] = False
+        is_known_T[start:stop][is_inside] = is_known_N[places[is_inside]]
+    return experts_TLK, is_known_T

@@ -1,0 +1,227 @@
+"""Routers that replay given routes compute the numbers of transformers' models with the same experts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from asyncrl.engines.megatron.model.packing import Example
+from asyncrl.engines.megatron.model.routing import RoutingReplay, check_replayable
+from asyncrl.errors import ConfigError, TrainerFailed
+from asyncrl.models.shape import ModelShape
+from asyncrl.token_columns import Routes
+from tests.engines.megatron.families import TINY, write_tiny
+from tests.engines.megatron.layouts import (
+    CPU,
+    LENGTHS,
+    Tensors,
+    layout,
+    loaded,
+    logit_weights,
+    logits_and_gradients,
+    processes,
+    sequences,
+)
+from tests.engines.megatron.model.test_families import stacked_as_in_transformers
+from tests.engines.megatron.routed import MIXTURES, random_routes
+from tests.engines.megatron.tiny import free_port
+
+NORMED = replace(TINY["qwen3-moe"], config={**TINY["qwen3-moe"].config, "norm_topk_prob": True})
+"""Qwen3 with weights that add up to one: its softmax is over the chosen experts alone."""
+MODELS = {name: TINY[name] for name in MIXTURES} | {"qwen3-moe, normed": NORMED}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process() -> Iterator[None]:
+    with processes(0, 1, free_port()), layout():
+        yield
+
+
+def some_routes(shape: ModelShape) -> list[Routes | None]:
+    """Routes of ``sequences``: whole ones, ones with gaps, and none."""
+    rng = np.random.default_rng(5)
+    missing: list[tuple[tuple[int, int], ...]] = [(), ((0, 3), (30, 37)), (), ()]
+    found = [random_routes(shape, length, rng, each) for length, each in zip(LENGTHS, missing, strict=True)]
+    return [found[0], found[1], None, found[3]]
+
+
+def examples(routes: Sequence[Routes | None]) -> list[Example]:
+    return [
+        Example(
+            index=index,
+            token_ids=(*tokens.tolist(), 0),
+            num_response=1,
+            loss_mask=(1,),
+            behaviour_logprobs=(0.0,),
+            routes=routes[index],
+        )
+        for index, tokens in enumerate(sequences())
+    ]
+
+
+class ForcedGate(torch.nn.Module):
+    """Qwen3's router with the experts of ``routes``; -1 leaves the choice to the router."""
+
+    def __init__(self, gate: Any, routes: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self.gate, self.routes, self.num_differing = gate, routes, 0
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits, _, own = self.gate(hidden)
+        chosen, differing = forced(self.routes(), own)
+        self.num_differing += differing
+        weights = logits.softmax(-1).gather(1, chosen)
+        if self.gate.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights, chosen
+
+
+def forced(routes: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return the experts to use, and how many given ones are not among a token's own."""
+    differing = sum(
+        len(set(given) - set(mine)) for given, mine in zip(routes.tolist(), own.tolist(), strict=True) if given[0] >= 0
+    )
+    return torch.where(routes >= 0, routes, own), differing
+
+
+def forced_choice(mixture: Any, routes: Callable[[], torch.Tensor], counts: list[int]) -> Callable[..., Any]:
+    """The choice of a mixture of DeepSeek's kind, with the experts of ``routes``."""
+    choose = mixture.route_tokens_to_experts
+
+    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        own, _ = choose(logits)
+        chosen, differing = forced(routes(), own)
+        counts.append(differing)
+        weights = logits.sigmoid().gather(1, chosen)
+        return chosen, weights / weights.sum(-1, keepdim=True) * mixture.routed_scaling_factor
+
+    return route
+
+
+def reference(checkpoint: Path, routes: Sequence[Routes | None]) -> tuple[torch.Tensor, Tensors, int]:
+    """Logits, gradients and number of differing choices by transformers with the experts of ``routes``."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    present: list[torch.Tensor] = []
+    mixtures = [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+    num_chosen = model.config.num_experts_per_tok
+    counts: list[int] = []
+    gates = []
+    for number, mixture in enumerate(mixtures):
+        layer_routes = lambda number=number: present[0][:, number]  # noqa: E731
+        if hasattr(mixture, "route_tokens_to_experts"):
+            mixture.route_tokens_to_experts = forced_choice(mixture, layer_routes, counts)
+        else:
+            mixture.gate = ForcedGate(mixture.gate, layer_routes)
+            gates.append(mixture.gate)
+    logits = []
+    for tokens, given in zip(sequences(), routes, strict=True):
+        ids = np.full((len(tokens), len(mixtures), num_chosen), -1)
+        if given is not None:
+            ids[:] = given.experts_NLK
+            for start, stop in given.missing:
+                ids[start:stop] = -1
+        present[:] = [torch.from_numpy(ids)]
+        logits.append(model(tokens[None], use_cache=False).logits[0])
+    (torch.cat(logits) * logit_weights()).sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
+    grads = {name.replace("gate.gate.", "gate."): parameter.grad for name, parameter in model.named_parameters()}
+    return torch.cat(logits).detach(), grads, sum(counts) + sum(gate.num_differing for gate in gates)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_wrong_routes_give_the_logits_gradients_and_counts_of_transformers(tmp_path: Path, family: str) -> None:
+    checkpoint = write_tiny(tmp_path, MODELS[family])
+    model, shape = loaded(checkpoint)
+    routes = some_routes(shape)
+    expected, expected_grads, num_differing = reference(checkpoint, routes)
+    replay = RoutingReplay(model)
+    replay.begin(examples(routes))
+    got, grads = logits_and_gradients(model, shape, replay, routes)
+    assert got is not None
+    assert (got.log_softmax(-1) - expected.log_softmax(-1)).abs().max() < 1e-5
+    for name, grad in expected_grads.items():
+        assert (stacked_as_in_transformers(grads, name) - grad).abs().max() < 1e-5 * grad.abs().max(), name
+    told = replay.metrics(examples(routes), CPU)
+    experts = shape.experts
+    assert experts is not None
+    num_known, num_layers = sum(LENGTHS) - 10 - LENGTHS[2], shape.num_layers - experts.num_dense_layers
+    assert told == {
+        "train/routes_missing": pytest.approx((10 + LENGTHS[2]) / sum(LENGTHS)),
+        "train/routes_differ": pytest.approx(num_differing / (num_known * num_layers * experts.num_chosen)),
+    }
+    own, _ = logits_and_gradients(*loaded(checkpoint))
+    assert own is not None
+    assert (got.log_softmax(-1) - own.log_softmax(-1)).abs().max() > 0.5
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_missing_rows_give_exactly_what_routers_choose_for_themselves(tmp_path: Path, family: str) -> None:
+    checkpoint = write_tiny(tmp_path, TINY[family])
+    own, _ = logits_and_gradients(*loaded(checkpoint))
+    model, shape = loaded(checkpoint)
+    like = random_routes(shape, 1, np.random.default_rng(0))
+    routes = [Routes.unknown(length, like) for length in LENGTHS]
+    replay = RoutingReplay(model)
+    got, _ = logits_and_gradients(model, shape, replay, routes)
+    assert own is not None
+    assert got is not None
+    assert torch.equal(got, own)
+    assert replay.metrics(examples(routes), CPU) == {"train/routes_missing": 1.0}
+
+
+def test_logits_of_experts_that_are_not_replayed_get_no_gradient(tmp_path: Path) -> None:
+    model, shape = loaded(write_tiny(tmp_path, NORMED))
+    # Every token goes to experts 1 and 2, whatever the routers prefer.
+    always = [
+        Routes(experts_NLK=np.broadcast_to(np.array([1, 2], np.uint16), (length, shape.num_layers, 2)).copy())
+        for length in LENGTHS
+    ]
+    _, grads = logits_and_gradients(model, shape, RoutingReplay(model), always)
+    of_router = grads["model.layers.0.mlp.gate.weight"]
+    assert (of_router[[1, 2]].abs().amax(1) > 0).all()
+    assert not of_router[[0, 3]].any()
+
+
+def test_metrics_without_routes_are_none(tmp_path: Path) -> None:
+    model, _ = loaded(write_tiny(tmp_path, TINY["qwen3-moe"]))
+    assert RoutingReplay(model).metrics(examples([None] * len(LENGTHS)), CPU) == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "found"), [("deepseek-v3", "2 mixture layers with 4"), ("qwen3", "0 mixture layers")]
+)
+def test_routes_of_another_model_are_refused_before_the_step(tmp_path: Path, family: str, found: str) -> None:
+    _, other = loaded(write_tiny(tmp_path / "other", TINY["qwen3-moe"]))
+    model, _ = loaded(write_tiny(tmp_path / "model", TINY[family]))
+    with pytest.raises(TrainerFailed, match=f"sample 3 has routes of 3 layers with 2 experts.*{found}"):
+        RoutingReplay(model).begin(examples([None, None, None, some_routes(other)[3]]))
+
+
+def test_routes_of_another_length_are_refused(tmp_path: Path) -> None:
+    _, shape = loaded(write_tiny(tmp_path, TINY["qwen3-moe"]))
+    routes = random_routes(shape, LENGTHS[0] + 1, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="routes of 6 positions for 5 tokens"):
+        replace(examples([None] * len(LENGTHS))[0], routes=routes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"moe_router_fusion": True}, "moe_router_fusion"),
+        ({"moe_router_load_balancing_type": "sinkhorn"}, "moe_router_load_balancing_type sinkhorn"),
+        ({"moe_router_load_balancing_type": ["none", "sinkhorn"]}, "moe_router_load_balancing_type sinkhorn"),
+        ({"moe_router_load_balancing_type": "quantile_balancing"}, "moe_router_load_balancing_type quantile_balancing"),
+    ],
+)
+def test_routers_that_ignore_routes_are_refused_by_name(changes: dict[str, Any], found: str) -> None:
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, num_moe_experts=2)
+    check_replayable(config)
+    for name, value in changes.items():  # set afterwards: the config itself refuses some pairs of settings
+        setattr(config, name, value)
+    with pytest.raises(ConfigError, match=found):
+        check_replayable(config)
