@@ -87,7 +87,7 @@ def written_by(weights: Weights, answers: Mapping[int, ScoredSample]) -> dict[in
 
 
 def _has_unknown(sample: Sample) -> bool:
-    return math.isnan(sum(sample.logprobs))  # in 0.1 ms for 30,000 tokens
+    return math.isnan(sum(sample.logprobs))  # in 0.6 ms for 30,000 tokens
 
 
 def _first_of_each_group(batch: Batch) -> Iterator[tuple[int, tuple[int, ...], Sample]]:

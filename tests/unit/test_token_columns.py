@@ -1,11 +1,13 @@
 """The columns of routes and token sets, cut and joined."""
 
+from array import array
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from asyncrl.token_columns import Routes, TokenSets
+from asyncrl.token_columns import Routes, TokenSets, completed, joined_sets
+from asyncrl.types import FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Weights
 
 
 def routes(num_positions: int, *missing: tuple[int, int]) -> Routes:
@@ -82,3 +84,43 @@ def test_log_probs_are_shifted_token_by_token() -> None:
 
     assert found.logprobs_I is not None
     assert found.logprobs_I.tolist() == [-2.0, 0.0, -5.0]
+
+
+def test_positions_behind_the_known_ones_are_missing() -> None:
+    assert completed([], 5) is None
+    assert completed([routes(3), routes(2)], 5) == Routes.joined([routes(3), routes(2)])
+    assert completed([routes(5)], 3) == routes(5).part(0, 3)
+    longer = completed([routes(3, (1, 2))], 5)
+    assert longer is not None
+    assert (len(longer), longer.missing) == (5, ((1, 2), (3, 5)))
+
+
+def test_sets_of_tokens_without_any_are_empty() -> None:
+    assert joined_sets([(2, None), (0, None)]) is None
+    assert joined_sets([(1, None), (2, sets((3,), (4, 5))), (1, None)]) == sets((), (3,), (4, 5), ())
+
+
+def test_a_sample_has_a_row_for_each_token_but_the_last_and_rewards_do_not_see_it() -> None:
+    def sample(num_rows: int, prompt_ids: tuple[int, ...] | None) -> Sample:
+        return Sample(
+            index=0,
+            token_ids=(),
+            logprobs=array("f"),
+            spans=(),
+            text="",
+            finish=FinishReason.STOP,
+            seconds=0.0,
+            prompt_ids=prompt_ids,
+            routes=routes(num_rows),
+        )
+
+    assert sample(3, (1, 2, 3, 4)).without_columns().routes is None
+    with pytest.raises(ValueError, match="4 tokens of prompt and response have 4 rows of routes"):
+        sample(4, (1, 2, 3, 4))
+    with pytest.raises(ValueError, match="2 tokens of prompt and response have 3 rows of routes"):
+        ScoredGroup(
+            group_id=GroupId(0),
+            prompt=Prompt(row=0, epoch=0, text="", token_ids=(1, 2)),
+            dispatched=Weights(version=0, step=0),
+            samples=(ScoredSample(sample=sample(3, None), reward=0.0, loss_mask=()),),
+        )

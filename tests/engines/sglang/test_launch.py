@@ -28,7 +28,9 @@ def test_tensor_parallel_ranks_rendezvous_at_the_given_port(servers: Servers) ->
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: Literal["cpu", "cuda"]) -> None:
-    launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device=device, dtype="float32", seed=1)
+    launch = ServerLaunch(
+        model_path=Path("m"), port=1, nccl_port=2, device=device, dtype="float32", seed=1, returns_routes=True
+    )
     assert flags(server_command(launch).arguments) <= known_server_flags()
     router = RouterLaunch(worker_urls=("http://x",), port=1, prometheus_port=2)
     assert flags(router_command(router).arguments) <= known_router_flags()

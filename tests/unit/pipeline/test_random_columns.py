@@ -22,13 +22,11 @@ from asyncrl.token_columns import TokenSets
 from asyncrl.types import Request, Sample
 from tests.unit.pipeline.harness import World, drawn, named
 from tests.unit.pipeline.test_random_episodes import CHOICES as EPISODE_CHOICES
-from tests.unit.pipeline.test_random_histories import CHOICES as SINGLE_TURN_CHOICES
 from tests.unit.pipeline.test_random_histories import Story, resolved
 
 HISTORIES = 200
 TOGETHER = 20
 LIMITS = EpisodeLimits(vocabulary_size=VOCABULARY, max_context_len=10_000)
-PLENTY = max(len(SINGLE_TURN_CHOICES), len(EPISODE_CHOICES))
 
 
 class Talker:
@@ -71,7 +69,9 @@ class Talker:
 
 def story_of(plan: dict[str, Any], *, is_episode: bool, routes: str) -> Story:
     """A story whose engine returns columns."""
-    plan.pop("unruly", None)
+    plan.pop("unruly")
+    if not is_episode:
+        del plan["max_episodes"], plan["episode_timeout_s"]
     short, tail = plan["short"], plan["tail"]
     limits = {"top_p": 0.9, "num_top": 2, "routes": routes}
     story = Story({**plan, **limits, **({"episode": Talker()} if is_episode else {})})
@@ -93,23 +93,16 @@ def story_of(plan: dict[str, Any], *, is_episode: bool, routes: str) -> Story:
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(st.binary(min_size=TOGETHER * PLENTY, max_size=TOGETHER * PLENTY))
+@given(st.binary(min_size=TOGETHER * len(EPISODE_CHOICES), max_size=TOGETHER * len(EPISODE_CHOICES)))
 @pytest.mark.parametrize("is_episode", [False, True])
 @pytest.mark.timeout(120)
 def test_over_random_histories_columns_are_those_of_an_uncut_answer(is_episode: bool, draws: bytes) -> None:
-    choices, requests = (
-        (EPISODE_CHOICES, "g{group}.{sample}.t{turn}")
-        if is_episode
-        else (
-            SINGLE_TURN_CHOICES,
-            "g{group}.{sample}",
-        )
-    )
+    requests = "g{group}.{sample}.t{turn}" if is_episode else "g{group}.{sample}"
     logging.disable(logging.CRITICAL)
     try:
-        for each in batched(draws, PLENTY):
+        for each in batched(draws, len(EPISODE_CHOICES)):
             plan = {
-                **resolved(drawn(choices, bytes(each[: len(choices)])), requests),
+                **resolved(drawn(EPISODE_CHOICES, bytes(each)), requests),
                 "max_failed_groups": 40,
                 "chunk": 3,
             }

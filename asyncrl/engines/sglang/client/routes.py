@@ -89,7 +89,7 @@ def _is_wrong(experts_NLK: Experts, num_experts: int) -> NDArray[np.bool_]:
     """Return which rows have an unknown expert, or one twice in a layer.
 
     A layer that SGLang never captured has zeros.  Pairs are compared column by column: 512 rows of 48 layers with 8
-    experts take 0.3 ms, and sorting them 3 ms.
+    experts take 0.3 ms, and sorting them 1.9 ms.
     """
     columns_KNL = np.ascontiguousarray(np.moveaxis(experts_NLK, 2, 0))
     wrong_NL: NDArray[np.bool_] = np.any((columns_KNL < 0) | (columns_KNL >= num_experts), axis=0)
