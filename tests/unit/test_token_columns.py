@@ -120,7 +120,7 @@ def test_a_sample_has_a_row_for_each_token_but_the_last_and_rewards_do_not_see_i
     with pytest.raises(ValueError, match="2 tokens of prompt and response have 3 rows of routes"):
         ScoredGroup(
             group_id=GroupId(0),
-            prompt=Prompt(row=0, epoch=0, text="", token_ids=(1, 2)),
+            prompt=Prompt(row=0, epoch=0, text="", token_ids=(1, 2), label=None),
             dispatched=Weights(version=0, step=0),
             samples=(ScoredSample(sample=sample(3, None), reward=0.0, loss_mask=()),),
         )

@@ -15,7 +15,7 @@ MIXTURES = ("qwen3-moe", "glm4.5", "glm4.5-air", "glm4.7-flash", "deepseek-v3", 
 def random_routes(
     shape: ModelShape, num_positions: int, rng: np.random.Generator, missing: tuple[tuple[int, int], ...] = ()
 ) -> Routes:
-    """Distinct experts at every position.  Missing rows have the same expert K times, which nobody may use."""
+    """Distinct experts at every position.  Missing rows have the same expert K times, and no router may use it."""
     assert shape.experts is not None
     num_layers = shape.num_layers - shape.experts.num_dense_layers
     order = rng.random((num_positions, num_layers, shape.experts.num_experts)).argsort(-1)

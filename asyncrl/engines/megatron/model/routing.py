@@ -1,8 +1,8 @@
 """Routing replay: the policy's routers take the experts that the engine took.
 
-Engine and trainer round differently.  In about 3 % of the choices the router then ranks another expert among its first
-K, and that token's log-prob may be off by several nats.  With replay the router still computes the weights of the
-experts, and so gets their gradients, but not the choice.
+Engine and trainer round differently.  Where two experts score alike, rounding decides, and the log-prob of a token with
+another expert may be off by several nats.  With replay the router still computes the weights of the experts, and so
+gets their gradients, but does not choose them.
 
     Microbatch.routes ──▶ RowRoutes in PackedRow ──▶ hook of a transformer layer ──▶ object at router.router_replay
 

@@ -15,12 +15,12 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
 from asyncrl.engines.megatron.model.attention import packed_row
+from asyncrl.engines.megatron.model.known_ids import KnownIds, known_ids
 from asyncrl.engines.megatron.model.logprobs import token_logprobs
 from asyncrl.engines.megatron.model.packing import Floats, Microbatch, part_of
 from asyncrl.engines.megatron.model.routing import RoutingReplay
 from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.train.custom_tis import CheckedTis
-from asyncrl.engines.megatron.train.known_ids import KnownIds, known_ids
 from asyncrl.engines.megatron.train.objective import Objective, ValueObjective
 from asyncrl.internals import Internal
 

@@ -1,5 +1,6 @@
 """Routers that replay given routes compute the numbers of transformers' models with the same experts."""
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 import transformers
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from asyncrl.engines.megatron.model.packing import Example
+from asyncrl.engines.megatron.model.packing import Example, Packing, examples_of, microbatches
 from asyncrl.engines.megatron.model.routing import RoutingReplay, check_replayable
 from asyncrl.errors import ConfigError, TrainerFailed
 from asyncrl.models.shape import ModelShape
@@ -29,8 +30,8 @@ from tests.engines.megatron.layouts import (
     sequences,
 )
 from tests.engines.megatron.model.test_families import stacked_as_in_transformers
-from tests.engines.megatron.routed import MIXTURES, random_routes
-from tests.engines.megatron.tiny import free_port
+from tests.engines.megatron.routed import MIXTURES, random_routes, routed
+from tests.engines.megatron.tiny import free_port, random_batch
 
 NORMED = replace(TINY["qwen3-moe"], config={**TINY["qwen3-moe"].config, "norm_topk_prob": True})
 """Qwen3 with weights that add up to one: its softmax is over the chosen experts alone."""
@@ -200,6 +201,22 @@ def test_routes_of_another_model_are_refused_before_the_step(tmp_path: Path, fam
     model, _ = loaded(write_tiny(tmp_path / "model", TINY[family]))
     with pytest.raises(TrainerFailed, match=f"sample 3 has routes of 3 layers with 2 experts.*{found}"):
         RoutingReplay(model).begin(examples([None, None, None, some_routes(other)[3]]))
+
+
+def test_a_batch_reaches_ranks_without_copies_of_its_routes(tmp_path: Path) -> None:
+    _, shape = loaded(write_tiny(tmp_path, TINY["qwen3-moe"]))
+    batch = routed(random_batch(), shape, seed=0)
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)  # as Ray stores a batch
+    received = pickle.loads(pickled, buffers=[bytes(each.raw()) for each in buffers])
+    sent, arrived = ([e.routes for group in examples_of(each) for e in group] for each in (batch, received))
+    assert all(routes is not None for routes in sent)
+    assert sent == arrived
+    assert len(buffers) >= len(sent)
+    assert all(each is not None and not each.experts_NLK.flags.owndata for each in arrived)
+    (row,) = microbatches([e for group in examples_of(received) for e in group], 0, 1, Packing(max_tokens=10**6))
+    assert row.routes is not None
+    assert all(one is other for one, other in zip(row.routes, arrived, strict=True))
 
 
 def test_routes_of_another_length_are_refused(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def far_apart(one: list[Any], other: list[Any]) -> float:
         for samples in zip(*steps, strict=True)
         for first, second in zip(*samples, strict=True)
     ]
-    return max(abs(first - second) for first, second in pairs)
+    return float(max(abs(first - second) for first, second in pairs))
 
 
 def test_reference_model_and_critic_choose_for_themselves(checkpoints: dict[str, Path]) -> None:

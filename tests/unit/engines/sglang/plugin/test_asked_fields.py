@@ -31,4 +31,6 @@ def test_other_ids_name_nothing(rid: str) -> None:
 
 
 def test_a_batch_of_requests_is_left_alone() -> None:
-    before_checks(None, SimpleNamespace(rid=["a", "b"]), "", [])
+    asked = SimpleNamespace(rid=["a", "b"])
+    before_checks(None, asked, "", [])
+    assert vars(asked) == {"rid": ["a", "b"]}
