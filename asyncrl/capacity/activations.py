@@ -5,8 +5,8 @@ The unit is one element of the run's dtype.  The modules' backward passes use:
     residual   the inputs of the two norms, and their outputs, which the next matrices read
     attention  the projected queries, keys and values; the rotated ones and the result, which the kernel uses
     mlp        gate and up (2F), silu(gate), up, and their product, which the last matrix reads: 5F
+    experts    the tokens that were sent to them, gate and up (2F), and the product: 3F (``mixture_ops.swiglu``)
 
-Experts keep the tokens that were sent to them, and a copy of their stacked weights (``layers.GroupedExperts``).
 Scores of routers, sums of squares and the like are left out: they are less than a hundredth.
 """
 
@@ -17,7 +17,9 @@ from asyncrl.models.shape import ModelShape
 from asyncrl.models.sizes import layer_size
 
 MLP_COPIES = 5
-"""The number of tensors with the FFN hidden size that an MLP or expert keeps, see above."""
+"""The number of tensors with the FFN hidden size that an MLP keeps, see above."""
+EXPERT_COPIES = 3
+"""The same number of an expert, whose activation is one kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class LayerActivations:
     """The part of ``attention`` that latent attention can recompute from its narrow vectors."""
     mlp: float
     """Elements of the MLP, or of experts and shared experts."""
+    stacked: float = 0.0
+    """Parameters of the layer's experts on one rank, whose gradient is in memory once in the backward pass."""
 
     @property
     def total(self) -> float:
@@ -49,15 +53,17 @@ def layer_activations(shape: ModelShape, layer: int, parallel: ParallelConfig, n
     """
     tokens = num_tokens / parallel.tensor_model_parallel_size
     hidden, experts = shape.hidden_size, shape.experts
+    stacked = 0.0
     latent_up = _latent_up(shape) if shape.latent else 0
     attention = _latent_attention(shape) if shape.latent else _attention(shape, parallel.context_parallel_size)
     if experts is None or layer < experts.num_dense_layers:
         mlp = tokens * MLP_COPIES * shape.ffn_hidden_size
     else:
         each = parallel.num_expert_tensor_ranks
-        sent = hidden + MLP_COPIES * experts.ffn_hidden_size / each
+        sent = hidden + EXPERT_COPIES * experts.ffn_hidden_size / each
         shared = MLP_COPIES * experts.num_shared * experts.ffn_hidden_size
-        mlp = tokens * (experts.num_chosen * each * sent + shared) + stacked(shape, layer, parallel)
+        mlp = tokens * (experts.num_chosen * each * sent + shared)
+        stacked = _stacked(shape, layer, parallel)
     return LayerActivations(
         residual=tokens * hidden * (4 if shape.has_output_norms else 2),
         norms=tokens * hidden * 2,
@@ -65,10 +71,11 @@ def layer_activations(shape: ModelShape, layer: int, parallel: ParallelConfig, n
         gathered=tokens * (0 if shape.latent else _gathered(shape, parallel.context_parallel_size)),
         latent_up=tokens * latent_up,
         mlp=mlp,
+        stacked=stacked,
     )
 
 
-def stacked(shape: ModelShape, layer: int, parallel: ParallelConfig) -> float:
+def _stacked(shape: ModelShape, layer: int, parallel: ParallelConfig) -> float:
     """Count the parameters of a layer's experts that are on one rank."""
     sharing = parallel.num_expert_tensor_ranks * parallel.expert_model_parallel_size
     return layer_size(shape, layer).experts / sharing

@@ -234,8 +234,8 @@ def _let_go(layer: LayerActivations, parallel: ParallelConfig) -> float:
 def _backwards(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, stage: int) -> float:
     """Return the bytes for the backward pass of one layer.
 
-    They are recomputed activations, gradients within the MLP, which are as large as the activations it kept, and the
-    gathered input of a matrix with tensor parallelism.
+    They are recomputed activations, gradients within the MLP, which are as large as the activations it kept, the
+    gradient of all experts of a layer, and the gathered input of a matrix with tensor parallelism.
     """
     layers = stage_layers(shape.num_layers, parallel)[stage]
     activations = [layer_activations(shape, layer, parallel, work.num_tokens) for layer in layers]
@@ -246,7 +246,7 @@ def _backwards(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload, 
     elif parallel.recomputes == "selective":
         again = max(_let_go(each, parallel) for each in activations)
     gathered = work.num_tokens * shape.hidden_size if parallel.tensor_model_parallel_size > 1 else 0.0
-    return (again + max(each.mlp for each in activations) + gathered) * work.weight_bytes
+    return (again + max(each.mlp + each.stacked for each in activations) + gathered) * work.weight_bytes
 
 
 def _words(shape: ModelShape, parallel: ParallelConfig, work: RankWorkload) -> float:
