@@ -141,8 +141,8 @@ def with_sets(batch: Batch, share: float = 0.6, seed: int = 0) -> Batch:
             others = [other for other in rng.sample(range(VOCAB), 7) if other != token]
             is_limited = place in wrote and rng.random() < share
             kept.append([token, *others[: rng.randint(0, 6)]] if is_limited else [])
-            # One kept id stays unknown: a policy whose tail is all but empty would make the loss ill-conditioned.
-            known = kept[-1][:-1] if is_limited else [token, *others]
+            # Most kept ids stay unknown: a policy whose tail is all but empty would make the loss ill-conditioned.
+            known = kept[-1][: len(kept[-1]) // 3] if is_limited else [token, *others]
             top.append(known[:4] if place in wrote and rng.random() < share else [])
         sets = replace(sample, kept=sets_of(kept, None), top=sets_of(top, rng))
         return replace(scored, sample=sets)
