@@ -40,7 +40,7 @@ async def plugins_of(url: str) -> EnginePlugins:
 
 def test_an_engine_with_our_plug_ins_names_them(servers: Servers) -> None:
     said = asyncio.run(plugins_of(servers.engine_url))
-    assert said == EnginePlugins(active=("direct", "memory_saver", "stamps"), refusals={})
+    assert said == EnginePlugins(active=("direct", "memory_saver", "routes", "stamps"), refusals={})
 
 
 def test_an_engine_without_our_plug_ins_is_ready_and_has_none(url_without_plugins: str) -> None:
