@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+POSITIONS = (0, 1_024, 4_096, 16_384, 65_536)
+"""First response tokens of the ranges by which numbers of tokens are split."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routes:

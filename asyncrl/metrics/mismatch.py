@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.token_columns import POSITIONS
 from asyncrl.types import Batch, ScoredSample, TrainReport
 
 Floats = NDArray[np.float64]
-POSITIONS = (0, 1_024, 4_096, 16_384, 65_536)
-"""First response tokens of the ranges by which the numbers are split."""
 _BINS = 1_200
 _SMALLEST = 1e-8
 _BIN_WIDTH = 0.02

@@ -177,6 +177,16 @@ METRICS: tuple[Metric, ...] = (
         "experts of replayed tokens that the trainer's routers would not have chosen, 0 to 1, over all mixture layers",
     ),
     Metric(
+        "routes_differ/age/NUM",
+        "share",
+        "train/routes_differ over the positions that predict the trained tokens whose lag is NUM steps",
+    ),
+    Metric(
+        "routes_differ/position/NUM",
+        "share",
+        "train/routes_differ over the positions that predict a range of trained tokens, from response token NUM on",
+    ),
+    Metric(
         "train/routes_missing",
         "share",
         "input tokens without routes of the engine, 0 to 1; their routers choose for themselves",

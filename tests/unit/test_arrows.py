@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "held_out": {"types"},
     "filters": LEAVES | {"buffer"},
     "hooks": LEAVES,
-    "metrics": {"types", "errors"},
+    "metrics": {"types", "token_columns", "errors"},
     "metrics.trackers": {"errors", "metrics"},
     "models": CONFIG | {"errors", "models.families"},
     "models.families": set(),

@@ -98,6 +98,25 @@ def sequences() -> list[torch.Tensor]:
     return [torch.randint(VOCAB, (length,), generator=generator) for length in LENGTHS]
 
 
+def examples(routes: Sequence[Routes | None]) -> list[Example]:
+    """The ``sequences`` as samples with these routes.
+
+    Half of each is the answer, every third of whose tokens is masked; its first half has the lag 2, the rest 0.
+    """
+    return [
+        Example(
+            index=index,
+            token_ids=(*tokens.tolist(), 0),
+            num_response=(count := len(tokens) // 2 + 1),
+            loss_mask=tuple(int(place % 3 > 0) for place in range(count)),
+            behaviour_logprobs=(0.0,) * count,
+            lags=((2, 0, count // 2), (0, count // 2, count)),
+            routes=routes[index],
+        )
+        for index, tokens in enumerate(sequences())
+    ]
+
+
 def logit_weights() -> torch.Tensor:
     """Random weights of the logits, whose weighted sum is the loss."""
     return torch.randn(sum(LENGTHS), VOCAB, generator=torch.Generator().manual_seed(2))
@@ -137,22 +156,7 @@ def _step(
     replay: RoutingReplay | None, rows: Iterator[Sequence[Routes | None]], model: Any
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
     routes = next(rows)
-    (row,) = microbatches(
-        [
-            Example(
-                index=index,
-                token_ids=(*tokens.tolist(), 0),
-                num_response=1,
-                loss_mask=(1,),
-                behaviour_logprobs=(0.0,),
-                routes=routes[index],
-            )
-            for index, tokens in enumerate(sequences())
-        ],
-        0,
-        1,
-        Packing(max_tokens=sum(LENGTHS)),
-    )
+    (row,) = microbatches(examples(routes), 0, 1, Packing(max_tokens=sum(LENGTHS)))
     positions = torch.from_numpy(row.positions_T)
     replayed = None if replay is None else replay.row_routes(row, part_of(row, 0, 1).places_T, CPU)
     packed = packed_row(row, CPU, model.module.rotary_angles(positions), 0, 1, replayed)

@@ -6,7 +6,7 @@ import numpy as np
 
 from asyncrl.models.shape import ModelShape
 from asyncrl.token_columns import Routes
-from asyncrl.types import Batch, ScoredGroup, ScoredSample
+from asyncrl.types import Batch, ScoredGroup, ScoredSample, Span, Weights
 
 MIXTURES = ("qwen3-moe", "glm4.5", "glm4.5-air", "glm4.7-flash", "deepseek-v3", "moonlight")
 """The families of ``families.TINY`` with experts."""
@@ -23,6 +23,26 @@ def random_routes(
     for start, stop in missing:
         experts[start:stop] = 255
     return Routes(experts_NLK=experts, missing=missing)
+
+
+def aged(batch: Batch) -> Batch:
+    """The batch, whose answers begin with tokens of older weights: those of even index two steps, others one step."""
+
+    def with_lag(scored: ScoredSample) -> ScoredSample:
+        sample, half = scored.sample, len(scored.sample.token_ids) // 2
+        old = batch.step - 1 - (sample.index % 2 == 0)
+        parts = ((old, 0, half), (batch.step, half, len(sample.token_ids)))
+        spans = tuple(
+            Span(weights=Weights(version=step, step=step), start=start, stop=stop)
+            for step, start, stop in parts
+            if start < stop
+        )
+        return replace(scored, sample=replace(sample, spans=spans))
+
+    return replace(
+        batch,
+        groups=tuple(replace(group, samples=tuple(map(with_lag, group.samples))) for group in batch.groups),
+    )
 
 
 def routed(batch: Batch, shape: ModelShape, *, seed: int, share_missing: float = 0.0) -> Batch:

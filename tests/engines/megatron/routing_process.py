@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.models.shape import read_shape
-from tests.engines.megatron.routed import routed
+from tests.engines.megatron.routed import aged, routed
 from tests.engines.megatron.tiny import free_port, random_batch, trainer_settings
 from tests.programs import ROOT, program
 
@@ -45,7 +45,7 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     changes |= {"balance_data": case["ranks"] > 1}
     settings = replace(trainer_settings(checkpoint, **changes), parallel=ParallelConfig(**case["parallel"]))
     trainer = MegatronRank(settings, rank, case["ranks"], "127.0.0.1", case["port"])
-    batches = [random_batch(groups=2, group_size=3, seed=step, step=step) for step in range(2)]
+    batches = [aged(random_batch(groups=2, group_size=3, seed=step, step=step)) for step in range(2)]
     if case["replays"]:
         shape = read_shape(checkpoint)
         batches = [routed(batch, shape, seed=batch.step, share_missing=0.3 * batch.step) for batch in batches]

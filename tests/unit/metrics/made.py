@@ -208,6 +208,8 @@ ALGORITHM = {
     "train/tis_removed": 0.02,
     "train/unknown_logprobs": 0.05,
     "train/routes_differ": 0.03,
+    "routes_differ/age/0": 0.01,
+    "routes_differ/position/0": 0.03,
     "train/routes_missing": 0.01,
     "train/opsm_masked": 0.04,
     "train/score_subtracted": 0.1,

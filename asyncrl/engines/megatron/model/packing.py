@@ -45,6 +45,8 @@ class Example:
     """True at response tokens that the policy wrote; ``None``: all of them."""
     turns: tuple[tuple[int, int], ...] = ()
     """First response token and end of each turn of an episode."""
+    lags: tuple[tuple[int, int, int], ...] = ()
+    """Lag, first response token and end of each span of response tokens of one lag."""
     rollout_tokens: int | None = None
     """Tokens in the loss over all samples of the same rollout; ``None``: the sample is the only one."""
     advantages: Floats | None = None
@@ -143,6 +145,7 @@ def examples_of(batch: Batch) -> list[list[Example]]:
                     behaviour_logprobs=sample.logprobs,
                     is_generated=_is_generated(sample),
                     turns=tuple((turn.start, turn.stop) for turn in sample.turns),
+                    lags=tuple((batch.step - span.weights.step, span.start, span.stop) for span in sample.spans),
                     rollout_tokens=trained[sample.rollout],
                     kept=sample.kept,
                     top=sample.top,

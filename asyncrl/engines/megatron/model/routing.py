@@ -9,12 +9,12 @@ gets their gradients, but does not choose them.
 Only routers of the model that ``RoutingReplay`` was constructed with replay.  A critic's never do, and the reference
 model's, which is the policy's with other weights, gets rows without routes.
 
-Shape letters: T tokens of a rank's part of a microbatch, L mixture layers of its pipeline stage, K experts per token,
-E experts.
+Shape letters: T tokens of a rank's part of a microbatch, R response tokens of all its samples, L mixture layers of its
+pipeline stage, K experts per token, E experts.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -31,6 +31,7 @@ from torch import Tensor
 from asyncrl.engines.megatron.model.packing import Example, Microbatch
 from asyncrl.errors import ConfigError, TrainerFailed
 from asyncrl.internals import Internal
+from asyncrl.token_columns import POSITIONS
 
 INTERNALS = (
     Internal(
@@ -89,7 +90,7 @@ class RoutingReplay:
         self._layers = slice(before, before + len(layers))
         self._num_layers, self._num_chosen = sum(frequencies), model.config.moe_router_topk
         self._routers = [_Replay(number) for number in range(len(layers))]
-        self._counted: list[Tensor] = []
+        self._counted: list[_Counted] = []
         for layer, replay in zip(layers, self._routers, strict=True):
             layer.mlp.router.router_replay = replay
             layer.register_forward_pre_hook(partial(_hand_over, replay), with_kwargs=True)
@@ -123,7 +124,7 @@ class RoutingReplay:
         experts_TLK, is_known_T = _gathered(row, mine_T, self._layers)
         differing_T = torch.zeros(len(mine_T), dtype=torch.int32, device=device) if torch.is_grad_enabled() else None
         if differing_T is not None:
-            self._counted.append(differing_T)
+            self._counted.append(_Counted(row=row, places_T=mine_T, is_known_T=is_known_T, differing_T=differing_T))
         return RowRoutes(
             experts_TLK=torch.from_numpy(experts_TLK).to(device),
             is_known_T=torch.from_numpy(is_known_T).to(device),
@@ -132,20 +133,41 @@ class RoutingReplay:
         )
 
     def metrics(self, examples: Sequence[Example], device: torch.device) -> dict[str, float]:
-        """Return the metrics of a step on these samples of all ranks; none if no sample has routes.  Collective."""
-        given = [example.routes for example in examples if example.routes is not None]
+        """Return the metrics of a step on these samples of all ranks; none if no sample has routes.  Collective.
+
+        The host waits for the GPU once.
+        """
+        given = [example for example in examples if example.routes is not None]
         if not given:
             return {}
-        differing = torch.zeros((), dtype=torch.int64, device=device)
-        for each in self._counted:
-            differing += each.sum()
-        dist.all_reduce(differing)  # every rank has other tokens, or other layers
-        self._counted = []
-        num_known = sum(len(routes) - routes.num_missing for routes in given)
+        names = _classes(given)
+        sums = torch.tensor(self._sums(names, examples), dtype=torch.int64, device=device)
+        dist.all_reduce(sums)  # every rank has other tokens, or other layers
+        differing, *by_class = sums.tolist()
+        num_known = sum(len(each.routes) - each.routes.num_missing for each in given if each.routes is not None)
         told = {"train/routes_missing": 1 - num_known / sum(example.num_inputs for example in examples)}
         if num_known:
-            told["train/routes_differ"] = int(differing) / (num_known * self._num_layers * self._num_chosen)
-        return told
+            told["train/routes_differ"] = differing / (num_known * self._num_layers * self._num_chosen)
+        shares = zip(names, by_class[: len(names)], by_class[len(names) :], strict=True)
+        return told | {f"routes_differ/{name}": part / total for name, part, total in shares if total}
+
+    def _sums(self, names: Sequence[str], examples: Sequence[Example]) -> list[int]:
+        """Return this rank's number of differing experts, that of each class, and all replayed experts of each class.
+
+        Forgets the counts.
+        """
+        counted, self._counted = self._counted, []
+        differing, total, replayed = 0, Counter[str](), Counter[str]()
+        if counted:
+            by_index = {example.index: example for example in examples}
+            every = torch.cat([each.differing_T for each in counted]).cpu().numpy()
+            edges = np.cumsum([len(each.places_T) for each in counted])
+            for each, differing_T in zip(counted, np.split(every, edges[:-1]), strict=True):
+                differing += int(differing_T.sum())
+                total.update(each.by_class(differing_T, by_index))
+                replayed.update(each.by_class(each.is_known_T, by_index))
+        num_each = len(self._routers) * self._num_chosen
+        return [differing, *(total[name] for name in names), *(num_each * replayed[name] for name in names)]
 
 
 def check_replayable(config: TransformerConfig) -> None:
@@ -212,6 +234,44 @@ class _Replay:
                 _count_differing(routes, experts_TK, own_TK)
             experts_TK = torch.where(routes.is_known_T.unsqueeze(1), experts_TK, own_TK)
         return scores.gather(1, experts_TK), experts_TK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Counted:
+    """The tokens of a rank's part of one microbatch, whose differing experts are counted."""
+
+    row: Microbatch
+    places_T: NDArray[np.int64]
+    is_known_T: NDArray[np.bool_]
+    differing_T: Tensor
+
+    def by_class(self, values_T: NDArray[Any], by_index: Mapping[int, Example]) -> Counter[str]:
+        """Sum the values of trained tokens by class.  The value of a token is that of the position predicting it."""
+        whole = np.zeros(len(self.row.token_ids_T), np.int64)
+        whole[self.places_T] = values_T
+        values_R = np.where(self.row.mask_R, whole[self.row.sources_R], 0)
+        sums = Counter[str]()
+        parts = np.split(values_R, np.cumsum(self.row.lengths))  # the last part is empty
+        for index, values in zip(self.row.indices, parts, strict=False):
+            sums.update(class_sums(values, by_index[index].lags))
+        return sums
+
+
+def class_sums(values_R: NDArray[Any], lags: Sequence[tuple[int, int, int]]) -> Counter[str]:
+    """Sum the values of one sample's response tokens by age and by position, the classes of ``metrics.mismatch``."""
+    sums = Counter[str]()
+    for lag, start, stop in lags:
+        sums[f"age/{lag}"] += int(values_R[start:stop].sum())
+    for start, stop in zip(POSITIONS, (*POSITIONS[1:], len(values_R)), strict=True):
+        sums[f"position/{start}"] += int(values_R[start:stop].sum())
+    return sums
+
+
+def _classes(examples: Sequence[Example]) -> list[str]:
+    """Return the names of all classes of these samples' tokens."""
+    ages = sorted({lag for example in examples for lag, _, _ in example.lags})
+    longest = max(example.num_response for example in examples)
+    return [f"age/{age}" for age in ages] + [f"position/{start}" for start in POSITIONS if start < longest]
 
 
 @torch.no_grad()

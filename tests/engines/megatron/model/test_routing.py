@@ -1,6 +1,7 @@
 """Routers that replay given routes compute the numbers of transformers' models with the same experts."""
 
 import pickle
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,19 @@ import torch
 import transformers
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from asyncrl.engines.megatron.model.packing import Example, Packing, examples_of, microbatches
-from asyncrl.engines.megatron.model.routing import RoutingReplay, check_replayable
+from asyncrl.engines.megatron.model.packing import Packing, examples_of, microbatches
+from asyncrl.engines.megatron.model.routing import RoutingReplay, check_replayable, class_sums
 from asyncrl.errors import ConfigError, TrainerFailed
+from asyncrl.metrics.mismatch import Mismatch
 from asyncrl.models.shape import ModelShape
 from asyncrl.token_columns import Routes
+from asyncrl.types import FinishReason, Sample, ScoredSample, Span, Weights
 from tests.engines.megatron.families import TINY, write_tiny
 from tests.engines.megatron.layouts import (
     CPU,
     LENGTHS,
     Tensors,
+    examples,
     layout,
     loaded,
     logit_weights,
@@ -35,6 +39,7 @@ from tests.engines.megatron.tiny import free_port, random_batch
 
 NORMED = replace(TINY["qwen3-moe"], config={**TINY["qwen3-moe"].config, "norm_topk_prob": True})
 """Qwen3 with weights that add up to one: its softmax is over the chosen experts alone."""
+Counts = np.ndarray[Any, np.dtype[np.int64]]
 MODELS = {name: TINY[name] for name in MIXTURES} | {"qwen3-moe, normed": NORMED}
 
 
@@ -52,46 +57,33 @@ def some_routes(shape: ModelShape) -> list[Routes | None]:
     return [found[0], found[1], None, found[3]]
 
 
-def examples(routes: Sequence[Routes | None]) -> list[Example]:
-    return [
-        Example(
-            index=index,
-            token_ids=(*tokens.tolist(), 0),
-            num_response=1,
-            loss_mask=(1,),
-            behaviour_logprobs=(0.0,),
-            routes=routes[index],
-        )
-        for index, tokens in enumerate(sequences())
-    ]
-
-
 class ForcedGate(torch.nn.Module):
     """Qwen3's router with the experts of ``routes``; -1 leaves the choice to the router."""
 
-    def __init__(self, gate: Any, routes: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, gate: Any, routes: Callable[[], torch.Tensor], counts: list[Counts]) -> None:
         super().__init__()
-        self.gate, self.routes, self.num_differing = gate, routes, 0
+        self.gate, self.routes, self.counts = gate, routes, counts
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits, _, own = self.gate(hidden)
         chosen, differing = forced(self.routes(), own)
-        self.num_differing += differing
+        self.counts.append(differing)
         weights = logits.softmax(-1).gather(1, chosen)
         if self.gate.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
         return logits, weights, chosen
 
 
-def forced(routes: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the experts to use, and how many given ones are not among a token's own."""
-    differing = sum(
-        len(set(given) - set(mine)) for given, mine in zip(routes.tolist(), own.tolist(), strict=True) if given[0] >= 0
-    )
-    return torch.where(routes >= 0, routes, own), differing
+def forced(routes: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, Counts]:
+    """Return the experts to use, and how many given ones are not among each token's own."""
+    differing = [
+        len(set(given) - set(mine)) if given[0] >= 0 else 0
+        for given, mine in zip(routes.tolist(), own.tolist(), strict=True)
+    ]
+    return torch.where(routes >= 0, routes, own), np.array(differing)
 
 
-def forced_choice(mixture: Any, routes: Callable[[], torch.Tensor], counts: list[int]) -> Callable[..., Any]:
+def forced_choice(mixture: Any, routes: Callable[[], torch.Tensor], counts: list[Counts]) -> Callable[..., Any]:
     """The choice of a mixture of DeepSeek's kind, with the experts of ``routes``."""
     choose = mixture.route_tokens_to_experts
 
@@ -105,22 +97,23 @@ def forced_choice(mixture: Any, routes: Callable[[], torch.Tensor], counts: list
     return route
 
 
-def reference(checkpoint: Path, routes: Sequence[Routes | None]) -> tuple[torch.Tensor, Tensors, int]:
-    """Logits, gradients and number of differing choices by transformers with the experts of ``routes``."""
+def reference(checkpoint: Path, routes: Sequence[Routes | None]) -> tuple[torch.Tensor, Tensors, list[Counts]]:
+    """Logits, gradients and number of differing choices of each token by transformers with the experts of ``routes``.
+
+    The numbers of a sample are those of its positions.
+    """
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     present: list[torch.Tensor] = []
     mixtures = [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "gate")]
     num_chosen = model.config.num_experts_per_tok
-    counts: list[int] = []
-    gates = []
+    counts: list[Counts] = []
     for number, mixture in enumerate(mixtures):
         layer_routes = lambda number=number: present[0][:, number]  # noqa: E731
         if hasattr(mixture, "route_tokens_to_experts"):
             mixture.route_tokens_to_experts = forced_choice(mixture, layer_routes, counts)
         else:
-            mixture.gate = ForcedGate(mixture.gate, layer_routes)
-            gates.append(mixture.gate)
-    logits = []
+            mixture.gate = ForcedGate(mixture.gate, layer_routes, counts)
+    logits, differing = [], []
     for tokens, given in zip(sequences(), routes, strict=True):
         ids = np.full((len(tokens), len(mixtures), num_chosen), -1)
         if given is not None:
@@ -129,9 +122,47 @@ def reference(checkpoint: Path, routes: Sequence[Routes | None]) -> tuple[torch.
                 ids[start:stop] = -1
         present[:] = [torch.from_numpy(ids)]
         logits.append(model(tokens[None], use_cache=False).logits[0])
+        differing.append(np.sum(counts, 0))
+        counts.clear()
     (torch.cat(logits) * logit_weights()).sum().backward()  # type: ignore[no-untyped-call]  # torch is untyped
     grads = {name.replace("gate.gate.", "gate."): parameter.grad for name, parameter in model.named_parameters()}
-    return torch.cat(logits).detach(), grads, sum(counts) + sum(gate.num_differing for gate in gates)
+    return torch.cat(logits).detach(), grads, differing
+
+
+def share_of_lag(wanted: int | None, routes: Sequence[Routes | None], differing: Sequence[Counts]) -> float:
+    """Differing choices per trained token of this lag, or of any, whose route is known; token by token."""
+    found = []
+    for example, given, counts in zip(examples(routes), routes, differing, strict=True):
+        for lag, start, stop in example.lags:
+            for token in range(start, stop):
+                position = example.num_inputs - example.num_response + token
+                is_known = given is not None and not any(first <= position < last for first, last in given.missing)
+                if is_known and example.loss_mask[token] and wanted in (None, lag):
+                    found.append(int(counts[position]))
+    return sum(found) / len(found)
+
+
+def test_routes_of_tokens_are_grouped_as_their_mismatch_is() -> None:
+    logprobs = np.random.default_rng(0).normal(-1, 1, 5_000).astype(np.float32)
+    spans = ((3, 0, 700), (1, 700, 4_500), (1, 4_500, 5_000))
+    sample = Sample(
+        index=0,
+        token_ids=(0,) * 5_000,
+        logprobs=array("f", logprobs.tolist()),
+        spans=tuple(
+            Span(weights=Weights(version=9 - lag, step=9 - lag), start=start, stop=stop) for lag, start, stop in spans
+        ),
+        text="",
+        finish=FinishReason.STOP,
+        seconds=1.0,
+    )
+    mismatch = Mismatch(9)
+    mismatch.add(ScoredSample(sample=sample, reward=0.0, loss_mask=(1,) * 5_000), (logprobs + 1).tolist())
+    ones = class_sums(np.ones(5_000, np.int64), spans)
+    grouped = {name.removeprefix("mismatch/").rpartition("/")[0] for name in mismatch.numbers()} - {""}
+    assert {name for name, total in ones.items() if total} == grouped
+    assert ones["age/1"] == 4_300
+    assert (ones["position/1024"], ones["position/4096"]) == (3_072, 904)
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -139,7 +170,7 @@ def test_wrong_routes_give_the_logits_gradients_and_counts_of_transformers(tmp_p
     checkpoint = write_tiny(tmp_path, MODELS[family])
     model, shape = loaded(checkpoint)
     routes = some_routes(shape)
-    expected, expected_grads, num_differing = reference(checkpoint, routes)
+    expected, expected_grads, differing = reference(checkpoint, routes)
     replay = RoutingReplay(model)
     replay.begin(examples(routes))
     got, grads = logits_and_gradients(model, shape, replay, routes)
@@ -150,10 +181,14 @@ def test_wrong_routes_give_the_logits_gradients_and_counts_of_transformers(tmp_p
     told = replay.metrics(examples(routes), CPU)
     experts = shape.experts
     assert experts is not None
-    num_known, num_layers = sum(LENGTHS) - 10 - LENGTHS[2], shape.num_layers - experts.num_dense_layers
+    num_each = (shape.num_layers - experts.num_dense_layers) * experts.num_chosen
+    num_known = sum(LENGTHS) - 10 - LENGTHS[2]
     assert told == {
         "train/routes_missing": pytest.approx((10 + LENGTHS[2]) / sum(LENGTHS)),
-        "train/routes_differ": pytest.approx(num_differing / (num_known * num_layers * experts.num_chosen)),
+        "train/routes_differ": pytest.approx(sum(each.sum() for each in differing) / (num_known * num_each)),
+        "routes_differ/age/0": pytest.approx(share_of_lag(0, routes, differing) / num_each),
+        "routes_differ/age/2": pytest.approx(share_of_lag(2, routes, differing) / num_each),
+        "routes_differ/position/0": pytest.approx(share_of_lag(None, routes, differing) / num_each),
     }
     own, _ = logits_and_gradients(*loaded(checkpoint))
     assert own is not None

@@ -107,7 +107,12 @@ def test_a_step_reports_the_share_of_missing_and_of_differing_routes(results: Re
     assert whole["train/routes_missing"] == 0
     assert 0.1 < with_gaps["train/routes_missing"] < 0.6
     assert all(0.3 < each["train/routes_differ"] < 0.9 for each in (whole, with_gaps))  # random routes
-    assert not any(name.startswith("train/routes") for each in own["metrics"] for name in each)
+    classes = {f"routes_differ/{name}" for name in ("age/0", "age/1", "age/2", "position/0")}
+    for each in (whole, with_gaps):
+        assert {name for name in each if name.startswith("routes_differ/")} == classes
+        ages = [each[f"routes_differ/age/{lag}"] for lag in range(3)]
+        assert min(ages) < each["routes_differ/position/0"] < max(ages)
+    assert not any(name.startswith(("train/routes", "routes_differ")) for each in own["metrics"] for name in each)
 
 
 def far_apart(one: list[Any], other: list[Any]) -> float:
