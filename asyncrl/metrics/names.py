@@ -203,7 +203,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/lr", "", "learning rate"),
     Metric("train/peak_memory_gb", "GB", "peak memory of tensors on the first trainer GPU in the step"),
     Metric(
-        "train/logprob_diff", "nat", "mean absolute difference of engine and trainer log-probs under the same weights"
+        "train/logprob_diff",
+        "nat",
+        "mean absolute difference of engine and trainer log-probs under the same weights; replayed routes of older weights add to it",
     ),
     Metric(
         "mismatch/logprob_mean",

@@ -31,6 +31,9 @@ async def engine_logprobs(batch: Batch, served: Weights, engine: RolloutEngine |
 
     An answer drawn within top-p or top-k is compared by the log-probs that came with it.  It is never scored: an engine
     scores over the whole vocabulary, the trainer over the ids that were kept.
+
+    With routing replay, scores of older answers are approximate: the engine chooses experts under ``served``, the
+    trainer replays those of generation (docs/design/0003).
     """
     fresh = written_by(served, dict(enumerate(chain.from_iterable(group.samples for group in batch.groups))))
     if fresh or engine is None:

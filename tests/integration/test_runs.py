@@ -3,6 +3,7 @@
 import signal
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import orjson
@@ -42,7 +43,13 @@ def test_no_token_is_older_than_the_bound(short: Outcome) -> None:
 def test_engine_and_trainer_agree_on_log_probs(short: Outcome) -> None:
     compared = [row["train/logprob_diff"] for row in short.rows if "train/logprob_diff" in row]
     assert len(compared) >= 2  # a step waits no more than two seconds for them
-    assert max(compared) < 1e-4
+    # A step without answers of the present weights compares older ones, for which the trainer replays the experts of
+    # their generation.  An expert that the engine no longer chooses adds to the number: 1e-4 in one step of eight, 3e-7
+    # in the others.  Weights that did not arrive give 1e-2 and more in every step.
+    assert median(compared) < 1e-5
+    assert max(compared) < 1e-2
+    assert short.rows[0]["lag/max"] == 0
+    assert short.rows[0]["mismatch/age/0/logprob_mean"] < 1e-5  # later answers may have a KV cache of older weights
 
 
 def test_accuracy_is_measured_before_during_and_after(short: Outcome) -> None:
