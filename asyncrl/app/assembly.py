@@ -274,7 +274,7 @@ def _parts(
             seed=run.model.seed,
             episodes=episodes,
             is_training=is_training,
-            num_top=num_known_ids(run.train) if is_training else 0,
+            num_top=num_known_ids(run.train, checked.model.shape.vocab_size) if is_training else 0,
             replays_routes=use_routing_replay(run, is_mixture=checked.model.shape.experts is not None),
         )
 

@@ -60,9 +60,12 @@ def row_tokens(run: RunConfig) -> int:
     return longest * (run.train.micro_batch_size or 1)
 
 
-def num_known_ids(train: TrainConfig) -> int:
-    """Return the number of likeliest ids that engines return for each token; 0 without score centering."""
-    return train.score_centering_top_k if train.use_score_centering else 0
+def num_known_ids(train: TrainConfig, vocab_size: int) -> int:
+    """Return the number of likeliest ids that engines return for each token; 0 without score centering.
+
+    A vocabulary smaller than --score-centering-top-k is known whole.
+    """
+    return min(train.score_centering_top_k, vocab_size) if train.use_score_centering else 0
 
 
 def use_rollout_logprobs(train: TrainConfig, rollout: RolloutConfig) -> bool:

@@ -107,7 +107,7 @@ class TrainConfig:
     score_centering_top_k: Annotated[
         int,
         "Number of likeliest tokens, for each generated one, that engines return for --use-score-centering; 8 bytes "
-        "each in the driver's memory.",
+        "each in the driver's memory.  A smaller vocabulary is returned whole.",
     ] = 128
     use_opsm: Annotated[
         bool,

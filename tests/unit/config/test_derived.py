@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import load_run
-from asyncrl.config.areas import RewardConfig, RolloutConfig
-from asyncrl.config.derived import skip_special_tokens
+from asyncrl.config.areas import RewardConfig, RolloutConfig, TrainConfig
+from asyncrl.config.derived import num_known_ids, skip_special_tokens
 from asyncrl.config.notes import notes_of
 from tests.unit.config.runs import complete
 
@@ -50,3 +50,9 @@ def test_greedy_evaluation_is_noted_where_it_changes_seeded_samples(
 ) -> None:
     run = load_run([*complete(tmp_path), *SEEDED, *more, "--dry-run"])
     assert any("changes the training samples" in line for line in notes_of(run)) is is_noted
+
+
+@pytest.mark.parametrize(("train", "number"), [(TrainConfig(), 0), (TrainConfig(use_score_centering=True), 64)])
+def test_a_vocabulary_smaller_than_the_number_of_likeliest_ids_is_known_whole(train: TrainConfig, number: int) -> None:
+    assert num_known_ids(train, vocab_size=64) == number
+    assert num_known_ids(train, vocab_size=1_000) == 2 * number
