@@ -205,7 +205,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "train/logprob_diff",
         "nat",
-        "mean absolute difference of engine and trainer log-probs under the same weights; replayed routes of older weights add to it",
+        "mean absolute difference of engine and trainer log-probs under the same weights; "
+        "replayed routes of older weights add to it",
     ),
     Metric(
         "mismatch/logprob_mean",
