@@ -24,6 +24,15 @@ ENGINE_RESTARTS = 3
 
 UNRECORDED_BACKENDS = ("experimental_sgl_trtllm", "flashinfer_mxfp4", "flashinfer_trtllm", "triton_kernel")
 """Values of SGLang's ``--moe-runner-backend`` whose choice of experts never leaves the kernel (SGLang 0.5.16)."""
+_MOVES_CACHE = "moves cached tokens without their experts"
+UNRECORDED_FLAGS = {
+    "enable-hierarchical-cache": _MOVES_CACHE,
+    "enable-lmcache": _MOVES_CACHE,
+    "enable-flexkv": _MOVES_CACHE,
+    "radix-cache-backend": "may move cached tokens without their experts",
+    "enable-two-batch-overlap": "overwrites the experts of one half of a batch with those of the other",
+}
+"""SGLang's other flags with which its record of experts is wrong without an error, and the reasons (SGLang 0.5.16)."""
 
 
 def num_steps_per_rollout(train: TrainConfig, rollout: RolloutConfig) -> int:
@@ -81,9 +90,7 @@ def routing_replay_obstacle(run: RunConfig) -> str | None:
     backend = flags.get("moe-runner-backend")
     if backend in UNRECORDED_BACKENDS:
         return f"sglang-moe-runner-backend {backend} chooses experts inside its kernel"
-    if flags.get("enable-hierarchical-cache"):
-        return "sglang-enable-hierarchical-cache moves cached tokens without their experts"
-    return None
+    return next((f"sglang-{name} {reason}" for name, reason in UNRECORDED_FLAGS.items() if flags.get(name)), None)
 
 
 def use_routing_replay(run: RunConfig, *, is_mixture: bool) -> bool:

@@ -182,8 +182,15 @@ def mixture(*flags: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--sglang-moe-runner-backend", "triton_kernel"], "sglang-moe-runner-backend triton_kernel chooses experts"),
+        (["--sglang-moe-runner-backend", backend], f"sglang-moe-runner-backend {backend} chooses experts inside its kernel")
+        for backend in ("experimental_sgl_trtllm", "flashinfer_mxfp4", "flashinfer_trtllm", "triton_kernel")
+    ]
+    + [
         (["--sglang-enable-hierarchical-cache"], "sglang-enable-hierarchical-cache moves cached tokens"),
+        (["--sglang-enable-lmcache"], "sglang-enable-lmcache moves cached tokens"),
+        (["--sglang-enable-flexkv"], "sglang-enable-flexkv moves cached tokens"),
+        (["--sglang-radix-cache-backend", "mine"], "sglang-radix-cache-backend may move cached tokens"),
+        (["--sglang-enable-two-batch-overlap"], "sglang-enable-two-batch-overlap overwrites the experts"),
     ],
 )
 def test_routing_replay_is_off_where_sglang_records_no_experts_and_cannot_be_asked_for(
@@ -198,6 +205,24 @@ def test_routing_replay_is_off_where_sglang_records_no_experts_and_cannot_be_ask
     caplog.clear()
     check_model(mixture(*flags, "--no-use-rollout-routing-replay"))
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--sglang-pp-size", "2"], "--sglang-pp-size cannot be given"),
+        (["--sglang-pipeline-parallel-size", "2"], "--sglang-pipeline-parallel-size cannot be given"),
+        (["--moe-router-fusion"], "unknown flag --moe-router-fusion"),
+        (["--moe-router-load-balancing-type", "sinkhorn"], "--moe-router-load-balancing-type sinkhorn"),
+        (["--moe-router-load-balancing-type", "quantile_balancing"], "--moe-router-load-balancing-type quantile_bal"),
+    ],
+)
+def test_neither_pipelines_of_engines_nor_routers_that_ignore_routes_can_be_asked_for(
+    flags: list[str], line: str
+) -> None:
+    """SGLang's last pipeline stage knows its own layers alone; ``check_replayable`` refuses such routers as well."""
+    with pytest.raises(ConfigError, match=line):
+        mixture(*flags)
 
 
 def test_routing_replay_is_for_mixtures_which_have_it_by_default(caplog: pytest.LogCaptureFixture) -> None:
