@@ -14,6 +14,7 @@ from rich.table import Table
 
 from asyncrl.app.checks import CheckedModel, check_files, check_flags, check_functions, check_model
 from asyncrl.capacity.engine import EngineMemory, engine_memory, engine_problems
+from asyncrl.capacity.routes import RouteMemory, route_memory
 from asyncrl.capacity.trainer import SPREAD, RankMemory, RankWorkload, trainer_memory, trainer_problems, with_copy
 from asyncrl.config import RunConfig, missing_files
 from asyncrl.config.areas.ranges import must, refuse
@@ -21,7 +22,9 @@ from asyncrl.config.derived import (
     critic_load,
     filled_in,
     has_critic,
+    longest_sample,
     row_tokens,
+    use_routing_replay,
     weight_bytes,
 )
 from asyncrl.config.eval_sets import eval_sets, longest_request
@@ -40,6 +43,8 @@ class Estimate:
     work: RankWorkload
     stages: tuple[RankMemory, ...]
     engine: EngineMemory
+    routes: RouteMemory | None
+    """Host memory of routing replay; None without it."""
     bucket: int
     """Bytes of one bucket of a weight update."""
 
@@ -105,7 +110,21 @@ def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
         work=work,
         stages=trainer_memory(shape, run.parallel, work),
         engine=engine,
+        routes=_routes(run, shape, engine.kv_tokens),
         bucket=train.update_weight_buffer_size,
+    )
+
+
+def _routes(run: RunConfig, shape: ModelShape, kv_tokens: int) -> RouteMemory | None:
+    if not use_routing_replay(run, is_mixture=shape.experts is not None):
+        return None
+    page = run.sglang.get("page-size")
+    return route_memory(
+        shape,
+        gpus_per_engine=run.cluster.rollout_num_gpus_per_engine,
+        kv_tokens=kv_tokens,
+        page_size=int(page) if isinstance(page, str) and page.isdecimal() else 1,
+        batch_tokens=run.rollout.samples_per_step * longest_sample(run, run.rollout.rollout_max_response_len),
     )
 
 
@@ -168,6 +187,8 @@ def _table(run: RunConfig, found: Estimate) -> Table:
         _add_engine(table, run, found)
         if run.cluster.colocate:
             _add_shared(table, run, found)
+        if found.routes is not None:
+            _add_routes(table, run, found.routes)
     table.add_section()
     for name, value in filled_in(run).items():
         if name not in _without_effect(run):
@@ -250,6 +271,18 @@ def _add_shared(table: Table, run: RunConfig, found: Estimate) -> None:
     _add(table, "left", run.cluster.gpu_memory_gb * GB - most, stays)
     waits = f"weights and optimizer of {num_ranks} ranks during generation: {host:.1f} GB each"
     table.add_row("host memory", "", f"{host * num_ranks:.1f} GB per node: {waits}")
+
+
+def _add_routes(table: Table, run: RunConfig, routes: RouteMemory) -> None:
+    """Add the host memory of routing replay."""
+    ranks, batches = run.cluster.rollout_num_gpus_per_engine, run.rollout.staleness + 1
+    table.add_section()
+    table.add_row("[bold]routing replay", "", "host memory for the experts of each token")
+    pinned = f"{routes.engine / GB:.1f} GB per engine, pinned: a place per token of the KV cache on {ranks} GPU(s)"
+    table.add_row("  engines", "", pinned)
+    table.add_row("  trainer", "", f"up to {routes.batch / GB:.1f} GB per node: the batch that is trained")
+    held = f"up to {batches * routes.batch / GB:.1f} GB: the {batches} batches of the staleness bound"
+    table.add_row("  driver", "", held)
 
 
 def _add(table: Table, what: str, size: float, where: str) -> None:

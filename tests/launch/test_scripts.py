@@ -44,6 +44,24 @@ def test_a_script_fits_on_its_gpus(script: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "a dry run writes nothing"
 
 
+@pytest.mark.parametrize(
+    ("script", "engine", "batch", "driver"),
+    [
+        ("qwen3-30b-a3b", "0.9", "6.8", "20.5"),
+        ("glm4.5-355b-a32b", "15.8", "12.7", "38.1"),
+        ("deepseek-r1", "16.7", "8.3", "24.8"),
+    ],
+)
+def test_scripts_of_mixtures_replay_routes_and_show_their_host_memory(
+    script: str, engine: str, batch: str, driver: str
+) -> None:
+    done = launched(script, "--dry-run")
+    assert re.search(rf"engines +{engine} GB per engine", done.stdout)
+    assert re.search(rf"trainer +up to {batch} GB per node", done.stdout)
+    assert re.search(rf"driver +up to {driver} GB: the 3 batches", done.stdout)
+    assert "routing replay" not in launched(script, "--dry-run", "--no-use-rollout-routing-replay").stdout
+
+
 def test_a_gpu_that_is_too_small_is_refused() -> None:
     done = launched("qwen3-4b", "--dry-run", GPU_MEMORY_GB="40")
     assert done.returncode == 2

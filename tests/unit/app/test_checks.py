@@ -182,7 +182,10 @@ def mixture(*flags: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--sglang-moe-runner-backend", backend], f"sglang-moe-runner-backend {backend} chooses experts inside its kernel")
+        (
+            ["--sglang-moe-runner-backend", backend],
+            f"sglang-moe-runner-backend {backend} chooses experts inside its kernel",
+        )
         for backend in ("experimental_sgl_trtllm", "flashinfer_mxfp4", "flashinfer_trtllm", "triton_kernel")
     ]
     + [

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.capacity.engine import engine_memory, engine_problems
+from asyncrl.capacity.routes import route_memory
 from asyncrl.capacity.trainer import (
     LOGITS_CHUNK_BYTES,
     RankMemory,
@@ -244,3 +245,19 @@ def test_limits_of_the_user_hold() -> None:
         engine(shape, 141e9, mem_fraction_static="most")
     (line,) = engine_problems(engine(shape, 141e9, mem_fraction_static="0.999"), gpus_per_engine=8, longest=1)
     assert "leaves 0.1 GB free" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "sent"), [("qwen3-30b-a3b", 1_536, 384), ("deepseek-r1", 1_952, 464), ("qwen3-4b", None, None)]
+)
+def test_routes_take_four_bytes_in_engines_and_one_in_samples(
+    name: str, recorded: int | None, sent: int | None
+) -> None:
+    """Bytes per token: those that a real SGLang allocates, for all layers, and those of samples, for mixture layers."""
+    memory = route_memory(
+        read_shape(MODELS / name), gpus_per_engine=2, kv_tokens=999_936, page_size=64, batch_tokens=1_000
+    )
+    assert (memory is None) == (recorded is None)
+    if memory is not None and recorded is not None and sent is not None:
+        assert memory.engine == 2 * 1_000_000 * recorded
+        assert memory.batch == 1_000 * sent
