@@ -1,0 +1,1 @@
+"""Learning curves of several runs, in arms that differ in one setting."""
