@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asyncrl.engines.sglang.plugin import routes
 from asyncrl.engines.sglang.plugin.routes import RouteRows, after_join
@@ -128,6 +130,40 @@ def test_rows_that_were_kept_come_with_the_next_event_if_nothing_was_streamed_be
     server.write(2)
     server.finish()
     assert told(server.sent) == narrow(1, 8)
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("write"), st.integers(1, 4)),
+    st.tuples(st.just("stream"), st.integers(0, 1)),  # 0: SGLang sends nothing yet
+    st.tuples(st.just("retract"), st.integers(0, 1)),  # 1: new weights arrive before it runs again
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(st.lists(EVENTS, max_size=12), st.booleans())
+def test_over_random_retractions_rows_are_those_of_an_uncut_answer(events: list[tuple[str, int]], ends: bool) -> None:
+    """Each row comes once, in order, with the experts of the weights under which its token was predicted."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        server = Server(monkeypatch)
+        expected: list[Any] = []
+        for kind, number in [("write", 1), *events, ("write", 1)]:
+            if kind == "write":
+                server.write(number)
+                known, stop = 1 + len(expected), 3 + len(server.request.output_ids_through_stop)
+                expected += narrow(known, stop, server.capturer.version)
+            elif kind == "stream":
+                server.stream(is_due=number == 1)
+            else:
+                server.retract()
+                server.stream()  # as it is queued again
+                server.capturer.version += number
+                server.request.req_pool_idx = 3
+        if ends:
+            server.finish()
+        else:  # aborted while it waits
+            server.retract()
+            server.stream()
+        assert told(server.sent) == expected
 
 
 def test_other_requests_are_left_alone(server: Server) -> None:
