@@ -106,7 +106,7 @@ _OBJECTIVE: Sequence[Rows] = (
         words="none",
     ),
     without_effect(
-        "train/logprob_diff is reported while engines serve the trainer's weights",
+        "mismatch/... and train/logprob_diff are always reported",
         "get-mismatch-metrics",
         words="none",
     ),

@@ -253,7 +253,7 @@ def test_limits_of_the_user_hold() -> None:
 def test_routes_take_four_bytes_in_engines_and_one_in_samples(
     name: str, recorded: int | None, sent: int | None
 ) -> None:
-    """Bytes per token: those that a real SGLang allocates, for all layers, and those of samples, for mixture layers."""
+    """Bytes per token: in SGLang for all layers, in samples for mixture layers."""
     memory = route_memory(
         read_shape(MODELS / name), gpus_per_engine=2, kv_tokens=999_936, page_size=64, batch_tokens=1_000
     )
