@@ -64,7 +64,10 @@ def main(argv: Sequence[str]) -> int:
     add_option(parser, "--svg", Path, "picture to write")
     add_option(parser, "--csv", Path, "file of numbers to write")
     asked = parser.parse_args(argv)
-    runs = [read(arm, Path(folder)) for arm, *folders in asked.arm for folder in folders]
+    try:
+        runs = [read(arm, Path(folder)) for arm, *folders in asked.arm for folder in folders]
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}; give run directories")
     if asked.from_csv:
         runs += from_csv(asked.from_csv)
     if not runs:

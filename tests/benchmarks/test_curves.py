@@ -40,11 +40,17 @@ def test_arms_are_compared_by_their_means(tmp_path: Path, capsys: pytest.Capture
     assert len(lines) == 2 * (3 + 2)  # two panels of three runs and two means
 
 
-def test_without_runs_there_is_nothing_to_show(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [([], "no run is named"), (["--arm", "plain", "nowhere"], "nowhere/metrics.jsonl: No such file")],
+)
+def test_without_runs_there_is_nothing_to_show(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        curves.main([])
+        curves.main(arguments)
     assert ended.value.code == 2
-    assert "no run is named" in capsys.readouterr().err
+    assert line in capsys.readouterr().err
 
 
 def test_means_are_over_steps_that_all_runs_have() -> None:

@@ -113,6 +113,28 @@ def test_the_same_policy_needs_no_centering() -> None:
     torch.testing.assert_close(got, score)
 
 
+def test_with_weight_one_and_all_ids_the_gradient_does_not_depend_on_the_trained_policy() -> None:
+    logits, behaviour = policies()
+    drawn = torch.randint(VOCABULARY, (NUM_TOKENS,))
+
+    got = centered(logits, behaviour, drawn, VOCABULARY, RatioWeight(mode="none"))
+
+    one_hot = torch.nn.functional.one_hot(drawn, VOCABULARY)
+    torch.testing.assert_close(got, one_hot - behaviour.exp(), rtol=0, atol=1e-12)
+
+
+def test_with_the_whole_ratio_nothing_is_subtracted() -> None:
+    logits, behaviour = policies()
+    logprobs = logits.log_softmax(-1)
+    known, ones = known_ids(logprobs, behaviour, VOCABULARY), torch.ones(NUM_TOKENS, dtype=torch.float64)
+
+    _, subtracted = score_centering(
+        logprobs[:, 0], behaviour[:, 0], ones, ones.bool(), known, RatioWeight(mode="whole")
+    )
+
+    assert float(subtracted.max()) < 1e-12
+
+
 def test_tokens_without_known_ids_or_outside_the_loss() -> None:
     logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     known = KnownIds(
