@@ -219,6 +219,8 @@ def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
     _add_held_out(table, run)
     prompt = run.data.rollout_max_prompt_len
     table.add_row("prompts", "", "unlimited, counted as 0 tokens" if prompt is None else f"up to {prompt:,} tokens")
+    if found.shape.experts is not None:
+        table.add_row("routing replay", "", "off" if found.routes is None else "on: routers take the engines' experts")
 
 
 def _add_held_out(table: Table, run: RunConfig) -> None:
@@ -277,7 +279,7 @@ def _add_routes(table: Table, run: RunConfig, routes: RouteMemory) -> None:
     """Add the host memory of routing replay."""
     ranks, batches = run.cluster.rollout_num_gpus_per_engine, run.rollout.staleness + 1
     table.add_section()
-    table.add_row("[bold]routing replay", "", "host memory for the experts of each token")
+    table.add_row("[bold]host memory of routes", "", "the experts of each token, for routing replay")
     pinned = f"{routes.engine / GB:.1f} GB per engine, pinned: a place per token of the KV cache on {ranks} GPU(s)"
     table.add_row("  engines", "", pinned)
     table.add_row("  trainer", "", f"up to {routes.batch / GB:.1f} GB per node: the batch that is trained")

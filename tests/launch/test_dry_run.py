@@ -1,6 +1,7 @@
 """A dry run makes the checks of a run, lists the paths that are missing, and starts nothing."""
 
 import io
+import re
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,6 +105,13 @@ def test_servers_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_said_of_memory_on_a_cpu() -> None:
     text = said(*QUICKSTART, "--device", "cpu", "--gpu-memory-gb", "0.001")
     assert "not computed with --device cpu" in text
+
+
+def test_the_quickstart_of_mixtures_replays_routes_also_on_a_cpu() -> None:
+    assert "routing replay" not in said(*QUICKSTART)
+    mixture = ("--config", str(CONFIGS / "quickstart_moe.toml"), "--dry-run", "--device", "cpu")
+    assert re.search("routing replay +on", said(*mixture))
+    assert re.search("routing replay +off", said(*mixture, "--sglang-moe-runner-backend", "triton_kernel"))
 
 
 def test_a_shared_gpu_has_to_hold_the_larger_of_both_sides() -> None:

@@ -59,7 +59,10 @@ def test_scripts_of_mixtures_replay_routes_and_show_their_host_memory(
     assert re.search(rf"engines +{engine} GB per engine", done.stdout)
     assert re.search(rf"trainer +up to {batch} GB per node", done.stdout)
     assert re.search(rf"driver +up to {driver} GB: the 3 batches", done.stdout)
-    assert "routing replay" not in launched(script, "--dry-run", "--no-use-rollout-routing-replay").stdout
+    assert re.search("routing replay +on", done.stdout)
+    without = launched(script, "--dry-run", "--no-use-rollout-routing-replay").stdout
+    assert re.search("routing replay +off", without)
+    assert "host memory of routes" not in without
 
 
 def test_a_gpu_that_is_too_small_is_refused() -> None:
