@@ -59,8 +59,12 @@ def _drawn(panel: Panel) -> list[str]:
     pieces += [_text(_x(step, last), HEIGHT - BOTTOM + 16, f"{step:g}", "middle") for step in (0, last / 2, last)]
     pieces.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "training steps", "middle"))
     pieces.append(_text(LEFT, 18, panel.title, "start"))
-    for place, (arm, colour) in enumerate(zip(panel.arms, COLOURS, strict=False)):
-        pieces.append(_text(WIDTH - RIGHT, 14 + 14 * place, arm.name, "end", colour))
+    names = "".join(
+        f'<tspan fill="{colour}" dx="12">{escape(arm.name)}</tspan>'
+        for arm, colour in zip(panel.arms, COLOURS, strict=False)
+    )
+    pieces.append(f'<text x="{WIDTH - RIGHT}" y="18" font-size="12" text-anchor="end">{names}</text>')
+    for arm, colour in zip(panel.arms, COLOURS, strict=False):
         pieces += [_line(curve, last, colour, 'stroke-width="1" opacity="0.4"') for curve in arm.curves]
         pieces.append(_line(arm.mean, last, colour, 'stroke-width="3"'))
     return pieces
