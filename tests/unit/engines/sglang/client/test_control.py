@@ -47,6 +47,6 @@ def control(message: str) -> EngineControl:
 def test_the_answer_to_an_update_reports_kept_buckets_and_the_pause(message: str, received: Received) -> None:
     told = control(message)
     assert asyncio.run(told.receive_bucket(BUCKET, group_name="g", label="4")) == received
-    everything = told.receive_all([BUCKET], group_name="g", label="4", is_checked=False)
+    everything = told.receive_all([BUCKET], group_name="g", label="4", is_checked=False, by_part=False)
     assert asyncio.run(everything) == received
     assert asyncio.run(told.receive_folder(Path("weights"), label="4", timeout_s=1.0)) == received.still_s
