@@ -17,15 +17,17 @@ def tiny_model(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def tiny_mixture(folder: Path, *, seed: int = 0, **shape: Any) -> Path:
-    """Write a Qwen3-MoE of three layers, with 2 of 8 experts per token; ``shape`` has other entries of its config."""
+def tiny_mixture(folder: Path, *, seed: int = 0) -> Path:
+    """Write a Qwen3-MoE of three layers, with 2 of 8 experts per token."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
+        num_hidden_layers=3,
         num_experts=8,
         num_experts_per_tok=2,
+        moe_intermediate_size=32,
         norm_topk_prob=True,
-        **{"num_hidden_layers": 3, "moe_intermediate_size": 32, **_SHAPE, **shape},
+        **_SHAPE,
     )
     _save(folder, Qwen3MoeForCausalLM, config, seed)
     return folder

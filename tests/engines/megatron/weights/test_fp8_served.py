@@ -53,7 +53,7 @@ class Sender:
         await asyncio.to_thread(self._rank.join_engines, *group)
 
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
-        raise AssertionError("this engine has a single rank")
+        await asyncio.to_thread(self._rank.join_parts, num_parts, world_size, group_name, backend)
 
     async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         return self._rank.snapshot(is_checked, by_part)
