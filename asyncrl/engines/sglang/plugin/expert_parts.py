@@ -52,7 +52,7 @@ def part_of_this_rank() -> ExpertPart:
     """Return the expert part of this rank.  An engine of a single rank has one part."""
     import torch.distributed as dist
 
-    if dist.get_world_size() == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return ExpertPart()
     from sglang.srt.distributed import parallel_state
 
