@@ -123,8 +123,8 @@ class RankWeightSender:
         self.finish()
         if not self._is_copied or self._copies is None:
             return False
-        route = self._route(groups, by_part=by_part)
-        self._sending = _Sending(self._copies.flats, groups, route, is_checked=is_checked)
+        flats = self._copies.flats
+        self._sending = _Sending(flats, groups, self._route(groups, by_part=by_part), is_checked=is_checked)
         return True
 
     @torch.no_grad()
@@ -246,8 +246,7 @@ class _Sending:
     def _run(self) -> None:
         try:
             with _stream_of_its_own(self._flats[0].device):
-                sent = zip(self._flats, self._route, strict=True)
-                _broadcast(sent, self.groups, is_checked=self._is_checked)
+                _broadcast(zip(self._flats, self._route, strict=True), self.groups, is_checked=self._is_checked)
         except (RuntimeError, ValueError) as error:  # ValueError: this rank left the group meanwhile
             self.failure = error
 

@@ -210,6 +210,7 @@ class DirectUpdates:
         finish(flat, channel)  # a loader may read a value, and would wait for good if the trainer has died
         if bucket.names[0] in self._refused:
             load_alone(updater.get_model(), bucket, flat)
+            bucket.refuse()
         else:
             bucket.watch(
                 flat,

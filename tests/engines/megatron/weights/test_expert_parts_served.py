@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from asyncrl.engines.server_process import ServerProcess
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
-from asyncrl.engines.sglang.launch import ServerLaunch, server_command
+from asyncrl.engines.sglang.launch import Flags, ServerLaunch, server_command
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.membership import EngineMembership
@@ -28,7 +28,7 @@ NUM_PARTS = 2
 MOST = 1.1
 """The limit for the bytes that a rank receives, in relation to the bytes that it needs."""
 TOKENS = tuple(token * 7 % VOCAB for token in range(24))
-FLAGS = {"ep-size": str(NUM_PARTS), "skip-server-warmup": True, "skip-tokenizer-init": True}
+FLAGS: Flags = {"ep-size": str(NUM_PARTS), "skip-server-warmup": True, "skip-tokenizer-init": True}
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 """Environment without which SGLang wants as many NUMA nodes as ranks."""
 
@@ -65,7 +65,7 @@ class Run:
             is_checked=is_checked,
         )
 
-    async def update(self, updater: BroadcastUpdater, *, after: Sequence[int] | None = None) -> UpdateReport:
+    async def update(self, updater: BroadcastUpdater) -> UpdateReport:
         self.version += 1
         self.rank.train(random_batch(step=self.version))
         await updater.snapshot()
@@ -134,8 +134,9 @@ async def misplaced_experts_reach_all_ranks(run: Run) -> None:
 
 @pytest.mark.timeout(START_S + 300)
 def test_each_rank_receives_the_experts_that_it_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128, "num_experts": 8}
-    path = write_checkpoint(tmp_path / "hf", moe=True, **sizes)
+    path = write_checkpoint(
+        tmp_path / "hf", moe=True, hidden_size=64, intermediate_size=128, moe_intermediate_size=128, num_experts=8
+    )
     settings = trainer_settings(path, update_weight_buffer_size=200_000, num_expert_parts=NUM_PARTS)
 
     async def whole_run(server: ServerProcess, url: str, rank: MegatronRank) -> None:
