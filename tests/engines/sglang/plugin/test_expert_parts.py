@@ -169,8 +169,10 @@ def test_a_rank_refuses_an_update_that_sends_its_experts_to_others(both: Both) -
     assert "this rank holds weights of the bucket of" in answers[1][1]
 
 
-def test_both_ranks_give_up_with_the_trainer(both: Both) -> None:
+def test_ranks_that_wait_in_the_groups_of_their_parts_give_up_with_the_trainer(both: Both) -> None:
     rank, engine, names, parts = joined(both)
+    experts_first = sorted(zip(names, parts, strict=True), key=lambda bucket: not bucket[1])
+    names, parts = [name for name, _ in experts_first], [part for _, part in experts_first]
     engine.ask(DIRECT_BY_PART, names, shapes=parts)
     began = time.monotonic()
     rank.abandon("weights")
