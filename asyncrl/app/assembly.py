@@ -36,6 +36,7 @@ from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device, routes_shape
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.engines.sglang.launch import expert_parallel_size
 from asyncrl.errors import AsyncRLError, GpuSharingFailed, WeightUpdateFailed, plainly
 from asyncrl.event_loop import is_cancelled
 from asyncrl.hooks.log_hooks import LogHooks
@@ -221,9 +222,18 @@ def _trainer_settings(checked: Checked, device: Device) -> TrainerSettings:
         timeout_s=60 * run.cluster.distributed_timeout_minutes,
         save_timeout_s=run.failures.train_timeout_s,
         row_tokens=row_tokens(run),
+        num_expert_parts=_num_expert_parts(checked),
         lr_decay_iters=lr_decay_iters(run.train, run.rollout),
         custom=checked.custom,
     )
+
+
+def _num_expert_parts(checked: Checked) -> int:
+    """Return the number of parts into which weight updates by broadcast divide the experts."""
+    run = checked.run
+    if run.cluster.colocate or run.train.update_weight_disk_dir is not None:
+        return 1
+    return expert_parallel_size(checked.model.server_flags)
 
 
 def _disk(run: RunConfig, run_dir: Path) -> Path | None:

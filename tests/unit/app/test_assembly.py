@@ -11,3 +11,11 @@ def test_the_decay_of_the_learning_rate_ends_with_the_run_unless_it_is_given() -
     assert _trainer_settings(check(quickstart(*DECAY)), "cpu").lr_decay_iters == 70
     given = check(quickstart(*DECAY, "--lr-decay-iters", "90"))
     assert _trainer_settings(given, "cpu").lr_decay_iters == 90
+
+
+def test_updates_by_broadcast_divide_the_experts_as_the_engines_do() -> None:
+    flags = ("--sglang-ep-size", "2")
+    assert _trainer_settings(check(quickstart(*flags)), "cpu").num_expert_parts == 2
+    assert _trainer_settings(check(quickstart()), "cpu").num_expert_parts == 1
+    disk = check(quickstart(*flags, "--update-weight-transport", "disk", "--update-weight-disk-dir", "weights"))
+    assert _trainer_settings(disk, "cpu").num_expert_parts == 1

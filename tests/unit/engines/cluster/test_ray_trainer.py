@@ -44,8 +44,8 @@ def test_call_reaches_the_rank_with_its_arguments_by_position_and_by_name() -> N
 
 
 def test_resend_runs_on_the_second_thread_of_rank_0_alone() -> None:
-    told: Any = asyncio.run(trainer(RankActor(), RankActor()).resend(is_checked=False))
-    assert told == (("resend", False), {}, {"name": "RankActor.resend", "concurrency_group": "concurrent"})
+    told: Any = asyncio.run(trainer(RankActor(), RankActor()).resend(is_checked=False, by_part=False))
+    assert told == (("resend", False, False), {}, {"name": "RankActor.resend", "concurrency_group": "concurrent"})
 
 
 def test_failed_rank_is_named() -> None:
