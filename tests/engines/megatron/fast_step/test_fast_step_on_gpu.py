@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ pytestmark = [
 
 WIDE = AttentionSizes(num_heads=32, num_kv_heads=4, query_width=128, value_width=128, scale=128**-0.5)
 LATENT = AttentionSizes(num_heads=16, num_kv_heads=16, query_width=192, value_width=128, scale=0.1147)
+WORKSPACES = 2**27
+"""Bytes that cuBLAS keeps, at most; the gradient of the output matrix alone has 600 MB."""
 EXPERTS = ExpertSizes(num_experts=128, num_chosen=8, ffn_hidden_size=768)
 
 
@@ -74,7 +77,7 @@ def test_operations_at_real_widths_are_equal_and_the_memory_is_free_afterwards(
     with capsys.disabled():
         print("", *lines, f"peak {peak:.1f} GiB", sep=f"\n{model}: ")  # noqa: T201
     assert len(lines) == (4 if MODELS[model].experts is None else 7)
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() - before < WORKSPACES
     assert torch.equal(generators[0], torch.get_rng_state())
     assert torch.equal(generators[1], torch.cuda.get_rng_state())
 
@@ -97,7 +100,7 @@ def doubled(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 def test_a_wrong_kernel_is_named(operation: str, name: str) -> None:
     small = replace(MODELS["mixture"], hidden_size=256, head=HeadSizes(vocab_size=1000, temperature=1.0))
     operations = in_use(small)
-    wrong = {operation: doubled(getattr(operations, operation))}
+    wrong: dict[str, Any] = {operation: doubled(getattr(operations, operation))}
     with pytest.raises(FastStepWrong, match=f"rank 0, {name}"):
         check_fast_step(small, replace(operations, **wrong))
 
