@@ -16,6 +16,9 @@ operation rounds up to three times.  On an H200, attention differs by 1.9e-3 to 
 (benchmarks/results/attention_h200_2026-11-24.md), and the log-prob head by 3.1e-3 to 3.7e-3
 (benchmarks/results/trainer_h200_2026-11-24.md)."""
 
+_NUMBERS_AT_A_TIME = 2**26
+"""Numbers that are compared at a time, 256 MiB in float32.  An output matrix has ten times as many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
@@ -86,9 +89,11 @@ def relative(found: Tensor, exact: Tensor) -> float:
         return math.inf
     if not exact.numel():
         return 0.0
-    rows = exact.reshape(-1, exact.shape[-1] if exact.dim() > 1 else 1)
-    apart_R = (found.detach().to(exact.dtype).reshape(rows.shape) - rows).norm(dim=1)
-    size_R = rows.norm(dim=1)
+    width = exact.shape[-1] if exact.dim() > 1 else 1
+    num_rows = max(1, _NUMBERS_AT_A_TIME // width)
+    pieces = zip(found.reshape(-1, width).split(num_rows), exact.reshape(-1, width).split(num_rows), strict=True)
+    norms = [((mine.to(other.dtype) - other).norm(dim=1), other.norm(dim=1)) for mine, other in pieces]
+    apart_R, size_R = (torch.cat(each) for each in zip(*norms, strict=True))
     of_row = _divided(apart_R, size_R + size_R.median()).max()
     return float(torch.maximum(_divided(apart_R.norm(), size_R.norm()), of_row / ROW_SHARE))
 
