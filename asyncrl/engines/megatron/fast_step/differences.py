@@ -91,7 +91,7 @@ def relative(found: Tensor, exact: Tensor) -> float:
         return 0.0
     width = exact.shape[-1] if exact.dim() > 1 else 1
     num_rows = max(1, _NUMBERS_AT_A_TIME // width)
-    pieces = zip(found.reshape(-1, width).split(num_rows), exact.reshape(-1, width).split(num_rows), strict=True)
+    pieces = zip(*(torch.split(each.reshape(-1, width), num_rows) for each in (found, exact)), strict=True)
     norms = [((mine.to(other.dtype) - other).norm(dim=1), other.norm(dim=1)) for mine, other in pieces]
     apart_R, size_R = (torch.cat(each) for each in zip(*norms, strict=True))
     of_row = _divided(apart_R, size_R + size_R.median()).max()

@@ -85,7 +85,7 @@ def test_kernels_attend_as_plain_attention_does(
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
     stretches = stretches_of(num_tokens, num_keys, torch.device("cuda"))
     exact = [x.detach().float().requires_grad_() for x in inputs]
-    expected = attended_one_by_one(*exact, stretches, query_width**-0.5)
+    expected = attended_one_by_one(exact[0], exact[1], exact[2], stretches, query_width**-0.5)
     query, key, value = inputs
     got = kernel(query, key, value, stretches, query_width**-0.5)
 
