@@ -76,18 +76,6 @@ def attended_one_by_one(
     return torch.cat(attended, dim=1).transpose(0, 1)
 
 
-def _attended(query_ATD: Tensor, key_GKD: Tensor, value_GKV: Tensor, scale: float) -> Tensor:
-    num_tokens, num_keys = query_ATD.shape[1], key_GKD.shape[1]
-    is_whole = num_tokens == num_keys
-    sees = None
-    if not is_whole:
-        ones = torch.ones(num_tokens, num_keys, dtype=torch.bool, device=query_ATD.device)
-        sees = ones.tril(num_keys - num_tokens)
-    return F.scaled_dot_product_attention(
-        query_ATD, key_GKD, value_GKV, attn_mask=sees, is_causal=is_whole, scale=scale, enable_gqa=True
-    )
-
-
 def attended_by_kernel(
     query_TAD: Tensor, key_KGD: Tensor, value_KGV: Tensor, stretches: Stretches, scale: float
 ) -> Tensor:
@@ -161,6 +149,18 @@ def in_one_width(
         x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query_TAD, key_KGD, value_KGV)
     )
     return attend(query, key, value)[..., : value_KGV.shape[-1]]
+
+
+def _attended(query_ATD: Tensor, key_GKD: Tensor, value_GKV: Tensor, scale: float) -> Tensor:
+    num_tokens, num_keys = query_ATD.shape[1], key_GKD.shape[1]
+    is_whole = num_tokens == num_keys
+    sees = None
+    if not is_whole:
+        ones = torch.ones(num_tokens, num_keys, dtype=torch.bool, device=query_ATD.device)
+        sees = ones.tril(num_keys - num_tokens)
+    return F.scaled_dot_product_attention(
+        query_ATD, key_GKD, value_GKV, attn_mask=sees, is_causal=is_whole, scale=scale, enable_gqa=True
+    )
 
 
 def _varlen(stretches: Stretches, scale: float, query_TAD: Tensor, key_KGD: Tensor, value_KGD: Tensor) -> Tensor:
