@@ -391,8 +391,12 @@ class _Builder:
             ranks, "start", lambda actor, rank: actor.start.remote(settings, rank, size, address, port)
         )
         logger.info("the trainer's layers: %s (--transformer-impl)", layers[0])
+        trainer, timeout_s = self._trainer(ranks), self._cluster.start_timeout_s
+        if settings.train.check_fast_step:
+            for line in await trainer.check_fast_step(timeout_s=timeout_s):
+                logger.info("%s", line)
         if origin is not None:
-            await self._trainer(ranks).load(origin, timeout_s=self._cluster.start_timeout_s)
+            await trainer.load(origin, timeout_s=timeout_s)
 
     def _trainer(self, ranks: tuple[Any, ...]) -> RayTrainer:
         failures = self._failures

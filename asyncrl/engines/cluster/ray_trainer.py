@@ -43,6 +43,11 @@ class RayTrainer:
         """Load a checkpoint, before the first step."""
         await self._all(lambda rank: rank.load(origin), timeout_s)
 
+    async def check_fast_step(self, *, timeout_s: float) -> tuple[str, ...]:
+        """Compare fast operations with their plain forms; return one line per operation.  Raises FastStepWrong."""
+        lines = await self._all(lambda rank: rank.check_fast_step(), timeout_s)
+        return lines[0]
+
     async def train(self, batch: Batch) -> TrainReport:
         """See ``Trainer.train``."""
         import ray

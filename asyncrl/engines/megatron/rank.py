@@ -25,6 +25,8 @@ from asyncrl.config.derived import critic_load, has_critic, ref_load, uses_refer
 from asyncrl.engines.megatron.checkpoint.directory import Origin, as_written, check_model, find_origin, notes_of
 from asyncrl.engines.megatron.checkpoint.saver import Saver
 from asyncrl.engines.megatron.checkpoint.state import load_state, sharded_state
+from asyncrl.engines.megatron.fast_step.check import check_fast_step, operations_in_use
+from asyncrl.engines.megatron.fast_step.sizes import sizes_of
 from asyncrl.engines.megatron.internals import check_trainer_internals
 from asyncrl.engines.megatron.model.build import build_model
 from asyncrl.engines.megatron.model.implementation import check_alike, with_implementation
@@ -114,6 +116,15 @@ class MegatronRank:
     def layers(self) -> str:
         """Implementation of the layers, local or transformer_engine; latent attention is always local."""
         return str(self._model.config.transformer_impl)
+
+    def check_fast_step(self) -> tuple[str, ...]:
+        """Compare the fast operations of a training step with their plain forms, at the sizes of this model.
+
+        Returns one line per operation, over all ranks.  Nothing of the training changes.  Raises FastStepWrong on all
+        ranks alike.
+        """
+        sizes = sizes_of(self._model, self._shape, self._settings, self._device)
+        return check_fast_step(sizes, operations_in_use(sizes, self._optimizer))
 
     def train(self, batch: Batch) -> TrainReport:
         """Run one training step.  The report has log-probs on rank 0 only.

@@ -7,6 +7,11 @@ from tests.unit.app.test_checks import quickstart
 DECAY = ("--lr-decay-style", "cosine", "--num-rollout", "70")
 
 
+def test_trainer_ranks_get_the_flag_of_the_check_before_training() -> None:
+    assert not _trainer_settings(check(quickstart()), "cpu").train.check_fast_step
+    assert _trainer_settings(check(quickstart("--check-fast-step")), "cpu").train.check_fast_step
+
+
 def test_the_decay_of_the_learning_rate_ends_with_the_run_unless_it_is_given() -> None:
     assert _trainer_settings(check(quickstart(*DECAY)), "cpu").lr_decay_iters == 70
     given = check(quickstart(*DECAY, "--lr-decay-iters", "90"))
