@@ -159,8 +159,13 @@ def deployment(
         ),
         server_flags=server_flags(asked),
         logs=logs,
-        routes=routes_shape(shape_of(SHAPES[asked.model])),
+        routes=routes_shape(shape_of(SHAPES[asked.model])) if _replays(asked) else None,
     )
+
+
+def _replays(asked: argparse.Namespace) -> bool:
+    """Whether any arrangement replays routes.  Engines record none otherwise, which costs them time."""
+    return any(each.replays_routes for each in asked.arrangements)
 
 
 def server_flags(asked: argparse.Namespace) -> dict[str, str | bool]:

@@ -340,6 +340,8 @@ def test_engines_of_a_mixture_tell_their_routes(model: str, is_mixture: bool) ->
     assert options.setup(asked).is_mixture is is_mixture
     routes = options.deployment(asked, Path("model"), Path("logs"), 60.0, colocates=False).routes
     assert (routes and routes.num_chosen) == (2 if is_mixture else None)
+    alone = options.parse(["--device", "cpu", "--model", model, "--arrangements", "S=2-no-replay"], "")
+    assert options.deployment(alone, Path("model"), Path("logs"), 60.0, colocates=False).routes is None
 
 
 def test_nothing_measured_is_shown_as_such() -> None:
