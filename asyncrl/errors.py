@@ -23,6 +23,7 @@
     ├── ServerFailed           a process that we started died or did not get ready
     ├── TrainerFailed          a trainer rank died, raised or did not answer in time
     ├── NonFiniteLoss          the loss is NaN or infinite; no weights were changed
+    ├── FastStepWrong          a fast operation of the trainer differs from its plain form; nothing was trained
     ├── CheckpointFailed       a checkpoint could not be written or read; earlier ones are intact
     ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
     ├── InternalsChanged       an installed package differs from the version that asyncrl was written for
@@ -134,6 +135,10 @@ class TrainerFailed(AsyncRLError):
 
 class NonFiniteLoss(AsyncRLError, ArithmeticError):
     """The loss is NaN or infinite; no weights were changed."""
+
+
+class FastStepWrong(AsyncRLError):
+    """A fast operation of a training step differs from its plain form; nothing was trained."""
 
 
 class CheckpointFailed(AsyncRLError):

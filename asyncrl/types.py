@@ -417,6 +417,15 @@ class TrainReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """The bytes that one engine rank received in a weight update."""
+
+    received: int
+    needed: int
+    """The bytes of the tensors of which the rank holds any part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
     """The cost of one weight update."""
 
@@ -428,6 +437,12 @@ class UpdateReport:
     If the update before failed and left the engines paused, ``pause_s`` and ``total_s`` both start at that pause.
     """
     num_bytes: int
+    """The bytes of all weights."""
+    rank_bytes: RankBytes | None = None
+    """The bytes of the engine rank that received the most in relation to what it needs.
+
+    None unless engines with expert parallelism receive all buckets at once.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,10 +33,10 @@ from asyncrl.config.derived import (
 )
 from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.data.tokenizer import TextTokenizer
-from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device
+from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device, routes_shape
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
-from asyncrl.engines.sglang.client.routes import RoutesShape
+from asyncrl.engines.sglang.launch import expert_parallel_size
 from asyncrl.errors import AsyncRLError, GpuSharingFailed, WeightUpdateFailed, plainly
 from asyncrl.event_loop import is_cancelled
 from asyncrl.hooks.log_hooks import LogHooks
@@ -203,20 +203,7 @@ def _deployment(checked: Checked, device: Device, run_dir: Path) -> Deployment:
         origin=checked.start.origin,
         pause_mode="retract" if run.rollout.weight_update_mode == "retract" else "in_place",
         disk=_disk(run, run_dir),
-        routes=_routes(checked),
-    )
-
-
-def _routes(checked: Checked) -> RoutesShape | None:
-    """Return the shape of routes; None if the engines are not asked for any."""
-    shape, experts = checked.model.shape, checked.model.shape.experts
-    if experts is None or not use_routing_replay(checked.run, is_mixture=True):
-        return None
-    return RoutesShape(
-        num_layers=shape.num_layers,
-        num_dense_layers=experts.num_dense_layers,
-        num_experts=experts.num_experts,
-        num_chosen=experts.num_chosen,
+        routes=routes_shape(checked.model.shape) if use_routing_replay(run, is_mixture=True) else None,
     )
 
 
@@ -235,9 +222,18 @@ def _trainer_settings(checked: Checked, device: Device) -> TrainerSettings:
         timeout_s=60 * run.cluster.distributed_timeout_minutes,
         save_timeout_s=run.failures.train_timeout_s,
         row_tokens=row_tokens(run),
+        num_expert_parts=_num_expert_parts(checked),
         lr_decay_iters=lr_decay_iters(run.train, run.rollout),
         custom=checked.custom,
     )
+
+
+def _num_expert_parts(checked: Checked) -> int:
+    """Return the number of parts into which weight updates by broadcast divide the experts."""
+    run = checked.run
+    if run.cluster.colocate or run.train.update_weight_disk_dir is not None:
+        return 1
+    return expert_parallel_size(checked.model.server_flags)
 
 
 def _disk(run: RunConfig, run_dir: Path) -> Path | None:

@@ -44,7 +44,7 @@ class Estimate:
     stages: tuple[RankMemory, ...]
     engine: EngineMemory
     routes: RouteMemory | None
-    """Host memory of routing replay; None without it."""
+    """Memory of routing replay; None without it."""
     bucket: int
     """Bytes of one bucket of a weight update."""
 
@@ -121,7 +121,6 @@ def _routes(run: RunConfig, shape: ModelShape, kv_tokens: int) -> RouteMemory | 
     page = run.sglang.get("page-size")
     return route_memory(
         shape,
-        gpus_per_engine=run.cluster.rollout_num_gpus_per_engine,
         kv_tokens=kv_tokens,
         page_size=int(page) if isinstance(page, str) and page.isdecimal() else 1,
         batch_tokens=run.rollout.samples_per_step * longest_sample(run, run.rollout.rollout_max_response_len),
@@ -276,14 +275,13 @@ def _add_shared(table: Table, run: RunConfig, found: Estimate) -> None:
 
 
 def _add_routes(table: Table, run: RunConfig, routes: RouteMemory) -> None:
-    """Add the host memory of routing replay."""
-    ranks, batches = run.cluster.rollout_num_gpus_per_engine, run.rollout.staleness + 1
+    """Add the memory of routing replay."""
+    batches = run.rollout.staleness + 1
     table.add_section()
-    table.add_row("[bold]host memory of routes", "", "the experts of each token, for routing replay")
-    pinned = f"{routes.engine / GB:.1f} GB per engine, pinned: a place per token of the KV cache on {ranks} GPU(s)"
-    table.add_row("  engines", "", pinned)
-    table.add_row("  trainer", "", f"up to {routes.batch / GB:.1f} GB per node: the batch that is trained")
-    held = f"up to {batches * routes.batch / GB:.1f} GB: the {batches} batches of the staleness bound"
+    table.add_row("[bold]routes", "", "the experts of each token, for routing replay")
+    _add(table, "engine", routes.engine, "out of the memory that SGLang leaves free")
+    table.add_row("  trainer", "", f"up to {routes.batch / GB:.1f} GB of a node's host memory: the batch in training")
+    held = f"up to {batches * routes.batch / GB:.1f} GB of host memory: the {batches} batches of the staleness bound"
     table.add_row("  driver", "", held)
 
 

@@ -127,6 +127,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "time/update_wait_s", "s", "wait of training until its weights were copied, or written, for the weight update"
     ),
+    Metric("update/rank_bytes", "byte", "most bytes that an engine rank received, in relation to its needs"),
+    Metric("update/rank_needed_bytes", "byte", "bytes of the tensors of which this rank holds any part"),
     Metric("time/hooks_s", "s", "wait of training for the user's hooks between the batch and the trainer"),
     Metric("log_function/errors", "call", "failed calls of the user's log functions, so far"),
     Metric("log_function/skipped", "step", "steps that the user's log functions missed, so far"),

@@ -281,7 +281,10 @@ def _times(facts: StepFacts) -> dict[str, float | int]:
 
 
 def _update(report: UpdateReport) -> dict[str, float | int]:
-    return {"time/update_pause_s": report.pause_s, "time/update_s": report.total_s}
+    found: dict[str, float | int] = {"time/update_pause_s": report.pause_s, "time/update_s": report.total_s}
+    if (rank := report.rank_bytes) is not None:
+        found |= {"update/rank_bytes": rank.received, "update/rank_needed_bytes": rank.needed}
+    return found
 
 
 def _throughput(now: TokenCounts, before: TokenCounts, step_s: float) -> dict[str, float | int]:

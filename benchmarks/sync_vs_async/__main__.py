@@ -12,6 +12,8 @@
                the same on all GPUs, on which training and generation alternate (--colocate)
     one-step   batch t+1 is generated while batch t is trained; both must be done before an update (slime's train_async)
     S=N        asyncrl: no trained token is more than N steps old; published at once, samples in flight continue
+    ...-no-replay
+               the same, with the trainer of a mixture choosing experts itself instead of replaying the engines' choice
 
 Engines (SGLang), trainer (Megatron under Ray) and weight updates are real.  They are started once, and a second time
 for sync-colocate.  Each arrangement then runs the product's loop over them, with a separate scheduler.  A model of
@@ -68,6 +70,7 @@ from benchmarks.common.shapes import SHAPES
 from benchmarks.sync_vs_async.arrangements import Arrangement, Length, arrangement
 from benchmarks.sync_vs_async.figures import ArrangementRun, Results, Setup
 from benchmarks.sync_vs_async.files import read, write
+from benchmarks.sync_vs_async.mismatch import mismatch_table
 from benchmarks.sync_vs_async.options import deployment, parse, setup
 from benchmarks.sync_vs_async.report import table
 from benchmarks.sync_vs_async.run import Stage
@@ -125,6 +128,7 @@ class Session:
         """Print all results so far as a table, and write them."""
         write(self.asked.out, self.results, self.about)
         self.console.print(table(self.results))
+        self.console.print("\n".join(mismatch_table(self.results)), markup=False, highlight=False, soft_wrap=True)
         self.console.print(f"written to {self.asked.out}/: results.json, table.md, picture.svg", highlight=False)
 
 

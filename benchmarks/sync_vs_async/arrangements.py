@@ -1,6 +1,6 @@
 """The compared arrangements, and the record of a run of one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from asyncrl.metrics.facts import StepFacts, TokenCounts
 from asyncrl.metrics.intervals import seconds, union, without
@@ -10,6 +10,8 @@ from benchmarks.sync_vs_async.watch import WatchedEngine, WatchedTrainer, Watche
 
 MAX_STALENESS = 64
 """Largest S in steps; see ``first_row``."""
+NO_REPLAY = "-no-replay"
+"""The end of the name of an arrangement whose trainer chooses the experts itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,8 @@ class Arrangement:
     """Whether all GPUs both train and generate, alternately; this needs another deployment."""
     collects_before_publish: bool = False
     """Whether to publish only once the next batch is complete, as slime's train_async does."""
+    replays_routes: bool = True
+    """Whether the trainer of a mixture replays the engines' choice of experts."""
 
     @property
     def round_steps(self) -> int:
@@ -34,7 +38,13 @@ class Arrangement:
 
 
 def arrangement(name: str) -> Arrangement:
-    """The arrangement called ``name``: sync, sync-colocate, one-step or S=N.  Raises ValueError."""
+    """The arrangement called ``name``: sync, sync-colocate, one-step or S=N.  Raises ValueError.
+
+    With ``NO_REPLAY`` at its end, it is the same without routing replay.
+    """
+    if name.endswith(NO_REPLAY):
+        replaying = arrangement(name.removesuffix(NO_REPLAY))
+        return replace(replaying, name=replaying.name + NO_REPLAY, replays_routes=False)
     if name in ("sync", "sync-colocate"):
         return Arrangement(name=name, staleness=0, colocates=name == "sync-colocate")
     if name == "one-step":

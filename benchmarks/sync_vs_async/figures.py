@@ -7,6 +7,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from asyncrl.metrics.facts import TokenCounts
+from benchmarks.common.shapes import SHAPES
 
 _T95: tuple[float, ...] = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
@@ -46,6 +47,11 @@ class Setup:
     def gpus(self) -> int:
         """Number of GPUs."""
         return self.trainer_gpus + self.engine_gpus
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the model is a mixture of experts."""
+        return "num_experts" in SHAPES.get(self.model, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

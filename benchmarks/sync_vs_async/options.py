@@ -10,14 +10,14 @@ from asyncrl.capacity.trainer import RankWorkload, trainer_memory, trainer_probl
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
 from asyncrl.config.areas.parallel import ParallelConfig, parallel_problems
 from asyncrl.config.areas.ranges import refuse
-from asyncrl.engines.cluster.deployment import Deployment
+from asyncrl.engines.cluster.deployment import Deployment, routes_shape
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import shape_of
 from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.parallel_options import add_parallel, parallel_of
 from benchmarks.common.shapes import SHAPES
-from benchmarks.sync_vs_async.arrangements import Arrangement, arrangement
+from benchmarks.sync_vs_async.arrangements import NO_REPLAY, Arrangement, arrangement
 from benchmarks.sync_vs_async.figures import Setup
 from benchmarks.sync_vs_async.run import TEMPERATURE
 from benchmarks.sync_vs_async.workload import CUT_RATIO
@@ -159,7 +159,13 @@ def deployment(
         ),
         server_flags=server_flags(asked),
         logs=logs,
+        routes=routes_shape(shape_of(SHAPES[asked.model])) if _replays(asked) else None,
     )
+
+
+def _replays(asked: argparse.Namespace) -> bool:
+    """Whether any arrangement replays routes.  Engines record none otherwise, which costs them time."""
+    return any(each.replays_routes for each in asked.arrangements)
 
 
 def server_flags(asked: argparse.Namespace) -> dict[str, str | bool]:
@@ -184,7 +190,9 @@ def _parser(description: str) -> argparse.ArgumentParser:
 
 
 def _add_workload(group: Any) -> None:
-    known = f"sync, sync-colocate, one-step or S=N (default: {' '.join(ARRANGEMENTS)})"
+    known = (
+        f"sync, sync-colocate, one-step or S=N; with {NO_REPLAY}: no routing replay (default: {' '.join(ARRANGEMENTS)})"
+    )
     add_option(group, "--arrangements", str, known, nargs="+")
     add_option(group, "--model", str, "shape of the model, which gets random weights", "1.7b", choices=list(SHAPES))
     add_option(group, "--groups", int, "prompts per step", 32)

@@ -16,6 +16,7 @@ from benchmarks.sync_vs_async.figures import (
     Setup,
     Spread,
 )
+from benchmarks.sync_vs_async.mismatch import mismatch_table
 
 BASES, COLLECTING = ("sync", "sync-colocate"), "one-step"
 """The arrangements that the others are compared with: the better one of the former, and the latter."""
@@ -79,7 +80,7 @@ def markdown(results: Results, about: Mapping[str, object]) -> str:
     lines = [f"# {title(results.setup)}", "", *(f"- {name}: {value}" for name, value in about.items()), ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
     lines += ["| " + " | ".join(cells) + " |" for cells in rows(results)]
-    return "\n".join([*lines, "", footnote(results), ""])
+    return "\n".join([*lines, *mismatch_table(results), "", footnote(results), ""])
 
 
 def title(setup: Setup) -> str:

@@ -133,6 +133,8 @@ class Stage:
             serving=serving,
             timeline=self._timeline,
             seed=workload.seed,
+            is_training=True,
+            replays_routes=arrangement.replays_routes and self._setup.is_mixture,
         )
         prompts = Prompts(workload, first_row(arrangement, self._setup.groups))
         scheduler = self._scheduler(arrangement, prompts, sampler, slots, serving)

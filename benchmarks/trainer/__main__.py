@@ -37,7 +37,9 @@ def main(argv: Sequence[str]) -> int:
     asked = _parser().parse_args(argv)
     need(asked.device)
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = write_random(Path(folder) / "hf", asked.model, device=asked.device)
+        checkpoint: Path = asked.checkpoint or Path(folder) / "hf"
+        if not (checkpoint / "model.safetensors").exists():
+            write_random(checkpoint, asked.model, device=asked.device)
         found = measured(asked, checkpoint)
     _show(asked, found)
     return 0
@@ -52,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     add_option(parser, "--sample-tokens", int, "tokens per sample", 4096)
     add_option(parser, "--microbatches", int, "microbatches per step and data-parallel rank", 2)
     add_option(parser, "--steps", int, "training steps; the first one does not count", 4)
+    add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
     add_option(parser, "--deadline-s", float, "seconds for the whole benchmark", 900.0)
     parser.add_argument("--profile", action="store_true", help="table of the kernels that take longest")
     impls = get_args(TransformerImpl)

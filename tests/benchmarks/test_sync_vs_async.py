@@ -19,6 +19,7 @@ from benchmarks.sync_vs_async.arrangements import MAX_STALENESS, Arrangement, Le
 from benchmarks.sync_vs_async.figures import ArrangementRun, Results, Setup, StepFigures, ratio_spread, spread, t95
 from benchmarks.sync_vs_async.files import read, write
 from benchmarks.sync_vs_async.full import progress, rate, stationary
+from benchmarks.sync_vs_async.mismatch import mismatch, mismatch_table
 from benchmarks.sync_vs_async.report import COLUMNS, markdown, picture, rows
 from benchmarks.sync_vs_async.watch import Intervals, WatchedEngine
 from benchmarks.sync_vs_async.workload import ForcedLengths, ForcedWorkload, Prompts, made_up_words
@@ -166,6 +167,7 @@ def test_arrangements_by_name() -> None:
     assert arrangement("sync-colocate") == Arrangement(name="sync-colocate", staleness=0, colocates=True)
     assert arrangement("one-step") == Arrangement(name="one-step", staleness=1, collects_before_publish=True)
     assert arrangement("S=4") == Arrangement(name="S=4", staleness=4)
+    assert arrangement("S=4-no-replay") == Arrangement(name="S=4-no-replay", staleness=4, replays_routes=False)
     for name in ("S=0", "S", "colocate", f"S={MAX_STALENESS + 1}"):
         with pytest.raises(ValueError, match=name):
             arrangement(name)
@@ -319,6 +321,27 @@ def test_the_report_shows_every_figure() -> None:
     assert "| sync |" in markdown(results, {"commit": "abc"})
     assert "4 / (1 / 100 + 3 / 150)" in markdown(results, {})
     assert ">2.00<" in picture(results)
+
+
+def test_the_mismatch_is_that_of_the_measured_steps() -> None:
+    def row(mean: float, largest: float) -> dict[str, float]:
+        return {"mismatch/logprob_mean": mean, "mismatch/logprob_max": largest}
+
+    steps = (replace(STEP, trained=100), replace(STEP, trained=300))
+    run = replace(SYNC, steps=steps, rows=(row(9.0, 9.0), row(0.1, 0.5), row(0.3, 0.4)))
+    assert mismatch([run]) == pytest.approx({"mismatch/logprob_mean": 0.25, "mismatch/logprob_max": 0.5})
+    assert "| sync | 2.50e-01 |  | 5.00e-01 |" in markdown(Results(setup=SETUP, runs=(run,)), {})
+    assert mismatch_table(Results(setup=SETUP, runs=(SYNC,))) == []
+
+
+@pytest.mark.parametrize(("model", "is_mixture"), [("tiny-moe", True), ("tiny", False)])
+def test_engines_of_a_mixture_tell_their_routes(model: str, is_mixture: bool) -> None:
+    asked = options.parse(["--device", "cpu", "--model", model], "")
+    assert options.setup(asked).is_mixture is is_mixture
+    routes = options.deployment(asked, Path("model"), Path("logs"), 60.0, colocates=False).routes
+    assert (routes and routes.num_chosen) == (2 if is_mixture else None)
+    alone = options.parse(["--device", "cpu", "--model", model, "--arrangements", "S=2-no-replay"], "")
+    assert options.deployment(alone, Path("model"), Path("logs"), 60.0, colocates=False).routes is None
 
 
 def test_nothing_measured_is_shown_as_such() -> None:

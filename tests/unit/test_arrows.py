@@ -51,7 +51,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | CONFIG,
     "engines.megatron": MEGATRON_INPUTS
     | {"capacity", "engines.weight_sync", "engines.megatron.checkpoint", "engines.megatron.model", EMULATION}
-    | {"engines.megatron.train", "engines.megatron.weights"},
+    | {"engines.megatron.fast_step", "engines.megatron.train", "engines.megatron.weights"},
+    "engines.megatron.fast_step": MEGATRON_INPUTS | {"engines.megatron.model"},
     "engines.megatron.checkpoint": MEGATRON_INPUTS | {"engines"},
     "engines.megatron.model": MEGATRON_INPUTS,
     "engines.megatron.setup": LEAVES | MODELS | CONFIG | {"algorithms"},

@@ -187,6 +187,11 @@ class TrainConfig:
     check_weight_updates: Annotated[
         bool, "Compare every update, and the engines' weights after it, with what the trainer sent."
     ] = False
+    check_fast_step: Annotated[
+        bool,
+        "Before training, compare kernels and other fast operations of a training step with their plain forms, with "
+        "random inputs of this run's sizes. The run ends if one differs.",
+    ] = False
 
     def __post_init__(self) -> None:
         betas = {"adam-beta1": self.adam_beta1, "adam-beta2": self.adam_beta2}

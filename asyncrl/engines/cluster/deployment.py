@@ -42,6 +42,7 @@ from asyncrl.engines.weight_sync.disk import DiskUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import PauseMode
 from asyncrl.errors import EngineError, EngineTimeout, GpuSharingFailed, ServerFailed, UpdateInterrupted, plainly
+from asyncrl.models.shape import ModelShape
 from asyncrl.protocols import GpuSharing, WeightUpdater
 from asyncrl.types import Weights
 
@@ -97,6 +98,19 @@ class Deployment:
             is_shared=self.cluster.colocate,
             tensor_parallel=self.trainer.parallel.tensor_model_parallel_size,
         )
+
+
+def routes_shape(shape: ModelShape) -> RoutesShape | None:
+    """Return the shape of the routes of a mixture of experts; None for a dense model, which has none."""
+    experts = shape.experts
+    if experts is None:
+        return None
+    return RoutesShape(
+        num_layers=shape.num_layers,
+        num_dense_layers=experts.num_dense_layers,
+        num_experts=experts.num_experts,
+        num_chosen=experts.num_chosen,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,8 +391,12 @@ class _Builder:
             ranks, "start", lambda actor, rank: actor.start.remote(settings, rank, size, address, port)
         )
         logger.info("the trainer's layers: %s (--transformer-impl)", layers[0])
+        trainer, timeout_s = self._trainer(ranks), self._cluster.start_timeout_s
+        if settings.train.check_fast_step:
+            for line in await trainer.check_fast_step(timeout_s=timeout_s):
+                logger.info("%s", line)
         if origin is not None:
-            await self._trainer(ranks).load(origin, timeout_s=self._cluster.start_timeout_s)
+            await trainer.load(origin, timeout_s=timeout_s)
 
     def _trainer(self, ranks: tuple[Any, ...]) -> RayTrainer:
         failures = self._failures

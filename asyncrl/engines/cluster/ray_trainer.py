@@ -28,8 +28,8 @@ type Ask[T] = Callable[["MegatronRank"], T]
 class RayTrainer:
     """``Trainer``, and the trainer's side of every kind of weight update, over ``RankActor`` actors, rank 0 first.
 
-    At most one call at a time.  ``join_engines``, ``resend`` and ``abandon`` may run during another call, but only one
-    of them at a time.
+    At most one call at a time.  ``join_engines``, ``join_parts``, ``resend`` and ``abandon`` may run during another
+    call, but only one of them at a time.
     """
 
     def __init__(self, ranks: Sequence[Any], *, train_timeout_s: float, control_timeout_s: float) -> None:
@@ -42,6 +42,11 @@ class RayTrainer:
     async def load(self, origin: Origin, *, timeout_s: float) -> None:
         """Load a checkpoint, before the first step."""
         await self._all(lambda rank: rank.load(origin), timeout_s)
+
+    async def check_fast_step(self, *, timeout_s: float) -> tuple[str, ...]:
+        """Compare fast operations with their plain forms; return one line per operation.  Raises FastStepWrong."""
+        lines = await self._all(lambda rank: rank.check_fast_step(), timeout_s)
+        return lines[0]
 
     async def train(self, batch: Batch) -> TrainReport:
         """See ``Trainer.train``."""
@@ -83,18 +88,22 @@ class RayTrainer:
             lambda rank: rank.join_engines(master_address, master_port, world_size, group_name, backend)
         )
 
-    async def snapshot(self, *, is_checked: bool) -> bool:
+    async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
+        """See ``WeightSender.join_parts``."""
+        await self._concurrently(lambda rank: rank.join_parts(num_parts, world_size, group_name, backend))
+
+    async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         """See ``WeightSender.snapshot``."""
-        are_sending = await self._all(lambda rank: rank.snapshot(is_checked), self._control_timeout_s)
+        are_sending = await self._all(lambda rank: rank.snapshot(is_checked, by_part), self._control_timeout_s)
         return are_sending[0]
 
-    async def resend(self, *, is_checked: bool) -> bool:
+    async def resend(self, *, is_checked: bool, by_part: bool) -> bool:
         """See ``WeightSender.resend``."""
-        return await self._concurrently(lambda rank: rank.resend(is_checked))
+        return await self._concurrently(lambda rank: rank.resend(is_checked, by_part))
 
-    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
+    async def send(self, *, is_checked: bool, by_part: bool, timeout_s: float) -> None:
         """See ``WeightSender.send``."""
-        await self._all(lambda rank: rank.send(is_checked), timeout_s)
+        await self._all(lambda rank: rank.send(is_checked, by_part), timeout_s)
 
     async def abandon(self, group_name: str) -> None:
         """See ``WeightSender.abandon``."""

@@ -22,6 +22,7 @@ from asyncrl.engines.megatron.weights.hf_weights import INTERNALS as WEIGHTS
 from asyncrl.engines.megatron.weights.update_group import INTERNALS as UPDATE_GROUP
 from asyncrl.engines.megatron.weights.weight_sender import INTERNALS as WEIGHT_SENDER
 from asyncrl.engines.weight_sync.group_abort import INTERNALS as GROUPS
+from asyncrl.engines.weight_sync.part_groups import INTERNALS as PART_GROUPS
 from asyncrl.internals import check_internals
 
 TRAINER = (
@@ -40,6 +41,7 @@ TRAINER = (
     *MIXTURE,
     *MODEL,
     *OFFLOAD,
+    *PART_GROUPS,
     *ROUTING,
     *STATE,
     *UPDATE_GROUP,

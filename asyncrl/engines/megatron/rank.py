@@ -1,7 +1,8 @@
 """One rank of the trainer: a Megatron model, its optimizer, and its end of the weight update.
 
 A plain class without Ray.  Every rank of a trainer gets the same calls with the same arguments.  The exceptions are
-``join_engines``, ``resend`` and ``abandon``: they are called on rank 0 only, where a second thread may call them.
+``join_engines``, ``join_parts``, ``resend`` and ``abandon``: they are called on rank 0 only, where a second thread may
+call them.
 """
 
 import time
@@ -24,6 +25,8 @@ from asyncrl.config.derived import critic_load, has_critic, ref_load, uses_refer
 from asyncrl.engines.megatron.checkpoint.directory import Origin, as_written, check_model, find_origin, notes_of
 from asyncrl.engines.megatron.checkpoint.saver import Saver
 from asyncrl.engines.megatron.checkpoint.state import load_state, sharded_state
+from asyncrl.engines.megatron.fast_step.check import check_fast_step, operations_in_use
+from asyncrl.engines.megatron.fast_step.sizes import sizes_of
 from asyncrl.engines.megatron.internals import check_trainer_internals
 from asyncrl.engines.megatron.model.build import build_model
 from asyncrl.engines.megatron.model.implementation import check_alike, with_implementation
@@ -54,7 +57,8 @@ from asyncrl.engines.megatron.weights.sharding import is_split
 from asyncrl.engines.megatron.weights.update_group import join_update_group
 from asyncrl.engines.megatron.weights.weight_sender import RankWeightSender
 from asyncrl.engines.weight_sync.buckets import WeightBucket
-from asyncrl.engines.weight_sync.group_abort import abandon
+from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
+from asyncrl.engines.weight_sync.part_groups import join_as_trainer
 from asyncrl.errors import ConfigError, NonFiniteLoss, WeightUpdateFailed
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
@@ -99,10 +103,11 @@ class MegatronRank:
             settings.train.update_weight_buffer_size,
             is_copied=_copies_weights(settings, self._shape, critic, world_size, self._device),
             fp8=fp8_of(settings.model.hf_checkpoint, self._shape),
+            num_parts=settings.num_expert_parts,
         )
         critics = [] if self._critic is None else [self._critic.learner]
         self._memory = TrainerMemory([self._learner, *critics])
-        self._update_group: dist.ProcessGroup | None = None
+        self._update_groups: UpdateGroups | None = None
         self._send_lock = Lock()
         """Held while ``send`` runs, so that no other thread destroys the update group under it."""
         self._saver: Saver | None = None
@@ -111,6 +116,15 @@ class MegatronRank:
     def layers(self) -> str:
         """Implementation of the layers, local or transformer_engine; latent attention is always local."""
         return str(self._model.config.transformer_impl)
+
+    def check_fast_step(self) -> tuple[str, ...]:
+        """Compare the fast operations of a training step with their plain forms, at the sizes of this model.
+
+        Returns one line per operation, over all ranks.  Nothing of the training changes.  Raises FastStepWrong on all
+        ranks alike.
+        """
+        sizes = sizes_of(self._model, self._shape, self._settings, self._device)
+        return check_fast_step(sizes, operations_in_use(sizes, self._optimizer))
 
     def train(self, batch: Batch) -> TrainReport:
         """Run one training step.  The report has log-probs on rank 0 only.
@@ -157,44 +171,62 @@ class MegatronRank:
         """
         self._leave_engines()
         try:
-            self._update_group = join_update_group(
+            group = join_update_group(
                 master_address, master_port, world_size, group_name, backend, self._settings.timeout_s
             )
         except RuntimeError as error:
             raise WeightUpdateFailed(f"cannot form update group {group_name} of {world_size} ranks: {error}") from error
+        self._update_groups = UpdateGroups(main=group)
+
+    def join_parts(self, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
+        """Form one more group for each of ``num_parts`` expert parts, of ``world_size`` ranks each, as its rank 0.
+
+        Another thread may call it while this rank trains.  Raises WeightUpdateFailed.
+        """
+        groups = self._update_groups
+        if groups is None:
+            raise ValueError("no engines have joined: call join_engines first")
+        timeout_s = self._settings.timeout_s
+        try:
+            parts = join_as_trainer(
+                groups.main, num_parts, world_size, name=group_name, backend=backend, timeout_s=timeout_s
+            )
+        except RuntimeError as error:
+            raise WeightUpdateFailed(f"cannot form the groups {group_name} of {world_size} ranks: {error}") from error
+        self._update_groups = replace(groups, parts=parts)
 
     def abandon(self, group_name: str) -> None:
         """Abandon the update group ``group_name``, if it is the present one, whatever this rank is doing.
 
         Another thread may call it.  Operations of the group that wait for engines end, here and in engines.
         """
-        group = self._update_group
-        if group is not None and group.group_name == group_name:
-            abandon(group)
+        groups = self._update_groups
+        if groups is not None and groups.main.group_name == group_name:
+            abandon(groups)
 
-    def snapshot(self, is_checked: bool) -> bool:
+    def snapshot(self, is_checked: bool, by_part: bool = False) -> bool:
         """Copy the present weights and start to broadcast the copy from rank 0 to the engines.
 
-        Returns False, without a copy or a broadcast, if there is no memory for a copy: the caller then calls ``send``.
-        Raises WeightUpdateFailed.
+        ``by_part`` sends each bucket of experts to the ranks of its expert part alone.  Returns False, without a copy
+        or a broadcast, if there is no memory for a copy: the caller then calls ``send``.  Raises WeightUpdateFailed.
         """
         self._check_joined()
-        return self._weight_sender.snapshot(self._update_group, is_checked=is_checked)
+        return self._weight_sender.snapshot(self._update_groups, is_checked=is_checked, by_part=by_part)
 
-    def resend(self, is_checked: bool) -> bool:
+    def resend(self, is_checked: bool, by_part: bool = False) -> bool:
         """Start to broadcast the last snapshot once more, from rank 0 to the engines.
 
         Returns False, without a broadcast, if that snapshot is gone.  Another thread may call it while this rank
         trains.  Raises WeightUpdateFailed.
         """
-        group = self._update_group
-        return group is not None and self._weight_sender.resend(group, is_checked=is_checked)
+        groups = self._update_groups
+        return groups is not None and self._weight_sender.resend(groups, is_checked=is_checked, by_part=by_part)
 
-    def send(self, is_checked: bool) -> None:
+    def send(self, is_checked: bool, by_part: bool = False) -> None:
         """Broadcast the present weights from rank 0 to the receiving engines.  Raises WeightUpdateFailed."""
         self._check_joined()
         with self._send_lock:
-            self._weight_sender.send(self._update_group, is_checked=is_checked)
+            self._weight_sender.send(self._update_groups, is_checked=is_checked, by_part=by_part)
 
     def share(self, bucket: int) -> str:
         """Return a handle of a bucket's present weights, for an engine on this rank's device."""
@@ -272,17 +304,19 @@ class MegatronRank:
         dist.destroy_process_group()
 
     def _check_joined(self) -> None:
-        if self._rank == 0 and self._update_group is None:
+        if self._rank == 0 and self._update_groups is None:
             raise ValueError("no engines have joined: call join_engines first")
 
     def _leave_engines(self) -> None:
-        if self._update_group is None:
+        groups = self._update_groups
+        if groups is None:
             return
-        abandon(self._update_group)
+        abandon(groups)
         with self._send_lock:
             self._weight_sender.abandon()
-            dist.destroy_process_group(self._update_group)
-            self._update_group = None
+            for group in groups.every:
+                dist.destroy_process_group(group)
+            self._update_groups = None
 
     def _load_reference(self) -> ReferenceWeights:
         """Load the reference weights by way of the policy's model, which gets its weights back."""

@@ -15,6 +15,9 @@ PACKED = "asyncrl/"
 DIRECT, DIRECT_CHECKED = "asyncrl_direct", "asyncrl_direct_checked"
 """``load_format`` of an update of all buckets at once, each named by its first tensor (``plugin/direct``)."""
 
+DIRECT_BY_PART, DIRECT_BY_PART_CHECKED = "asyncrl_direct_by_part", "asyncrl_direct_by_part_checked"
+"""The same with ``shapes`` that name the expert part of each bucket, or nothing for all ranks (``expert_parts``)."""
+
 RECORDED = "asyncrl: recorded"
 """The plug-in's answer to an update: it can receive the same buckets in one ``DIRECT`` update from now on."""
 
@@ -22,6 +25,13 @@ NOT_REPLAYED = "asyncrl: buckets that are never replayed again: "
 """Text before a JSON list of bucket names in such an answer.
 
 The replay of these buckets does not do all that SGLang's loaders do (``plugin/replay_check``).
+"""
+
+EXPERT_PARTS = "asyncrl: expert parts: "
+"""Text before JSON in an answer to a ``DIRECT`` update of an engine with expert parallelism.
+
+``num_parts`` is the expert-parallel size.  ``needs`` has a number for each bucket, whose bit p is 1 if part p needs it.
+``bytes`` has two numbers for each rank: the bytes that it received, and the bytes that it needs.
 """
 
 STOOD_STILL = "asyncrl: seconds without a forward pass: "

@@ -62,6 +62,9 @@ With two spinning threads on two cores, 16 requests once took 22 s instead of 0.
 """
 
 
+_EXPERT_PARALLEL = ("ep-size", "expert-parallel-size", "ep")
+"""The names of SGLang's flag for expert parallelism."""
+
 SHARED_FLAGS: dict[str, str | bool] = {"enable-memory-saver": True}
 """Extra flags of a server that time-shares its GPUs with the trainer and releases their memory."""
 
@@ -125,6 +128,15 @@ class RouterLaunch:
     host: str = "127.0.0.1"
     flags: Flags = field(default_factory=dict)
     """The user's flags; they override ours."""
+
+
+def expert_parallel_size(flags: Flags) -> int:
+    """Return the expert-parallel size that the flags of a server ask for; 1 without a number.
+
+    SGLang may choose another size.  Weight updates compare it with the engines' reports.
+    """
+    given = [flags[name] for name in _EXPERT_PARALLEL if name in flags]
+    return int(given[-1]) if given and isinstance(given[-1], str) and given[-1].isdecimal() else 1
 
 
 def server_command(launch: ServerLaunch) -> Command:

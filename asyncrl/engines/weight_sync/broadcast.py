@@ -8,19 +8,22 @@
                  being sent; training waits
 
 The first update sends bucket by bucket, with tensor names.  Engines that support it receive all buckets of later
-updates in one request (``engines/sglang/plugin/direct``).
+updates in one request (``engines/sglang/plugin/direct``).  From the third update on, each rank of an engine with expert
+parallelism gets only the experts that it holds (``expert_parts``).
 
 Uses neither HTTP nor torch: engines and trainer are Protocols.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
 from typing import Protocol
 
 from asyncrl.engines.gather import ask_one, gather
 from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.expert_parts import EngineParts, name_of_parts, num_parts_of, obstacle, worst_of
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
@@ -43,19 +46,23 @@ class WeightSender(Protocol):
     ) -> None:
         """Join the group as rank 0 and serve its rendezvous at ``master_port``; possible while training."""
 
-    async def snapshot(self, *, is_checked: bool) -> bool:
+    async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
+        """Join, as rank 0, one more group of ``world_size`` ranks for each expert part; possible while training."""
+
+    async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         """Copy the current weights and begin to broadcast the copy to the group, all buckets in order.
 
-        Returns False, without a copy, if ``send`` must send the weights instead.
+        ``by_part`` broadcasts the buckets of an expert part to the group of that part alone.  Returns False, without a
+        copy, if ``send`` must send the weights instead.
         """
 
-    async def resend(self, *, is_checked: bool) -> bool:
+    async def resend(self, *, is_checked: bool, by_part: bool) -> bool:
         """Begin to broadcast the last snapshot once more; possible while training.
 
         Returns False, without a broadcast, if the snapshot is gone.
         """
 
-    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
+    async def send(self, *, is_checked: bool, by_part: bool, timeout_s: float) -> None:
         """Broadcast the current weights to the group, all buckets in order.  Training must wait until this returns.
 
         ``is_checked`` adds a checksum after each bucket, for engines that expect it.
@@ -78,6 +85,8 @@ class Received:
     """Seconds since the end of the engine's last forward pass, sent with the last bucket; None if unknown."""
     not_replayed: tuple[str, ...] = ()
     """First tensors of the buckets whose recorded copies were found incomplete; they are loaded by name from now on."""
+    parts: EngineParts | None = None
+    """The expert parts that need each bucket; None if the engine has no expert parallelism or does not report it."""
 
 
 class WeightReceiver(Pausable, Protocol):
@@ -90,16 +99,33 @@ class WeightReceiver(Pausable, Protocol):
     ) -> None:
         """Join the group with ``num_ranks`` ranks from ``rank_offset``."""
 
+    async def join_parts(self, *, rank_offset: int, world_size: int, group_name: str, backend: str) -> None:
+        """Join the group of each rank's expert part, from ``rank_offset`` in each of them."""
+
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         """Receive and load one bucket; ``label`` becomes the weight version."""
 
     async def receive_all(
-        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool, by_part: bool
     ) -> Received:
         """Receive and load all buckets; ``label`` becomes the weight version.
 
-        ``is_checked`` compares the received bytes and the loaded weights with the trainer's.
+        With ``by_part`` each rank receives only the buckets that its expert part needs.  ``is_checked`` compares the
+        received bytes and the loaded weights with the trainer's.
         """
+
+
+class PartState(Enum):
+    """The agreement of trainer and engines that each rank gets only the experts that it holds."""
+
+    UNKNOWN = auto()
+    """No direct update of this group has ended, so that no engine has reported."""
+    REFUSED = auto()
+    """An engine holds experts elsewhere, or does not report it."""
+    AGREED = auto()
+    """All engines hold the experts as planned; the groups of the parts are formed before the next update."""
+    JOINED = auto()
+    """The groups are there."""
 
 
 class BroadcastUpdater:
@@ -140,6 +166,10 @@ class BroadcastUpdater:
         self._buckets: tuple[WeightBucket, ...] = ()
         self.is_direct = False
         """Whether all engines receive all buckets in one request in the next update."""
+        self._by_part = PartState.UNKNOWN
+        """Whether each rank gets only the experts that it holds in the next update."""
+        self._reports: dict[str, EngineParts | None] = {}
+        """The reports of the engines on the last direct update."""
         self._is_sending = False
         """Whether the trainer is already sending a snapshot."""
         self._has_snapshot = False
@@ -152,6 +182,7 @@ class BroadcastUpdater:
         self._round.choose()
         self.group_name = f"{self._prefix}-{self._round.since}"
         self._is_sending = self.is_direct = False
+        self._by_part = PartState.UNKNOWN
         if not self._round.engines:  # restarted engines get another update
             return
         master_port = await self._find_port()
@@ -189,7 +220,7 @@ class BroadcastUpdater:
         await self._reconnect()
         if not self._round.engines:
             return True
-        copying = self._sender.snapshot(is_checked=self._checks)
+        copying = self._sender.snapshot(is_checked=self._checks, by_part=self.is_by_part)
         self._is_sending = await ask_one("copying the weights", "trainer", copying, self._timeout_s)
         self._has_snapshot = self._is_sending
         return self._is_sending
@@ -201,7 +232,7 @@ class BroadcastUpdater:
         await self._reconnect()
         if not self._round.engines:
             return True
-        resending = self._sender.resend(is_checked=self._checks)
+        resending = self._sender.resend(is_checked=self._checks, by_part=self.is_by_part)
         self._is_sending = await ask_one("resending the snapshot", "trainer", resending, self._timeout_s)
         return self._is_sending
 
@@ -211,21 +242,62 @@ class BroadcastUpdater:
             raise WeightUpdateFailed("publish was called before connect, or the trainer has no weights to send")
         num_bytes = sum(bucket.num_bytes for bucket in self._buckets)
         receive = partial(self._receive, str(weights.version))
+        self._reports = {}
         try:
-            return await self._round.publish(receive, num_bytes, self._abandon)
+            report = await self._round.publish(receive, num_bytes, self._abandon)
         except UpdateInterrupted:
             await self._abandon()
             raise
+        self._decide_parts()
+        return replace(report, rank_bytes=worst_of(self._reports.values()))
 
     async def wait_for_rejoined(self) -> None:
         """See ``WeightUpdater.wait_for_rejoined``."""
         await self._round.wait_for_rejoined()
 
+    @property
+    def is_by_part(self) -> bool:
+        """Whether each rank gets only the experts that it holds in the next update."""
+        return self._by_part is PartState.JOINED
+
     async def _reconnect(self) -> None:
-        """Form the group anew if the membership has changed."""
+        """Form the group anew if the membership has changed, or the groups of expert parts if they are needed now."""
         if self._round.is_outdated:
             async with self._round.blaming_the_lost():
                 await self.connect()
+        elif self._by_part is PartState.AGREED and self._round.engines:
+            async with self._round.blaming_the_lost():
+                await self._join_parts()
+
+    async def _join_parts(self) -> None:
+        """Form one group of the trainer and all engines for each expert part."""
+        num_parts = num_parts_of(self._buckets)
+        name = name_of_parts(self.group_name, num_parts)
+        world_size = 1 + sum(engine.num_ranks // num_parts for engine in self._round.engines)
+        joining = {
+            "trainer": self._sender.join_parts(
+                num_parts=num_parts, world_size=world_size, group_name=name, backend=self._backend
+            )
+        }
+        rank_offset = 1
+        for engine in self._round.engines:
+            joining[engine.url] = engine.join_parts(
+                rank_offset=rank_offset, world_size=world_size, group_name=name, backend=self._backend
+            )
+            rank_offset += engine.num_ranks // num_parts
+        await gather("forming the groups of expert parts", joining, self._timeout_s)
+        self._by_part = PartState.JOINED
+
+    def _decide_parts(self) -> None:
+        """Decide, after the first direct update, whether later ones send experts by part; warn once if they do not."""
+        if self._by_part is not PartState.UNKNOWN or not self._reports or num_parts_of(self._buckets) == 1:
+            return
+        ranks = {engine.url: engine.num_ranks for engine in self._round.engines}
+        reason = obstacle(self._buckets, ranks, self._reports)
+        self._by_part = PartState.AGREED if reason is None else PartState.REFUSED
+        if reason is not None and ("", reason) not in self._warned:
+            self._warned.add(("", reason))
+            logger.warning("weight updates send all experts to every engine rank: %s", reason)
 
     async def _abandon(self) -> bool:
         """Give up the group, and return whether that worked.
@@ -250,7 +322,9 @@ class BroadcastUpdater:
         timeout_s = self._timeout_s * (1 if self.is_direct else len(self._buckets))
         sending = {engine.url: receive(engine, label) for engine in self._round.engines}
         if not self._is_sending:
-            sending["trainer"] = self._sender.send(is_checked=self._checks, timeout_s=timeout_s)
+            sending["trainer"] = self._sender.send(
+                is_checked=self._checks, by_part=self.is_by_part, timeout_s=timeout_s
+            )
         self._is_sending = False
         await gather("sending the weights", sending, timeout_s)
         self.is_direct = self.is_direct or all(recorded)
@@ -258,9 +332,14 @@ class BroadcastUpdater:
 
     async def _receive_all(self, still: Stillness, engine: WeightReceiver, label: str) -> None:
         received = await engine.receive_all(
-            self._buckets, group_name=self.group_name, label=label, is_checked=self._is_checked
+            self._buckets,
+            group_name=self.group_name,
+            label=label,
+            is_checked=self._is_checked,
+            by_part=self.is_by_part,
         )
         still.note(received.still_s)
+        self._reports[engine.url] = received.parts
         self._warn_of(engine, received)
 
     async def _receive_each(self, still: Stillness, recorded: list[bool], engine: WeightReceiver, label: str) -> None:

@@ -12,3 +12,5 @@ class WeightBucket:
     """Names of torch's dtypes, without the module: float32, bfloat16."""
     shapes: tuple[tuple[int, ...], ...]
     num_bytes: int
+    expert_part: int | None = None
+    """The engines' expert part that holds these experts (``expert_parts``); None if every rank needs the bucket."""

@@ -7,6 +7,7 @@ the group's store, sets a key there to tell all members.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,21 @@ INTERNALS = (
 _KEY = "asyncrl-abandoned"
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 """Environment variable that torch reads when it makes a group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateGroups:
+    """The process groups of one update group: they are made, abandoned and left together."""
+
+    main: dist.ProcessGroup
+    """The group of the trainer's rank 0 and all engine ranks.  Its store tells members of all groups to give up."""
+    parts: tuple[dist.ProcessGroup, ...] = ()
+    """For each expert part, the group of the trainer's rank 0 and the ranks of that part (``part_groups``)."""
+
+    @property
+    def every(self) -> tuple[dist.ProcessGroup, ...]:
+        """All groups, the main one first."""
+        return self.main, *self.parts
 
 
 @contextmanager
@@ -56,27 +72,28 @@ def wait_on_stream(work: dist.Work, device: torch.device) -> None:
         work.block_current_stream()
 
 
-def abandon(group: dist.ProcessGroup) -> None:
-    """Give up the group: neither the engines nor any thread of this process waits in it any longer.
+def abandon(groups: UpdateGroups) -> None:
+    """Give up the groups: neither the engines nor any thread of this process waits in one of them any longer.
 
-    The group is of no use after this.
+    They are of no use after this.
     """
     # Invariant: the key is set first, because engines poll it, and the abort may fail.  Any thread may call this; a
     # thread that waits in a collective gets a RuntimeError there.
     with suppress(RuntimeError, KeyError):  # the store is gone, and with it the way to tell the engines
-        _store(group).set(_KEY, "")
-    with suppress(RuntimeError):  # aborting a group with a dead member may fail
-        group.abort()
+        store_of(groups.main).set(_KEY, "")
+    for group in groups.every:
+        with suppress(RuntimeError):  # aborting a group with a dead member may fail
+            group.abort()
 
 
-def is_abandoned(group: dist.ProcessGroup) -> bool:
-    """Return whether the trainer has given up the group, or is gone and its store with it."""
+def is_abandoned(main: dist.ProcessGroup) -> bool:
+    """Return whether the trainer has given up the groups of ``main``, or is gone and its store with it."""
     try:
-        return bool(_store(group).check([_KEY]))
+        return bool(store_of(main).check([_KEY]))
     except (RuntimeError, KeyError):
         return True
 
 
-def _store(group: dist.ProcessGroup) -> Any:
+def store_of(group: dist.ProcessGroup) -> Any:
     """Return the group's store, for which torch has no public function."""
     return distributed_c10d._get_process_group_store(group)  # noqa: SLF001

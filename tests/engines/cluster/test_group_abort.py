@@ -17,17 +17,17 @@ class Rank:
     def __init__(self):
         self.given_up = threading.Event()
         self.told = []
-    def send(self, is_checked):
+    def send(self, is_checked, by_part):
         self.told.append(threading.get_ident())
         assert self.given_up.wait(20.0)
     def abandon(self, group_name):
         self.told.append(group_name)
     def join_engines(self, *where):
         self.told.append(where[-2])
-    def resend(self, is_checked):
+    def resend(self, is_checked, by_part):
         self.given_up.set()
         return True
-    def snapshot(self, is_checked):
+    def snapshot(self, is_checked, by_part):
         return [*self.told, threading.get_ident()]
 
 class Actor(RankActor):
@@ -39,16 +39,16 @@ async def main(ray):
     place = await reserve(ray, layout, 20.0)
     rank = place.rank(Actor, 0)
     trainer = RayTrainer([rank], train_timeout_s=20.0, control_timeout_s=20.0)
-    sending = asyncio.create_task(trainer.send(is_checked=False, timeout_s=20.0))
+    sending = asyncio.create_task(trainer.send(is_checked=False, by_part=False, timeout_s=20.0))
     await asyncio.sleep(0)  # so that it is asked first
     await trainer.abandon("asyncrl-3")
     host, port = await Addresses(is_single_node=False, timeout_s=15.0).rank(rank)
     await trainer.join_engines(
         master_address=host, master_port=port, world_size=2, group_name="asyncrl-4", backend="gloo"
     )
-    assert await trainer.resend(is_checked=False)
+    assert await trainer.resend(is_checked=False, by_part=False)
     await sending
-    first, second, before, after = sorted(await trainer.snapshot(is_checked=False), key=str)
+    first, second, before, after = sorted(await trainer.snapshot(is_checked=False, by_part=False), key=str)
     print(first == second, before, after)
 
 with ray_session(2, hold_signals=lambda: None) as ray:

@@ -8,7 +8,14 @@ from typing import Literal
 
 import pytest
 
-from asyncrl.engines.sglang.launch import Flags, RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.engines.sglang.launch import (
+    Flags,
+    RouterLaunch,
+    ServerLaunch,
+    expert_parallel_size,
+    router_command,
+    server_command,
+)
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
 from tests.sglang_server import START_S, Servers, main_process
 
@@ -49,6 +56,14 @@ def test_a_flag_with_several_words_has_them_as_arguments() -> None:
     users: Flags = {"cuda-graph-bs": ("1", "2", "4"), "enable-metrics": True}
     launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device="cpu", dtype="float32", seed=1, flags=users)
     assert server_command(launch).arguments[-5:] == ("--cuda-graph-bs", "1", "2", "4", "--enable-metrics")
+
+
+def test_the_expert_parallel_size_has_three_names() -> None:
+    for name in ("ep-size", "expert-parallel-size", "ep"):
+        assert name in known_server_flags()
+        assert expert_parallel_size({name: "8"}) == 8
+    assert expert_parallel_size({}) == 1
+    assert expert_parallel_size({"ep-size": False}) == 1
 
 
 def test_known_flags_are_read_fast_and_without_importing_sglang() -> None:

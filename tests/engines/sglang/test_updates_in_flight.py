@@ -86,9 +86,11 @@ class Control(ServerControl):
         self.still_s: list[float | None] = []
 
     async def receive_all(
-        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool, by_part: bool
     ) -> Received:
-        received = await super().receive_all(buckets, group_name=group_name, label=label, is_checked=is_checked)
+        received = await super().receive_all(
+            buckets, group_name=group_name, label=label, is_checked=is_checked, by_part=by_part
+        )
         self.still_s.append(received.still_s)
         return received
 

@@ -248,16 +248,11 @@ def test_limits_of_the_user_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "recorded", "sent"), [("qwen3-30b-a3b", 1_536, 384), ("deepseek-r1", 1_952, 464), ("qwen3-4b", None, None)]
+    ("name", "recorded", "sent"), [("qwen3-30b-a3b", 384, 384), ("deepseek-r1", 488, 464), ("qwen3-4b", None, None)]
 )
-def test_routes_take_four_bytes_in_engines_and_one_in_samples(
-    name: str, recorded: int | None, sent: int | None
-) -> None:
-    """Bytes per token: in SGLang for all layers, in samples for mixture layers."""
-    memory = route_memory(
-        read_shape(MODELS / name), gpus_per_engine=2, kv_tokens=999_936, page_size=64, batch_tokens=1_000
-    )
+def test_routes_take_one_byte_in_engines_and_in_samples(name: str, recorded: int | None, sent: int | None) -> None:
+    """Bytes per token: on engines' GPUs for all layers, in samples for mixture layers."""
+    memory = route_memory(read_shape(MODELS / name), kv_tokens=999_936, page_size=64, batch_tokens=1_000)
     assert (memory is None) == (recorded is None)
     if memory is not None and recorded is not None and sent is not None:
-        assert memory.engine == 2 * 1_000_000 * recorded
-        assert memory.batch == 1_000 * sent
+        assert (memory.engine, memory.batch) == (1_000_000 * recorded, 1_000 * sent)

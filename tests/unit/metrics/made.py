@@ -16,6 +16,7 @@ from asyncrl.types import (
     FinishReason,
     GroupId,
     Prompt,
+    RankBytes,
     Sample,
     ScoredGroup,
     ScoredSample,
@@ -220,7 +221,7 @@ ALGORITHM = {
     "train/peak_memory_gb": 105.5,
 }
 """Metrics that only some algorithms report."""
-UPDATE = UpdateReport(pause_s=0.02, total_s=0.25, num_bytes=4096)
+UPDATE = UpdateReport(pause_s=0.02, total_s=0.25, num_bytes=4096, rank_bytes=RankBytes(received=2048, needed=2000))
 
 
 def with_routes(given: StepFacts) -> StepFacts:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
@@ -17,7 +16,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.engines.megatron.model.attention_kernels import Stretches, attended_by_kernel
+from asyncrl.engines.megatron.model.attention_kernels import (
+    Stretches,
+    attended_by_kernel,
+    attended_one_by_one,
+    takes_kernel,
+)
 from asyncrl.engines.megatron.model.packing import Microbatch, part_of
 from asyncrl.engines.megatron.model.rotary import RotaryAngles, rotated
 from asyncrl.engines.megatron.model.routing import RowRoutes
@@ -139,11 +143,8 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         if rotary is not None:
             query_TAD, key_TAD = rotated(query_TAD, rotary), rotated(key_TAD, rotary)
         key_KAD, value_KAD = self._seen(key_TAD, stretches), self._seen(value_TAD, stretches)
-        if query_TAD.is_cuda and query_TAD.dtype != torch.float32:
-            out_TAD = attended_by_kernel(query_TAD, key_KAD, value_KAD, stretches, self.scale)
-        else:  # the kernels support neither a CPU nor float32
-            out_TAD = self._one_by_one(query_TAD, key_KAD, value_KAD, stretches)
-        return out_TAD.flatten(1)
+        attend = attended_by_kernel if takes_kernel(query_TAD) else attended_one_by_one
+        return attend(query_TAD, key_KAD, value_KAD, stretches, self.scale).flatten(1)
 
     def _seen(self, own_TAD: Tensor, stretches: Stretches) -> Tensor:
         """Select the keys or values that each stretch attends to.
@@ -154,25 +155,3 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
             return own_TAD
         whole: Tensor = gather_from_sequence_parallel_region(own_TAD.contiguous(), group=self._sharing_tokens)
         return whole.index_select(0, stretches.key_places)
-
-    def _one_by_one(self, query_TAD: Tensor, key_KAD: Tensor, value_KAD: Tensor, stretches: Stretches) -> Tensor:
-        num_tokens, num_keys = stretches.token_edges.diff().tolist(), stretches.key_edges.diff().tolist()
-        cut = ((query_TAD, num_tokens), (key_KAD, num_keys), (value_KAD, num_keys))
-        attended = [
-            self._attended(query, key, value)
-            for query, key, value in zip(
-                *(torch.split(x.transpose(0, 1), sizes, dim=1) for x, sizes in cut), strict=True
-            )
-        ]
-        return torch.cat(attended, dim=1).transpose(0, 1)
-
-    def _attended(self, query_ATD: Tensor, key_AKD: Tensor, value_AKD: Tensor) -> Tensor:
-        num_tokens, num_keys = query_ATD.shape[1], key_AKD.shape[1]
-        is_whole = num_tokens == num_keys
-        sees = None
-        if not is_whole:
-            ones = torch.ones(num_tokens, num_keys, dtype=torch.bool, device=query_ATD.device)
-            sees = ones.tril(num_keys - num_tokens)
-        return F.scaled_dot_product_attention(
-            query_ATD, key_AKD, value_AKD, attn_mask=sees, is_causal=is_whole, scale=self.scale, enable_gqa=True
-        )

@@ -1,8 +1,9 @@
 """The GPU kernels of packed causal attention, and the choice between them.
 
-FlashAttention 4 is the kernel on Hopper GPUs.  On an H200 it takes 0.51 to 0.63 of the time of FlashAttention 2 for
-answers of 300 tokens to 32,768, and is never slower than cuDNN for answers of 300 tokens or more
-(benchmarks/results/attention_h200_2026-11-24.md).  Everywhere else torch's FlashAttention 2 is the kernel.
+The choice comes from times measured on an H200 (benchmarks/results/attention_h200_2026-11-24.md).  FlashAttention 4 is
+the kernel on Hopper GPUs.  It takes 0.51 to 0.63 of the time of FlashAttention 2 for answers of 300 tokens to 32,768,
+and is never slower than cuDNN for them.  For answers of 150 tokens it takes 0.94 of the time of FlashAttention 2; cuDNN
+is faster for them, but only if they are equally long.  Everywhere else torch's FlashAttention 2 is the kernel.
 Shape letters: T tokens, K keys, A attention heads, G heads of keys and values, D head dimension, V that of values.
 """
 
@@ -57,13 +58,36 @@ class Stretches:
     """Index of each key among the keys of all context-parallel ranks; None: the rank's keys are used in order."""
 
 
+def takes_kernel(query_TAD: Tensor) -> bool:
+    """Return whether a kernel attends: the kernels support neither a CPU nor float32."""
+    return query_TAD.is_cuda and query_TAD.dtype != torch.float32
+
+
+def attended_one_by_one(
+    query_TAD: Tensor, key_KGD: Tensor, value_KGV: Tensor, stretches: Stretches, scale: float
+) -> Tensor:
+    """Return the attended values, T x A x V, with one call of torch's attention for each stretch."""
+    num_tokens, num_keys = stretches.token_edges.diff().tolist(), stretches.key_edges.diff().tolist()
+    cut = ((query_TAD, num_tokens), (key_KGD, num_keys), (value_KGV, num_keys))
+    attended = [
+        _attended(query, key, value, scale)
+        for query, key, value in zip(*(torch.split(x.transpose(0, 1), sizes, dim=1) for x, sizes in cut), strict=True)
+    ]
+    return torch.cat(attended, dim=1).transpose(0, 1)
+
+
 def attended_by_kernel(
     query_TAD: Tensor, key_KGD: Tensor, value_KGV: Tensor, stretches: Stretches, scale: float
 ) -> Tensor:
     """Return the attended values, T x A x V.  The tensors are on a GPU, in bfloat16 or float16."""
-    if has_flash_4(query_TAD.device) and fits_flash_4(query_TAD.shape[-1], value_KGV.shape[-1]):
+    if uses_flash_4(query_TAD.device, query_TAD.shape[-1], value_KGV.shape[-1]):
         return flash_4(query_TAD, key_KGD, value_KGV, stretches, scale)
     return flash_2(query_TAD, key_KGD, value_KGV, stretches, scale)
+
+
+def uses_flash_4(device: torch.device, query_width: int, value_width: int) -> bool:
+    """Return whether FlashAttention 4 is the kernel of this GPU for heads of these widths."""
+    return has_flash_4(device) and fits_flash_4(query_width, value_width)
 
 
 @functools.cache
@@ -125,6 +149,18 @@ def in_one_width(
         x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query_TAD, key_KGD, value_KGV)
     )
     return attend(query, key, value)[..., : value_KGV.shape[-1]]
+
+
+def _attended(query_ATD: Tensor, key_GKD: Tensor, value_GKV: Tensor, scale: float) -> Tensor:
+    num_tokens, num_keys = query_ATD.shape[1], key_GKD.shape[1]
+    is_whole = num_tokens == num_keys
+    sees = None
+    if not is_whole:
+        ones = torch.ones(num_tokens, num_keys, dtype=torch.bool, device=query_ATD.device)
+        sees = ones.tril(num_keys - num_tokens)
+    return F.scaled_dot_product_attention(
+        query_ATD, key_GKD, value_GKV, attn_mask=sees, is_causal=is_whole, scale=scale, enable_gqa=True
+    )
 
 
 def _varlen(stretches: Stretches, scale: float, query_TAD: Tensor, key_KGD: Tensor, value_KGD: Tensor) -> Tensor:

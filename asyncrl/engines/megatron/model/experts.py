@@ -71,6 +71,17 @@ _MATRICES = {"weight1": "linear_fc1", "weight2": "linear_fc2"}
 """The name of each parameter's matrices in Megatron's experts."""
 
 
+def apply_experts(
+    rows_NH: Tensor, ends_E: Tensor, weights_N: Tensor, weight1_EFH: Tensor, weight2_EHF: Tensor
+) -> Tensor:
+    """Apply stacked experts to rows sorted by expert, of which expert e has those before ``ends_E[e]``.
+
+    Each expert of ``weight1_EFH`` has a gate projection and then an up projection.  ``weights_N`` weigh the outputs.
+    """
+    inner_NF = F.grouped_mm(rows_NH, weight1_EFH.transpose(1, 2), offs=ends_E)
+    return F.grouped_mm(swiglu(inner_NF, weights_N), weight2_EHF.transpose(1, 2), offs=ends_E)
+
+
 class GroupedExperts(MegatronModule):  # type: ignore[misc]
     """The experts of this rank, with one grouped product for each of their two matrices.
 
@@ -94,8 +105,7 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
 
         ``weights_N`` weigh the outputs.
         """
-        inner_NF = F.grouped_mm(rows_NH, self.weight1.transpose(1, 2), offs=ends_E)
-        return F.grouped_mm(swiglu(inner_NF, weights_N), self.weight2.transpose(1, 2), offs=ends_E), None
+        return apply_experts(rows_NH, ends_E, weights_N, self.weight1, self.weight2), None
 
     def parts(self) -> Iterator[tuple[str, Callable[[], Tensor]]]:
         """Yield the name of each expert's matrix in ``SequentialMLP``, with a function that returns the matrix.

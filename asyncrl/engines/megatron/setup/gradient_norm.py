@@ -56,6 +56,11 @@ def use_foreach_norms() -> None:
         clip_grads.multi_tensor_scale_impl = scale_into
 
 
+def replaces_norm() -> bool:
+    """Return whether Megatron computes norms by ``l2_norm``."""
+    return clip_grads.l2_norm_impl is l2_norm
+
+
 def l2_norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], per_tensor: bool, *args: Any
 ) -> tuple[Tensor, None]:

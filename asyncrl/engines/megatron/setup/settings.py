@@ -41,6 +41,8 @@ class TrainerSettings:
     row_tokens: int | None = None
     """The maximum number of tokens of a microbatch, summed over the context-parallel ranks that split it.  Default:
     ``max_tokens_per_gpu`` on each of them."""
+    num_expert_parts: int = 1
+    """The expert-parallel size of the engines.  Weight updates send the experts of each part in separate buckets."""
     lr_decay_iters: int = 1
     """The training step at which the decay of the learning rates ends."""
     custom: Resolver | None = None

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from asyncrl.engines.megatron.weights.sharding import (
     part_for_this_rank,
 )
 from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.expert_parts import part_of_expert
 from asyncrl.errors import ConfigError
 from asyncrl.internals import Internal
 from asyncrl.models.families import FAMILIES, Rule
@@ -119,23 +121,27 @@ def parts_of(name: str, tensor: Tensor, shape: ModelShape) -> tuple[Tensor, ...]
 
 
 def plan_buckets(
-    model: GPTModel, shape: ModelShape, max_bytes: int, fp8: BlockFp8 | None = None
+    model: GPTModel, shape: ModelShape, max_bytes: int, fp8: BlockFp8 | None = None, num_parts: int = 1
 ) -> tuple[tuple[WeightBucket, ...], tuple[tuple[Weight, ...], ...]]:
     """Plan the contents of each bucket, and the weights that it is made from, for ``export_bucket``.  Collective.
 
     Weights keep the model's order.  Weights that SGLang needs together share a bucket.  A weight larger than
-    ``max_bytes`` has a bucket to itself.  ``fp8`` has the tensors that are sent in FP8.
+    ``max_bytes`` has a bucket to itself.  ``fp8`` has the tensors that are sent in FP8.  Experts of different parts of
+    ``num_parts`` never share a bucket with each other, nor with other weights; the order holds within each part.
     """
-    plan: list[list[Weight]] = []
-    free = 0
+    plan: list[tuple[int | None, list[Weight]]] = []
+    last: dict[int | None, tuple[list[Weight], int]] = {}
     for together in _units(all_weights(local_weights(model), splits_of(shape)), shape):
+        part = _part_of(together, shape, num_parts)
         num_bytes = _bucket(together, shape, fp8).num_bytes
-        if not plan or num_bytes > free:
-            plan.append([])
-            free = max_bytes
-        plan[-1].extend(together)
-        free -= num_bytes
-    return tuple(_bucket(weights, shape, fp8) for weights in plan), tuple(map(tuple, plan))
+        weights, free = last.get(part, ([], 0))
+        if not weights or num_bytes > free:
+            weights, free = [], max_bytes
+            plan.append((part, weights))
+        weights.extend(together)
+        last[part] = weights, free - num_bytes
+    buckets = tuple(replace(_bucket(weights, shape, fp8), expert_part=part) for part, weights in plan)
+    return buckets, tuple(tuple(weights) for _, weights in plan)
 
 
 @torch.no_grad()
@@ -194,6 +200,16 @@ def _units(weights: Iterable[Weight], shape: ModelShape) -> list[list[Weight]]:
         else:
             units.append([weight])
     return units
+
+
+def _part_of(together: Iterable[Weight], shape: ModelShape, num_parts: int) -> int | None:
+    """Return the expert part of weights that share a bucket; None if they are not the experts of one part."""
+    if num_parts == 1 or shape.experts is None or shape.experts.num_experts % num_parts:
+        return None
+    experts = [generic(weight.name)[1].get("expert") for weight in together]
+    size = shape.experts.num_experts
+    parts = {None if expert is None else part_of_expert(expert, size, num_parts) for expert in experts}
+    return parts.pop() if len(parts) == 1 else None
 
 
 def _finest(part: Tensor) -> Tensor:

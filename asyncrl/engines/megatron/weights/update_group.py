@@ -10,23 +10,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from asyncrl.engines.weight_sync.group_abort import without_watchdog
+from asyncrl.engines.weight_sync.part_groups import make_group
 from asyncrl.internals import Internal
 
 INTERNALS = (
-    Internal(
-        name="torch.distributed.distributed_c10d._new_process_group_helper",
-        parameters=("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"),
-        keywords=("timeout",),
-        used_in=__name__,
-    ),
-    Internal(name="torch.distributed.distributed_c10d._world", attributes=("pg_group_ranks",), used_in=__name__),
-    Internal(name="torch.distributed.distributed_c10d.Backend", used_in=__name__),
-    Internal(name="torch.distributed.distributed_c10d.GroupName", used_in=__name__),
-    Internal(name="torch.distributed.distributed_c10d.PrefixStore", used_in=__name__),
     Internal(
         name="torch.distributed.rendezvous.rendezvous", parameters=("url", "rank", "world_size"), used_in=__name__
     ),
@@ -44,29 +33,13 @@ def join_update_group(
     """Wait until all members have joined, for at most ``JOIN_S``, and return the group.
 
     ``timeout_s`` limits the group's collectives with gloo.  With NCCL the waiting sides have deadlines
-    (``weight_sender``, ``arrival``).  torch's public ``new_group`` only makes subgroups of the default group, to which
-    the engines do not belong.  SGLang uses the same two private names on its side.
+    (``weight_sender``, ``arrival``).  SGLang uses the same private names of torch on its side.
     """
     timeout = timedelta(seconds=timeout_s)
     address = f"tcp://{master_address}:{master_port}"
     store, rank, world_size = next(rendezvous(address, 0, world_size, timeout=min(timeout, timedelta(seconds=JOIN_S))))
     store.set_timeout(timeout)
-    group: dist.ProcessGroup
-    with without_watchdog():
-        group, _ = distributed_c10d._new_process_group_helper(  # noqa: SLF001
-            world_size,
-            rank,
-            [],
-            distributed_c10d.Backend(backend),
-            distributed_c10d.PrefixStore(group_name, store),
-            group_name=distributed_c10d.GroupName(group_name),
-            timeout=timeout,
-        )
-    # The public collectives look up the member ``src=0`` here.  The helper above leaves the entry to its caller.
-    distributed_c10d._world.pg_group_ranks[group] = {  # noqa: SLF001
-        member: member for member in range(world_size)
-    }
-    return group
+    return make_group(store, rank, world_size, name=group_name, backend=backend, timeout_s=timeout_s)
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:

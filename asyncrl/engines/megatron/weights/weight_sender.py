@@ -6,6 +6,7 @@
     share      engines on the same device map one bucket at a time; training waits for the last one
     write      tensor after tensor is written to files; training waits for the last one
 
+With expert-parallel engines, each bucket of experts is broadcast to the ranks of one expert part (``expert_parts``).
 A snapshot takes as many bytes on rank 0's device as the engines have weights.  Where that is too much, weights are sent
 without a snapshot, through two buffers, which are allocated before the engines pause.
 Tensors that engines have in FP8 are quantized as they are gathered.
@@ -33,7 +34,7 @@ from asyncrl.engines.megatron.weights.sharding import Weight, is_split, local_we
 from asyncrl.engines.megatron.weights.update_group import flatten
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.flat import checksum, views
-from asyncrl.engines.weight_sync.group_abort import abandon, is_abandoned, wait_on_stream
+from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon, is_abandoned, wait_on_stream
 from asyncrl.errors import WeightUpdateFailed
 from asyncrl.internals import Internal
 from asyncrl.models.shape import ModelShape
@@ -59,18 +60,26 @@ receives it."""
 class RankWeightSender:
     """The sender of one rank.  Every rank makes the same calls.
 
-    ``group`` connects rank 0 and the engines; it is None on the other ranks.
+    ``groups`` connect rank 0 and the engines; they are None on the other ranks.  ``by_part`` sends each bucket with an
+    expert part to the group of that part, and all others to the main group.
     """
 
     def __init__(
-        self, model: GPTModel, shape: ModelShape, max_bytes: int, *, is_copied: bool, fp8: BlockFp8 | None = None
+        self,
+        model: GPTModel,
+        shape: ModelShape,
+        max_bytes: int,
+        *,
+        is_copied: bool,
+        fp8: BlockFp8 | None = None,
+        num_parts: int = 1,
     ) -> None:
         """Plan the buckets.  Collective.
 
         ``is_copied``: copy the weights, so that training continues while they are sent.  ``fp8``: the tensors that
-        engines have in FP8, and receive in FP8.
+        engines have in FP8, and receive in FP8.  ``num_parts``: the engines' expert parts.
         """
-        self.buckets, self._plan = plan_buckets(model, shape, max_bytes, fp8)
+        self.buckets, self._plan = plan_buckets(model, shape, max_bytes, fp8, num_parts)
         self._fp8 = fp8
         self._model = model
         self._shape = shape
@@ -81,7 +90,7 @@ class RankWeightSender:
         self._shared: Tensor | None = None
 
     @torch.no_grad()
-    def snapshot(self, group: dist.ProcessGroup | None, *, is_checked: bool) -> bool:
+    def snapshot(self, groups: UpdateGroups | None, *, is_checked: bool, by_part: bool = False) -> bool:
         """Copy the present weights and begin to broadcast the copy.
 
         Returns False if the caller must use ``send`` instead, for which buffers are then allocated.  Raises
@@ -90,10 +99,10 @@ class RankWeightSender:
         self.finish()
         if not self._is_copied:
             self._copies = None  # frees the buffers of an interrupted update
-            if group is not None:
+            if groups is not None:
                 self._copies = self._new_copies(2)
             return False
-        if group is None:
+        if groups is None:
             self._follow()
             return True
         if self._copies is None or not self._copies.are_current():
@@ -103,10 +112,10 @@ class RankWeightSender:
         # Invariant: the copies are complete before the thread starts.  It broadcasts on another stream, which does not
         # wait for this one, and training may change the weights as soon as this returns.
         _synchronize(self._device)
-        self._sending = _Sending(flats, group, is_checked=is_checked)
+        self._sending = _Sending(flats, groups, self._route(groups, by_part=by_part), is_checked=is_checked)
         return True
 
-    def resend(self, group: dist.ProcessGroup, *, is_checked: bool) -> bool:
+    def resend(self, groups: UpdateGroups, *, is_checked: bool, by_part: bool = False) -> bool:
         """Begin to broadcast the last snapshot once more, from rank 0.  Another thread may be training.
 
         Returns False if that snapshot is gone.  Raises WeightUpdateFailed if the previous broadcast failed.
@@ -114,19 +123,21 @@ class RankWeightSender:
         self.finish()
         if not self._is_copied or self._copies is None:
             return False
-        self._sending = _Sending(self._copies.flats, group, is_checked=is_checked)
+        flats = self._copies.flats
+        self._sending = _Sending(flats, groups, self._route(groups, by_part=by_part), is_checked=is_checked)
         return True
 
     @torch.no_grad()
-    def send(self, group: dist.ProcessGroup | None, *, is_checked: bool) -> None:
+    def send(self, groups: UpdateGroups | None, *, is_checked: bool, by_part: bool = False) -> None:
         """Broadcast the present weights, and return when all engines have them.  Raises WeightUpdateFailed."""
-        if group is None:
+        if groups is None:
             self._follow()
             return
         copies, self._copies = self._copies or self._new_copies(2), None
         flats = copies.snapshot(self._model)
         try:
-            _broadcast(flats, group, is_checked=is_checked, within_s=ARRIVAL_S)
+            sent = zip(flats, self._route(groups, by_part=by_part), strict=True)
+            _broadcast(sent, groups, is_checked=is_checked, within_s=ARRIVAL_S)
         except RuntimeError as error:
             for _ in flats:  # the other ranks take part in gathering all buckets, whether or not sending failed
                 pass
@@ -182,10 +193,15 @@ class RankWeightSender:
         """Stop sending.  The group cannot be used any more."""
         sending, self._sending = self._sending, None
         if sending is not None and not sending.has_ended(0.0):
-            abandon(sending.group)
+            abandon(sending.groups)
             if not sending.has_ended(FINISH_S):  # gloo has no abort; the broadcast ends at the group's timeout
                 logger.warning("an abandoned weight update still holds %d buckets", len(self.buckets))
                 self._copies = None
+
+    def _route(self, groups: UpdateGroups, *, by_part: bool) -> list[dist.ProcessGroup]:
+        """Return the group that each bucket is broadcast to."""
+        parts = [bucket.expert_part if by_part else None for bucket in self.buckets]
+        return [groups.main if part is None else groups.parts[part] for part in parts]
 
     def _new_copies(self, num_buffers: int) -> "_Copies":
         return _Copies(self._model, self._shape, self.buckets, self._plan, self._fp8, num_buffers)
@@ -207,13 +223,17 @@ class RankWeightSender:
 class _Sending:
     """A thread that broadcasts buckets, and its failure."""
 
-    def __init__(self, flats: Sequence[Tensor], group: dist.ProcessGroup, *, is_checked: bool) -> None:
-        self.group = group
+    def __init__(
+        self, flats: Sequence[Tensor], groups: UpdateGroups, route: Sequence[dist.ProcessGroup], *, is_checked: bool
+    ) -> None:
+        """Begin to broadcast each of ``flats`` to the group at its place in ``route``."""
+        self.groups = groups
         # Invariant: until ``has_ended`` the buckets belong to the thread.  ``RankWeightSender`` calls ``finish`` before
         # it writes to them; otherwise engines would receive a mix of two versions.  ``failure`` is read only after the
         # thread has ended.
         self.failure: Exception | None = None
         self._flats = flats
+        self._route = route
         self._is_checked = is_checked
         self._thread = Thread(target=self._run, name="weights", daemon=True)
         self._thread.start()
@@ -226,7 +246,7 @@ class _Sending:
     def _run(self) -> None:
         try:
             with _stream_of_its_own(self._flats[0].device):
-                _broadcast(iter(self._flats), self.group, is_checked=self._is_checked)
+                _broadcast(zip(self._flats, self._route, strict=True), self.groups, is_checked=self._is_checked)
         except (RuntimeError, ValueError) as error:  # ValueError: this rank left the group meanwhile
             self.failure = error
 
@@ -303,17 +323,23 @@ class _Copies:
 
 
 def _broadcast(
-    flats: Iterator[Tensor], group: dist.ProcessGroup, *, is_checked: bool, within_s: float | None = None
+    buckets: Iterator[tuple[Tensor, dist.ProcessGroup]],
+    groups: UpdateGroups,
+    *,
+    is_checked: bool,
+    within_s: float | None = None,
 ) -> None:
-    """Broadcast ``flats`` one after the other.  The next one is requested while one is in flight.
+    """Broadcast bucket after bucket, each to its group.  The next one is requested while one is in flight.
 
-    Raises RuntimeError, also if a bucket has not arrived within ``within_s`` seconds.  The group cannot be used after
+    Raises RuntimeError, also if a bucket has not arrived within ``within_s`` seconds.  The groups cannot be used after
     that.
     """
+    # Invariant: a broadcast starts only after the one before it, also if their groups differ.  Engines receive in the
+    # same order, so no rank waits in one group for a member that waits in another.
     under_way: list[tuple[Any, Tensor]] = []
     arrived = flat = None
-    for flat in flats:
-        _wait_for(arrived, group, within_s)
+    for flat, group in buckets:
+        _wait_for(arrived, groups, within_s)
         for work, sent in under_way:
             wait_on_stream(work, sent.device)
         arrived = _mark(flat.device)
@@ -324,9 +350,9 @@ def _broadcast(
     for work, sent in under_way:
         wait_on_stream(work, sent.device)
     if flat is not None:
-        _wait_for(_mark(flat.device), group, within_s)
+        _wait_for(_mark(flat.device), groups, within_s)
         _synchronize(flat.device)
-    if is_abandoned(group):  # in an abandoned group, the waits above return although buckets have not arrived
+    if is_abandoned(groups.main):  # in an abandoned group, the waits above return although buckets have not arrived
         raise RuntimeError("the update was given up")
 
 
@@ -339,18 +365,18 @@ def _mark(device: torch.device) -> Any:
     return mark
 
 
-def _wait_for(mark: Any, group: dist.ProcessGroup, within_s: float | None) -> None:
+def _wait_for(mark: Any, groups: UpdateGroups, within_s: float | None) -> None:
     """Wait until the GPU has reached ``mark``, for ``within_s`` seconds at most.
 
-    Raises RuntimeError after that time, having abandoned the group.  Without ``within_s`` it returns at once, because
-    the driver then abandons a group that takes too long.
+    Raises RuntimeError after that time, having abandoned the groups.  Without ``within_s`` it returns at once, because
+    the driver then abandons groups that take too long.
     """
     if mark is None or within_s is None:
         return
     deadline = time.monotonic() + within_s
     while not mark.query():
         if time.monotonic() > deadline:
-            abandon(group)
+            abandon(groups)
             raise RuntimeError(f"not every engine took a bucket within {within_s:g} s")
         time.sleep(LOOK_EVERY_S)
 

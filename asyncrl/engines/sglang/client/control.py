@@ -9,11 +9,22 @@ from pathlib import Path
 
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, read_plugins
-from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, NOT_REPLAYED, RECORDED, STOOD_STILL
+from asyncrl.engines.sglang.labels import (
+    DIRECT,
+    DIRECT_BY_PART,
+    DIRECT_BY_PART_CHECKED,
+    DIRECT_CHECKED,
+    EXPERT_PARTS,
+    NOT_REPLAYED,
+    RECORDED,
+    STOOD_STILL,
+)
 from asyncrl.engines.weight_sync.broadcast import Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.expert_parts import EngineParts
 from asyncrl.engines.weight_sync.round import PauseMode
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
+from asyncrl.types import RankBytes
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +98,17 @@ class EngineControl:
             },
         )
 
+    async def join_parts(self, *, rank_offset: int, world_size: int, group_name: str, backend: str) -> None:
+        """Join the groups of this server's expert parts, which the plug-in ``direct`` makes over the main group."""
+        await self.join_group(
+            master_address="",
+            master_port=0,
+            rank_offset=rank_offset,
+            world_size=world_size,
+            group_name=group_name,
+            backend=backend,
+        )
+
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         """Receive one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
 
@@ -107,18 +129,20 @@ class EngineControl:
         return _received(answer)
 
     async def receive_all(
-        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool, by_part: bool
     ) -> Received:
         """Receive and load all buckets in one request; ``label`` becomes the weight version.
 
         The plug-in must have kept each of them in ``receive_bucket``.
         """
+        whole, in_parts = (DIRECT_CHECKED, DIRECT_BY_PART_CHECKED) if is_checked else (DIRECT, DIRECT_BY_PART)
+        parts = [[] if bucket.expert_part is None else [bucket.expert_part] for bucket in buckets]
         body = {
             "names": [bucket.names[0] for bucket in buckets],
             "dtypes": [],
-            "shapes": [],
+            "shapes": parts if by_part else [],
             "group_name": group_name,
-            "load_format": DIRECT_CHECKED if is_checked else DIRECT,
+            "load_format": in_parts if by_part else whole,
             "flush_cache": False,
             "weight_version": label,
         }
@@ -168,7 +192,27 @@ def _received(answer: Mapping[str, object]) -> Received:
     """
     message = str(answer.get("message"))
     names = {name for found in _BUCKETS.findall(message) for name in json.loads(found)}
-    return Received(is_recorded=RECORDED in message, still_s=_still_s(answer), not_replayed=tuple(sorted(names)))
+    return Received(
+        is_recorded=RECORDED in message,
+        still_s=_still_s(answer),
+        not_replayed=tuple(sorted(names)),
+        parts=_parts(message),
+    )
+
+
+def _parts(message: str) -> EngineParts | None:
+    """Read the engine's expert parts.  All schedulers of an engine report the same."""
+    _, label, rest = message.partition(EXPERT_PARTS)
+    if not label:
+        return None
+    told, _ = json.JSONDecoder().raw_decode(rest)
+    return EngineParts(
+        num_parts=told["num_parts"],
+        needed_by=tuple(
+            frozenset(part for part in range(told["num_parts"]) if needs >> part & 1) for needs in told["needs"]
+        ),
+        bytes_per_rank=tuple(RankBytes(received=received, needed=needed) for received, needed in told["bytes"]),
+    )
 
 
 def _still_s(answer: Mapping[str, object]) -> float | None:

@@ -5,8 +5,10 @@ another stream would not wait for the broadcast, nor the next broadcast for them
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from bisect import bisect
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -38,6 +40,13 @@ class RecordedBucket:
     Made when first needed, which takes longer than the copies.  They refer to the buffer's memory: whoever replaces the
     buffers must clear them, or old bytes would be copied.
     """
+    is_unused: bool = False
+    """Whether the loaders were seen to do nothing with the bucket: this rank holds none of its experts.
+
+    The self-test confirms this like a replay, with no copies.
+    """
+    needed_bytes: int = 0
+    """The bytes of the tensors that this rank holds any part of; all, if the loaders do more than copy."""
     is_tested: bool = False
     """Whether a replay was found to do all that the loaders do (``replay_check``)."""
 
@@ -47,16 +56,17 @@ class RecordedBucket:
 
         return list(zip(self.names, views(flat, self.dtypes, self.shapes), strict=True))
 
-    def watch(self, flat: Any, load: Callable[[], object]) -> None:
+    def watch(self, flat: Any, load: Callable[[], object], *, may_be_unused: bool = False) -> None:
         """Call ``load``, and record its copies unless it does more than copy.
 
-        ``flat`` must be the beginning of a buffer.
+        ``flat`` must be the beginning of a buffer.  ``may_be_unused``: loaders may skip the bucket on this rank.
         """
         # Invariant: torch's dispatch modes are local to a thread.  Copies that a loader makes in other threads are not
         # seen here; ``replay_check`` finds them.
         watcher = _watcher(flat)
         with watcher:
             load()
+        self.needed_bytes = self.num_bytes
         if watcher.more_than_copies is not None:
             logger.warning(
                 "asyncrl: the bucket of %s is no mere copy: %s; SGLang's loaders load it in every update",
@@ -69,6 +79,9 @@ class RecordedBucket:
             (source.data_ptr() - flat.data_ptr(), tuple(source.shape), source.stride(), source.dtype)
             for _, source in watcher.pairs
         )
+        self.is_unused = may_be_unused and not self.targets
+        if self.targets or self.is_unused:
+            self.needed_bytes = self._bytes_of({start for start, *_ in self.pieces})
 
     def launch_once(self, buffer: Any) -> None:
         """Repeat the copies that the loaders have just made from ``buffer``, as later updates do.
@@ -94,14 +107,34 @@ class RecordedBucket:
                     raise ValueError(f"a weight in the bucket of {self.names[0]} differs from the received one")
 
     @property
+    def is_replayed(self) -> bool:
+        """Whether the recorded copies, of which there are none for an unused bucket, replace SGLang's loaders."""
+        return bool(self.targets) or self.is_unused
+
+    @property
     def needs_test(self) -> bool:
         """Whether the bucket is replayed and has not been tested yet."""
-        return bool(self.targets) and not self.is_tested
+        return self.is_replayed and not self.is_tested
 
     def forget(self) -> None:
-        """Stop replaying the bucket: SGLang's loaders load it until its copies are recorded anew."""
+        """Stop replaying the bucket: SGLang's loaders load it until its copies are recorded anew.
+
+        An unused bucket stays unused: it has no copies to drop.
+        """
         self.targets = ()
         self.copies.clear()
+
+    def refuse(self) -> None:
+        """Forget the bucket, of which the loaders use more than was recorded."""
+        self.forget()
+        self.is_unused = False
+        self.needed_bytes = self.num_bytes
+
+    def _bytes_of(self, starts: Collection[int]) -> int:
+        """Return the bytes of all tensors in which one of ``starts`` lies."""
+        sizes = [num_bytes([dtype], [shape]) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        ends = list(accumulate(sizes))
+        return sum(sizes[place] for place in {bisect(ends, start) for start in starts})
 
     def _pairs(self, buffer: Any) -> list[Pairs]:
         """Return the copies from ``buffer``, grouped by dtype and strides: one call copies a whole group."""

@@ -1,19 +1,23 @@
 """The CPU platform that ``platform.activate`` offers to SGLang.
 
-Four functions are replaced through SGLang's hook registry:
+Five functions are replaced through SGLang's hook registry:
 
 - Sampling a token with a per-request seed, which upstream only has as a Triton kernel.
 - Sampling within top-k, top-p and min-p, where upstream's result depends on the other requests of the batch, and min-p
   with a seed ends the server.
 - The buffer of experts' routes, which upstream pins for a GPU.
 - The switch to batch-invariant kernels, which need Triton; on a CPU, float32 rows do not depend on the batch anyway.
+- The communicator of NCCL, which a server of several ranks makes wherever it finds the library, and which needs GPUs.
 
 With these, ``sampling_seed`` repeats a sample on a CPU.
 
-A fifth one returns a copy: with overlap scheduling, the next pass would overwrite the experts that a pass chose before
+A sixth one returns a copy: with overlap scheduling, the next pass would overwrite the experts that a pass chose before
 they are read.  On a GPU they are copied to the host meanwhile.
 
-A sixth function is changed: scheduler and detokenizer are forked from the server, which has imported everything.
+A seventh one gets other arguments: with expert parallelism, upstream marks the experts of other ranks by -1, which the
+native layer takes for an index.
+
+An eighth function is changed: scheduler and detokenizer are forked from the server, which has imported everything.
 SGLang spawns them, as CUDA requires, so that each imports everything again.  With a fork a start takes 0.4 of the CPU
 time.
 
@@ -30,6 +34,9 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from asyncrl.engines.sglang.plugin.draw import draw_with_seed, draw_within_limits
 from asyncrl.internals import Internal
+
+_NCCL = "sglang.srt.distributed.device_communicators.pynccl.PyNcclCommunicator.__init__"
+_EXPERTS = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
 
 INTERNALS = (
     Internal(
@@ -65,6 +72,18 @@ INTERNALS = (
     Internal(name="sglang.srt.state_capturer.base.BaseHostCache", attributes=("buffer",), used_in=__name__),
     Internal(name="sglang.srt.state_capturer.base.BaseTopkCapturer.on_forward_end", used_in=__name__),
     Internal(name="sglang.srt.state_capturer.base.TopkCaptureOutput", attributes=("topk",), used_in=__name__),
+    Internal(name=_NCCL, parameters=("self", "group", "device", "library_path"), is_exact=True, used_in=__name__),
+    Internal(
+        name=_EXPERTS,
+        parameters=("layer", "x", "topk_output", "moe_runner_config"),
+        is_exact=True,
+        used_in=__name__,
+    ),
+    Internal(
+        name="sglang.srt.layers.moe.topk.StandardTopKOutput",
+        attributes=("topk_weights", "topk_ids", "_replace"),
+        used_in=__name__,
+    ),
     Internal(name="sglang.srt.mem_cache.memory_pool.MHATokenToKVPool", used_in=__name__),
     Internal(
         name="sglang.srt.platforms.interface.SRTPlatform",
@@ -128,6 +147,8 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # sglang 
         HookRegistry.register(
             "sglang.srt.state_capturer.base.BaseTopkCapturer.on_forward_end", _copy_experts, HookType.AROUND
         )
+        HookRegistry.register(_EXPERTS, _skip_experts_elsewhere, HookType.AROUND)
+        HookRegistry.register(_NCCL, _make_no_communicator, replace)
         HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _fork_children, HookType.AFTER)
 
     def is_pin_memory_available(self, device: object = None) -> bool:
@@ -187,6 +208,31 @@ def _make_unpinned(cache: Any, num_tokens: int, num_layers: int, topk_size: int,
 
     cache.buffer = torch.zeros((num_tokens, num_layers, topk_size), dtype=torch.int32)
     cache.num_tokens, cache.num_layers, cache.topk_size, cache.name = num_tokens, num_layers, topk_size, name
+
+
+def _make_no_communicator(communicator: Any, group: object, device: object, library_path: str | None = None) -> None:
+    """Initialise a ``PyNcclCommunicator`` that is never used, as SGLang does where it finds no NCCL."""
+    communicator.available, communicator.disabled = False, True
+
+
+def _skip_experts_elsewhere(forward: Callable[..., Any], layer: Any, x: Any, topk_output: Any, config: Any) -> Any:
+    """Leave out the experts of other ranks, which have the number -1; the ranks' sums are added later.
+
+    One choice of all tokens at a time, because ``forward`` needs the same number of experts for each token.
+    """
+    import torch
+
+    weights, experts = topk_output.topk_weights, topk_output.topk_ids
+    if not bool((experts < 0).any()):
+        return forward(layer, x, topk_output, config)
+    total = torch.zeros_like(x)
+    for choice in range(experts.shape[1]):
+        here = (experts[:, choice] >= 0).nonzero()[:, 0]
+        if len(here):
+            one = slice(choice, choice + 1)
+            chosen = topk_output._replace(topk_weights=weights[here, one], topk_ids=experts[here, one])
+            total.index_add_(0, here, forward(layer, x[here], chosen, config))
+    return total
 
 
 def _copy_experts(end: Callable[..., Any], *args: Any, **named: Any) -> Any:

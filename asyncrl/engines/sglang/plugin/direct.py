@@ -13,6 +13,9 @@ SGLang's loaders load a bucket in every update if its loading is more than copie
 a value read.  They also do so if a replay proves incomplete (``replay_check``), which is tested in the second update
 and in every checked update.  Without the plug-in, all updates are like the first one.
 
+With expert parallelism each rank also reports which buckets it needs, and later receives those alone: all buckets
+without experts, and the buckets of its expert part, over a group of that part (``expert_parts``).
+
 Invariant: SGLang calls the hooks on each scheduler's own thread, one update at a time, and all its GPU work is launched
 on that thread's current stream.  Buffers and weights need no lock for this reason, and no other thread may touch them.
 """
@@ -24,17 +27,35 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, NOT_REPLAYED, RECORDED
+from asyncrl.engines.sglang.labels import (
+    DIRECT,
+    DIRECT_BY_PART,
+    DIRECT_BY_PART_CHECKED,
+    DIRECT_CHECKED,
+    NOT_REPLAYED,
+    RECORDED,
+)
 from asyncrl.engines.sglang.plugin.activation import note_and_answer
-from asyncrl.engines.sglang.plugin.arrival import broadcast, check_arrival, finish, wait
+from asyncrl.engines.sglang.plugin.arrival import Channel, broadcast, check_arrival, finish, wait
 from asyncrl.engines.sglang.plugin.copies import RecordedBucket, num_bytes
+from asyncrl.engines.sglang.plugin.expert_parts import INTERNALS as EXPERT_PARTS
+from asyncrl.engines.sglang.plugin.expert_parts import (
+    channels,
+    join_part,
+    part_of_this_rank,
+    ranks_of_this_engine,
+    report,
+)
 from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck, load_alone
+from asyncrl.engines.weight_sync.expert_parts import asked_parts
 from asyncrl.internals import Internal, unlike
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _UPDATE = f"{_UPDATER}.update_weights_from_distributed"
 _JOIN = f"{_UPDATER}.init_weights_update_group"
 _COPIES = "asyncrl.engines.sglang.plugin.copies"
+_DIRECT = (DIRECT, DIRECT_CHECKED, DIRECT_BY_PART, DIRECT_BY_PART_CHECKED)
+_CHECKED = (DIRECT_CHECKED, DIRECT_BY_PART_CHECKED)
 _ALIGNMENT = 64
 """The buffers' sizes are multiples of this number of bytes, a multiple of every dtype's element size."""
 
@@ -50,14 +71,11 @@ INTERNALS = (
     ),
     Internal(
         name=_JOIN,
-        parameters=("self", "master_address", "master_port", "rank_offset", "world_size", "group_name"),
+        parameters=("self", "master_address", "master_port", "rank_offset", "world_size", "group_name", "backend"),
+        is_exact=True,
         used_in=__name__,
     ),
     Internal(name=_UPDATER, attributes=("_model_update_group", "device", "get_model"), used_in=__name__),
-    Internal(name="sglang.srt.distributed.parallel_state.get_world_group", used_in=__name__),
-    Internal(
-        name="sglang.srt.distributed.parallel_state.GroupCoordinator", attributes=("cpu_group",), used_in=__name__
-    ),
     Internal(name="torch._foreach_copy_", used_in=_COPIES),
     Internal(
         name="torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__",
@@ -76,8 +94,9 @@ def activate() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from asyncrl.engines.weight_sync.group_abort import INTERNALS as GROUPS
+    from asyncrl.engines.weight_sync.part_groups import INTERNALS as PART_GROUPS
 
-    if (difference := unlike(INTERNALS, GROUPS)) is not None:
+    if (difference := unlike(INTERNALS, EXPERT_PARTS, GROUPS, PART_GROUPS)) is not None:
         note_and_answer("direct", f"this SGLang is unlike 0.5.16 inside ({difference})")
         logger.warning(
             "asyncrl: this SGLang is unlike 0.5.16 inside (%s); weight updates take longer, and if another server dies "
@@ -90,13 +109,34 @@ def activate() -> None:
     note_and_answer("direct")
 
 
-def around_join(original: Callable[..., tuple[bool, str]], *args: Any, **kwargs: Any) -> tuple[bool, str]:
-    """Join a group without torch's watchdog, so that this server survives the death of another member."""
+def around_join(
+    original: Callable[..., tuple[bool, str]],
+    updater: Any,
+    master_address: str,
+    master_port: int,
+    rank_offset: int,
+    world_size: int,
+    group_name: str,
+    backend: str = "nccl",
+) -> tuple[bool, str]:
+    """Join a group without torch's watchdog, so that this server survives the death of another member.
+
+    A name from ``name_of_parts`` asks for the group of this rank's expert part, over the store of the main group.
+    """
     from asyncrl.engines.weight_sync.group_abort import without_watchdog
 
     # Invariant: the scheduler's thread is the only one of its process that makes groups, as ``without_watchdog`` needs.
-    with without_watchdog():
-        return original(*args, **kwargs)
+    if asked_parts(group_name) is None:
+        with without_watchdog():
+            return original(updater, master_address, master_port, rank_offset, world_size, group_name, backend)
+    failure = None
+    try:
+        join_part(updater._model_update_group, group_name, rank_offset, world_size, backend)  # noqa: SLF001
+    except Exception as error:
+        logger.exception("asyncrl: this rank did not join the group of its expert part")
+        failure = f"{type(error).__name__}: {error}"
+    failure = first_failure(failure, ranks_of_this_engine())
+    return (True, "joined") if failure is None else (False, f"not in the group of its expert part: {failure}")
 
 
 class DirectUpdates:
@@ -129,28 +169,35 @@ class DirectUpdates:
         """
         groups = updater._model_update_group  # noqa: SLF001 (SGLang has no public way)
         group = groups.get(group_name)
-        if group is None or load_format not in ("flattened_bucket", DIRECT, DIRECT_CHECKED):
+        if group is None or load_format not in ("flattened_bucket", *_DIRECT):
             return original(updater, names, dtypes, shapes, group_name, load_format)
-        failure = None
+        failure, received = None, 0
         try:
             _leave_others(groups, group_name)
             if load_format == "flattened_bucket":
-                self._receive_bucket(updater, group, names, dtypes, shapes)
+                self._receive_bucket(updater, Channel(group=group, main=group), names, dtypes, shapes)
             else:
-                self._receive_all(updater, group, names, is_checked=load_format == DIRECT_CHECKED)
+                parts = shapes if load_format in (DIRECT_BY_PART, DIRECT_BY_PART_CHECKED) else None
+                coming = channels(groups, group_name, parts, len(names))
+                received = self._receive_all(updater, coming, names, is_checked=load_format in _CHECKED)
         except Exception as error:
             logger.exception("asyncrl: a weight update failed")
             failure = f"{type(error).__name__}: {error}"
         # Invariant: every rank of the engine comes here, also after a failure, and ``first_failure`` returns None on
         # all of them or on none.  Otherwise some would wait in a collective that the others never call.
-        ranks = _ranks_of_this_engine()
+        ranks = ranks_of_this_engine()
         failure = first_failure(failure, ranks)
         if failure is not None:
             return False, f"weights may be partly updated: {failure}"
         refused = refused_by_any(names, self._refused, ranks)
-        return True, f"{RECORDED} {NOT_REPLAYED}{json.dumps(refused)}" if refused else RECORDED
+        told = [RECORDED, f"{NOT_REPLAYED}{json.dumps(refused)}" if refused else ""]
+        if load_format in _DIRECT:
+            buckets = [self._recorded[name] for name in names]
+            needed = sum(bucket.needed_bytes for bucket in buckets)
+            told.append(report([not bucket.is_unused for bucket in buckets], received, needed, ranks))
+        return True, " ".join(filter(None, told))
 
-    def _receive_bucket(self, updater: Any, group: Any, names: Any, dtypes: Any, shapes: Any) -> None:
+    def _receive_bucket(self, updater: Any, channel: Channel, names: Any, dtypes: Any, shapes: Any) -> None:
         bucket = RecordedBucket(
             names=tuple(names),
             dtypes=tuple(dtypes),
@@ -159,51 +206,73 @@ class DirectUpdates:
         )
         buffer = self._make_room(updater, bucket.num_bytes)[0]
         flat = buffer[: bucket.num_bytes]
-        wait(broadcast(flat, group), flat, group)
-        finish(flat, group)  # a loader may read a value, and would wait for good if the trainer has died
+        wait(broadcast(flat, channel), flat, channel)
+        finish(flat, channel)  # a loader may read a value, and would wait for good if the trainer has died
         if bucket.names[0] in self._refused:
             load_alone(updater.get_model(), bucket, flat)
+            bucket.refuse()
         else:
-            bucket.watch(flat, lambda: updater.get_model().load_weights(bucket.tensors(flat)))
+            bucket.watch(
+                flat,
+                lambda: updater.get_model().load_weights(bucket.tensors(flat)),
+                may_be_unused=part_of_this_rank().num_parts > 1,
+            )
             bucket.launch_once(buffer)
-        finish(flat, group)
+        finish(flat, channel)
         self._recorded[bucket.names[0]] = bucket
         self._places = _places(updater.get_model())
 
-    def _receive_all(self, updater: Any, group: Any, names: Sequence[str], *, is_checked: bool) -> None:
+    def _receive_all(
+        self, updater: Any, coming: Sequence[Channel | None], names: Sequence[str], *, is_checked: bool
+    ) -> int:
+        """Receive all buckets that come on a channel; return their bytes.
+
+        Raises ValueError, before anything is received, if this rank needs a bucket that does not come.
+        """
         self._forget_if_moved(updater.get_model())
         buckets = [self._recorded[name] for name in names]
-        buffers = self._make_room(updater, max(bucket.num_bytes for bucket in buckets))
-        parts = [
-            _Part(bucket=bucket, flat=buffers[number % 2][: bucket.num_bytes], buffer=number % 2)
-            for number, bucket in enumerate(buckets)
-        ]
+        parts = self._parts(updater, buckets, coming)
         check = ReplayCheck(updater.get_model(), buckets)
         # Invariant: the copies of bucket i-1 are launched before the broadcast of bucket i+1, which fills the same
         # buffer and waits for all that this stream has been given (``broadcast``).  In another order, or with copies on
         # another stream, weights would get bytes of the wrong bucket.
-        coming = broadcast(parts[0].flat, group)
-        for part, following in zip(parts, [*parts[1:], None], strict=True):
-            wait(coming, part.flat, group)
+        following = broadcast(parts[0].flat, parts[0].channel)
+        for part, after in zip(parts, [*parts[1:], None], strict=True):
+            wait(following, part.flat, part.channel)
             is_alone = is_checked or part.bucket.needs_test or part.bucket.names[0] in self._refused
             if is_alone:  # before the next broadcast: a test's first launch waits for it, for good if a member died
-                self._load_and_test(updater, group, part, check, is_checked=is_checked)
-            if following is not None:  # before this bucket's copies, so that it arrives while they are made
-                coming = broadcast(following.flat, group)
+                self._load_and_test(updater, part, check, is_checked=is_checked)
+            if after is not None:  # before this bucket's copies, so that it arrives while they are made
+                following = broadcast(after.flat, after.channel)
             if not is_alone:
-                self._load(updater, group, part)
-        finish(buffers[0], group)
+                self._load(updater, part)
+        finish(self._buffers[0], parts[-1].channel)
+        return sum(part.bucket.num_bytes for part in parts)
 
-    def _load_and_test(self, updater: Any, group: Any, part: "_Part", check: ReplayCheck, *, is_checked: bool) -> None:
+    def _parts(
+        self, updater: Any, buckets: Sequence[RecordedBucket], coming: Sequence[Channel | None]
+    ) -> list["_Part"]:
+        """Return the buckets that come, each with its place in one of the two buffers."""
+        for bucket, channel in zip(buckets, coming, strict=True):
+            if channel is None and not bucket.is_unused:
+                raise ValueError(f"this rank holds weights of the bucket of {bucket.names[0]}, sent to others alone")
+        mine = [(bucket, channel) for bucket, channel in zip(buckets, coming, strict=True) if channel is not None]
+        buffers = self._make_room(updater, max(bucket.num_bytes for bucket, _ in mine))
+        return [
+            _Part(bucket=bucket, channel=channel, flat=buffers[number % 2][: bucket.num_bytes], buffer=number % 2)
+            for number, (bucket, channel) in enumerate(mine)
+        ]
+
+    def _load_and_test(self, updater: Any, part: "_Part", check: ReplayCheck, *, is_checked: bool) -> None:
         """Load a bucket with no broadcast in flight.
 
         Raises ValueError if it ``is_checked`` and differs from what the trainer sent.
         """
         bucket = part.bucket
         if is_checked:
-            check_arrival(part.flat, group, bucket.names[0])
-        finish(part.flat, group)
-        if not bucket.targets:
+            check_arrival(part.flat, part.channel, bucket.names[0])
+        finish(part.flat, part.channel)
+        if not bucket.is_replayed:
             load_alone(updater.get_model(), bucket, part.flat)
         else:
             bucket.is_tested = check.passes(bucket, part.flat, lambda: bucket.copy(self._buffers, part.buffer))
@@ -218,14 +287,14 @@ class DirectUpdates:
             bucket.names[0],
         )
         self._refused.add(bucket.names[0])
-        bucket.forget()
+        bucket.refuse()
 
-    def _load(self, updater: Any, group: Any, part: "_Part") -> None:
-        if not part.bucket.targets:
+    def _load(self, updater: Any, part: "_Part") -> None:
+        if not part.bucket.is_replayed:
             # Invariant: the host waits for this bucket first, with a deadline: a loader may read a value.  The next
             # broadcast may be in flight, because a loader waits for this stream only.  Loaders must launch on this
             # thread (in 0.5.16 they use others for CPU tensors only), or the buffer could be filled again too early.
-            finish(part.flat, group)
+            finish(part.flat, part.channel)
             updater.get_model().load_weights(part.bucket.tensors(part.flat))
         else:
             part.bucket.copy(self._buffers, part.buffer)
@@ -261,6 +330,7 @@ class _Part:
     """One bucket of an update that sends all buckets."""
 
     bucket: RecordedBucket
+    channel: Channel
     flat: Any
     """The bytes that the bucket is received into: the beginning of a buffer."""
     buffer: int
@@ -305,25 +375,14 @@ def refused_by_any(names: Sequence[str], refused: set[str], ranks: Any) -> list[
     return [name for name, is_refused in zip(names, flags.tolist(), strict=True) if is_refused]
 
 
-def _ranks_of_this_engine() -> Any:
-    """Return SGLang's CPU group of all ranks of this engine; None for a single rank."""
-    import torch.distributed as dist
-
-    if dist.get_world_size() == 1:
-        return None
-    from sglang.srt.distributed.parallel_state import get_world_group
-
-    return get_world_group().cpu_group
-
-
 def _leave_others(groups: dict[str, Any], present: str) -> None:
-    """Leave all groups but ``present``.
+    """Leave all groups but ``present`` and the group of this rank's expert part below it.
 
     They date from before an engine was lost or restarted.  They are of no use and hold GPU memory.
     """
     import torch.distributed as dist
 
-    for name in [each for each in groups if each != present]:
+    for name in [each for each in groups if each != present and (asked_parts(each) or (each,))[0] != present]:
         group = groups.pop(name)
         # Invariant: abort first.  It ends collectives in flight; ``destroy_process_group`` alone may wait for members
         # that are gone.

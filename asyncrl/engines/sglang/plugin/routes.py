@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncrl.engines.sglang.labels import ROUTES
+from asyncrl.engines.sglang.plugin import route_store
 from asyncrl.engines.sglang.plugin.activation import note
 from asyncrl.internals import Internal, unlike
 
@@ -36,8 +37,6 @@ _JOIN = "sglang.srt.managers.tokenizer_manager.TokenizerManager._coalesce_stream
 _CAPTURER = "sglang.srt.state_capturer.routed_experts.get_global_experts_capturer"
 _HELD = "asyncrl_routes"
 """Attribute of a request with the rows of positions before ``routed_experts_start_len`` that no event has yet."""
-_NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
-"""Names of the number of experts in a model's configuration."""
 _UNLIKE = (AttributeError, ImportError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """Exceptions of our hooks in an SGLang with different internals."""
 
@@ -84,12 +83,13 @@ def activate(*, serves_http: bool) -> None:
     """Register all hooks, or none with one warning if SGLang's internals differ."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    expected = (*INTERNALS, *(JOIN_INTERNALS if serves_http else ()))
+    expected = (*INTERNALS, *route_store.INTERNALS, *(JOIN_INTERNALS if serves_http else ()))
     if (difference := unlike(expected)) is not None:
         note("routes", difference)
         _warn(difference)
         return
     note("routes")
+    route_store.register()
     rows = RouteRows()
     HookRegistry.register(f"{_SCHEDULER}.run_batch", rows.before_run_batch, HookType.BEFORE)
     HookRegistry.register(_ACCEPT, rows.around_accept, HookType.AROUND)
@@ -211,9 +211,7 @@ def _mixture_layers(scheduler: Any) -> list[int]:
 def _dtype_of(scheduler: Any) -> Any:
     import torch
 
-    config = scheduler.model_config.hf_text_config
-    count = next((found for name in _NUM_EXPERTS if (found := getattr(config, name, None))), None)
-    return torch.uint8 if count is not None and count <= 256 else torch.uint16
+    return torch.uint8 if route_store.is_narrow(scheduler.model_config.hf_text_config) else torch.uint16
 
 
 def _warn(why: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.engines.megatron.fast_step.head import plain_logprobs
 from asyncrl.engines.megatron.model.logprobs import FurtherIds, TokenLogprobs, over_kept_ids, token_logprobs
 
 TEMPERATURE = 0.7
@@ -36,12 +37,7 @@ def inputs(vocabulary: int, dtype: torch.dtype, device: str = "cpu") -> tuple[Te
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, further: FurtherIds) -> TokenLogprobs:
     """The same results in float64."""
     logits = hidden.double() @ weight.double().t() / TEMPERATURE
-    logprobs = logits.log_softmax(-1)
-    return TokenLogprobs(
-        logprobs_R=logprobs.gather(1, targets[:, None])[:, 0],
-        entropies_R=-(logprobs.exp() * logprobs).sum(-1),
-        further_N=logprobs[further.rows_N, further.ids_N],
-    )
+    return plain_logprobs(logits, targets, further)
 
 
 def results(found: TokenLogprobs, further: FurtherIds) -> tuple[Tensor, ...]:

@@ -1,21 +1,24 @@
 """The kernels of packed attention: the head widths that they accept, and their results on a GPU."""
 
 from collections.abc import Callable
-from itertools import accumulate
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asyncrl.engines.megatron.fast_step.attention import stretches_of
 from asyncrl.engines.megatron.model.attention_kernels import (
     KERNEL_WIDTH,
     Stretches,
+    attended_one_by_one,
     fits_flash_4,
     flash_2,
     flash_4,
     in_one_width,
 )
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("queries", "values"), [(16, 16), (20, 10), (24, 16), (12, 12), (192, 128), (10, 20)])
@@ -53,6 +56,14 @@ def test_flash_attention_4_is_for_heads_of_whole_widths_up_to_256(query: int, va
     assert fits_flash_4(query, value) == fits
 
 
+def test_fewer_tokens_than_keys_see_the_keys_before_them() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(9, heads, 16) for heads in (4, 2, 2))
+    whole = attended_one_by_one(query, key, value, stretches_of((9,), (9,), CPU), 0.3)
+    part = attended_one_by_one(query[6:], key, value, stretches_of((3,), (9,), CPU), 0.3)
+    torch.testing.assert_close(part, whole[6:])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", [flash_2, flash_4])
 @pytest.mark.parametrize(("query_width", "value_width"), [(128, 128), (64, 64), (96, 96), (192, 128), (256, 256)])
@@ -72,12 +83,9 @@ def test_kernels_attend_as_plain_attention_does(
     torch.manual_seed(0)
     shapes = [(sum(num_tokens), 8, query_width), (sum(num_keys), 2, query_width), (sum(num_keys), 2, value_width)]
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
-    edges = [torch.tensor([0, *accumulate(each)], device="cuda", dtype=torch.int32) for each in (num_tokens, num_keys)]
-    stretches = Stretches(
-        token_edges=edges[0], key_edges=edges[1], longest_tokens=max(num_tokens), longest_keys=max(num_keys)
-    )
+    stretches = stretches_of(num_tokens, num_keys, torch.device("cuda"))
     exact = [x.detach().float().requires_grad_() for x in inputs]
-    expected = packed(exact, num_tokens, num_keys)
+    expected = attended_one_by_one(exact[0], exact[1], exact[2], stretches, query_width**-0.5)
     query, key, value = inputs
     got = kernel(query, key, value, stretches, query_width**-0.5)
 
@@ -86,16 +94,3 @@ def test_kernels_attend_as_plain_attention_does(
     found = [got, *torch.autograd.grad(got, inputs, weights.bfloat16())]
     apart = [float((one.float() - other).norm() / other.norm()) for one, other in zip(found, wanted, strict=True)]
     assert max(apart) < 6e-3, apart  # bfloat16 has 8 bits: 4e-3
-
-
-def packed(inputs: list[Tensor], num_tokens: tuple[int, ...], num_keys: tuple[int, ...]) -> Tensor:
-    """Attend sample by sample, in the precision of the inputs."""
-    sizes = (num_tokens, num_keys, num_keys)
-    cut = [torch.split(x.transpose(0, 1), list(size), dim=1) for x, size in zip(inputs, sizes, strict=True)]
-    outs = []
-    for query, key, value in zip(*cut, strict=True):
-        ones = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device)
-        sees = ones.tril(key.shape[1] - query.shape[1])
-        scale = query.shape[-1] ** -0.5
-        outs.append(F.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale, enable_gqa=True))
-    return torch.cat(outs, dim=1).transpose(0, 1)

@@ -20,7 +20,7 @@ from asyncrl.engines.megatron.weights.update_group import join_update_group
 from asyncrl.engines.megatron.weights.weight_sender import _Sending
 from asyncrl.engines.sglang.labels import DIRECT
 from asyncrl.engines.sglang.plugin.direct import DirectUpdates, around_join
-from asyncrl.engines.weight_sync.group_abort import abandon
+from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
 from tests.engines.sglang.plugin.direct_process import group_of, hash_store, met, never
 
 NUM_BYTES = 64_000_000
@@ -58,7 +58,7 @@ class Updater:
         model = Model(device)
         self.get_model = lambda: model
 
-    def join(self, name: str, port: str, rank: int, size: int, backend: str) -> tuple[bool, str]:
+    def join(self, address: str, port: int, rank: int, size: int, name: str, backend: str) -> tuple[bool, str]:
         """Join the group as SGLang does."""
         self._model_update_group[name] = group_of(met(port, rank, size), rank, size, name, backend=backend)
         return True, ""
@@ -68,14 +68,15 @@ def trainer(device: str, backend: str, ports: list[str]) -> list[object]:
     told: list[object] = []
     for number, (port, size) in enumerate(zip(ports, (3, 2), strict=True)):
         group = join_update_group("127.0.0.1", int(port), size, f"group-{number}", backend, ENDS_S)
+        groups = UpdateGroups(main=group)
         flat = torch.full((NUM_BYTES,), 1 + number, dtype=torch.uint8, device=device)
-        sending = _Sending([flat], group, is_checked=False)
+        sending = _Sending([flat], groups, [group], is_checked=False)
         told.append((sending.has_ended(ENDS_S), str(sending.failure)))
         if number == 0:
-            sending = _Sending([flat], group, is_checked=False)
+            sending = _Sending([flat], groups, [group], is_checked=False)
             time.sleep(UNTIL_GIVEN_UP_S)
             began = time.monotonic()
-            abandon(group)
+            abandon(groups)
             told.append((sending.has_ended(ENDS_S), str(sending.failure)))
             dist.destroy_process_group(group)
             told.append(time.monotonic() - began)
@@ -89,14 +90,14 @@ def engine(rank: int, device: str, backend: str, ports: list[str]) -> list[objec
     def update(group: str, load_format: str) -> tuple[bool, str]:
         return hook.around_receive(never, updater, ["w"], ["uint8"], [[NUM_BYTES]], group, load_format)
 
-    around_join(updater.join, "group-0", ports[0], rank, 3, backend)
+    around_join(Updater.join, updater, "127.0.0.1", int(ports[0]), rank, 3, "group-0", backend)
     told: list[object] = [update("group-0", "flattened_bucket")]
     if rank == 1:
         time.sleep(DIES_AFTER_S)
         os.kill(os.getpid(), signal.SIGKILL)
     told.append(update("group-0", DIRECT))
     began = time.monotonic()
-    around_join(updater.join, "group-1", ports[1], 1, 2, backend)
+    around_join(Updater.join, updater, "127.0.0.1", int(ports[1]), 1, 2, "group-1", backend)
     told.append(update("group-1", DIRECT))
     return [*told, updater.get_model().weight[::1000].unique().tolist(), time.monotonic() - began]  # type: ignore[no-untyped-call]  # torch is untyped
 

@@ -52,14 +52,17 @@ class Sender:
         group = master_address, master_port, world_size, group_name, backend
         await asyncio.to_thread(self._rank.join_engines, *group)
 
-    async def snapshot(self, *, is_checked: bool) -> bool:
-        return self._rank.snapshot(is_checked)
+    async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
+        await asyncio.to_thread(self._rank.join_parts, num_parts, world_size, group_name, backend)
 
-    async def resend(self, *, is_checked: bool) -> bool:
-        return self._rank.resend(is_checked)
+    async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
+        return self._rank.snapshot(is_checked, by_part)
 
-    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
-        self._rank.send(is_checked)
+    async def resend(self, *, is_checked: bool, by_part: bool) -> bool:
+        return self._rank.resend(is_checked, by_part)
+
+    async def send(self, *, is_checked: bool, by_part: bool, timeout_s: float) -> None:
+        self._rank.send(is_checked, by_part)
 
     async def abandon(self, group_name: str) -> None:
         self._rank.abandon(group_name)

@@ -78,5 +78,5 @@ def test_servers_join_update_groups_without_a_watchdog(monkeypatch: pytest.Monke
         made_with.extend((args, kwargs, os.environ[BLOCKING_WAIT]))
         return True, "joined"
 
-    assert around_join(join, 1, name="weights") == (True, "joined")
-    assert made_with == [(1,), {"name": "weights"}, "1"]
+    assert around_join(join, "updater", "127.0.0.1", 1, 1, 2, "weights") == (True, "joined")
+    assert made_with == [("updater", "127.0.0.1", 1, 1, 2, "weights", "nccl"), {}, "1"]

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch.distributed import distributed_c10d
 
 from asyncrl.engines.megatron.weights.update_group import join_update_group
+from asyncrl.engines.weight_sync.group_abort import UpdateGroups
 from asyncrl.errors import WeightUpdateFailed
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.programs import ROOT, program
@@ -91,7 +92,7 @@ def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(
     monkeypatch.setattr("asyncrl.engines.megatron.weights.update_group.JOIN_S", 0.1)
     told, began, may_end = [], Event(), Event()
 
-    def send(group: object, *, is_checked: bool) -> None:
+    def send(groups: object, *, is_checked: bool, by_part: bool) -> None:
         began.set()
         may_end.wait(20.0)
         told.append("sent")
@@ -101,9 +102,9 @@ def test_a_new_group_is_joined_only_after_the_old_broadcast_has_ended(
         monkeypatch.context() as fakes,
         ThreadPoolExecutor(2) as threads,
     ):
-        rank._update_group = "a group"  # type: ignore[assignment]  # noqa: SLF001 (never used)
+        rank._update_groups = UpdateGroups(main="a group")  # type: ignore[arg-type]  # noqa: SLF001 (never used)
         fakes.setattr(rank._weight_sender, "send", send)  # noqa: SLF001
-        fakes.setattr("asyncrl.engines.megatron.rank.abandon", lambda group: told.append("given up"))
+        fakes.setattr("asyncrl.engines.megatron.rank.abandon", lambda groups: told.append("given up"))
         fakes.setattr("torch.distributed.destroy_process_group", lambda group: told.append("left"))
         sending = threads.submit(rank.send, is_checked=False)
         assert began.wait(20.0)

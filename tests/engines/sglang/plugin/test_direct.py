@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed import ProcessGroup
 
 from asyncrl.engines.megatron.rank import MegatronRank
 from asyncrl.engines.megatron.weights import weight_sender
 from asyncrl.engines.megatron.weights.weight_sender import _wait_for
 from asyncrl.engines.sglang.labels import DIRECT, DIRECT_CHECKED, RECORDED
 from asyncrl.engines.sglang.plugin import direct
+from asyncrl.engines.sglang.plugin.arrival import Channel
 from asyncrl.engines.sglang.plugin.copies import RecordedBucket
 from asyncrl.engines.weight_sync.flat import checksum, views
-from asyncrl.engines.weight_sync.group_abort import abandon
+from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
 from asyncrl.errors import WeightUpdateFailed
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.engines.megatron.weights.fp8_checkpoints import in_fp8
@@ -33,6 +33,8 @@ from tests.engines.sglang.plugin import direct_process
 from tests.programs import ROOT, program
 
 DEADLINE_S = 60
+CHANNEL = Channel(group=None, main=None)
+"""A channel of hooks without a network."""
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -90,11 +92,11 @@ def both(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Both]:
         engine.process.communicate()
 
 
-def engines_of(rank: MegatronRank) -> ProcessGroup:
-    """The group that the trainer and its engines share."""
-    group = rank._update_group  # noqa: SLF001
-    assert group is not None
-    return group
+def engines_of(rank: MegatronRank) -> UpdateGroups:
+    """The groups that the trainer and its engines share."""
+    groups = rank._update_groups  # noqa: SLF001
+    assert groups is not None
+    return groups
 
 
 def same(folder: Path, file: Path) -> bool:
@@ -333,10 +335,10 @@ def test_loaders_run_after_the_bucket_has_arrived(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(direct, "wait", lambda *about: None)
     monkeypatch.setattr(direct, "finish", lambda *about: done.append("arrived"))
     hook = direct.DirectUpdates()
-    hook._receive_bucket(updater, None, ["w"], ["uint8"], [[4]])  # noqa: SLF001
+    hook._receive_bucket(updater, CHANNEL, ["w"], ["uint8"], [[4]])  # noqa: SLF001
     assert done == ["arrived", "loaded", "arrived"]
     done.clear()
-    hook._receive_all(updater, None, ["w"], is_checked=False)  # noqa: SLF001 (loaded again: nothing was copied)
+    hook._receive_all(updater, [CHANNEL], ["w"], is_checked=False)  # noqa: SLF001 (loaded again: nothing was copied)
     assert done == ["arrived", "loaded", "arrived"]
 
 
@@ -364,7 +366,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleNamespace, direct.Dir
     )
     updater, hook = SimpleNamespace(device="cpu", get_model=lambda: model), direct.DirectUpdates()
     for names, dtypes, shapes in ((["a", "c"], ["float32", "bfloat16"], [[4], [3]]), (["b"], ["bfloat16"], [[2, 2]])):
-        hook._receive_bucket(updater, None, names, dtypes, shapes)  # noqa: SLF001
+        hook._receive_bucket(updater, CHANNEL, names, dtypes, shapes)  # noqa: SLF001
     return updater, hook, done
 
 
@@ -375,11 +377,11 @@ def test_kernels_launched_behind_a_broadcast_were_launched_once_before(
     updater, hook, done = loaded
     first = [each for each in done if each != "asked"]
     done.clear()
-    hook._receive_all(updater, None, ["a", "b"], is_checked=False)  # noqa: SLF001
+    hook._receive_all(updater, [CHANNEL] * 2, ["a", "b"], is_checked=False)  # noqa: SLF001
     ac, b = first[:2], first[2:]
     assert done == ["asked", *ac, *ac, "asked", *b, *b]  # tested with no broadcast under way
     done.clear()
-    hook._receive_all(updater, None, ["a", "b"], is_checked=False)  # noqa: SLF001
+    hook._receive_all(updater, [CHANNEL] * 2, ["a", "b"], is_checked=False)  # noqa: SLF001
     assert done == ["asked", "asked", *first]
     assert len(first) == 3
 
@@ -389,5 +391,5 @@ def test_checks_are_launched_with_no_broadcast_under_way(
 ) -> None:
     updater, hook, done = loaded
     done.clear()
-    hook._receive_all(updater, None, ["a", "b"], is_checked=True)  # noqa: SLF001
+    hook._receive_all(updater, [CHANNEL] * 2, ["a", "b"], is_checked=True)  # noqa: SLF001
     assert [each for each in done if isinstance(each, str)] == ["asked", "checked", "asked", "checked"]

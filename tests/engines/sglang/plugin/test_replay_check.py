@@ -60,7 +60,7 @@ class Engine:
         monkeypatch.setattr(direct, "broadcast", lambda flat, group: None)
         monkeypatch.setattr(direct, "wait", self._arrive)
         monkeypatch.setattr(direct, "check_arrival", lambda flat, group, name: None)
-        monkeypatch.setattr(direct, "_ranks_of_this_engine", lambda: None)
+        monkeypatch.setattr(direct, "ranks_of_this_engine", lambda: None)
         for names in (["a", "b"], ["c"]):
             assert self.receive("flattened_bucket", names, value=1.0)
 

@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayError
 
 from asyncrl.engines.cluster.ray_trainer import RayTrainer
-from asyncrl.errors import TrainerFailed
+from asyncrl.errors import FastStepWrong, TrainerFailed
 
 
 class RankActor:
@@ -44,8 +44,16 @@ def test_call_reaches_the_rank_with_its_arguments_by_position_and_by_name() -> N
 
 
 def test_resend_runs_on_the_second_thread_of_rank_0_alone() -> None:
-    told: Any = asyncio.run(trainer(RankActor(), RankActor()).resend(is_checked=False))
-    assert told == (("resend", False), {}, {"name": "RankActor.resend", "concurrency_group": "concurrent"})
+    told: Any = asyncio.run(trainer(RankActor(), RankActor()).resend(is_checked=False, by_part=False))
+    assert told == (("resend", False, False), {}, {"name": "RankActor.resend", "concurrency_group": "concurrent"})
+
+
+def test_all_ranks_check_their_fast_operations_and_rank_0_reports() -> None:
+    told: Any = asyncio.run(trainer(RankActor(), RankActor()).check_fast_step(timeout_s=5.0))
+    assert told == (("check_fast_step",), {}, {"name": "RankActor.check_fast_step"})
+    wrong = FastStepWrong("check-fast-step: rank 1, log-prob head: difference 1 in log-probs")
+    with pytest.raises(FastStepWrong, match="rank 1, log-prob head"):
+        asyncio.run(trainer(RankActor(), RankActor(wrong)).check_fast_step(timeout_s=5.0))
 
 
 def test_failed_rank_is_named() -> None:

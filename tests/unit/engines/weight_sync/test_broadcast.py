@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received, WeightReceiver
 from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.expert_parts import EngineParts
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import PauseMode
 from asyncrl.errors import (
@@ -37,8 +39,10 @@ class Engine(PausableRecorder):
         still_s: float | None = None,
         probed: Exception | None = None,
         not_replayed: tuple[str, ...] = (),
+        parts: EngineParts | None = None,
     ) -> None:
         super().__init__(url, step)
+        self._parts = parts
         self._probed = probed
         self.num_probes = 0
         self._still_s = still_s
@@ -58,23 +62,35 @@ class Engine(PausableRecorder):
     ) -> None:
         await self._do(f"rank {rank_offset} of {world_size}")
 
+    async def join_parts(self, *, rank_offset: int, world_size: int, group_name: str, backend: str) -> None:
+        await self._do(f"{group_name}: from {rank_offset} of {world_size}")
+
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         await self._do(f"{bucket.names[0]} {label}")
         return Received(is_recorded=self._records, still_s=None if label is None else self._still_s)
 
     async def receive_all(
-        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool
+        self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool, by_part: bool
     ) -> Received:
         names = " and ".join(bucket.names[0] for bucket in buckets)
-        await self._do(f"{names} {label}{' checked' if is_checked else ''}")
-        return Received(is_recorded=True, still_s=self._still_s, not_replayed=self._not_replayed)
+        await self._do(f"{names} {label}{_how(is_checked=is_checked, by_part=by_part)}")
+        return Received(is_recorded=True, still_s=self._still_s, not_replayed=self._not_replayed, parts=self._parts)
 
 
 class Trainer(Recorder, TwoBuckets):
     """A trainer with two buckets that records its commands."""
 
-    def __init__(self, step: Step = nothing, *, copies: bool = False, keeps: bool = True) -> None:
+    def __init__(
+        self,
+        step: Step = nothing,
+        *,
+        copies: bool = False,
+        keeps: bool = True,
+        parts: tuple[int | None, int | None] = (None, None),
+    ) -> None:
+        """``parts`` are the expert parts of the two buckets."""
         super().__init__(step)
+        self._parts = parts
         self.within_s: list[float] = []
         self._copies = copies
         self._keeps = keeps
@@ -84,20 +100,31 @@ class Trainer(Recorder, TwoBuckets):
     ) -> None:
         await self._do("join")
 
-    async def snapshot(self, *, is_checked: bool) -> bool:
-        await self._do("snapshot checked" if is_checked else "snapshot")
+    async def weight_buckets(self) -> tuple[WeightBucket, ...]:
+        buckets = await super().weight_buckets()
+        return tuple(replace(bucket, expert_part=part) for bucket, part in zip(buckets, self._parts, strict=True))
+
+    async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
+        await self._do(f"{group_name}: {num_parts} groups of {world_size}")
+
+    async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
+        await self._do(f"snapshot{_how(is_checked=is_checked, by_part=by_part)}")
         return self._copies
 
-    async def resend(self, *, is_checked: bool) -> bool:
-        await self._do("resend checked" if is_checked else "resend")
+    async def resend(self, *, is_checked: bool, by_part: bool) -> bool:
+        await self._do(f"resend{_how(is_checked=is_checked, by_part=by_part)}")
         return self._keeps
 
-    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
+    async def send(self, *, is_checked: bool, by_part: bool, timeout_s: float) -> None:
         self.within_s.append(timeout_s)
-        await self._do("send checked" if is_checked else "send")
+        await self._do(f"send{_how(is_checked=is_checked, by_part=by_part)}")
 
     async def abandon(self, group_name: str) -> None:
         await self._do(f"abandon {group_name}")
+
+
+def _how(*, is_checked: bool, by_part: bool) -> str:
+    return f"{' by part' if by_part else ''}{' checked' if is_checked else ''}"
 
 
 async def a_port() -> int:

@@ -63,13 +63,16 @@ class SendsWeights:
             join_update_group, master_address, master_port, world_size, group_name, backend, 30.0
         )
 
-    async def snapshot(self, *, is_checked: bool) -> bool:
+    async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
+        raise AssertionError("these engines have a single rank")
+
+    async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         return False
 
-    async def resend(self, *, is_checked: bool) -> bool:
+    async def resend(self, *, is_checked: bool, by_part: bool) -> bool:
         raise AssertionError("no engine dies here")
 
-    async def send(self, *, is_checked: bool, timeout_s: float) -> None:
+    async def send(self, *, is_checked: bool, by_part: bool, timeout_s: float) -> None:
         await asyncio.to_thread(self._send, is_checked)
 
     async def abandon(self, group_name: str) -> None:
