@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:::torch"),  # torch warns about calls by Megatron
+    pytest.mark.filterwarnings("ignore:Argument aux_data:UserWarning"),  # FlashAttention 4, when it compiles
 ]
 
 WIDE = AttentionSizes(num_heads=32, num_kv_heads=4, query_width=128, value_width=128, scale=128**-0.5)
