@@ -3,7 +3,8 @@
 Shape letters: as in ``mixture_ops``.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -115,7 +116,7 @@ def _differences_of_loop(
         each.detach().to(sizes.exact_dtype).requires_grad_() for each in (given.tokens_TH, given.probs_TE)
     )
     exact_TH, tokens_grad_TH, probs_grad_TE = (torch.zeros_like(each) for each in (tokens_TH, tokens_TH, probs_TE))
-    first = second = 0.0
+    first, second = list[float](), list[float]()
     for expert in range(len(given.weight1_EFH)):
         matrices = [
             each[expert].detach().to(sizes.exact_dtype).requires_grad_()
@@ -126,15 +127,20 @@ def _differences_of_loop(
         exact_TH += part_TH.detach()
         tokens_grad_TH += own[0]
         probs_grad_TE += own[1]
-        first = max(first, relative(grads["first matrices"][expert], own[2]))
-        second = max(second, relative(grads["second matrices"][expert], own[3]))
+        first.append(relative(grads["first matrices"][expert], own[2]))
+        second.append(relative(grads["second matrices"][expert], own[3]))
     return {
         "output": relative(out_TH, exact_TH),
         "gradient of the tokens": relative(grads["tokens"], tokens_grad_TH),
         "gradient of the routing weights": relative(grads["routing weights"], probs_grad_TE),
-        "gradient of the first matrices": first,
-        "gradient of the second matrices": second,
+        "gradient of the first matrices": _largest_or_nan(first),
+        "gradient of the second matrices": _largest_or_nan(second),
     }
+
+
+def _largest_or_nan(values: Sequence[float]) -> float:
+    """Return the largest value; NaN if there is one, which ``max`` may leave out."""
+    return next((value for value in values if math.isnan(value)), max(values))
 
 
 def _of_expert(

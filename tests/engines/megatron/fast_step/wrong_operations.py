@@ -82,6 +82,14 @@ def _detached(given: Routed) -> Tensor:
     return mixed(replace(given, tokens_TH=tokens))
 
 
+def _nan_in_one_gradient(given: Routed) -> Tensor:
+    """Apply the experts, and put NaN in the gradient of the first one's matrix."""
+    weight1_EFH = given.weight1_EFH * 1
+    first = torch.tensor([0], device=weight1_EFH.device)
+    weight1_EFH.register_hook(lambda grad: grad.index_fill(0, first, torch.nan))  # type: ignore[no-untyped-call]
+    return mixed(replace(given, weight1_EFH=weight1_EFH))
+
+
 def _first_dtype(gradients: Sequence[Tensor]) -> Tensor:
     return foreach_norm([each for each in gradients if each.dtype == gradients[0].dtype])
 
@@ -107,6 +115,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "activation without weights": ("SwiGLU of experts", {"swiglu": _unweighted}),
     "experts in another order": ("stacked experts", {"experts": _neighbour}),
     "experts without some gradients": ("stacked experts", {"experts": _detached}),
+    "experts with NaN in one gradient": ("stacked experts", {"experts": _nan_in_one_gradient}),
     "norm of one dtype": ("gradient norm", {"norm": _first_dtype}),
     "AdamW with another beta": ("fused AdamW", {"make_adam": _other_beta}),
 }
