@@ -5,9 +5,11 @@ the group's store, sets a key there to tell all members.
 """
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 _KEY = "asyncrl-abandoned"
+ABORT_S = 30.0
+"""Seconds for the aborts of all groups of an update; each takes milliseconds."""
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 """Environment variable that torch reads when it makes a group."""
 
@@ -81,9 +85,27 @@ def abandon(groups: UpdateGroups) -> None:
     # thread that waits in a collective gets a RuntimeError there.
     with suppress(RuntimeError, KeyError):  # the store is gone, and with it the way to tell the engines
         store_of(groups.main).set(_KEY, "")
-    for group in groups.every:
-        with suppress(RuntimeError):  # aborting a group with a dead member may fail
-            group.abort()
+    abort_together(groups.every)
+
+
+def abort_together(groups: Sequence[dist.ProcessGroup]) -> None:
+    """Abort all groups at the same time: broadcasts in flight end, and none of the groups can be used any more.
+
+    Waits for at most ``ABORT_S`` seconds.
+    """
+    # Invariant: no abort waits for another one to return.  NCCL's abort may wait for the whole device, which a
+    # broadcast of another group holds until that group is aborted, too.
+    aborting = [Thread(target=_abort, args=(group,), name="asyncrl-abort", daemon=True) for group in groups]
+    for thread in aborting:
+        thread.start()
+    deadline = time.monotonic() + ABORT_S
+    for thread in aborting:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    with suppress(RuntimeError):  # aborting a group with a dead member may fail
+        group.abort()
 
 
 def is_abandoned(main: dist.ProcessGroup) -> bool:

@@ -7,7 +7,6 @@ trainer has died the broadcast never ends, and only ``finish`` has a deadline.
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
@@ -35,9 +34,9 @@ class Channel:
 
     def abort(self) -> None:
         """Abort all groups: broadcasts in flight end, and none of the groups can be used any more."""
-        for group in (self.main, *self.others):
-            with suppress(RuntimeError):  # aborting a group with a dead member may fail
-                group.abort()
+        from asyncrl.engines.weight_sync.group_abort import abort_together
+
+        abort_together((self.main, *self.others))
 
 
 def broadcast(flat: Any, channel: Channel) -> Any:
