@@ -290,7 +290,10 @@ class BroadcastUpdater:
 
     def _decide_parts(self) -> None:
         """Decide, after the first direct update, whether later ones send experts by part; warn once if they do not."""
-        if self._by_part is not PartState.UNKNOWN or not self._reports or num_parts_of(self._buckets) == 1:
+        if self._by_part is not PartState.UNKNOWN or not self._reports:
+            return
+        sizes = {parts.num_parts for parts in self._reports.values() if parts is not None}
+        if num_parts_of(self._buckets) == 1 and sizes <= {1}:
             return
         ranks = {engine.url: engine.num_ranks for engine in self._round.engines}
         reason = obstacle(self._buckets, ranks, self._reports)

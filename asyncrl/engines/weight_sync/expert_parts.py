@@ -7,7 +7,8 @@ The trainer plans buckets with the experts of one part each; SGLang decides whic
     update 2     all buckets to all ranks             ──▶ tested, and reported: the parts that need each bucket
     update 3 ... buckets of experts to their part, if no engine has reported another part that needs them
 
-Redundant experts, experts that move and shared experts are therefore measured, never modelled.
+The placement of redundant and shared experts is therefore measured in the first two updates, never modelled.  Experts
+must not move after that (--sglang-enable-eplb).
 """
 
 import re

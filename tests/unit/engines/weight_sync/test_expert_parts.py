@@ -119,6 +119,14 @@ def test_buckets_without_parts_are_never_sent_by_part(caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
+def test_engines_with_parts_that_the_flags_do_not_name_give_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer()
+    publish(engine("a"), trainer=trainer, times=4)
+    assert not [told for told in trainer.told if "part" in told]
+    (warning,) = caplog.records
+    assert "has an expert-parallel size of 2, the SGLang flags of the run 1" in warning.getMessage()
+
+
 def test_a_new_group_begins_with_whole_updates_again() -> None:
     a, b, trainer = engine("a"), engine("b"), Trainer(parts=(0, 1))
     membership: EngineMembership[WeightReceiver] = EngineMembership((a, b))
