@@ -106,7 +106,7 @@ _OBJECTIVE: Sequence[Rows] = (
         words="none",
     ),
     without_effect(
-        "mismatch/... and train/logprob_diff are always reported",
+        "mismatch/... is always reported, train/logprob_diff while engines serve the trainer's weights",
         "get-mismatch-metrics",
         words="none",
     ),

@@ -11,8 +11,8 @@ Five functions are replaced through SGLang's hook registry:
 
 With these, ``sampling_seed`` repeats a sample on a CPU.
 
-A sixth one returns a copy: with overlap scheduling, the next pass would overwrite the experts that a pass chose before
-they are read.  On a GPU they are copied to the host meanwhile.
+A sixth one returns a copy where ``route_store`` is off: with overlap scheduling, the next pass would overwrite the
+experts that a pass chose before they are read.  On a GPU they are copied to the host meanwhile.
 
 A seventh one gets other arguments: with expert parallelism, upstream marks the experts of other ranks by -1, which the
 native layer takes for an index.
