@@ -35,8 +35,9 @@ INTERNALS = (
 
 KERNEL_WIDTH = 8
 """Head dimensions are a multiple of this for both kernels."""
-_WIDEST = 256
-"""The largest head dimension of FlashAttention 4 on Hopper."""
+_NARROWEST, _WIDEST = 64, 256
+"""The head dimensions for which FlashAttention 4 is taken on Hopper.  It claims to take 8 and more, but its compiler
+fails at 16."""
 _HOPPER = 9
 """The major compute capability of the GPUs where FlashAttention 4 was measured and compared with the plain result."""
 
@@ -107,7 +108,7 @@ def has_flash_4(device: torch.device) -> bool:
 
 def fits_flash_4(query_width: int, value_width: int) -> bool:
     """Return whether FlashAttention 4 takes heads of these widths."""
-    return all(width % KERNEL_WIDTH == 0 and width <= _WIDEST for width in (query_width, value_width))
+    return all(width % KERNEL_WIDTH == 0 and _NARROWEST <= width <= _WIDEST for width in (query_width, value_width))
 
 
 def flash_4(query_TAD: Tensor, key_KGD: Tensor, value_KGV: Tensor, stretches: Stretches, scale: float) -> Tensor:

@@ -22,13 +22,15 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:::torch"),  # torch warns about calls by Megatron
-    pytest.mark.filterwarnings("ignore:Argument aux_data:UserWarning"),  # FlashAttention 4, when it compiles
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # FlashAttention 4, when it compiles
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the same: it calls old names of its compiler
 ]
 
 WIDE = AttentionSizes(num_heads=32, num_kv_heads=4, query_width=128, value_width=128, scale=128**-0.5)
 LATENT = AttentionSizes(num_heads=16, num_kv_heads=16, query_width=192, value_width=128, scale=0.1147)
 WORKSPACES = 2**27
 """Bytes that cuBLAS keeps, at most; the gradient of the output matrix alone has 600 MB."""
+NARROW, WIDEST = replace(WIDE, query_width=64, value_width=64), replace(WIDE, query_width=256, value_width=256)
 EXPERTS = ExpertSizes(num_experts=128, num_chosen=8, ffn_hidden_size=768)
 
 
@@ -60,6 +62,8 @@ MODELS = {
     "dense": sizes(WIDE, None),
     "dense, first of two context-parallel ranks": sizes(replace(WIDE, context_size=2), None),
     "dense, second of two context-parallel ranks": sizes(replace(WIDE, context_rank=1, context_size=2), None),
+    "heads of 64": sizes(NARROW, None),
+    "heads of 256": sizes(WIDEST, None),
     "mixture": sizes(WIDE, EXPERTS),
     "mixture with latent attention": sizes(LATENT, ExpertSizes(num_experts=64, num_chosen=6, ffn_hidden_size=1408)),
 }
