@@ -3,6 +3,7 @@
     uv run python -m benchmarks.trainer --model 1.7b --tokens 32768                               one GPU
     uv run python -m benchmarks.trainer --model 1.7b --ranks 2 --tensor-model-parallel-size 2     two GPUs
     uv run python -m benchmarks.trainer --model moe-6b --ranks 4 --expert-model-parallel-size 4   four GPUs
+    uv run python -m benchmarks.trainer --model moe-6b --replay                                   cost of routing replay
     uv run python -m benchmarks.trainer --model 1.7b --profile                                    table of kernels
     uv run python -m benchmarks.trainer --model tiny --device cpu --tokens 256                    any machine
 
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from statistics import median
 from typing import get_args
 
 from rich.console import Console
@@ -36,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
     """Measure and show what ``argv`` asks for; returns the exit code."""
     asked = _parser().parse_args(argv)
     need(asked.device)
+    if asked.replay and "num_experts" not in SHAPES[asked.model]:
+        raise SystemExit(f"error: --replay: {asked.model} has no experts; take a mixture, such as moe-2b")
     with tempfile.TemporaryDirectory() as folder:
         checkpoint: Path = asked.checkpoint or Path(folder) / "hf"
         if not (checkpoint / "model.safetensors").exists():
@@ -57,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
     add_option(parser, "--deadline-s", float, "seconds for the whole benchmark", 900.0)
     parser.add_argument("--profile", action="store_true", help="table of the kernels that take longest")
+    replay_help = "train each batch a second time with routing replay of random routes; for mixtures of experts"
+    parser.add_argument("--replay", action="store_true", help=replay_help)
     impls = get_args(TransformerImpl)
     add_option(parser, "--transformer-impl", str, "implementation of the layers", "auto", choices=impls)
     add_parallel(parser.add_argument_group("layout of the trainer (docs/parallelism.md)"))
@@ -78,6 +84,12 @@ def _show(asked: argparse.Namespace, found: StepMeasurement) -> None:
     table.add_row("layers", found.layers)
     table.add_row("tokens per step", f"{tokens:,}; {asked.tokens:,} per microbatch, {asked.sample_tokens:,} per sample")
     table.add_row("step", f"{step_s:.3f} s, best of {', '.join(f'{each:.3f}' for each in found.step_s)}")
+    if found.replay_s:
+        extra = median(after / before for before, after in zip(found.step_s, found.replay_s, strict=True)) - 1
+        replayed = ", ".join(f"{each:.3f}" for each in found.replay_s)
+        table.add_row(
+            "step with routing replay", f"{min(found.replay_s):.3f} s, best of {replayed}; median {extra:+.1%}"
+        )
     table.add_row("tokens/s", f"{tokens / step_s:,.0f}")
     table.add_row("model FLOP/s per rank", f"{per_gpu / 1e12:.1f} T")
     table.add_row("matrix product FLOP/s", f"{found.matrix_rate / 1e12:.1f} T")

@@ -9,13 +9,17 @@ import os
 import random
 import time
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
 from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
+from asyncrl.token_columns import Routes
 from asyncrl.types import Batch, FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
 from benchmarks.common.parallel_options import parallel_of
 from benchmarks.common.shapes import SHAPES
@@ -31,6 +35,8 @@ class StepMeasurement:
     """Figures of rank 0, in seconds, GiB and FLOP/s."""
 
     step_s: tuple[float, ...]
+    replay_s: tuple[float, ...]
+    """Steps with routing replay, each on the samples of the step at its place in ``step_s``; empty: not asked for."""
     memory_gib: float
     matrix_rate: float
     layers: str
@@ -93,15 +99,19 @@ def _rank(asked: argparse.Namespace, settings: TrainerSettings, rank: int, port:
     trainer = MegatronRank(settings, rank, asked.ranks, "127.0.0.1", port)
     if asked.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds = []
+    seconds, replayed = [], []
     for step in range(asked.steps):
-        seconds.append(_timed(trainer, _batch(asked, step), asked.device))
+        batch = _batch(asked, step)
+        seconds.append(_timed(trainer, batch, asked.device))
+        if asked.replay:
+            replayed.append(_timed(trainer, _with_routes(batch, SHAPES[asked.model], step), asked.device))
     kernels = _kernels(trainer, _batch(asked, asked.steps), asked.device) if asked.profile else ""
     if rank == 0:
         memory = torch.cuda.max_memory_allocated() / 2**30 if asked.device == "cuda" else 0.0
         answers.put(
             StepMeasurement(
                 step_s=tuple(seconds[1:]),
+                replay_s=tuple(replayed[1:]),
                 memory_gib=memory,
                 matrix_rate=rate,
                 layers=trainer.layers,
@@ -109,6 +119,27 @@ def _rank(asked: argparse.Namespace, settings: TrainerSettings, rank: int, port:
             )
         )
     trainer.close()
+
+
+def _with_routes(batch: Batch, config: Mapping[str, Any], seed: int) -> Batch:
+    """Give every sample random routes, as if its engine had chosen other experts than the trainer would."""
+    rng = np.random.default_rng(seed)
+    num_experts, num_chosen = config["num_experts"], config["num_experts_per_tok"]
+
+    def routed(prompt: Prompt, scored: ScoredSample) -> ScoredSample:
+        num_positions = len(prompt.token_ids) + len(scored.sample.token_ids) - 1
+        first = rng.integers(num_experts, size=(num_positions, config["num_hidden_layers"], 1))
+        experts = (first + np.arange(num_chosen) * (num_experts // num_chosen)) % num_experts
+        routes = Routes(experts_NLK=experts.astype(np.uint8 if num_experts <= 256 else np.uint16))
+        return replace(scored, sample=replace(scored.sample, routes=routes))
+
+    return replace(
+        batch,
+        groups=tuple(
+            replace(group, samples=tuple(routed(group.prompt, each) for each in group.samples))
+            for group in batch.groups
+        ),
+    )
 
 
 def _timed(trainer: Any, batch: Batch, device: str) -> float:
