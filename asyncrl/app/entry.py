@@ -35,6 +35,7 @@ from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.checkpoint.directory import latest
+from asyncrl.engines.megatron.checkpoint.held import SaveLease, held
 from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.metrics.closing import closing_table
 from asyncrl.metrics.facts import StepFacts
@@ -63,11 +64,12 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
             if run.output.dry_run:
                 dry_run(run, console)
                 return 0
+            lease = logs.enter_context(held(run.checkpoint, lambda line: console.print(Text(line), soft_wrap=True)))
             checked = check(run)
             run_dir = _open_run_dir(checked.run)
             logs.enter_context(open_logging(run_dir, console))
             log = run_dir / LOG_FILE
-            _run(checked, run_dir, console, signals)
+            _run(checked, run_dir, console, signals, lease)
         except BaseException as error:  # noqa: BLE001 (the one place where every exception ends)
             return _exit_code(error, signals, log)
         return signals.exit_code if signals.received else 0
@@ -93,7 +95,7 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
     return 1
 
 
-def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) -> None:
+def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, lease: SaveLease | None) -> None:
     run, started = checked.run, time.monotonic()
     plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
     signals.remember()
@@ -116,7 +118,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
                 ray_session(checked.num_processes + 1, hold_signals=signals.hold, spared=trackers.pids) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals))
+                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals, lease))
         finally:
             view.close()
             done = history.steps_before + history.steps
@@ -157,7 +159,13 @@ def _interruption(run: RunConfig, done: int, signal: str) -> str:
 
 
 async def _run_in_session(
-    ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: Signals
+    ray: ModuleType,
+    checked: Checked,
+    run_dir: Path,
+    view: View,
+    reporter: Reporter,
+    signals: Signals,
+    lease: SaveLease | None,
 ) -> None:
     logs = checked.hooks.log_hooks()
 
@@ -182,6 +190,7 @@ async def _run_in_session(
             report=report,
             gauges=view.gauges,
             logs=logs,
+            lease=lease,
         )
 
 

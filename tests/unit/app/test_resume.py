@@ -123,15 +123,15 @@ def test_broken_notes_are_refused(tmp_path: Path, configured: Callable[..., RunC
     folder = saved(tmp_path, {"state": {}})
     with pytest.raises(ConfigError, match=r"iter_0000002: not a state of a run"):
         find_start(configured(), prompts(), SHAPE)
-    (folder / "run.json").unlink()
+    for name in ("run.json", "checksums.json"):  # another program wrote the checkpoint
+        (folder / name).unlink()
     with pytest.raises(ConfigError, match=r"has no run.json.*--ref-load takes its weights"):
         find_start(configured(), prompts(), SHAPE)
 
 
 def test_another_model_is_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
-    folder = saved(tmp_path)
-    text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(text.replace(f'"num_layers":{SHAPE.num_layers}', '"num_layers":77'))
+    run = {**about(prompts()), "optimizer": True, "state": STATE.as_json()}
+    written(tmp_path / "saved", 2, notes_of(replace(SHAPE, num_layers=77), run))
     with pytest.raises(ConfigError, match=r"is of another model than hf-checkpoint: num_layers 77"):
         find_start(configured(), prompts(), SHAPE)
 
