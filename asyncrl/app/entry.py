@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
@@ -107,6 +108,9 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
         history = History(steps_before=checked.start.step)
         before = checked.start.before
         view.note(_beginning(checked, plan, has_rows=(run_dir / METRICS_FILE).exists()))
+        for line in checked.start.changes:
+            view.note(line)
+            logger.info(line)
         trackers = open_trackers(run, run_dir, run_dir / LOGS_FOLDER)
         sinks = _sinks(run, run_dir, history, trackers)
         reporter = Reporter(sinks, before.tokens if before else None)
@@ -214,11 +218,22 @@ def _open_run_dir(run: RunConfig) -> Path:
     run_dir = place_of(run, datetime.now())
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / f"{run.name}.toml").write_text(resolved(run), encoding="utf-8")
+        _write_settings(run_dir / f"{run.name}.toml", resolved(run))
         (run_dir / VERSIONS_FILE).write_bytes(orjson.dumps(_versions(), option=orjson.OPT_INDENT_2))
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir}: {error.strerror}") from error
     return run_dir
+
+
+def _write_settings(path: Path, text: str) -> None:
+    """Write the file of settings; one with other settings, of a run that this one resumes, gets a number: NAME.1.toml.
+
+    Raises OSError.
+    """
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        taken = (path.with_suffix(f".{number}.toml") for number in count(1))
+        path.rename(next(each for each in taken if not each.exists()))
+    path.write_text(text, encoding="utf-8")
 
 
 def _versions() -> dict[str, str | None]:

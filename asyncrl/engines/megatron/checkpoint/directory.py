@@ -25,6 +25,9 @@ RELEASE = "release"
 """Megatron's converters write this in place of a number: the checkpoint has weights alone, of no training step."""
 RUN_FILE = "run.json"
 PARTIAL = ".partial"
+SCHEMA = 1
+"""The version of ``run.json``; files without one have 0.  A new field needs a default, by which old files load.  Raise
+the version if earlier versions of asyncrl, which ignore new fields, must not resume from the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +147,7 @@ def _check_writable(save: Path) -> None:
 
 def notes_of(shape: ModelShape, run: Mapping[str, Any]) -> bytes:
     """Return the contents of a checkpoint's ``run.json``: the model's shape, and the state of the run."""
-    return orjson.dumps({"model": asdict(shape), "run": dict(run)})
+    return orjson.dumps({"schema": SCHEMA, "model": asdict(shape), "run": dict(run)})
 
 
 def as_written(shape: ModelShape) -> dict[str, Any]:
@@ -164,6 +167,11 @@ def read_notes(folder: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if not isinstance(found, dict) or not {"model", "run"} <= found.keys():
         raise ConfigError(f"{path}: has no model or no run")
+    schema = found.get("schema", 0)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ConfigError(
+            f"{path}: a later version of asyncrl wrote it (schema {schema}, here {SCHEMA}); update asyncrl"
+        )
     return found
 
 
