@@ -38,7 +38,7 @@ from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.checkpoint.held import SaveLease
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.launch import expert_parallel_size
-from asyncrl.errors import AsyncRLError, GpuSharingFailed, WeightUpdateFailed, plainly
+from asyncrl.errors import AsyncRLError, GpuSharingFailed, LeaseLost, WeightUpdateFailed, plainly
 from asyncrl.event_loop import is_cancelled
 from asyncrl.hooks.log_hooks import LogHooks
 from asyncrl.hooks.prompt_source import UserPrompts
@@ -186,7 +186,7 @@ async def _failing_well(running: Running) -> AsyncIterator[None]:
         yield
     except Exception as error:
         if not is_cancelled():
-            if running.trainer.has_begun_checkpoint:
+            if running.trainer.has_begun_checkpoint and not isinstance(error, LeaseLost):
                 logger.warning("the run failed; waiting up to %g s for a checkpoint: %s", LAST_CHECKPOINT_S, error)
                 with suppress(AsyncRLError):
                     await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from asyncrl.engines.megatron.checkpoint import lease
-from asyncrl.engines.megatron.checkpoint.lease import check, release, renew, take
+from asyncrl.engines.megatron.checkpoint.lease import Claim, check, release, renew, take
 from asyncrl.errors import ConfigError, LeaseLost
 
 HOLDER = """
@@ -155,6 +155,33 @@ def test_a_claim_whose_file_was_removed_is_lost(root: Path, look: object) -> Non
     (root / ".lease").rmdir()
     with pytest.raises(LeaseLost, match="was removed"):
         look(claim)
+
+
+def test_two_runs_never_get_the_same_token(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other run claims the folder between this run's look and its claim."""
+    describe, others = lease._of_this_process, []  # noqa: SLF001
+
+    def describe_late(folder: Path, token: int) -> Claim:
+        monkeypatch.setattr(lease, "_of_this_process", describe)
+        others.append(take(root, quiet))
+        return describe(folder, token)
+
+    monkeypatch.setattr(lease, "_of_this_process", describe_late)
+    assert (take(root, quiet).token, others[0].token) == (2, 1)  # the other run gives no heartbeat here
+
+
+def test_a_run_that_sleeps_right_after_its_claim_does_not_hold_the_folder(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, others = lease._create, []  # noqa: SLF001
+
+    def create_and_sleep(path: Path, content: bytes) -> None:
+        create(path, content)
+        monkeypatch.setattr(lease, "_create", create)
+        others.append(take(root, quiet))
+
+    monkeypatch.setattr(lease, "_create", create_and_sleep)
+    assert (take(root, quiet).token, others[0].token) == (3, 2)
 
 
 def test_of_many_runs_that_start_together_one_gets_the_folder(root: Path) -> None:
