@@ -1,6 +1,7 @@
 """Two runs, or one after another, write to one folder: every way in which they meet leaves whole checkpoints."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from asyncrl.engines.megatron.checkpoint import writes
 from asyncrl.engines.megatron.checkpoint.checksums import Part, checksum
 from asyncrl.engines.megatron.checkpoint.directory import latest, read_notes
-from asyncrl.engines.megatron.checkpoint.lease import Claim, release, take
+from asyncrl.engines.megatron.checkpoint.lease import Claim, check, release, take
 from asyncrl.engines.megatron.checkpoint.writes import Target, commit, fence, open_partial
 from asyncrl.errors import CheckpointFailed, LeaseLost
 from tests.save_targets import claim, target
@@ -77,7 +78,6 @@ def test_a_run_that_sleeps_between_its_check_and_its_rename_changes_nothing(
     written(tmp_path, 5)
     old = target(tmp_path, 10)
     parts, checks, after = filled(old, b"weights of run A"), [], []
-    check = writes.check
 
     def check_and_sleep(own: Claim) -> None:
         check(own)
@@ -194,10 +194,11 @@ def test_a_checkpoint_that_cannot_be_deleted_is_a_warning(
 ) -> None:
     written(tmp_path, 5)
 
-    def refused(path: Path) -> None:
-        raise PermissionError(13, os.strerror(13))
+    def refused(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise PermissionError(13, os.strerror(13))
 
-    monkeypatch.setattr(writes.shutil, "rmtree", lambda path, ignore_errors=False: ignore_errors or refused(path))
+    monkeypatch.setattr(shutil, "rmtree", refused)
     kept(tmp_path, 10, keep=1)
     assert latest(tmp_path) == tmp_path / "iter_0000010"
     assert "old checkpoints were not deleted: [Errno 13]" in caplog.text
