@@ -25,6 +25,7 @@
     ├── NonFiniteLoss          the loss is NaN or infinite; no weights were changed
     ├── FastStepWrong          a fast operation of the trainer differs from its plain form; nothing was trained
     ├── CheckpointFailed       a checkpoint could not be written or read; earlier ones are intact
+    ├── LeaseLost              another run has taken over the folder of --save; nothing more is written to it
     ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
     ├── InternalsChanged       an installed package differs from the version that asyncrl was written for
     ├── GpuSharingFailed       engines and trainer could not hand over the GPUs that they share
@@ -143,6 +144,10 @@ class FastStepWrong(AsyncRLError):
 
 class CheckpointFailed(AsyncRLError):
     """A checkpoint could not be written or read; earlier checkpoints are intact."""
+
+
+class LeaseLost(AsyncRLError):
+    """Another run has taken over the folder of ``--save``; this run writes nothing more to it."""
 
 
 class WeightUpdateFailed(AsyncRLError):

@@ -130,12 +130,12 @@ class Checkpointer(Protocol):
         """Copy the trainer's state after ``step`` steps and start writing it in the background.
 
         ``run`` is stored with it; it holds JSON values only.  A checkpoint can be loaded only once it is complete.
-        Waits first for the previous checkpoint.  Raises CheckpointFailed, also for the previous checkpoint, or
-        TrainerFailed.
+        Waits first for the previous checkpoint.  Raises CheckpointFailed, also for the previous checkpoint, LeaseLost
+        if another run has taken the folder, or TrainerFailed.
         """
 
     async def finish(self) -> None:
-        """Wait until no checkpoint is being written.  Raises CheckpointFailed or TrainerFailed."""
+        """Wait until no checkpoint is being written.  Raises CheckpointFailed, LeaseLost or TrainerFailed."""
 
 
 class PromptSource(Protocol):

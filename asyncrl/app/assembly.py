@@ -35,9 +35,10 @@ from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device, routes_shape
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
+from asyncrl.engines.megatron.checkpoint.held import SaveLease
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.launch import expert_parallel_size
-from asyncrl.errors import AsyncRLError, GpuSharingFailed, WeightUpdateFailed, plainly
+from asyncrl.errors import AsyncRLError, GpuSharingFailed, LeaseLost, WeightUpdateFailed, plainly
 from asyncrl.event_loop import is_cancelled
 from asyncrl.hooks.log_hooks import LogHooks
 from asyncrl.hooks.prompt_source import UserPrompts
@@ -88,12 +89,13 @@ async def run_training(
     report: Callable[[StepFacts], None],
     gauges: Callable[[Gauges], None],
     logs: LogHooks | None = None,
+    lease: SaveLease | None = None,
 ) -> None:
     """Start all processes, train to the last step, save, and stop all processes.
 
     ``phase`` receives the name of each startup phase, ``report`` each step's facts, and ``gauges`` the scheduler's
     counts every SHOW_EVERY_S seconds.  ``logs`` are the user's log functions, to which ``report`` hands the steps.
-    Raises the error that ended the run.
+    ``lease`` is that of ``--save``, and None without it.  Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
@@ -105,11 +107,13 @@ async def run_training(
         running_episodes(checked, user_processes, logs_folder, lambda: serving.now) as episodes,
     ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
-        parts = _parts(checked, running, rewards, timeline, serving, episodes)
+        parts = _parts(checked, running, rewards, timeline, serving, episodes, lease)
         async with _failing_well(running):
             with plainly():
                 async with asyncio.TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts)
+                    if lease is not None:
+                        watching.append(watchers.create_task(lease.watch(), name="save-lease"))
                     watching += await _begin(watchers, running, parts, phase, gauges, logs)
                     await train(parts, _plan(checked, run_dir), report)
                     if logs is not None:
@@ -182,7 +186,7 @@ async def _failing_well(running: Running) -> AsyncIterator[None]:
         yield
     except Exception as error:
         if not is_cancelled():
-            if running.trainer.has_begun_checkpoint:
+            if running.trainer.has_begun_checkpoint and not isinstance(error, LeaseLost):
                 logger.warning("the run failed; waiting up to %g s for a checkpoint: %s", LAST_CHECKPOINT_S, error)
                 with suppress(AsyncRLError):
                     await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)
@@ -249,6 +253,7 @@ def _parts(
     timeline: Timeline,
     serving: ServingWeights,
     episodes: EpisodeSettings | None,
+    lease: SaveLease | None,
 ) -> Parts:
     run = checked.run
     num_slots = run.rollout.sglang_server_concurrency * run.cluster.num_engines
@@ -289,7 +294,7 @@ def _parts(
         serving=serving,
         timeline=timeline,
         loop_lag=LoopLag(),
-        checkpointer=_checkpointer(checked, running),
+        checkpointer=None if lease is None else _checkpointer(checked, running, lease),
         hooks=hooks,
         source=source,
         gpu_sharing=running.gpu_sharing,
@@ -362,12 +367,15 @@ def _scheduler(
     )
 
 
-def _checkpointer(checked: Checked, running: Running) -> RayCheckpointer | None:
-    checkpoint = checked.run.checkpoint
-    if checkpoint.save is None:
-        return None
+def _checkpointer(checked: Checked, running: Running, lease: SaveLease) -> RayCheckpointer:
+    checkpoint, origin = checked.run.checkpoint, checked.start.origin
     return RayCheckpointer(
-        running.trainer, checkpoint.save, with_optimizer=checkpoint.save_optim, about=checked.start.about
+        running.trainer,
+        lease.claim,
+        with_optimizer=checkpoint.save_optim,
+        about=checked.start.about,
+        keep=checkpoint.keep_checkpoints,
+        spared=None if origin is None else origin.folder,
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
@@ -35,6 +36,7 @@ from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.checkpoint.directory import latest
+from asyncrl.engines.megatron.checkpoint.held import SaveLease, held
 from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.metrics.closing import closing_table
 from asyncrl.metrics.facts import StepFacts
@@ -63,11 +65,12 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
             if run.output.dry_run:
                 dry_run(run, console)
                 return 0
+            lease = logs.enter_context(held(run.checkpoint, lambda line: console.print(Text(line), soft_wrap=True)))
             checked = check(run)
             run_dir = _open_run_dir(checked.run)
             logs.enter_context(open_logging(run_dir, console))
             log = run_dir / LOG_FILE
-            _run(checked, run_dir, console, signals)
+            _run(checked, run_dir, console, signals, lease)
         except BaseException as error:  # noqa: BLE001 (the one place where every exception ends)
             return _exit_code(error, signals, log)
         return signals.exit_code if signals.received else 0
@@ -93,7 +96,7 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
     return 1
 
 
-def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) -> None:
+def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, lease: SaveLease | None) -> None:
     run, started = checked.run, time.monotonic()
     plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
     signals.remember()
@@ -105,6 +108,9 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         history = History(steps_before=checked.start.step)
         before = checked.start.before
         view.note(_beginning(checked, plan, has_rows=(run_dir / METRICS_FILE).exists()))
+        for line in checked.start.changes:
+            view.note(line)
+            logger.info(line)
         trackers = open_trackers(run, run_dir, run_dir / LOGS_FOLDER)
         sinks = _sinks(run, run_dir, history, trackers)
         reporter = Reporter(sinks, before.tokens if before else None)
@@ -116,7 +122,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
                 ray_session(checked.num_processes + 1, hold_signals=signals.hold, spared=trackers.pids) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals))
+                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals, lease))
         finally:
             view.close()
             done = history.steps_before + history.steps
@@ -157,7 +163,13 @@ def _interruption(run: RunConfig, done: int, signal: str) -> str:
 
 
 async def _run_in_session(
-    ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: Signals
+    ray: ModuleType,
+    checked: Checked,
+    run_dir: Path,
+    view: View,
+    reporter: Reporter,
+    signals: Signals,
+    lease: SaveLease | None,
 ) -> None:
     logs = checked.hooks.log_hooks()
 
@@ -182,6 +194,7 @@ async def _run_in_session(
             report=report,
             gauges=view.gauges,
             logs=logs,
+            lease=lease,
         )
 
 
@@ -205,11 +218,22 @@ def _open_run_dir(run: RunConfig) -> Path:
     run_dir = place_of(run, datetime.now())
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / f"{run.name}.toml").write_text(resolved(run), encoding="utf-8")
+        _write_settings(run_dir / f"{run.name}.toml", resolved(run))
         (run_dir / VERSIONS_FILE).write_bytes(orjson.dumps(_versions(), option=orjson.OPT_INDENT_2))
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir}: {error.strerror}") from error
     return run_dir
+
+
+def _write_settings(path: Path, text: str) -> None:
+    """Write the file of settings; one with other settings, of a run that this one resumes, gets a number: NAME.1.toml.
+
+    Raises OSError.
+    """
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        taken = (path.with_suffix(f".{number}.toml") for number in count(1))
+        path.rename(next(each for each in taken if not each.exists()))
+    path.write_text(text, encoding="utf-8")
 
 
 def _versions() -> dict[str, str | None]:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from asyncrl.config import RunConfig
 from asyncrl.config.derived import has_critic
+from asyncrl.config.resolved import changes, kept
 from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.engines.megatron.checkpoint.directory import Origin, check_model, check_save, find_origin, read_notes
 from asyncrl.errors import ConfigError
@@ -48,7 +49,9 @@ class Start:
     again: tuple[Prompt, ...] = ()
     """Outstanding prompts of the resumed run, which start again."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Notes for this run's checkpoints about its prompts and a critic; empty if it writes none."""
+    """Notes for this run's checkpoints: its prompts, its settings and a critic; empty if it writes none."""
+    changes: tuple[str, ...] = ()
+    """Lines for the user: the settings that differ from the resumed run's."""
 
     @property
     def step(self) -> int:
@@ -71,7 +74,7 @@ def find_start(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> 
     start = _found(run, prompts, shape)
     if run.checkpoint.save is None:
         return start
-    return replace(start, about={**about(prompts), "critic": has_critic(run.train)})
+    return replace(start, about={**about(prompts), "critic": has_critic(run.train), "settings": kept(run)})
 
 
 def _found(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> Start:
@@ -97,7 +100,14 @@ def _found(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> Star
             "num-rollout counts those"
         )
     logger.info("resuming from %s, step %d", origin.folder, start.step)
-    return start
+    return replace(start, changes=_changes(notes["run"].get("settings"), run))
+
+
+def _changes(before: Any, run: RunConfig) -> tuple[str, ...]:
+    """Describe how ``run`` differs from the checkpoint's settings, which earlier versions did not keep."""
+    if not isinstance(before, Mapping):
+        return ("the checkpoint has no settings to compare with: an earlier version of asyncrl wrote it",)
+    return changes({str(name): str(value) for name, value in before.items()}, run)
 
 
 def about(prompts: ResumablePrompts) -> dict[str, Any]:

@@ -387,6 +387,10 @@ def _checkpoints(checkpoint: CheckpointConfig) -> list[str]:
         checkpoint.save_interval is None or checkpoint.save is not None,
         f"save-interval {checkpoint.save_interval} without save; give the folder for checkpoints",
     )
+    lines += must(
+        checkpoint.keep_checkpoints is None or checkpoint.save is not None,
+        f"keep-checkpoints {checkpoint.keep_checkpoints} without save; give the folder for checkpoints",
+    )
     return lines + must(
         checkpoint.ckpt_step is None or checkpoint.load is not None,
         f"ckpt-step {checkpoint.ckpt_step} without load; give the folder with the checkpoint",

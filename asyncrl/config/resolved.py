@@ -1,15 +1,33 @@
-"""The whole configuration as TOML text, to repeat the run with, or as a flat mapping."""
+"""The whole configuration as TOML text, to repeat the run with, or as a flat mapping; and its changes at a resume."""
 
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from asyncrl.config.areas import FlagWords, RunConfig, Secret
 from asyncrl.config.derived import filled_in
 from asyncrl.config.eval_sets import EvalSet, eval_sets
-from asyncrl.config.knobs import AREAS, knobs
+from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
 from asyncrl.config.values import shown
+
+UNIMPORTANT_AREAS = frozenset({"checkpoint", "failures", "evaluation", "output", "trackers"})
+"""The areas whose settings do not change what a run trains."""
+UNIMPORTANT = re.compile(
+    r".*-timeout-(s|minutes)|gateway-.*|.*-num-workers|num-data-workers|plugin-processes|data-source-prefetch"
+    r"|update-weight-disk-dir|gpu-memory-gb|reward-worker-memory-gb|check-.*"
+)
+"""Further settings that do not."""
+UNMENTIONED_AREAS = frozenset({"checkpoint", "output", "trackers"})
+"""The areas whose changes are not even mentioned: folders, and ways to show numbers."""
+MOST_CHANGES = 12
+"""The maximum number of lines for changes that matter."""
+_LONGEST = 60
+"""The maximum length of a value in such a line, in characters."""
+_SECRET_WORDS = frozenset({"key", "token", "password", "secret"})
+"""Words in the names of other programs' flags whose values are not kept."""
 
 
 def resolved(run: RunConfig) -> str:
@@ -47,6 +65,63 @@ def flat(run: RunConfig) -> dict[str, Any]:
     ours = {knob.field: _public(getattr(getattr(run, knob.area), knob.field)) for knob in knobs().values()}
     others = {name: _number(value) for name, value in run.foreign.items()} | _passed(run)
     return {name.replace("-", "_"): value for name, value in others.items()} | run.attributes | ours
+
+
+def kept(run: RunConfig) -> dict[str, str]:
+    """Return the settings that a checkpoint keeps, as TOML values by name: given ones, and derived defaults."""
+    passed = {
+        name: value for name, value in _passed(run).items() if not _SECRET_WORDS & set(re.split(r"[-_]", name.lower()))
+    }
+    return {name: shown(value) for name, value in (passed | filled_in(run) | _given(run)).items()}
+
+
+def changes(before: Mapping[str, str], run: RunConfig) -> tuple[str, ...]:
+    """Describe in a few lines how ``run`` differs from the settings ``before``, which ``kept`` returned.
+
+    A setting that ``before`` lacks, because an earlier version wrote it, counts as one with its default.
+    """
+    important, others = [], []
+    for name, old, new in _differences(before, run):
+        knob = knobs().get(name)
+        if knob is None or not (knob.area in UNIMPORTANT_AREAS or knob.type is Path or UNIMPORTANT.fullmatch(name)):
+            important.append(f"changed since the checkpoint: {name} {_short(old)} → {_short(new)}")
+        elif knob.area not in UNMENTIONED_AREAS:
+            others.append(name)
+    lines = important[:MOST_CHANGES]
+    if left := important[MOST_CHANGES:]:
+        names = ", ".join(line.split(": ")[1].split(" ")[0] for line in left)
+        lines.append(f"changed since the checkpoint, too: {names}")
+    if others:
+        lines.append(f"changed since the checkpoint, without effect on training: {', '.join(others)}")
+    return tuple(lines)
+
+
+def _differences(before: Mapping[str, str], run: RunConfig) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yield the name, the value before, and the value now of each setting that differs.
+
+    A setting that ``before`` lacks counts as one with its default, and a derived default then as unchanged.
+    """
+    now, given = kept(run), _given(run)
+    for name in {**now, **before}:
+        old, new, knob = before.get(name), now.get(name), knobs().get(name)
+        if knob is None and not name.startswith(PASSED_THROUGH):
+            continue  # a setting of another version
+        if knob is not None and old is None and (name not in given or given[name] == knob.default):
+            continue
+        if old != new:
+            yield name, old, new
+
+
+def _given(run: RunConfig) -> dict[str, Any]:
+    """Return the settings that have a value, but for secrets."""
+    ours = {knob.name: getattr(getattr(run, knob.area), knob.field) for knob in knobs().values()}
+    return {name: value for name, value in ours.items() if value is not None and not isinstance(value, Secret)}
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "(not given)"
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
 
 
 def _public(value: Any) -> Any:

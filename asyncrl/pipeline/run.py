@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncrl.errors import CheckpointFailed, plainly
+from asyncrl.errors import CheckpointFailed, LeaseLost, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
@@ -278,7 +278,7 @@ class _Run:
                 await self._parts.checkpointer.begin(state.step, state.as_json())
                 if not self._plan.save_during_training:
                     await self._parts.checkpointer.finish()
-        except CheckpointFailed:
+        except (CheckpointFailed, LeaseLost):
             if state.step == self._plan.num_steps:  # without it, the whole run would be lost
                 await self._parts.trainer.save(self._plan.save_to)
             raise

@@ -15,6 +15,10 @@ class CheckpointConfig:
     save_interval: Annotated[
         int | None, "Number of training steps between checkpoints; the last step is saved in any case."
     ] = None
+    keep_checkpoints: Annotated[
+        int | None,
+        "Number of newest checkpoints to keep; older ones are deleted after a new one is complete. Default: all.",
+    ] = None
     async_save: Annotated[
         bool, "Continue training while a checkpoint is written; training waits only for the copy in host memory."
     ] = True
@@ -28,4 +32,4 @@ class CheckpointConfig:
     load_optim: Annotated[bool, "Load the optimizer state."] = True
 
     def __post_init__(self) -> None:
-        refuse(at_least(self, 1, "save_interval", "ckpt_step"))
+        refuse(at_least(self, 1, "save_interval", "keep_checkpoints", "ckpt_step"))

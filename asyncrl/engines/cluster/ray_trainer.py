@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncrl.engines.cluster.actors import CONCURRENT
 from asyncrl.engines.cluster.calls import answered, together
-from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
+from asyncrl.engines.megatron.checkpoint.directory import Origin
+from asyncrl.engines.megatron.checkpoint.lease import Claim
+from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.errors import TrainerFailed
 from asyncrl.types import Batch, TrainReport
@@ -67,10 +69,10 @@ class RayTrainer:
         """See ``Trainer.save``."""
         await self._all(lambda rank: rank.save(path), self._train_timeout_s)
 
-    async def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> None:
+    async def begin_checkpoint(self, target: Target, run: Mapping[str, Any], with_optimizer: bool) -> None:
         """Return once every rank has copied its state; writing continues in the background."""
         self.has_begun_checkpoint = True
-        await self._all(lambda rank: rank.begin_checkpoint(folder, dict(run), with_optimizer), self._train_timeout_s)
+        await self._all(lambda rank: rank.begin_checkpoint(target, dict(run), with_optimizer), self._train_timeout_s)
 
     async def finish_checkpoint(self, timeout_s: float | None = None) -> None:
         """Return once no rank is writing."""
@@ -181,19 +183,34 @@ def _recorded(ask: Ask[Any]) -> _Call:
 
 
 class RayCheckpointer:
-    """A ``Checkpointer`` that writes a trainer's state to folders below one root."""
+    """A ``Checkpointer`` that writes a trainer's state to the folder of a run's lease."""
 
-    def __init__(self, trainer: RayTrainer, root: Path, *, with_optimizer: bool, about: Mapping[str, Any]) -> None:
-        """Set the folder ``root``; ``about`` is stored with every checkpoint, in addition to the run's state."""
+    def __init__(
+        self,
+        trainer: RayTrainer,
+        claim: Claim,
+        *,
+        with_optimizer: bool,
+        about: Mapping[str, Any],
+        keep: int | None = None,
+        spared: Path | None = None,
+    ) -> None:
+        """Set the folder, by its lease; ``about`` is stored with every checkpoint, in addition to the run's state.
+
+        ``keep`` and ``spared`` say which checkpoints stay: see ``Target``.
+        """
         self._trainer = trainer
-        self._root = root
+        self._claim = claim
         self._with_optimizer = with_optimizer
         self._about = dict(about)
+        self._keep = keep
+        self._spared = spared
 
     async def begin(self, step: int, run: Mapping[str, Any]) -> None:
         """See ``Checkpointer.begin``."""
         notes = {**self._about, "optimizer": self._with_optimizer, "state": dict(run)}
-        await self._trainer.begin_checkpoint(folder_of(self._root, step), notes, self._with_optimizer)
+        target = Target(claim=self._claim, step=step, keep=self._keep, spared=self._spared)
+        await self._trainer.begin_checkpoint(target, notes, self._with_optimizer)
 
     async def finish(self) -> None:
         """See ``Checkpointer.finish``."""

@@ -2,6 +2,7 @@
 
 import functools
 
+from asyncrl.engines.megatron.checkpoint.checked_files import INTERNALS as CHECKED_FILES
 from asyncrl.engines.megatron.checkpoint.saver import INTERNALS as CHECKPOINT
 from asyncrl.engines.megatron.checkpoint.state import INTERNALS as STATE
 from asyncrl.engines.megatron.model.attention import INTERNALS as ATTENTION
@@ -27,6 +28,7 @@ from asyncrl.internals import check_internals
 
 TRAINER = (
     *ATTENTION,
+    *CHECKED_FILES,
     *CHECKPOINT,
     *EXPERTS,
     *FORWARD_STEP,

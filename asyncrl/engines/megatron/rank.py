@@ -25,6 +25,7 @@ from asyncrl.config.derived import critic_load, has_critic, ref_load, uses_refer
 from asyncrl.engines.megatron.checkpoint.directory import Origin, as_written, check_model, find_origin, notes_of
 from asyncrl.engines.megatron.checkpoint.saver import Saver
 from asyncrl.engines.megatron.checkpoint.state import load_state, sharded_state
+from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.megatron.fast_step.check import check_fast_step, operations_in_use
 from asyncrl.engines.megatron.fast_step.sizes import sizes_of
 from asyncrl.engines.megatron.internals import check_trainer_internals
@@ -272,17 +273,17 @@ class MegatronRank:
             everything = origin.kind == "resume"
             load_state(self._learner, critic, origin.folder, everything=everything, with_optimizer=origin.optimizer)
 
-    def begin_checkpoint(self, folder: Path, run: Mapping[str, Any], with_optimizer: bool) -> float:
-        """Copy everything to host memory, return the seconds that took, and write it to ``folder`` in the background.
+    def begin_checkpoint(self, target: Target, run: Mapping[str, Any], with_optimizer: bool) -> float:
+        """Copy everything to host memory, return the seconds that took, and write it to ``target`` in the background.
 
         ``run`` describes the progress of the run; it is stored with the weights.  Waits for the previous checkpoint.
-        Raises CheckpointFailed.
+        Raises CheckpointFailed or LeaseLost.
         """
         if self._saver is None:
             self._saver = Saver(self._settings.save_timeout_s)
         critic = None if self._critic is None else self._critic.learner
         state = sharded_state(self._learner, critic, with_optimizer=with_optimizer)
-        return self._saver.begin(state, folder, notes_of(self._shape, run))
+        return self._saver.begin(state, target, notes_of(self._shape, run))
 
     def check_checkpoint(self) -> None:
         """Raise CheckpointFailed if the checkpoint being written has failed.  Returns at once."""
@@ -290,7 +291,7 @@ class MegatronRank:
             self._saver.raise_if_failed()
 
     def finish_checkpoint(self) -> None:
-        """Wait until no checkpoint is being written.  Raises CheckpointFailed."""
+        """Wait until no checkpoint is being written.  Raises CheckpointFailed or LeaseLost."""
         if self._saver is not None:
             self._saver.wait()
 

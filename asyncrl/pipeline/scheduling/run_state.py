@@ -5,7 +5,7 @@ stale.  Prompts are identified by epoch and row; those of a user's data source a
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from asyncrl.metrics.facts import GroupCounts, TokenCounts
@@ -50,14 +50,17 @@ class RunState:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "RunState":
-        """Return the state that ``as_json`` wrote.  Raises ValueError if ``found`` is not one."""
+        """Return the state that ``as_json`` wrote.  Raises ValueError if ``found`` is not one.
+
+        Fields that are missing, because an earlier version wrote it, get their defaults.  Unknown ones are ignored.
+        """
         try:
             return cls(
                 **{
-                    **found,
+                    **_known(cls, found),
                     "outstanding": tuple((int(epoch), int(row)) for epoch, row in found["outstanding"]),
-                    "tokens": TokenCounts(**found["tokens"]),
-                    "groups": GroupCounts(**found["groups"]),
+                    "tokens": TokenCounts(**_known(TokenCounts, found["tokens"])),
+                    "groups": GroupCounts(**_known(GroupCounts, found["groups"])),
                     "prompts": tuple(_prompt(prompt) for prompt in found.get("prompts", ())),
                     "verdicts": tuple(bool(verdict) for verdict in found["verdicts"]),
                     "last_taken": _place(found.get("last_taken")),
@@ -67,8 +70,13 @@ class RunState:
             raise ValueError(f"not a state of a run: {error}") from error
 
 
+def _known(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``found`` that are fields of the dataclass ``kind``."""
+    return {field.name: found[field.name] for field in fields(kind) if field.name in found}
+
+
 def _prompt(found: Mapping[str, Any]) -> Prompt:
-    return Prompt(**{**found, "token_ids": tuple(found["token_ids"])})
+    return Prompt(**{**_known(Prompt, found), "token_ids": tuple(found["token_ids"])})
 
 
 def _place(found: Any) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -21,6 +22,7 @@ with warnings.catch_warnings():
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron import TrainerSettings
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
+from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.megatron.weights.gathering import whole_weights
 from asyncrl.engines.megatron.weights.hf_weights import splits_of
 from asyncrl.engines.megatron.weights.sharding import all_weights, local_weights
@@ -28,6 +30,7 @@ from asyncrl.errors import NonFiniteLoss
 from asyncrl.types import Batch
 from tests.engines.megatron.tiny import free_port, poisoned, random_batch, trainer_settings
 from tests.engines.megatron.train.episode_batches import episode_batch, unknown, with_sets
+from tests.save_targets import target as target_of
 
 CPU = torch.device("cpu")
 SEVERAL = 2**14
@@ -78,7 +81,7 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     if case["poisons"]:
         refused = _refuses(trainer, poisoned(batch, 2))
     if case["saves"]:
-        trainer.begin_checkpoint(folder_of(target, 1), {}, with_optimizer=True)
+        trainer.begin_checkpoint(_same_on_all_ranks(target_of(target, 1) if rank == 0 else None), {}, True)
         trainer.finish_checkpoint()
     reports.append(trainer.train(with_sets(unknown(episode_batch(turn_rewards=True, step=1)))))
     trainer.save(target / "hf")
@@ -92,6 +95,14 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
         "logprobs": reports[-1].logprobs,
         "refused": refused,
     }
+
+
+def _same_on_all_ranks(target: Target | None) -> Target:
+    """Return the first rank's ``target``, which a run's driver would send to all ranks."""
+    found: list[Any] = [target]
+    dist.broadcast_object_list(found)
+    shared: Target = found[0]
+    return shared
 
 
 def _settings(case: dict[str, Any]) -> TrainerSettings:

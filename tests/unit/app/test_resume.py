@@ -3,10 +3,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from asyncrl.app.resume import Start, about, find_start
 from asyncrl.config import RunConfig, load_run
+from asyncrl.config.resolved import kept
 from asyncrl.data import EndlessPrompts
 from asyncrl.engines.megatron.checkpoint.directory import notes_of
 from asyncrl.errors import ConfigError
@@ -82,8 +84,9 @@ def test_a_new_run_starts_at_its_beginning(configured: Callable[..., RunConfig])
 
 def test_a_run_that_saves_knows_its_prompts(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     assert find_start(configured(), prompts(), SHAPE).about == {}
-    noted = find_start(configured("--save", str(tmp_path / "new")), prompts(), SHAPE).about
-    assert noted == {**about(prompts()), "critic": False}
+    run = configured("--save", str(tmp_path / "new"))
+    noted = find_start(run, prompts(), SHAPE).about
+    assert noted == {**about(prompts()), "critic": False, "settings": kept(run)}
 
 
 def test_a_run_resumes_at_its_position(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
@@ -123,15 +126,60 @@ def test_broken_notes_are_refused(tmp_path: Path, configured: Callable[..., RunC
     folder = saved(tmp_path, {"state": {}})
     with pytest.raises(ConfigError, match=r"iter_0000002: not a state of a run"):
         find_start(configured(), prompts(), SHAPE)
-    (folder / "run.json").unlink()
+    for name in ("run.json", "checksums.json"):  # another program wrote the checkpoint
+        (folder / name).unlink()
     with pytest.raises(ConfigError, match=r"has no run.json.*--ref-load takes its weights"):
         find_start(configured(), prompts(), SHAPE)
 
 
+# ---- the run before
+
+
+def test_a_resumed_run_says_what_changed(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    saved(tmp_path, {"settings": kept(configured("--lr", "1e-5", "--save-interval", "5", "--save", "x"))})
+    assert find_start(configured("--lr", "1e-5"), prompts(), SHAPE).changes == ()
+    found = find_start(configured("--lr", "2e-5", "--eval-timeout-s", "7"), prompts(), SHAPE).changes
+    assert found == (
+        "changed since the checkpoint: lr 1e-05 → 2e-05",
+        "changed since the checkpoint, without effect on training: eval-timeout-s",
+    )
+
+
+def test_a_checkpoint_without_settings_resumes(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    saved(tmp_path)
+    (line,) = find_start(configured(), prompts(), SHAPE).changes
+    assert line == "the checkpoint has no settings to compare with: an earlier version of asyncrl wrote it"
+
+
+def test_a_checkpoint_of_an_earlier_version_resumes(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    """A real ``run.json``, written before checkpoints had a schema, settings, checksums and later fields."""
+    notes = orjson.loads((Path(__file__).parent / "recorded" / "run_ebef004.json").read_bytes())
+    assert "schema" not in notes
+    notes["run"] |= about(prompts())  # of the prompts here
+    folder = written(tmp_path / "saved", 4, orjson.dumps(notes))
+    (folder / "checksums.json").unlink()
+    start = find_start(configured("--num-rollout", "9"), prompts(), SHAPE)
+    assert start.before is not None
+    assert (start.step, start.before.next_id, start.before.tokens.trained) == (4, 64, 3944)
+    assert (start.before.last_taken, start.before.source, start.before.tokens.observed) == (None, None, 0)
+    assert start.weights == Weights(version=4, step=4)
+
+
+def test_a_checkpoint_of_a_later_version_is_one_line(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
+    run = {**about(prompts()), "optimizer": True, "state": {**STATE.as_json(), "mood": "good"}}
+    notes = orjson.loads(notes_of(SHAPE, run))
+    folder = written(tmp_path / "saved", 2, orjson.dumps(notes))
+    assert find_start(configured(), prompts(), SHAPE).before == STATE  # fields that it does not know are ignored
+    written(tmp_path / "saved", 2, orjson.dumps({**notes, "schema": 99}))
+    with pytest.raises(ConfigError) as error:
+        find_start(configured(), prompts(), SHAPE)
+    line = "a later version of asyncrl wrote it (schema 99, here 1); update asyncrl"
+    assert str(error.value) == f"{folder / 'run.json'}: {line}"
+
+
 def test_another_model_is_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
-    folder = saved(tmp_path)
-    text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(text.replace(f'"num_layers":{SHAPE.num_layers}', '"num_layers":77'))
+    run = {**about(prompts()), "optimizer": True, "state": STATE.as_json()}
+    written(tmp_path / "saved", 2, notes_of(replace(SHAPE, num_layers=77), run))
     with pytest.raises(ConfigError, match=r"is of another model than hf-checkpoint: num_layers 77"):
         find_start(configured(), prompts(), SHAPE)
 

@@ -7,8 +7,6 @@ DIR/iter_0000010/                         the checkpoint after 10 training steps
 DIR/iter_0000015.partial/                 being written, or left by a run that ended before it was complete
 """
 
-import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +16,8 @@ from typing import Any, Literal
 import orjson
 
 from asyncrl.config.areas import CheckpointConfig
-from asyncrl.errors import ConfigError
+from asyncrl.engines.megatron.checkpoint.checksums import check_files
+from asyncrl.errors import CheckpointFailed, ConfigError
 from asyncrl.models.shape import ModelShape
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -26,6 +25,9 @@ RELEASE = "release"
 """Megatron's converters write this in place of a number: the checkpoint has weights alone, of no training step."""
 RUN_FILE = "run.json"
 PARTIAL = ".partial"
+SCHEMA = 1
+"""The version of ``run.json``; files without one have 0.  A new field needs a default, by which old files load.  Raise
+the version if earlier versions of asyncrl, which ignore new fields, must not resume from the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ def latest(root: Path) -> Path | None:
         raise ConfigError(f"{tracker}: contains {text[:40]!r}, neither the number of a checkpoint nor {RELEASE!r}")
     folder = root / RELEASE if text == RELEASE else folder_of(root, int(text))
     # A checkpoint that is being replaced has another name for a moment, and a run may be killed in that moment.
-    for candidate in (folder, _outdated(folder)):
+    for candidate in (folder, outdated_of(folder)):
         if is_complete(candidate):
             return candidate
     raise ConfigError(f"{tracker}: names {folder.name}, which is not there or not complete")
@@ -81,10 +83,21 @@ def find_origin(checkpoint: CheckpointConfig, ref_load: Path | None) -> Origin |
     if root is not None:
         folder = latest(root) if checkpoint.ckpt_step is None else _asked_for(root, checkpoint.ckpt_step)
         if folder is not None and folder.name != RELEASE:
+            _check_files(folder, root)
             return Origin(folder=folder, kind="resume", optimizer=checkpoint.load_optim)
         if folder is not None or is_hugging_face(root):
             return _weights(root)
     return None if ref_load is None else _weights(ref_load)
+
+
+def _check_files(folder: Path, root: Path) -> None:
+    """Raise ConfigError, which names an earlier checkpoint, if a file of the checkpoint is torn or missing."""
+    try:
+        check_files(folder)
+    except CheckpointFailed as error:
+        others = sorted(path for path in root.glob("iter_*") if path.name < folder.name and is_complete(path))
+        hint = f"; the checkpoint before is that of --ckpt-step {int(others[-1].name[5:])}" if others else ""
+        raise ConfigError(f"load: {error}{hint}") from error
 
 
 def _asked_for(root: Path, step: int) -> Path:
@@ -98,7 +111,9 @@ def _weights(root: Path) -> Origin:
     """Return the weights in a folder of either format."""
     if is_hugging_face(root):
         return Origin(folder=root, kind="hugging_face")
-    return Origin(folder=find_weights(root), kind="weights")
+    folder = find_weights(root)
+    _check_files(folder, folder.parent)
+    return Origin(folder=folder, kind="weights")
 
 
 def find_weights(root: Path) -> Path:
@@ -132,7 +147,7 @@ def _check_writable(save: Path) -> None:
 
 def notes_of(shape: ModelShape, run: Mapping[str, Any]) -> bytes:
     """Return the contents of a checkpoint's ``run.json``: the model's shape, and the state of the run."""
-    return orjson.dumps({"model": asdict(shape), "run": dict(run)})
+    return orjson.dumps({"schema": SCHEMA, "model": asdict(shape), "run": dict(run)})
 
 
 def as_written(shape: ModelShape) -> dict[str, Any]:
@@ -152,6 +167,11 @@ def read_notes(folder: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if not isinstance(found, dict) or not {"model", "run"} <= found.keys():
         raise ConfigError(f"{path}: has no model or no run")
+    schema = found.get("schema", 0)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ConfigError(
+            f"{path}: a later version of asyncrl wrote it (schema {schema}, here {SCHEMA}); update asyncrl"
+        )
     return found
 
 
@@ -171,67 +191,6 @@ _NOT_IN_TENSORS = frozenset({"dtype", "fp8_block", "max_positions", "num_next_to
 and layers that are not trained."""
 
 
-def open_partial(folder: Path) -> Path:
-    """Create and return an empty partial folder for the checkpoint ``folder``.
-
-    Deletes all partial folders that earlier runs left.
-    """
-    for left in folder.parent.glob(f"iter_*{PARTIAL}"):
-        shutil.rmtree(left)
-    partial = folder.with_name(folder.name + PARTIAL)
-    partial.mkdir(parents=True)
-    return partial
-
-
-def commit(folder: Path, notes: bytes) -> None:
-    """Rename the written partial folder to ``folder``, then make it the latest checkpoint.  Raises OSError."""
-    partial = folder.with_name(folder.name + PARTIAL)
-    _write(partial / RUN_FILE, notes)
-    for path in (*partial.iterdir(), partial):  # Megatron and torch do not flush the end of some files to the disk
-        sync(path)
-    outdated = _outdated(folder)
-    if folder.exists():  # the run was resumed from an earlier checkpoint
-        shutil.rmtree(outdated, ignore_errors=True)
-        folder.rename(outdated)
-    partial.rename(folder)
-    sync(folder.parent)
-    _name_latest(folder.parent, str(int(folder.name.removeprefix("iter_"))))
-    shutil.rmtree(outdated, ignore_errors=True)
-
-
-def _outdated(folder: Path) -> Path:
+def outdated_of(folder: Path) -> Path:
     """Return the name that a checkpoint has while another one replaces it."""
     return folder.with_name(f"{folder.name}.outdated")
-
-
-def write_release(folder: Path, notes: bytes) -> None:
-    """Make the written ``folder``, which has weights alone, the latest checkpoint.  Raises OSError."""
-    _write(folder / RUN_FILE, notes)
-    sync(folder)
-    _name_latest(folder.parent, RELEASE)
-
-
-def _name_latest(root: Path, name: str) -> None:
-    tracker = root / TRACKER
-    _write(tracker.with_name(tracker.name + PARTIAL), name.encode())
-    tracker.with_name(tracker.name + PARTIAL).rename(tracker)
-    sync(root)
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a folder to the disk.  Raises OSError.
-
-    A rename is on the disk only when its folder has been flushed.
-    """
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

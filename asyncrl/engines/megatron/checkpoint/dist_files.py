@@ -20,7 +20,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from torch import Tensor
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
+from asyncrl.engines.megatron.checkpoint.checked_files import CheckedReader
 from asyncrl.errors import CheckpointFailed
 from asyncrl.internals import Internal
 
@@ -207,7 +208,7 @@ class DistReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = FileSystemReader(folder)
+        self._files = CheckedReader(folder)
         with self._reading():
             metadata = self._files.read_metadata()
             self._files.set_up_storage_reader(metadata, is_coordinator=True)

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from asyncrl.engines.megatron.checkpoint.directory import sync
+from asyncrl.engines.megatron.checkpoint.writes import sync
 from asyncrl.errors import ConfigError
 
 SHARD_BYTES = 4 * 1024**3

@@ -1,7 +1,7 @@
 """Asynchronous checkpoints: training waits for a copy to host memory, and a thread writes the files.
 
     begin: wait for the previous save ─▶ plan with the other ranks ─▶ copy ─▶ return
-    thread:                                                             └─▶ write ─▶ gather ─▶ rank 0: name it
+    thread:                          └─▶ write, with checksums ─▶ gather ─▶ rank 0: check the lease, name it
 
 Every rank writes its own shards.  The threads of all ranks synchronize once more when all have written.  They use a
 separate process group, because collective operations of two threads in one group would mix.
@@ -12,7 +12,6 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +23,10 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from torch.distributed.checkpoint.api import CheckpointException
 
 from asyncrl.engines.daemon_thread import in_daemon_thread
-from asyncrl.engines.megatron.checkpoint.directory import PARTIAL, commit, open_partial
-from asyncrl.errors import CheckpointFailed
+from asyncrl.engines.megatron.checkpoint.checked_files import SummingTransforms
+from asyncrl.engines.megatron.checkpoint.checksums import Part
+from asyncrl.engines.megatron.checkpoint.writes import Target, commit, open_partial
+from asyncrl.errors import CheckpointFailed, LeaseLost
 from asyncrl.internals import Internal
 
 INTERNALS = (
@@ -63,7 +64,7 @@ INTERNALS = (
     ),
     Internal(
         name="megatron.core.dist_checkpointing.strategies.filesystem_async.FileSystemWriterAsync",
-        attributes=("transforms", "finish"),
+        attributes=("finish",),
         used_in=__name__,
     ),
     Internal(
@@ -95,24 +96,26 @@ class Saver:
         self._writing: Future[None] | None = None
         self._has_checked = False
 
-    def begin(self, state: dict[str, Any], folder: Path, notes: bytes) -> float:
+    def begin(self, state: dict[str, Any], target: Target, notes: bytes) -> float:
         """Copy ``state``, start a thread that writes it, and return the seconds that the caller waited.
 
-        ``folder`` gets its name, and becomes the latest checkpoint, when everything is in it.  Waits for the previous
-        save first.  Raises CheckpointFailed, also if the previous save failed.
+        The folder gets its name, and becomes the latest checkpoint, when everything is in it.  Waits for the previous
+        save first.  Raises CheckpointFailed, also if the previous save failed, or LeaseLost.
         """
         started = time.perf_counter()
         self.wait()
         try:
-            plan = self._planned(state, folder)
+            plan = self._planned(state, target)
+        except LeaseLost:
+            raise
         except (Exception, CheckpointException) as error:  # torch's CheckpointException is a BaseException
-            raise CheckpointFailed(f"{folder} cannot be written: {error}") from error
+            raise CheckpointFailed(f"{target.folder} cannot be written: {error}") from error
         seconds = time.perf_counter() - started
-        self._writing = in_daemon_thread(lambda: self._write(plan, folder, notes), "checkpoint")
+        self._writing = in_daemon_thread(lambda: self._write(plan, target, notes), "checkpoint")
         return seconds
 
     def wait(self) -> None:
-        """Return once no checkpoint is being written.  Raises CheckpointFailed if the save failed."""
+        """Return once no checkpoint is being written.  Raises CheckpointFailed or LeaseLost if the save failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             try:
@@ -125,18 +128,17 @@ class Saver:
         if self._writing is not None and self._writing.done():
             self.wait()
 
-    def _planned(self, state: dict[str, Any], folder: Path) -> "_Plan":
+    def _planned(self, state: dict[str, Any], target: Target) -> "_Plan":
         """Agree with the other ranks on which rank writes which tensor, and copy this rank's part to host memory."""
-        partial = folder.with_name(folder.name + PARTIAL)
         if dist.get_rank() == 0:
-            open_partial(folder)
+            open_partial(target)
         dist.barrier(group=self._group)
         strategy = _Strategy()
         # The check takes as long as the plan.  Once is enough, because the set of tensors never changes in a run.
         check, self._has_checked = not self._has_checked, True
         request = dist_checkpointing.save(
             state,
-            str(partial),
+            str(target.partial),
             strategy,
             validate_access_integrity=check,
             async_sharded_save=True,
@@ -152,21 +154,23 @@ class Saver:
             torch.cuda.current_stream().synchronize()
         return plan
 
-    def _write(self, plan: "_Plan", folder: Path, notes: bytes) -> None:
+    def _write(self, plan: "_Plan", target: Target, notes: bytes) -> None:
         """Write this rank's files, gather the results, and complete the checkpoint on rank 0.  Runs in the thread."""
-        results = _results(plan)
+        written = _write_buckets(plan)
         everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         try:
-            dist.gather_object(results, everyone, dst=0, group=self._group)
-            failures = [each for each in everyone or [results] if isinstance(each, str)]
+            dist.gather_object(written, everyone, dst=0, group=self._group)
+            failures = [each for each in everyone or [written] if isinstance(each, str)]
             if everyone is not None and not failures:
-                plan.writer.finish(plan.metadata, everyone)
-                save_config(CheckpointingConfig("torch_dist", 1), str(folder.with_name(folder.name + PARTIAL)))
-                commit(folder, notes)
+                plan.writer.finish(plan.metadata, [each.results for each in everyone])
+                save_config(CheckpointingConfig("torch_dist", 1), str(target.partial))
+                commit(target, notes, _by_file(everyone))
+        except LeaseLost:
+            raise
         except Exception as error:  # Megatron, torch, pickle and the disk raise different ones
-            raise CheckpointFailed(f"{folder}: {error}") from error
+            raise CheckpointFailed(f"{target.folder}: {error}") from error
         if failures:
-            raise CheckpointFailed(f"{folder}: {failures[0]}")
+            raise CheckpointFailed(f"{target.folder}: {failures[0]}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,19 +203,42 @@ def _copied(bucket: Any) -> Any:
     return path, key, (objects, [(item, tensor.detach().to("cpu", copy=True)) for item, tensor in tensors])
 
 
-def _results(plan: _Plan) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """The result of one rank."""
+
+    results: list[Any]
+    """torch's results, one for each part, with its place in the files."""
+    parts: list[tuple[str, Part]]
+    """The file and the checksum of each part."""
+
+
+def _by_file(everyone: list[_Written]) -> dict[str, list[Part]]:
+    """Return the parts of each file."""
+    files: dict[str, list[Part]] = {}
+    for written in everyone:
+        for name, part in written.parts:
+            files.setdefault(name, []).append(part)
+    return files
+
+
+def _write_buckets(plan: _Plan) -> _Written | str:
     """Write this rank's files and return the results, or a text with the error."""
     try:
-        return [result for bucket in plan.buckets for result in _written(plan.writer, bucket)]
+        written = [_write_file(plan.writer, bucket) for bucket in plan.buckets]
     except Exception as error:  # noqa: BLE001 (whatever the error is, the other ranks wait for this result)
         return f"{type(error).__name__}: {error}"
+    return _Written(
+        results=[result for each in written for result in each.results],
+        parts=[part for each in written for part in each.parts],
+    )
 
 
-def _written(writer: Any, bucket: Any) -> list[Any]:
+def _write_file(writer: Any, bucket: Any) -> _Written:
     """Write one file and flush it to the disk."""
+    transforms = SummingTransforms()
     # Megatron disables Python's garbage collector during this call, for all threads of the process.
-    _, results = writer.write_preloaded_data([writer.transforms], 0, bucket, None, None, use_fsync=True)
+    _, results = writer.write_preloaded_data([transforms], 0, bucket, None, None, use_fsync=True)
     if isinstance(results, Exception):
         raise results
-    found: list[Any] = results
-    return found
+    return _Written(results=results, parts=list(transforms.parts(results)))

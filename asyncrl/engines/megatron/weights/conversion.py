@@ -26,7 +26,6 @@ from asyncrl.engines.megatron.checkpoint.directory import (
     is_complete,
     notes_of,
     read_notes,
-    write_release,
 )
 from asyncrl.engines.megatron.checkpoint.dist_files import DistReader, DistWriter, Written, finish
 from asyncrl.engines.megatron.checkpoint.hf_files import (
@@ -39,6 +38,7 @@ from asyncrl.engines.megatron.checkpoint.hf_files import (
     write_shards,
 )
 from asyncrl.engines.megatron.checkpoint.progress import Watch, watched
+from asyncrl.engines.megatron.checkpoint.writes import write_release
 from asyncrl.engines.megatron.weights.hf_weights import from_hf, saved_changes
 from asyncrl.engines.megatron.weights.hf_weights import to_hf as tensors_of
 from asyncrl.engines.megatron.weights.meta_model import Placed, placed_weights, share

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from asyncrl.engines.megatron.checkpoint.checked_files import INTERNALS as CHECKED_FILES
 from asyncrl.engines.megatron.checkpoint.dist_files import INTERNALS as DIST_FILES
 from asyncrl.engines.megatron.checkpoint.state import INTERNALS as STATE
 from asyncrl.engines.megatron.model.attention import INTERNALS as ATTENTION
@@ -65,7 +66,7 @@ def _convert(asked: argparse.Namespace) -> None:
             overwrite=asked.force,
         )
         return
-    check_internals(ATTENTION, DIST_FILES, EXPERTS, LAYERS, META_MODEL, MIXTURE, MODEL, STATE, WEIGHTS)
+    check_internals(ATTENTION, CHECKED_FILES, DIST_FILES, EXPERTS, LAYERS, META_MODEL, MIXTURE, MODEL, STATE, WEIGHTS)
     with _processes():
         if asked.kind == "to-hf":
             to_hf(asked.source, asked.target, asked.hf_checkpoint, asked.vocab_size)

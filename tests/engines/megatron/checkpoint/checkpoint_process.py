@@ -17,18 +17,18 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings
 
-from asyncrl.engines.megatron.checkpoint.directory import folder_of
+from tests.save_targets import target as target_of
 
 
 def die(model: Path, root: Path) -> None:
     """The kernel kills this process within the first large file of the second checkpoint."""
     with one_rank(trainer_settings(model)) as trainer:
         trainer.train(random_batch())
-        trainer.begin_checkpoint(folder_of(root, 1), {}, True)
+        trainer.begin_checkpoint(target_of(root, 1), {}, True)
         trainer.finish_checkpoint()
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
         with file_size_limit():
-            trainer.begin_checkpoint(folder_of(root, 2), {}, True)
+            trainer.begin_checkpoint(target_of(root, 2), {}, True)
             trainer.finish_checkpoint()
 
 

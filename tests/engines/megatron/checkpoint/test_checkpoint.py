@@ -1,21 +1,28 @@
 """A run that stops and resumes trains like one that does not: the real Megatron on a CPU, through files."""
 
+import shutil
 import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 import torch
 
+from asyncrl.engines.megatron.checkpoint import saver
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of, latest, read_notes
+from asyncrl.engines.megatron.checkpoint.lease import release, take
+from asyncrl.engines.megatron.checkpoint.writes import Target, commit
 from asyncrl.engines.megatron.model.layers import RMSNorm
 from asyncrl.engines.megatron.rank import MegatronRank
-from asyncrl.errors import CheckpointFailed
+from asyncrl.errors import CheckpointFailed, LeaseLost
 from asyncrl.types import TrainReport
 from tests.engines.megatron.checkpoint import checkpoint_process
 from tests.engines.megatron.tiny import VOCAB, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.programs import ROOT, program
+from tests.save_targets import target as target_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
@@ -52,7 +59,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, dense: Path) -> Path:
     root = tmp_path_factory.mktemp("saved")
     with one_rank(trainer_settings(dense)) as rank:
         steps(rank, 0, 2)
-        rank.begin_checkpoint(folder_of(root, 2), {}, with_optimizer=True)
+        rank.begin_checkpoint(target_of(root, 2), {}, with_optimizer=True)
         rank.finish_checkpoint()
         rank.save(root / "hf")
     return root
@@ -65,7 +72,7 @@ def test_five_steps_and_five_after_a_restart_equal_ten_steps(tmp_path: Path, moe
         straight = steps(rank, 0, 10)
     with one_rank(settings) as rank:
         before = steps(rank, 0, 5)
-        rank.begin_checkpoint(folder_of(tmp_path / "saved", 5), {"step": 5}, with_optimizer=True)
+        rank.begin_checkpoint(target_of(tmp_path / "saved", 5), {"step": 5}, with_optimizer=True)
         rank.train(random_batch(seed=99))  # the tensors being written are copies
         rank.finish_checkpoint()
         torch.rand(3)  # must not change the draws of the trainer
@@ -86,7 +93,7 @@ def test_a_critic_resumes_even_before_the_first_policy_step(tmp_path: Path, dens
         straight = steps(rank, 0, 5)
     with one_rank(settings) as rank:
         before = steps(rank, 0, 2)
-        rank.begin_checkpoint(folder_of(tmp_path, 2), {}, with_optimizer=True)
+        rank.begin_checkpoint(target_of(tmp_path, 2), {}, with_optimizer=True)
         rank.finish_checkpoint()
     with one_rank(settings) as rank:
         rank.load(resume(tmp_path))
@@ -99,7 +106,7 @@ def test_random_number_generators_resume_their_state(tmp_path: Path, dense: Path
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
         torch.manual_seed(7)
-        rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)
+        rank.begin_checkpoint(target_of(tmp_path, 1), {}, with_optimizer=True)
         expected = torch.rand(3)
         rank.finish_checkpoint()
     with one_rank(trainer_settings(dense)) as rank:
@@ -159,7 +166,7 @@ def test_the_optimizer_can_be_left_out(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
         for name, keeps in (("with", True), ("without", False)):
-            rank.begin_checkpoint(folder_of(tmp_path / name, 1), {}, with_optimizer=keeps)
+            rank.begin_checkpoint(target_of(tmp_path / name, 1), {}, with_optimizer=keeps)
             rank.finish_checkpoint()
     sizes = [sum(file.stat().st_size for file in (tmp_path / name).rglob("*.distcp")) for name in ("with", "without")]
     assert sizes[0] > 2.5 * sizes[1]  # two moments, and in bfloat16 a finer copy of the weights
@@ -172,8 +179,8 @@ def test_the_optimizer_can_be_left_out(tmp_path: Path, dense: Path) -> None:
 def test_a_save_waits_for_the_previous_one_and_both_remain(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
-        rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)
-        rank.begin_checkpoint(folder_of(tmp_path, 2), {}, with_optimizer=True)
+        rank.begin_checkpoint(target_of(tmp_path, 1), {}, with_optimizer=True)
+        rank.begin_checkpoint(target_of(tmp_path, 2), {}, with_optimizer=True)
         assert folder_of(tmp_path, 1).exists()
         rank.finish_checkpoint()
     assert sorted(path.name for path in tmp_path.glob("iter_*")) == ["iter_0000001", "iter_0000002"]
@@ -183,10 +190,10 @@ def test_a_save_waits_for_the_previous_one_and_both_remain(tmp_path: Path, dense
 def test_a_failed_save_raises_and_leaves_the_previous_checkpoint(tmp_path: Path, dense: Path) -> None:
     with one_rank(trainer_settings(dense)) as rank:
         rank.train(random_batch())
-        rank.begin_checkpoint(folder_of(tmp_path, 1), {}, with_optimizer=True)
+        rank.begin_checkpoint(target_of(tmp_path, 1), {}, with_optimizer=True)
         rank.finish_checkpoint()
         with checkpoint_process.file_size_limit():
-            rank.begin_checkpoint(folder_of(tmp_path, 2), {}, with_optimizer=True)
+            rank.begin_checkpoint(target_of(tmp_path, 2), {}, with_optimizer=True)
             # torch's writer does not say that a file is too large, or a disk full
             with pytest.raises(CheckpointFailed, match=r"iter_0000002: RuntimeError: .*unexpected pos"):
                 rank.finish_checkpoint()
@@ -201,8 +208,63 @@ def test_a_checkpoint_whose_writing_was_killed_is_not_loaded(tmp_path: Path, den
     command = program(checkpoint_process.__name__, dense, tmp_path)
     process = subprocess.run(command, cwd=ROOT, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
     assert process.returncode == -signal.SIGXFSZ, process.stderr
-    assert [path.name for path in tmp_path.glob("iter_*.partial")] == ["iter_0000002.partial"]
-    assert list((tmp_path / "iter_0000002.partial").glob("*.distcp"))
+    (partial,) = tmp_path.glob("iter_0000002.*.partial")
+    assert list(partial.glob("*.distcp"))
     assert latest(tmp_path) == folder_of(tmp_path, 1)
     with one_rank(trainer_settings(dense)) as rank:
         rank.load(resume(tmp_path))
+
+
+def test_every_part_is_checked_when_it_is_read(tmp_path: Path, dense: Path, saved: Path) -> None:
+    """Each byte of the shards belongs to a part with a checksum; one that changed is found, and named."""
+    folder = Path(shutil.copytree(newest(saved), tmp_path / "iter_0000002"))
+    listed = orjson.loads((folder / "checksums.json").read_bytes())["files"]
+    shards = sorted(folder.glob("*.distcp"))
+    assert shards
+    assert {path.name for path in folder.iterdir()} == {*listed, "checksums.json"}
+    for shard in shards:
+        places = [(offset, offset + length) for offset, length, _ in listed[shard.name]["parts"]]
+        assert [place[0] for place in places] == [0, *(place[1] for place in places[:-1])]
+        assert places[-1][1] == shard.stat().st_size
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.load(Origin(folder=folder, kind="resume", optimizer=True))
+    largest = max(shards, key=lambda path: path.stat().st_size)
+    offset, length, _ = max(listed[largest.name]["parts"], key=lambda part: part[1])
+    with largest.open("r+b") as file:
+        file.seek(offset + length // 2)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    with (
+        one_rank(trainer_settings(dense)) as rank,
+        pytest.raises(CheckpointFailed, match=rf"{largest.name} is damaged: its {length:,} bytes from {offset:,} have"),
+    ):
+        rank.load(Origin(folder=folder, kind="resume", optimizer=True))
+
+
+def test_a_run_that_lost_its_lease_writes_no_checkpoint(tmp_path: Path, dense: Path) -> None:
+    with one_rank(trainer_settings(dense)) as rank:
+        made = target_of(tmp_path, 1)
+        rank.begin_checkpoint(made, {}, with_optimizer=True)
+        rank.finish_checkpoint()
+        release(made.claim)
+        take(tmp_path, say=lambda line: None)
+        with pytest.raises(LeaseLost, match="this run lost its lease and writes nothing more: it is held by run"):
+            rank.begin_checkpoint(target_of(tmp_path, 2), {}, with_optimizer=True)
+    assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_0000001"]
+
+
+def test_a_lease_that_is_lost_while_files_are_written_stops_the_commit(
+    tmp_path: Path, dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit_late(made: Target, *written: Any) -> None:
+        release(made.claim)
+        take(tmp_path, say=lambda line: None)
+        commit(made, *written)
+
+    monkeypatch.setattr(saver, "commit", commit_late)
+    with one_rank(trainer_settings(dense)) as rank:
+        rank.begin_checkpoint(target_of(tmp_path, 1), {}, with_optimizer=True)
+        with pytest.raises(LeaseLost):
+            rank.finish_checkpoint()
+    assert latest(tmp_path) is None

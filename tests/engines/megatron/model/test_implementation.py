@@ -17,7 +17,7 @@ from megatron.core.extensions.transformer_engine import HAVE_TE
 from asyncrl.config.areas import ModelConfig, TransformerImpl
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.engines.megatron import TrainerSettings
-from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of, latest
+from asyncrl.engines.megatron.checkpoint.directory import Origin, latest
 from asyncrl.engines.megatron.model.build import transformer_config
 from asyncrl.engines.megatron.model.implementation import check_alike, unfused, with_implementation
 from asyncrl.engines.megatron.rank import MegatronRank
@@ -28,6 +28,7 @@ from tests.engines.megatron.families import TINY, write_tiny
 from tests.engines.megatron.hidden import hide_te
 from tests.engines.megatron.layouts import layout, processes
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.save_targets import target as target_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
@@ -252,7 +253,7 @@ def trained_until_the_fifth(settings: TrainerSettings, folder: Path, begins: boo
 
 
 def save(rank: MegatronRank, root: Path, step: int) -> None:
-    rank.begin_checkpoint(folder_of(root, step), {}, with_optimizer=True)
+    rank.begin_checkpoint(target_of(root, step), {}, with_optimizer=True)
     rank.finish_checkpoint()
 
 

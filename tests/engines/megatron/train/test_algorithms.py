@@ -14,6 +14,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.types import Batch
 from tests.declared_metrics import is_declared
 from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.save_targets import target as target_of
 
 TEMPERATURE = 0.8
 
@@ -230,7 +231,7 @@ def test_a_checkpoint_may_be_the_reference(tmp_path: Path, checkpoint: Path) -> 
     with one_rank(trainer_settings(checkpoint)) as rank:
         rank.train(batch)
         rank.save(tmp_path / "hf")
-        rank.begin_checkpoint(tmp_path / "iter_0000001", {"step": 1}, with_optimizer=False)
+        rank.begin_checkpoint(target_of(tmp_path, 1), {"step": 1}, with_optimizer=False)
         rank.finish_checkpoint()
     found = []
     for folder in ("hf", "iter_0000001"):

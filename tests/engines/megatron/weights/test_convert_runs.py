@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.config import ShapeConfig
-from asyncrl.engines.megatron.checkpoint.directory import folder_of
 from asyncrl.engines.megatron.weights.conversion import to_hf
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import read_shape
 from tests.engines.megatron.families import TINY, write_tiny
 from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings
+from tests.save_targets import target as target_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")  # torch warns about calls by Megatron
 
@@ -24,7 +24,7 @@ def test_converting_a_run_with_shape_flags_equals_saving_it(tmp_path: Path, dtyp
     hf = write_tiny(tmp_path / "hf", TINY["glm4.5"], dtype=dtype)
     with one_rank(trainer_settings(hf, dtype=dtype, shape=OTHERWISE)) as rank:
         rank.train(random_batch())
-        rank.begin_checkpoint(folder_of(tmp_path / "run", 1), {"step": 1}, with_optimizer=True)
+        rank.begin_checkpoint(target_of(tmp_path / "run", 1), {"step": 1}, with_optimizer=True)
         rank.finish_checkpoint()
         rank.save(tmp_path / "saved")
         to_hf(tmp_path / "run", tmp_path / "back", hf)

@@ -9,29 +9,28 @@ from asyncrl.engines.megatron.checkpoint.directory import (
     Origin,
     check_model,
     check_save,
-    commit,
     find_origin,
-    folder_of,
     is_complete,
     latest,
     notes_of,
-    open_partial,
     read_notes,
 )
+from asyncrl.engines.megatron.checkpoint.writes import commit, open_partial
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import read_shape
+from tests.save_targets import target
 
 SHAPE = read_shape(Path(__file__).parents[5] / "configs" / "quickstart" / "model")
 
 
 def written(root: Path, step: int, notes: bytes = b'{"model": {}, "run": {}}') -> Path:
     """A complete checkpoint without tensors."""
-    folder = folder_of(root, step)
-    partial = open_partial(folder)
+    made = target(root, step)
+    open_partial(made)
     for name in (".metadata", "metadata.json"):
-        (partial / name).write_text("{}")
-    commit(folder, notes)
-    return folder
+        (made.partial / name).write_text("{}")
+    commit(made, notes, {})
+    return made.folder
 
 
 def hugging_face(folder: Path) -> Path:
@@ -50,30 +49,13 @@ def test_the_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "10"
 
 
-def test_an_unfinished_checkpoint_is_ignored_and_removed_by_the_next(tmp_path: Path) -> None:
-    complete = written(tmp_path, 5)
-    left = open_partial(folder_of(tmp_path, 10))
-    (left / "__0_0.distcp").write_bytes(b"half")
-    assert latest(tmp_path) == complete
-    written(tmp_path, 15)
-    assert sorted(path.name for path in tmp_path.glob("iter_*")) == ["iter_0000005", "iter_0000015"]
-
-
-def test_a_checkpoint_of_the_same_step_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    (written(tmp_path, 5) / "__3_0.distcp").touch()
-    again = written(tmp_path, 5, b'{"model": {}, "run": {"state": 2}}')
-    assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_0000005"]
-    assert not (again / "__3_0.distcp").exists()
-    assert read_notes(again) == {"model": {}, "run": {"state": 2}}
-
-
 def test_a_tracker_that_names_nothing_is_one_line(tmp_path: Path) -> None:
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     tracker.write_text("ten")
     with pytest.raises(ConfigError, match=r"contains 'ten', neither the number of a checkpoint nor 'release'"):
         latest(tmp_path)
     tracker.write_text("10")
-    open_partial(folder_of(tmp_path, 10))
+    open_partial(target(tmp_path, 10))
     with pytest.raises(ConfigError, match=r"names iter_0000010, which is not there or not complete"):
         latest(tmp_path)
     tracker.unlink()
@@ -157,5 +139,5 @@ def test_a_run_killed_while_it_replaced_a_checkpoint_has_the_one_before(tmp_path
     for name in ("metadata.json", ".metadata"):
         (replaced / name).write_text("{}")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
-    open_partial(tmp_path / "iter_0000020")
+    open_partial(target(tmp_path, 20))
     assert latest(tmp_path) == replaced

@@ -1,0 +1,110 @@
+"""The lease of ``--save`` during a run."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config import CheckpointConfig
+from asyncrl.engines.megatron.checkpoint import held as module
+from asyncrl.engines.megatron.checkpoint import lease
+from asyncrl.engines.megatron.checkpoint.held import held
+from asyncrl.engines.megatron.checkpoint.lease import Claim, release, take
+from asyncrl.errors import ConfigError, LeaseLost
+from tests.unit.engines.megatron.checkpoint.test_directory import written
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(lease, "EXPIRES_S", 0.5)
+
+
+def test_no_folder_needs_no_lease(tmp_path: Path) -> None:
+    with held(CheckpointConfig(load=tmp_path), quiet) as found:
+        assert found is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_run_takes_the_folder_at_once(tmp_path: Path) -> None:
+    saves = CheckpointConfig(save=tmp_path / "new")
+    for token in (1, 2):
+        with held(saves, quiet) as found:
+            assert found is not None
+            assert found.claim.token == token
+
+
+def test_a_run_ends_when_another_one_takes_its_folder(tmp_path: Path) -> None:
+    async def watched() -> None:
+        with held(CheckpointConfig(save=tmp_path), quiet) as found:
+            assert found is not None
+            release(found.claim)
+            other = take(tmp_path, quiet)
+            with pytest.raises(LeaseLost, match=f"held by run {other.run}"):
+                async with asyncio.timeout(5):
+                    await found.watch()
+        assert not (tmp_path / ".lease" / f"{other.token:07}.released").exists()
+
+    asyncio.run(watched())
+
+
+def test_watching_ends_with_its_task(tmp_path: Path) -> None:
+    async def cancelled() -> None:
+        with held(CheckpointConfig(save=tmp_path), quiet) as found:
+            assert found is not None
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(found.watch())
+                await asyncio.sleep(0.2)  # some heartbeats
+                watching.cancel()
+
+    asyncio.run(cancelled())
+
+
+def test_an_outage_of_the_file_system_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats: list[int] = []
+
+    def renew(claim: Claim) -> None:
+        beats.append(len(beats))
+        if len(beats) in (1, 2, 4):
+            raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(module, "renew", renew)
+
+    async def long_enough() -> None:
+        with held(CheckpointConfig(save=tmp_path), quiet) as found:
+            assert found is not None
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await found.watch()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(long_enough())
+    assert len(beats) >= 5
+    assert caplog.text.count("no heartbeat of its lease: [Errno 116] Stale file handle") == 2  # once for each outage
+
+
+def test_a_folder_that_cannot_be_claimed_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".lease").write_text("")
+    with (
+        pytest.raises(ConfigError, match=rf"save {tmp_path}: its lease cannot be taken: .*exists"),
+        held(CheckpointConfig(save=tmp_path), quiet),
+    ):
+        raise AssertionError("the run began")
+
+
+def test_a_folder_of_another_run_is_refused_before_anything_is_removed(tmp_path: Path) -> None:
+    written(tmp_path, 5)
+    (tmp_path / "iter_0000010.partial").mkdir()
+    with (
+        pytest.raises(ConfigError, match="has checkpoints of another run"),
+        held(CheckpointConfig(save=tmp_path), quiet),
+    ):
+        raise AssertionError("the run began")
+    assert (tmp_path / "iter_0000010.partial").exists()
