@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.app.checks import CheckedModel, check_files, check_flags, check_functions, check_model
+from asyncrl.app.checks import CheckedModel, check_files, check_flags, check_functions, check_model, look_at_machine
 from asyncrl.capacity.engine import EngineMemory, engine_memory, engine_problems
 from asyncrl.capacity.routes import RouteMemory, route_memory
 from asyncrl.capacity.trainer import SPREAD, RankMemory, RankWorkload, trainer_memory, trainer_problems, with_copy
@@ -72,7 +72,7 @@ class Estimate:
 def dry_run(run: RunConfig, console: Console) -> None:
     """Check ``run`` and print its memory per GPU; nothing is started or written.
 
-    Missing files are only listed.  Raises ConfigError if a setting is wrong or a GPU too small.
+    Missing files, and limits of this machine, are only listed: the run may be for others.  Raises ConfigError if a setting is wrong or a GPU too small.
     """
     lacking = missing_files(run)
     shape = _checked(run, lacking).shape
@@ -80,6 +80,9 @@ def dry_run(run: RunConfig, console: Console) -> None:
         console.print(Text(one_line(f"note: {line}")), soft_wrap=True)
     for line in lacking:
         console.print(Text(one_line(f"not there yet: {line}")), soft_wrap=True)
+    machine = look_at_machine(run, shape)
+    for line in (*machine.errors, *machine.warnings):
+        console.print(Text(one_line(f"on this machine: {line}")), soft_wrap=True)
     found = estimate(run, shape)
     console.print(_table(run, found))
     refuse([] if run.cluster.device == "cpu" else _too_small(run, found))
@@ -176,7 +179,9 @@ def _too_small(run: RunConfig, found: Estimate) -> list[str]:
 
 
 def _table(run: RunConfig, found: Estimate) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=Text(one_line(f"asyncrl · dry run of {run.name}")), title_justify="left", pad_edge=False)
+    table = Table(
+        box=SIMPLE_HEAD, title=Text(one_line(f"asyncrl · dry run of {run.name}")), title_justify="left", pad_edge=False
+    )
     table.add_column("what", no_wrap=True)
     table.add_column("GB per GPU", justify="right", no_wrap=True)
     table.add_column("")

@@ -32,6 +32,7 @@ from asyncrl.app.checks import Checked, check
 from asyncrl.app.dry_run import dry_run
 from asyncrl.app.signals import Signals
 from asyncrl.app.trackers import Trackers, open_trackers
+from asyncrl.capacity.machine import raise_open_files
 from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.engines.cluster.session import ray_session
@@ -65,6 +66,7 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
             if run.output.dry_run:
                 dry_run(run, console)
                 return 0
+            raise_open_files()
             checked = check(run)
             run_dir = _open_run_dir(checked.run)
             logs.enter_context(open_logging(run_dir, console))

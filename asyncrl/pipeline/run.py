@@ -148,7 +148,9 @@ class _Run:
             aborts=plan.abort_for_updates,
             look_again=parts.scheduler.look_again,
         )
-        self._checkpoints = None if parts.checkpointer is None else Checkpoints(parts.checkpointer, plan.max_failed_saves)
+        self._checkpoints = (
+            None if parts.checkpointer is None else Checkpoints(parts.checkpointer, plan.max_failed_saves)
+        )
         self._reporting: asyncio.Task[None] | None = None
         """The task that reports the last step once its weight update has ended."""
         self._evaluation: asyncio.Task[EvalReport] | None = None

@@ -68,9 +68,7 @@ def test_a_full_disk_under_the_log_is_said_once_and_costs_no_record(tmp_path: Pa
     assert console.file.getvalue().count("written again") == 1
 
 
-def test_a_log_on_a_device_without_space_raises_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_on_a_device_without_space_raises_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     on_full_disk(tmp_path / "run.log")
     console = Console(file=io.StringIO(), width=200)
     with open_logging(tmp_path, console):

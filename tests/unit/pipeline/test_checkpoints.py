@@ -10,7 +10,9 @@ from tests.unit.pipeline.harness import World
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if "checkpoint" in record.message and record.levelname != "INFO"]
+    return [
+        record.message for record in caplog.records if "checkpoint" in record.message and record.levelname != "INFO"
+    ]
 
 
 def test_a_failed_checkpoint_is_a_warning_and_the_next_interval_tries_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -38,7 +40,9 @@ def test_a_failure_is_noticed_before_the_next_step_and_delays_nothing(caplog: py
 def test_several_failures_in_a_row_end_the_run(most: int, failing: set[int]) -> None:
     checkpoints = FakeCheckpoints(0.5, failing=failing)
     world = World(steps=20, save_interval=2, checkpoints=checkpoints, max_failed_saves=most)
-    with pytest.raises(CheckpointFailed, match=rf"^{most} checkpoints in a row failed \(max-failed-saves\); the last: "):
+    with pytest.raises(
+        CheckpointFailed, match=rf"^{most} checkpoints in a row failed \(max-failed-saves\); the last: "
+    ):
         world.run()
     assert len(world.facts) < 10
 
