@@ -72,7 +72,8 @@ class Estimate:
 def dry_run(run: RunConfig, console: Console) -> None:
     """Check ``run`` and print its memory per GPU; nothing is started or written.
 
-    Missing files, and limits of this machine, are only listed: the run may be for others.  Raises ConfigError if a setting is wrong or a GPU too small.
+    Missing files, and limits of this machine, are only listed: the run may be for others.  Raises ConfigError if a
+    setting is wrong or a GPU too small.
     """
     lacking = missing_files(run)
     shape = _checked(run, lacking).shape

@@ -80,7 +80,7 @@ class MachineLimits:
     open_files: int
     shared_bytes: float | None
     disks: dict[Path, Disk]
-    """By the folder of each ``DiskNeed``."""
+    """Disks by the folder of each ``DiskNeed``."""
     free_ports: int
     ports: range
     """The ports among which servers get theirs."""
@@ -97,7 +97,7 @@ class MachineFindings:
 
 
 def raise_open_files() -> None:
-    """Raise the number of files that this process, and those that it starts, may open to the machine's limit.
+    """Raise the soft limit of open files, which child processes inherit, to the hard one.
 
     The limit is at most MOST_OPEN_FILES, because some programs visit every number of a file that they may have open.
     """
@@ -213,9 +213,9 @@ def _ports(wanted: int, limits: MachineLimits) -> _Lines:
 def _shared(needs: MachineNeeds, free: float | None) -> list[str]:
     return must(
         free is None or free >= needs.shared_bytes,
-        f"{SHARED_MEMORY}: {(free or 0) / _GB:.2f} GB are free, {needs.shared_bytes / _GB:.1f} GB are needed for batches "
-        "in Ray's object store and for NCCL; with docker run, give --shm-size or --ipc=host, in Kubernetes a volume of "
-        "medium Memory",
+        f"{SHARED_MEMORY}: {(free or 0) / _GB:.2f} GB are free, {needs.shared_bytes / _GB:.1f} GB are needed for "
+        "batches in Ray's object store and for NCCL; with docker run, give --shm-size or --ipc=host, in Kubernetes a "
+        "volume of medium Memory",
     )
 
 

@@ -15,9 +15,9 @@ MOST_WAITING_BYTES = 1024 * 1024
 class AppendedFile:
     """A file to which records are appended, each as a whole or not at all.  No method raises OSError.
 
-    A record is on the disk when ``write`` returns.  If the disk refuses it, the torn part is cut off and the record waits
-    in memory.  Each later ``write`` tries again, so that the file continues once the disk has space.  Records that do not
-    fit into ``most_waiting`` bytes are lost.  One warning says that writing failed, and one that it works again.
+    A record is on the disk when ``write`` returns.  If the disk refuses it, the torn part is cut off and the record
+    waits in memory.  Each later ``write`` tries again, so that the file continues once the disk has space.  Records
+    that do not fit into ``most_waiting`` bytes are lost.  One warning reports the first failure, and one the recovery.
     """
 
     def __init__(self, path: Path, *, most_waiting: int = MOST_WAITING_BYTES) -> None:
@@ -27,7 +27,7 @@ class AppendedFile:
         """Records that the file will never have."""
         self._most_waiting = most_waiting
         self._file: BinaryIO | None = None
-        # Invariant: the whole records in the file end at this offset.  None until the file is opened for the first time.
+        # Invariant: the whole records in the file end at this offset.  None until the file is first opened.
         self._size: int | None = None
         self._waiting: list[bytes] = []
         self._num_bytes = 0
@@ -36,7 +36,7 @@ class AppendedFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the records in the file and of those that wait."""
+        """Bytes of the records in the file and of the waiting ones."""
         return (self._size or 0) + self._num_bytes
 
     @property
@@ -115,7 +115,7 @@ class AppendedFile:
             logger.warning(text, self.path, error.strerror or error)
 
     def _cut(self) -> None:
-        """Cut off a torn record and close the file; the next attempt opens it anew, and repeats the cut if it failed."""
+        """Cut off a torn record and close the file; the next attempt opens it, and repeats a cut that failed."""
         with suppress(OSError):
             if self._file is not None and self._size is not None:
                 self._file.truncate(self._size)

@@ -73,41 +73,49 @@ def open_view(mode: Literal["auto", "live", "lines"], console: Console, plan: Ru
 
 
 class SafeView:
-    """A view that cannot end a run: after the first exception of ``opened``'s view, it shows nothing more."""
+    """A view that cannot end a run: after the first exception of the view that ``opened`` returns, it is off."""
 
     def __init__(self, opened: Callable[[], View]) -> None:
         self._view: View | None = None
-        self._try(lambda: setattr(self, "_view", opened()))
+        try:
+            self._view = opened()
+        except Exception as error:  # noqa: BLE001 (as below)
+            self._switch_off(error)
 
     def phase(self, text: str) -> None:
         """See ``View.phase``."""
-        self._try(lambda: self._view and self._view.phase(text))
+        self._try(lambda view: view.phase(text))
 
     def step(self, row: Row, facts: StepFacts) -> None:
         """See ``View.step``."""
-        self._try(lambda: self._view and self._view.step(row, facts))
+        self._try(lambda view: view.step(row, facts))
 
     def gauges(self, stats: Gauges) -> None:
         """See ``View.gauges``."""
-        self._try(lambda: self._view and self._view.gauges(stats))
+        self._try(lambda view: view.gauges(stats))
 
     def note(self, text: str) -> None:
         """See ``View.note``."""
-        self._try(lambda: self._view and self._view.note(text))
+        self._try(lambda view: view.note(text))
 
     def close(self) -> None:
         """See ``View.close``."""
-        self._try(lambda: self._view and self._view.close())
+        self._try(lambda view: view.close())
 
-    def _try(self, show: Callable[[], object]) -> None:
+    def _try(self, show: Callable[[View], None]) -> None:
+        if self._view is None:
+            return
         try:
-            show()
+            show(self._view)
         except Exception as error:  # noqa: BLE001 (a closed terminal, a full disk, or a bug of the view)
-            view, self._view = self._view, None
-            with suppress(Exception):
-                if view is not None:
-                    view.close()
-            logger.warning("no progress is shown any more: %s: %s", type(error).__name__, error)
+            self._switch_off(error)
+
+    def _switch_off(self, error: Exception) -> None:
+        view, self._view = self._view, None
+        with suppress(Exception):
+            if view is not None:
+                view.close()
+        logger.warning("no progress is shown any more: %s: %s", type(error).__name__, error)
 
 
 class LiveView:

@@ -51,7 +51,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class LogFile(logging.Handler):
-    """A log file with MOST_OLD_LOGS older ones of ``most_bytes`` each.  Records survive a full disk: see AppendedFile."""
+    """A log file with MOST_OLD_LOGS older ones of ``most_bytes`` each.  A full disk raises nothing (AppendedFile)."""
 
     def __init__(self, path: Path, *, most_bytes: int = LOG_BYTES) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class LogFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append the record."""
-        # Invariant: the handler's lock is held, and may be taken again: a failing file logs a warning, which arrives here.
+        # Invariant: the handler's lock is held and reentrant: a failing file logs a warning, which arrives here.
         try:
             line = self.format(record).encode() + b"\n"
         except Exception:  # noqa: BLE001 (a record's own arguments may raise anything)

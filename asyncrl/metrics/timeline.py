@@ -74,8 +74,8 @@ class TimelineFile:
     """A timeline written to ``run_dir/timeline.json`` and further parts while the run continues.
 
     Without ``close`` only the final bracket is missing, which both viewers accept.  A resumed run leaves existing files
-    alone and writes ``timeline-2.json``.  Memory stays below a few batches of events, and files below ``most_parts`` times
-    ``part_bytes``, however long the run.
+    alone and writes ``timeline-2.json``.  Memory stays below a few batches of events, and files below ``most_parts``
+    times ``part_bytes``, however long the run.
     """
 
     def __init__(

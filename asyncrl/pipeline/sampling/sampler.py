@@ -25,7 +25,6 @@ from asyncrl.types import (
     Weights,
 )
 
-
 MOST_VERSIONS = 4096
 """Versions that a chunk may name: far more than the staleness bound leaves in flight."""
 

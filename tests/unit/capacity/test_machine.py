@@ -98,8 +98,8 @@ def test_what_cannot_work_is_an_error(limits: MachineLimits, line: str) -> None:
         ),
         (
             on_disk(104),
-            "run-dir /big/run: 104.0 GB are free, and other folders of the run need 100.0 GB of them; the final weights "
-            "take 8.0 GB; free some space, or give another folder with run-dir",
+            "run-dir /big/run: 104.0 GB are free, and other folders of the run need 100.0 GB of them; the final "
+            "weights take 8.0 GB; free some space, or give another folder with run-dir",
         ),
         (
             replace(LIMITS, shared_bytes=64e6),
@@ -108,8 +108,8 @@ def test_what_cannot_work_is_an_error(limits: MachineLimits, line: str) -> None:
         ),
         (
             replace(LIMITS, outgoing_ports=range(1024, 65_536)),
-            "ports 20000 to 31999: the kernel gives them to outgoing connections as well, which may take a server's port "
-            "while it loads; set sysctl net.ipv4.ip_local_port_range='32768 60999'",
+            "ports 20000 to 31999: the kernel gives them to outgoing connections as well, which may take a server's "
+            "port while it loads; set sysctl net.ipv4.ip_local_port_range='32768 60999'",
         ),
     ],
 )

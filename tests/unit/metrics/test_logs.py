@@ -36,13 +36,11 @@ def test_closing_puts_the_old_handlers_back(tmp_path: Path) -> None:
 
 def test_text_of_users_forges_no_line_and_controls_no_terminal(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
-    forged = "bad\n2026-11-23 03:00:00,000 INFO    asyncrl.pipeline.run: step 99: done \x1b]0;pwned\x07\x1b[2J\r\x9b1m\u202e[/x]"
+    controls = "\x1b]0;pwned\x07\x1b[2J\r\x9b1m\u202e[/x]"
+    forged = f"bad\n2026-11-23 03:00:00,000 INFO    asyncrl.pipeline.run: step 99: done {controls}"
     with open_logging(tmp_path, console):
         logging.getLogger("asyncrl").warning("a reward said: %s", forged)
-        try:
-            raise ValueError(forged)
-        except ValueError:
-            logging.getLogger("asyncrl").exception("a user's function failed \ud800")
+        logging.getLogger("asyncrl").error("a user's function failed \ud800", exc_info=ValueError(forged))
     assert isinstance(console.file, io.StringIO)
     kept, shown = (tmp_path / "run.log").read_text(), console.file.getvalue()
     assert [line for line in kept.splitlines() if line.startswith("2026-11-23 03:00")] == []

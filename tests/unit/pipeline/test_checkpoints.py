@@ -61,7 +61,7 @@ def test_a_checkpoint_that_cannot_begin_is_a_warning_unless_it_is_the_last(caplo
             raise CheckpointFailed(f"iter_{step:07} cannot be written: Read-only file system")
 
     world = World(steps=4, save_interval=2, checkpoints=CannotBegin())
-    with pytest.raises(CheckpointFailed, match="^iter_0000004 cannot be written"):
+    with pytest.raises(CheckpointFailed, match=r"^iter_0000004 cannot be written"):
         world.run()
     assert len(world.trainer.batches) == 4
     assert world.trainer.saved == [Path("model")]

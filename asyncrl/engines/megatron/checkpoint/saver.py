@@ -129,7 +129,7 @@ class Saver:
         return self._writing is not None
 
     def _on_first_rank(self, work: Callable[[], object]) -> None:
-        """Run ``work`` on rank 0, and raise its error on all ranks: one that went on alone would wait for the others."""
+        """Run ``work`` on rank 0, and raise its error on all ranks, because each would wait for the others."""
         failure: list[Exception | None] = [None]
         if dist.get_rank() == 0:
             try:

@@ -203,7 +203,7 @@ def test_a_rank_trains_on_after_a_failed_save_and_saves_again(tmp_path: Path, de
             with pytest.raises(CheckpointFailed):
                 rank.finish_checkpoint()
         (tmp_path / "iter_0000002.partial").touch()
-        with pytest.raises(CheckpointFailed, match="iter_0000002 cannot be written: .*Not a directory"):
+        with pytest.raises(CheckpointFailed, match=r"iter_0000002 cannot be written: .*Not a directory"):
             rank.begin_checkpoint(folder_of(tmp_path, 2), {}, with_optimizer=True)
         (tmp_path / "iter_0000002.partial").unlink()
         steps(rank, 0, 1)
