@@ -134,6 +134,12 @@ class Checkpointer(Protocol):
         if another run has taken the folder, or TrainerFailed.
         """
 
+    async def check(self) -> None:
+        """Raise CheckpointFailed if the checkpoint that is being written has failed; each failure is raised once.
+
+        Does not wait for the checkpoint.  Raises TrainerFailed if the trainer does not answer.
+        """
+
     async def finish(self) -> None:
         """Wait until no checkpoint is being written.  Raises CheckpointFailed, LeaseLost or TrainerFailed."""
 

@@ -392,4 +392,5 @@ def _plan(checked: Checked, run_dir: Path) -> RunPlan:
         first_step=checked.start.step,
         save_interval=run.checkpoint.save_interval,
         save_during_training=run.checkpoint.async_save,
+        max_failed_saves=run.failures.max_failed_saves,
     )

@@ -4,7 +4,8 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from asyncrl.app.trackers import check_trackers
 from asyncrl.app.user_code import UserCode
 from asyncrl.app.user_hooks import StepHooks, step_hooks, user_prompts
 from asyncrl.capacity.layout import check_layout
+from asyncrl.capacity.machine import MachineFindings, machine_findings, machine_limits, machine_needs
 from asyncrl.compat import BlockingEval
 from asyncrl.config import RewardConfig, RunConfig, check_passthrough
 from asyncrl.config.areas import FlagWords
@@ -27,6 +29,7 @@ from asyncrl.config.derived import (
     longest_sample,
     reward_key,
     routing_replay_obstacle,
+    run_dir,
     skip_special_tokens,
     weight_bytes,
 )
@@ -37,6 +40,7 @@ from asyncrl.data.prompts import load_prompts
 from asyncrl.data.streaming.opened import open_stream
 from asyncrl.data.tiktoken_words import RANKS_FILE
 from asyncrl.data.tokenizer import TextTokenizer, load_tokenizer
+from asyncrl.engines.cluster.actors import PORTS
 from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
 from asyncrl.engines.weight_sync.disk import check_disk
@@ -105,9 +109,21 @@ class Checked:
 
 
 def check(run: RunConfig) -> Checked:
-    """Read and resolve everything that the run names.  Raises ConfigError, DataError or PluginError."""
+    """Read and resolve everything that the run names, and compare its needs with this machine.
+
+    Doubts about the machine become notes of ``Checked.run``.  Raises ConfigError, DataError or PluginError.
+    """
     check_flags(run)
-    return check_files(run, check_model(run))
+    model = check_model(run)
+    found = look_at_machine(run, model.shape)
+    refuse(found.errors)
+    return check_files(replace(run, notes=(*run.notes, *found.warnings)), model)
+
+
+def look_at_machine(run: RunConfig, shape: ModelShape) -> MachineFindings:
+    """Compare the needs of ``run`` with the limits of this machine."""
+    needs = machine_needs(run, shape, run_dir(run, datetime.now()))
+    return machine_findings(needs, machine_limits(needs, PORTS))
 
 
 def check_files(run: RunConfig, model: CheckedModel) -> Checked:

@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from asyncrl.app.checks import CheckedModel, check_files, check_flags, check_functions, check_model
+from asyncrl.app.checks import CheckedModel, check_files, check_flags, check_functions, check_model, look_at_machine
 from asyncrl.capacity.engine import EngineMemory, engine_memory, engine_problems
 from asyncrl.capacity.routes import RouteMemory, route_memory
 from asyncrl.capacity.trainer import SPREAD, RankMemory, RankWorkload, trainer_memory, trainer_problems, with_copy
@@ -30,6 +31,7 @@ from asyncrl.config.derived import (
 from asyncrl.config.eval_sets import eval_sets, longest_request
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.models.sizes import model_size
+from asyncrl.plain_text import one_line
 
 GB = 1e9
 """Bytes of a gigabyte, as data sheets count."""
@@ -70,14 +72,18 @@ class Estimate:
 def dry_run(run: RunConfig, console: Console) -> None:
     """Check ``run`` and print its memory per GPU; nothing is started or written.
 
-    Missing files are only listed.  Raises ConfigError if a setting is wrong or a GPU too small.
+    Missing files, and limits of this machine, are only listed: the run may be for others.  Raises ConfigError if a
+    setting is wrong or a GPU too small.
     """
     lacking = missing_files(run)
     shape = _checked(run, lacking).shape
     for line in run.notes:
-        console.print(f"note: {line}", highlight=False, soft_wrap=True)
+        console.print(Text(one_line(f"note: {line}")), soft_wrap=True)
     for line in lacking:
-        console.print(f"not there yet: {line}", highlight=False, soft_wrap=True)
+        console.print(Text(one_line(f"not there yet: {line}")), soft_wrap=True)
+    machine = look_at_machine(run, shape)
+    for line in (*machine.errors, *machine.warnings):
+        console.print(Text(one_line(f"on this machine: {line}")), soft_wrap=True)
     found = estimate(run, shape)
     console.print(_table(run, found))
     refuse([] if run.cluster.device == "cpu" else _too_small(run, found))
@@ -174,7 +180,9 @@ def _too_small(run: RunConfig, found: Estimate) -> list[str]:
 
 
 def _table(run: RunConfig, found: Estimate) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=f"asyncrl · dry run of {run.name}", title_justify="left", pad_edge=False)
+    table = Table(
+        box=SIMPLE_HEAD, title=Text(one_line(f"asyncrl · dry run of {run.name}")), title_justify="left", pad_edge=False
+    )
     table.add_column("what", no_wrap=True)
     table.add_column("GB per GPU", justify="right", no_wrap=True)
     table.add_column("")
@@ -191,7 +199,7 @@ def _table(run: RunConfig, found: Estimate) -> Table:
     table.add_section()
     for name, value in filled_in(run).items():
         if name not in _without_effect(run):
-            table.add_row(name, "", f"{value} (default)")
+            table.add_row(name, "", Text(one_line(f"{value} (default)")))
     return table
 
 
@@ -208,7 +216,8 @@ def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
     cluster, rollout = run.cluster, run.rollout
     trainer = cluster.num_trainer_ranks
     count = model_size(found.shape).total
-    table.add_row("model", "", f"{found.shape.architecture}, {count / 1e6:,.1f} million parameters")
+    model = one_line(f"{found.shape.architecture}, {count / 1e6:,.1f} million parameters")
+    table.add_row("model", "", Text(model))
     split = f"{trainer} trainer ({cluster.actor_num_nodes} x {cluster.actor_num_gpus_per_node})"
     engines = f"{cluster.num_rollout_gpus} rollout ({cluster.num_engines} x {cluster.rollout_num_gpus_per_engine})"
     shared = f"{trainer}, time-shared" if cluster.colocate else f"{trainer + cluster.num_rollout_gpus}"
@@ -226,7 +235,7 @@ def _add_held_out(table: Table, run: RunConfig) -> None:
     for place, each in enumerate(eval_sets(run) if run.evaluation.eval_interval is not None else ()):
         kinds = "greedy" if each.temperature == 0 else f"temperature {each.temperature:g}, top-p {each.top_p:g}"
         answers = f"{each.n_samples_per_eval_prompt} answers per prompt, of up to {each.max_response_len:,} tokens"
-        table.add_row("" if place else "held-out sets", "", f"{each.name}: {answers}; {kinds}")
+        table.add_row("" if place else "held-out sets", "", Text(one_line(f"{each.name}: {answers}; {kinds}")))
 
 
 def _add_trainer(table: Table, run: RunConfig, found: Estimate) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from types import ModuleType
 
 import orjson
 import uvloop
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from asyncrl.app.assembly import LOGS_FOLDER, VERSIONS_FILE, run_training
@@ -32,6 +33,7 @@ from asyncrl.app.checks import Checked, check
 from asyncrl.app.dry_run import dry_run
 from asyncrl.app.signals import Signals
 from asyncrl.app.trackers import Trackers, open_trackers
+from asyncrl.capacity.machine import raise_open_files
 from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.engines.cluster.session import ray_session
@@ -41,11 +43,12 @@ from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.metrics.closing import closing_table
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.history import History
-from asyncrl.metrics.live_view import RunTargets, View, open_view
+from asyncrl.metrics.live_view import RunTargets, SafeView, View, open_view
 from asyncrl.metrics.logs import LOG_FILE, open_logging
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import METRICS_FILE, JsonlSink, Sink, TensorBoardSink
 from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
+from asyncrl.plain_text import indented, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
             if run.output.dry_run:
                 dry_run(run, console)
                 return 0
+            raise_open_files()
             lease = logs.enter_context(held(run.checkpoint, lambda line: console.print(Text(line), soft_wrap=True)))
             checked = check(run)
             run_dir = _open_run_dir(checked.run)
@@ -91,7 +95,7 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
         _say(str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     if log is None:
-        traceback.print_exception(error)
+        _print_traceback(error)
     _say(f"{type(error).__name__}: {error} (a bug in asyncrl{f'; the traceback is in {log}' if log else ''})")
     return 1
 
@@ -101,7 +105,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
     plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
     signals.remember()
     with ExitStack() as stack:
-        view = open_view(run.output.progress, console, plan)
+        view = SafeView(lambda: open_view(run.output.progress, console, plan))
         stack.callback(view.close)
         view.note(f"run directory: {run_dir}")
         _tell(run, view)
@@ -127,10 +131,18 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
             view.close()
             done = history.steps_before + history.steps
             if signals.received is not None and done < plan.num_steps:
-                console.print(Text(_interruption(run, done, signals.received.name)), soft_wrap=True)
-        console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
+                _show(console, Text(one_line(_interruption(run, done, signals.received.name))))
+        _show(console, closing_table(history, plan, time.monotonic() - started, run_dir))
         for place in trackers.places():
-            console.print(Text(place), soft_wrap=True)
+            _show(console, Text(one_line(place)))
+
+
+def _show(console: Console, what: RenderableType) -> None:
+    """Print something at the end of a run, unless the terminal is gone or the disk of a redirected output full."""
+    try:
+        console.print(what, soft_wrap=isinstance(what, Text))
+    except OSError as error:
+        logger.warning("the end of the run is not shown: %s", error)
 
 
 def _tell(run: RunConfig, view: View) -> None:
@@ -255,5 +267,11 @@ def _commit() -> str | None:
 def _say(text: str) -> None:
     """Print one line per problem to the standard error, without wrapping or highlighting."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
-    for line in text.splitlines():
-        errors.print(Text.assemble(("error: ", "bold red"), line))
+    with suppress(OSError):  # the exit code tells it as well
+        for line in text.splitlines():
+            errors.print(Text.assemble(("error: ", "bold red"), one_line(line)))
+
+
+def _print_traceback(error: BaseException) -> None:
+    with suppress(OSError):
+        sys.stderr.write(indented("".join(traceback.format_exception(error))) + "\n")

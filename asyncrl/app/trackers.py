@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,7 +54,8 @@ def open_trackers(run: RunConfig, run_dir: Path, logs: Path, limits: TrackerLimi
     if run.trackers.use_trackio:
         wanted["trackio"] = (TRACKIO, trackio_options(run))
     if wanted:
-        logs.mkdir(exist_ok=True)
+        with suppress(OSError):  # each tracker then says that its log cannot be written, and tries again
+            logs.mkdir(exist_ok=True)
     processes = {
         name: TrackerProcess(backend, options, logs / f"{name}.log") for name, (backend, options) in wanted.items()
     }

@@ -7,14 +7,14 @@ import asyncio
 import hashlib
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from asyncrl.errors import EngineError, GpuSharingFailed, UpdateInterrupted
+from asyncrl.errors import CheckpointFailed, EngineError, GpuSharingFailed, UpdateInterrupted
 from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
 
@@ -285,10 +285,14 @@ class FakeTrainer:
 
 
 class FakeCheckpoints:
-    """A ``Checkpointer`` that takes ``seconds`` to write in the background, and keeps the written ones by step."""
+    """A ``Checkpointer`` that takes ``seconds`` to write in the background, and keeps the written ones by step.
 
-    def __init__(self, seconds: float = 1.0) -> None:
+    Checkpoints of the steps in ``failing`` fail at the end of that time.
+    """
+
+    def __init__(self, seconds: float = 1.0, failing: Collection[int] = ()) -> None:
         self.written: dict[int, dict[str, Any]] = {}
+        self._failing = failing
         self._seconds = seconds
         self._writing: tuple[float, int, dict[str, Any]] | None = None
 
@@ -297,16 +301,24 @@ class FakeCheckpoints:
         await self.finish()
         self._writing = (asyncio.get_running_loop().time() + self._seconds, step, dict(run))
 
+    async def check(self) -> None:
+        """See ``Checkpointer.check``."""
+        if self._writing is not None and self._writing[0] <= asyncio.get_running_loop().time():
+            await self.finish()
+
     async def finish(self) -> None:
         """See ``Checkpointer.finish``."""
         if self._writing is not None:
             until, step, run = self._writing
             await asyncio.sleep(until - asyncio.get_running_loop().time())
-            self.written[step], self._writing = run, None
+            self._writing = None
+            if step in self._failing:
+                raise CheckpointFailed(f"iter_{step:07}: No space left on device")
+            self.written[step] = run
 
     def found(self, now: float) -> dict[str, Any] | None:
         """Return the newest checkpoint that is complete at ``now``."""
-        if self._writing is not None and self._writing[0] <= now:
+        if self._writing is not None and self._writing[0] <= now and self._writing[1] not in self._failing:
             self.written[self._writing[1]] = self._writing[2]
         return self.written[max(self.written)] if self.written else None
 

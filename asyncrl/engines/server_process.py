@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from asyncrl.engines.log_limit import shorten_log
 from asyncrl.errors import ServerFailed
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -72,9 +73,12 @@ class ServerProcess:
     def raise_if_dead(self) -> None:
         """Raise ServerFailed, with the cause from the log, if the server has ended.
 
-        The error has no cause for a SIGKILL from elsewhere, which leaves nothing in the log.
+        The error has no cause for a SIGKILL from elsewhere, which leaves nothing in the log.  Also keeps the log of a
+        running server below a size: see ``log_limit``.
         """
         code = self._process.poll()
+        if code is None and shorten_log(self.log_path):
+            self._log_began = 0
         if code is not None:
             how = f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}, {signal.strsignal(-code)}"
             log = self._text().lower()

@@ -13,6 +13,7 @@ from asyncrl.metrics.logs import LOG_FILE
 from asyncrl.metrics.sinks import METRICS_FILE, TENSORBOARD_FOLDER
 from asyncrl.metrics.timeline import TIMELINE_FILE
 from asyncrl.metrics.words import bottleneck, change, duration, percent, share, short_s
+from asyncrl.plain_text import one_line
 
 _MOST_SETS = 8
 """Held-out sets with a separate row, at most."""
@@ -31,7 +32,7 @@ _PLACES = {
 def closing_table(history: History, plan: RunTargets, wall_s: float, run_dir: Path) -> Table:
     """A table of the run's results and of its files; ``history`` must have been a sink of the run."""
     table = Table(box=SIMPLE_HEAD, show_header=False, title_justify="left", title_style="bold", pad_edge=False)
-    table.title = Text(f"asyncrl · {plan.name}")
+    table.title = Text(f"asyncrl · {one_line(plan.name)}")
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     _add_outcome(table, history, plan, wall_s)
@@ -70,7 +71,7 @@ def _add_sets(table: Table, history: History) -> None:
     for name, now in sets[:_MOST_SETS]:
         if len(sets) > 1:
             means = change(history.first_sets[name]["reward"], now["reward"], now.get("reward_ci95"))
-            table.add_row(f"  {name}", means)
+            table.add_row(Text(f"  {one_line(name)}"), means)
         if passes := _largest(now):
             table.add_row("", passes)
     if len(sets) > _MOST_SETS:
@@ -110,7 +111,7 @@ def _add_timing(table: Table, history: History, plan: RunTargets) -> None:
 
 def _add_places(table: Table, run_dir: Path) -> None:
     table.add_section()
-    table.add_row("where to look", Text(str(run_dir)))
+    table.add_row("where to look", Text(one_line(str(run_dir))))
     for name, meaning in _PLACES.items():
         if (run_dir / name).exists():
             table.add_row(f"  {name}", meaning)

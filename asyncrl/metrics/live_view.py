@@ -1,7 +1,9 @@
 """The view of a run: a live panel on a terminal, one line per step elsewhere."""
 
+import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -18,6 +20,9 @@ from asyncrl.metrics.facts import Gauges, StepFacts
 from asyncrl.metrics.history import History, only_margin
 from asyncrl.metrics.sinks import Row
 from asyncrl.metrics.words import bottleneck, change, duration, share, short_s, sparkline, who_waits
+from asyncrl.plain_text import one_line
+
+logger = logging.getLogger(__name__)
 
 _REDRAWS_PER_S = 2
 """Redraws per second: enough for a clock, and calm to look at."""
@@ -67,6 +72,52 @@ def open_view(mode: Literal["auto", "live", "lines"], console: Console, plan: Ru
     return LineView(console, plan)
 
 
+class SafeView:
+    """A view that cannot end a run: after the first exception of the view that ``opened`` returns, it is off."""
+
+    def __init__(self, opened: Callable[[], View]) -> None:
+        self._view: View | None = None
+        try:
+            self._view = opened()
+        except Exception as error:  # noqa: BLE001 (as below)
+            self._switch_off(error)
+
+    def phase(self, text: str) -> None:
+        """See ``View.phase``."""
+        self._try(lambda view: view.phase(text))
+
+    def step(self, row: Row, facts: StepFacts) -> None:
+        """See ``View.step``."""
+        self._try(lambda view: view.step(row, facts))
+
+    def gauges(self, stats: Gauges) -> None:
+        """See ``View.gauges``."""
+        self._try(lambda view: view.gauges(stats))
+
+    def note(self, text: str) -> None:
+        """See ``View.note``."""
+        self._try(lambda view: view.note(text))
+
+    def close(self) -> None:
+        """See ``View.close``."""
+        self._try(lambda view: view.close())
+
+    def _try(self, show: Callable[[View], None]) -> None:
+        if self._view is None:
+            return
+        try:
+            show(self._view)
+        except Exception as error:  # noqa: BLE001 (a closed terminal, a full disk, or a bug of the view)
+            self._switch_off(error)
+
+    def _switch_off(self, error: Exception) -> None:
+        view, self._view = self._view, None
+        with suppress(Exception):
+            if view is not None:
+                view.close()
+        logger.warning("no progress is shown any more: %s: %s", type(error).__name__, error)
+
+
 class LiveView:
     """A panel redrawn in place.  Other output to ``console`` or stdout scrolls above it."""
 
@@ -86,7 +137,7 @@ class LiveView:
     def phase(self, text: str) -> None:
         """Start a phase, and end the one before."""
         self._end_phase()
-        self._phase = _Phase(text, self._clock())
+        self._phase = _Phase(one_line(text), self._clock())
         self._live.refresh()
 
     def step(self, row: Row, facts: StepFacts) -> None:
@@ -105,7 +156,7 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Print a line above the panel; it stays."""
-        self._console.print(Text(text))
+        self._console.print(Text(one_line(text)))
 
     def close(self) -> None:
         """Leave the last panel on the screen."""
@@ -127,7 +178,7 @@ class LiveView:
             Group(*self._body, Text(), doing),  # the line is kept when empty, so that the height never changes
             box=ROUNDED,
             border_style="dim",
-            title=Text(f"asyncrl · {self._plan.name}"),
+            title=Text(f"asyncrl · {one_line(self._plan.name)}"),
             title_align="left",
             subtitle=f"{duration(self._clock() - self._started_s)} elapsed",
             subtitle_align="right",
@@ -175,7 +226,7 @@ class LineView:
 
     def _say(self, text: str) -> None:
         self._said_s = self._clock()
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(Text(one_line(text)), soft_wrap=True)
 
 
 class _Phase:
@@ -217,8 +268,8 @@ def _board(plan: RunTargets, history: History, stats: Gauges) -> RenderableType:
         "weights": _pause(row),
         "waiting": f"{who_waits(*_waits(row))} of the step",
     }
-    for label, text in facts.items():
-        grid.add_row(label, text)
+    for label, text in facts.items():  # as Text, because Rich reads a str as markup
+        grid.add_row(Text(label), Text(text) if isinstance(text, str) else text)
     return grid
 
 
@@ -248,7 +299,7 @@ def _sets(history: History, arrow: str) -> dict[str, str]:
     if not 1 < len(history.last_sets) <= _MOST_SETS:
         return {}
     return {
-        name: change(history.first_sets[name]["reward"], now["reward"], now.get("reward_ci95"), arrow)
+        one_line(name): change(history.first_sets[name]["reward"], now["reward"], now.get("reward_ci95"), arrow)
         for name, now in history.last_sets.items()
     }
 
@@ -283,7 +334,7 @@ def _fates(stats: Gauges) -> str:
 
 
 def _main_reason(stats: Gauges) -> str:
-    return max(stats.filter_reasons, key=lambda reason: stats.filter_reasons[reason], default="")
+    return one_line(max(stats.filter_reasons, key=lambda reason: stats.filter_reasons[reason], default=""))
 
 
 def _lag(plan: RunTargets, row: Row) -> Text:

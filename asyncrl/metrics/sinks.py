@@ -1,17 +1,29 @@
-"""Sinks for rows of numbers.  Every row is on disk when ``write`` returns, so a killed run's rows stay readable."""
+"""Sinks for rows of numbers.  Every row is on disk when ``write`` returns, so a killed run's rows stay readable.
 
+A full disk delays rows or loses them; it raises nothing (``AppendedFile``).
+"""
+
+import logging
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import orjson
+
+from asyncrl.metrics.appended_file import AppendedFile
+
+logger = logging.getLogger(__name__)
 
 type Row = Mapping[str, float | int]
 """Numbers by name; always contains ``step``."""
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+_TAIL_BYTES = 65_536
+"""Bytes read at once while looking for the last complete line."""
 
 
 class Sink(Protocol):
@@ -27,11 +39,16 @@ class Sink(Protocol):
 class JsonlSink:
     """One JSON object per row in ``run_dir/metrics.jsonl``; a resumed run appends to it.
 
-    A number that is not finite becomes ``null``.
+    A number that is not finite becomes ``null``.  A row that an earlier run left torn is removed.
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / METRICS_FILE).open("ab", buffering=0)  # unbuffered: a row is one write
+        path = run_dir / METRICS_FILE
+        try:
+            _end_with_a_line(path)
+        except OSError as error:
+            logger.warning("%s: its last line may be torn: %s", path, error.strerror)
+        self._file = AppendedFile(path)
 
     def write(self, row: Row, /) -> None:
         """Append one line."""
@@ -56,10 +73,11 @@ class TensorBoardSink:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder = run_dir / TENSORBOARD_FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # the file then says why it cannot be opened
+            folder.mkdir(parents=True, exist_ok=True)
         self._event, self._summary = Event, Summary
         # TensorBoard reads the files of a folder in the order of their names; nanoseconds keep a resumed run apart.
-        self._records = RecordWriter((folder / f"events.out.tfevents.{time.time_ns()}").open("wb", buffering=0))
+        self._records = RecordWriter(AppendedFile(folder / f"events.out.tfevents.{time.time_ns()}"))
         self._put(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, row: Row, /) -> None:
@@ -79,3 +97,32 @@ class TensorBoardSink:
 
     def _put(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
+
+
+def _end_with_a_line(path: Path) -> None:
+    """Cut off the part of a row at the end of ``path``, and complete a row that lacks only its line break.
+
+    Raises OSError.
+    """
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        tail = _after_last_line(file)
+        if not tail:
+            return
+        try:
+            orjson.loads(tail)
+        except orjson.JSONDecodeError:
+            file.truncate(file.seek(0, os.SEEK_END) - len(tail))
+        else:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+
+
+def _after_last_line(file: BinaryIO) -> bytes:
+    tail, start = b"", file.seek(0, os.SEEK_END)
+    while start and b"\n" not in tail:
+        start = max(0, start - _TAIL_BYTES)
+        file.seek(start)
+        tail = file.read()
+    return tail.rpartition(b"\n")[2]

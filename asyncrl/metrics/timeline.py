@@ -3,17 +3,28 @@
 Times are the event loop's, in seconds.  The track ``trainer`` shows training, waiting for a batch and saving;
 ``engines`` shows pauses and weight updates; ``evaluation`` shows its passes.  Below them are counters and one lane per
 slot with its samples.  A span costs about 3 microseconds; several hundred of them share one write of 64 KiB.
+
+A long run has several files, its parts: ``timeline.json``, ``timeline.part2.json`` and so on, each of which opens in a
+viewer.  The first part and the newest ones stay, parts between them are removed.  A full disk raises nothing.
 """
 
 import itertools
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import orjson
 
+from asyncrl.metrics.appended_file import AppendedFile
+
 type Track = Literal["trainer", "engines", "evaluation"]
 
 TIMELINE_FILE = "timeline.json"
+
+PART_BYTES = 256 * 1024 * 1024
+"""Size of a part: as much as viewers open in seconds, some two million samples."""
+MOST_PARTS = 16
+"""Parts that stay, the first and the newest: 4 GiB."""
 
 _TRACKS: dict[str, int] = {"trainer": 1, "engines": 2, "evaluation": 3}
 """Process id of each track; Perfetto shows them in this order."""
@@ -21,6 +32,8 @@ _SAMPLES = 4
 """Process id of the samples and the counters."""
 _BATCH_BYTES = 64 * 1024
 """Most bytes kept in memory: some 400 samples, few enough to lose and to write at once (about 30 microseconds)."""
+_MOST_WAITING_BYTES = 4 * _BATCH_BYTES
+"""Most bytes kept while the disk refuses them; further events are lost."""
 _BATCH_S = 2.0
 """Seconds after which a finished event is written, provided that another event follows."""
 
@@ -58,27 +71,26 @@ class NoTimeline:
 
 
 class TimelineFile:
-    """A timeline written to ``run_dir/timeline.json`` while the run continues.
+    """A timeline written to ``run_dir/timeline.json`` and further parts while the run continues.
 
     Without ``close`` only the final bracket is missing, which both viewers accept.  A resumed run leaves existing files
-    alone and writes ``timeline-2.json``.  Memory stays below one batch of events, however long the run.
+    alone and writes ``timeline-2.json``.  Memory stays below a few batches of events, and files below ``most_parts``
+    times ``part_bytes``, however long the run.
     """
 
-    def __init__(self, run_dir: Path, origin_s: float) -> None:
-        """``origin_s`` is the loop time to be shown as 0."""
-        self._file = _unused(run_dir / TIMELINE_FILE).open("xb", buffering=0)
+    def __init__(
+        self, run_dir: Path, origin_s: float, *, part_bytes: int = PART_BYTES, most_parts: int = MOST_PARTS
+    ) -> None:
+        """``origin_s`` is the loop time to be shown as 0.  ``most_parts`` is at least 2."""
+        self._path = _unused(run_dir / TIMELINE_FILE)
         self._origin_s = origin_s
+        self._part_bytes = part_bytes
+        self._most_parts = most_parts
         # Invariant: only the event loop's thread records, so no lock is needed.
         self._waiting = bytearray()
-        self._separator = b"[\n"
         self._written_s = origin_s
-        self._slots: set[int] = set()
-        for order, (track, process) in enumerate([*_TRACKS.items(), ("samples in flight", _SAMPLES)]):
-            self._name("process_name", process, 0, name=track)
-            self._name("process_sort_index", process, 0, sort_index=order)
-            if process != _SAMPLES:
-                self._name("thread_name", process, 1, name=track)
-        self._write()
+        self._part = 1
+        self._open_part()
 
     def span(self, track: Track, name: str, start_s: float, stop_s: float, **args: Any) -> None:
         """Record an activity of a track; the viewer shows ``args`` when it is clicked."""
@@ -101,9 +113,35 @@ class TimelineFile:
     def close(self) -> None:
         """Write the events in memory and the final bracket.  May be called again."""
         if not self._file.closed:
-            self._waiting += b"\n]\n"
-            self._write()
-            self._file.close()
+            self._close_part()
+
+    def _open_part(self) -> None:
+        """Begin a part with the names of its tracks."""
+        self._file = AppendedFile(part_of(self._path, self._part), most_waiting=_MOST_WAITING_BYTES)
+        self._separator = b"[\n"
+        self._slots: set[int] = set()
+        for order, (track, process) in enumerate([*_TRACKS.items(), ("samples in flight", _SAMPLES)]):
+            self._name("process_name", process, 0, name=track)
+            self._name("process_sort_index", process, 0, sort_index=order)
+            if process != _SAMPLES:
+                self._name("thread_name", process, 1, name=track)
+        self._file.write(self._waiting)
+        self._waiting.clear()
+
+    def _close_part(self) -> None:
+        self._file.write(self._waiting + b"\n]\n")
+        self._waiting.clear()
+        self._file.close()
+
+    def _next_part(self) -> None:
+        """Begin the next part, and remove the second-oldest one if there are too many."""
+        self._close_part()
+        self._part += 1
+        outdated = self._part - self._most_parts + 1
+        if outdated > 1:
+            with suppress(OSError):
+                part_of(self._path, outdated).unlink()
+        self._open_part()
 
     def _add(self, process: int, lane: int, name: str, start_s: float, stop_s: float, args: dict[str, Any]) -> None:
         start = self._microseconds(start_s)
@@ -129,6 +167,19 @@ class TimelineFile:
     def _write(self) -> None:
         self._file.write(self._waiting)
         self._waiting.clear()
+        if self._file.size >= self._part_bytes:
+            self._next_part()
+
+
+def part_of(path: Path, number: int) -> Path:
+    """Return the file of one part of the timeline ``path``, counted from 1."""
+    return path if number == 1 else path.with_stem(f"{path.stem}.part{number}")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the files of all parts of the timeline ``path``, in order; parts in between may have been removed."""
+    numbers = [int(found.stem.rpartition(".part")[2]) for found in path.parent.glob(f"{path.stem}.part*{path.suffix}")]
+    return [part_of(path, number) for number in range(1, max(numbers, default=1) + 1)]
 
 
 def _unused(path: Path) -> Path:

@@ -33,6 +33,7 @@ from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.mismatch import Mismatch, answers
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.checkpoints import Checkpoints
 from asyncrl.pipeline.evaluation import Evaluates
 from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference
 from asyncrl.pipeline.sampling.retry import RetryingEngine
@@ -71,6 +72,8 @@ class RunPlan:
     """Steps between checkpoints.  The last step is always followed by one."""
     save_during_training: bool = True
     """Continue training while a checkpoint is written."""
+    max_failed_saves: int = 3
+    """Failed checkpoints in a row that end the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,9 @@ class _Run:
             trained=plan.first_step,
             aborts=plan.abort_for_updates,
             look_again=parts.scheduler.look_again,
+        )
+        self._checkpoints = (
+            None if parts.checkpointer is None else Checkpoints(parts.checkpointer, plan.max_failed_saves)
         )
         self._reporting: asyncio.Task[None] | None = None
         """The task that reports the last step once its weight update has ended."""
@@ -237,8 +243,8 @@ class _Run:
         await self._to_trainer()
         start = loop_time()
         await self._parts.trainer.save(self._plan.save_to)
-        if self._parts.checkpointer is not None:
-            await self._parts.checkpointer.finish()
+        if self._checkpoints is not None:
+            await self._checkpoints.finish_last()
         self._parts.timeline.span("trainer", "save", start, loop_time())
 
     async def _to_trainer(self) -> None:
@@ -253,7 +259,7 @@ class _Run:
     # ---- checkpoints
 
     def _save_is_due(self, step: int) -> bool:
-        if self._parts.checkpointer is None:
+        if self._checkpoints is None:
             return False
         interval = self._plan.save_interval
         return step == self._plan.num_steps - 1 or (interval is not None and (step + 1) % interval == 0)
@@ -270,16 +276,16 @@ class _Run:
 
         With ``save_during_training``, the files are written after this returns.
         """
-        if self._parts.checkpointer is None:
+        if self._checkpoints is None:
             raise AssertionError("there is no checkpointer")
-        start = loop_time()
+        start, is_last = loop_time(), state.step == self._plan.num_steps
         try:
             async with self._weight_updates.trainer_lock:
-                await self._parts.checkpointer.begin(state.step, state.as_json())
+                await self._checkpoints.begin(state, is_last=is_last)
                 if not self._plan.save_during_training:
-                    await self._parts.checkpointer.finish()
+                    await (self._checkpoints.finish_last() if is_last else self._checkpoints.finish())
         except (CheckpointFailed, LeaseLost):
-            if state.step == self._plan.num_steps:  # without it, the whole run would be lost
+            if is_last:  # without it, the whole run would be lost
                 await self._parts.trainer.save(self._plan.save_to)
             raise
         self._parts.timeline.span("trainer", f"checkpoint {state.step}", start, loop_time())
@@ -312,6 +318,8 @@ class _Run:
 
     async def _train_alone(self, batch: Batch) -> _Trained:
         async with self._weight_updates.trainer_lock:
+            if self._checkpoints is not None:
+                await self._checkpoints.check()
             start = loop_time()
             report = await self._parts.trainer.train(batch)
             stop = loop_time()

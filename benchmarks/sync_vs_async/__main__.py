@@ -61,7 +61,7 @@ from asyncrl.engines.cluster.session import end, ray_session
 from asyncrl.errors import ConfigError, EngineError, plainly
 from asyncrl.metrics.logs import open_logging
 from asyncrl.metrics.loop_lag import watch_loop
-from asyncrl.metrics.timeline import TimelineFile
+from asyncrl.metrics.timeline import TIMELINE_FILE, TimelineFile, parts_of
 from asyncrl.models.shape import read_shape
 from benchmarks.common.circumstances import circumstances
 from benchmarks.common.devices import need
@@ -292,7 +292,8 @@ def _checkpoint(session: Session, folder: Path) -> Path:
 
 def _fresh(out: Path) -> Path:
     """``out`` without the timeline of an earlier call."""
-    (out / "timeline.json").unlink(missing_ok=True)
+    for part in parts_of(out / TIMELINE_FILE):
+        part.unlink(missing_ok=True)
     return out
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from asyncrl.engines.log_limit import LOG_BYTES
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.errors import ServerFailed
 
@@ -153,3 +154,23 @@ def test_the_log_of_an_earlier_server_is_not_a_cause_of_death(tmp_path: Path) ->
 def test_a_missing_program_raises_server_failed(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="server did not start"):
         ServerProcess("server", ["/no/such/program"], {}, tmp_path / "log")
+
+
+def test_the_log_of_a_running_server_is_moved_aside_when_it_is_large(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "server.log"
+    log.parent.mkdir()
+    with log.open("wb") as file:
+        file.truncate(LOG_BYTES - 10)  # takes no space on the disk
+    server = start("import time\nfor n in range(1000): print('line', n, flush=True); time.sleep(0.01)", tmp_path)
+    try:
+        until(lambda: "line 5" in server.tail())
+        server.raise_if_dead()
+        before = log.with_name("server.log.1").read_bytes()
+        assert len(before) >= LOG_BYTES
+        assert before.lstrip(b"\0").startswith(b"line 0\nline 1\n")
+        until(lambda: server.tail(1).startswith("line "))
+        written = log.read_bytes()
+        assert 0 < len(written) < 20_000
+        assert b"\0" not in written
+    finally:
+        server.stop()

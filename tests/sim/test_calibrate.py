@@ -10,7 +10,7 @@ from asyncrl.config import load_run
 from asyncrl.config.resolved import resolved
 from asyncrl.errors import DataError
 from asyncrl.metrics.facts import StepFacts
-from asyncrl.metrics.timeline import TimelineFile
+from asyncrl.metrics.timeline import PART_BYTES, TimelineFile, part_of
 from asyncrl.sim.calibration.calibrate import Calibration, calibrate
 from asyncrl.sim.calibration.measured import read_run
 from asyncrl.sim.calibration.replay import replay
@@ -39,13 +39,29 @@ TRUE = Costs(
 )
 
 
-def run_in(folder: Path, staleness: int, interval: int, slots: int, groups: int = 8) -> Setting:
+def test_a_timeline_in_parts_reads_as_one(tmp_path: Path) -> None:
+    run_in(tmp_path / "whole", staleness=2, interval=1, slots=16)
+    run_in(tmp_path / "parts", staleness=2, interval=1, slots=16, part_bytes=70_000)
+    assert len(list((tmp_path / "parts").glob("timeline*.json"))) > 1
+    assert read_run(tmp_path / "parts").samples == read_run(tmp_path / "whole").samples
+
+
+def test_a_timeline_without_a_part_is_refused(tmp_path: Path) -> None:
+    for number in (1, 3):
+        part_of(tmp_path / "timeline.json", number).write_text("[]")
+    with pytest.raises(DataError, match="1 of its 3 parts were removed"):
+        read_run(tmp_path)
+
+
+def run_in(
+    folder: Path, staleness: int, interval: int, slots: int, groups: int = 8, part_bytes: int = PART_BYTES
+) -> Setting:
     """A simulated run that leaves the files of a real one."""
     lengths = Drawn(shape=LogNormal(median=20, p95_ratio=2.5), cut=64)
     base = setting(staleness, interval=interval, groups_per_step=groups, group_size=8, slots_per_engine=slots, steps=12)
     base = replace(base, costs=TRUE, workload=replace(base.workload, lengths=lengths))
     folder.mkdir()
-    timeline, rows = TimelineFile(folder, 0.0), list[bytes]()
+    timeline, rows = TimelineFile(folder, 0.0, part_bytes=part_bytes), list[bytes]()
 
     def report(facts: StepFacts) -> None:
         times = {"step": facts.batch.step, "time/step_s": facts.step_s, "time/train_s": facts.train_s}

@@ -19,6 +19,9 @@ class FailureConfig:
         "next failure ends the run. Default: 3, or 0 with --colocate.",
     ] = None
     max_failed_groups: Annotated[int, "Number of failed groups in a row that ends the run."] = 16
+    max_failed_saves: Annotated[
+        int, "Number of failed checkpoints in a row that ends the run; a failed last checkpoint ends it with an error."
+    ] = 3
     max_filtered_groups: Annotated[int, "Number of filtered groups in a row that ends the run."] = 1024
     request_timeout_s: Annotated[float, "Time without a token after which a request times out, in seconds."] = 300.0
     control_timeout_s: Annotated[float, "Time limit for one engine pause, update or continue, in seconds."] = 120.0
@@ -31,7 +34,7 @@ class FailureConfig:
     def __post_init__(self) -> None:
         refuse(
             at_least(self, 0, "max_sample_retries", "max_engine_restarts")
-            + at_least(self, 1, "max_failed_groups", "max_filtered_groups")
+            + at_least(self, 1, "max_failed_groups", "max_failed_saves", "max_filtered_groups")
             + above(self, 0, "request_timeout_s", "control_timeout_s", "reward_timeout_s", "train_timeout_s")
             + above(self, 0, "watchdog_timeout_s")
         )

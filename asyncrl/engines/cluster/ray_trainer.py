@@ -74,6 +74,10 @@ class RayTrainer:
         self.has_begun_checkpoint = True
         await self._all(lambda rank: rank.begin_checkpoint(target, dict(run), with_optimizer), self._train_timeout_s)
 
+    async def check_checkpoint(self) -> bool:
+        """Return whether a rank is still writing.  Raises CheckpointFailed if one of them has failed."""
+        return any(await self._all(lambda rank: rank.check_checkpoint(), self._control_timeout_s))
+
     async def finish_checkpoint(self, timeout_s: float | None = None) -> None:
         """Return once no rank is writing."""
         await self._all(lambda rank: rank.finish_checkpoint(), timeout_s or self._train_timeout_s)
@@ -205,13 +209,21 @@ class RayCheckpointer:
         self._about = dict(about)
         self._keep = keep
         self._spared = spared
+        self._is_writing = False
 
     async def begin(self, step: int, run: Mapping[str, Any]) -> None:
         """See ``Checkpointer.begin``."""
         notes = {**self._about, "optimizer": self._with_optimizer, "state": dict(run)}
         target = Target(claim=self._claim, step=step, keep=self._keep, spared=self._spared)
         await self._trainer.begin_checkpoint(target, notes, self._with_optimizer)
+        self._is_writing = True
+
+    async def check(self) -> None:
+        """See ``Checkpointer.check``.  Asks the ranks only while one of them is writing."""
+        if self._is_writing:
+            self._is_writing = await self._trainer.check_checkpoint()
 
     async def finish(self) -> None:
         """See ``Checkpointer.finish``."""
+        self._is_writing = False
         await self._trainer.finish_checkpoint()

@@ -132,10 +132,8 @@ class MegatronRank:
 
         On a CPU, the same batch gives the same weights bit by bit; a different packing changes rounding only.  Raises
         NonFiniteLoss on all ranks alike, with the weights as they were before the step.  Raises TrainerFailed if a
-        user's function failed.  Raises CheckpointFailed, before anything else, if the last checkpoint could not be
-        written.
+        user's function failed.
         """
-        self.check_checkpoint()
         started = time.perf_counter()
         forget_peak(self._device)
         learning_rate = self._set_learning_rate(batch.step)
@@ -285,10 +283,9 @@ class MegatronRank:
         state = sharded_state(self._learner, critic, with_optimizer=with_optimizer)
         return self._saver.begin(state, target, notes_of(self._shape, run))
 
-    def check_checkpoint(self) -> None:
-        """Raise CheckpointFailed if the checkpoint being written has failed.  Returns at once."""
-        if self._saver is not None:
-            self._saver.raise_if_failed()
+    def check_checkpoint(self) -> bool:
+        """Return whether a checkpoint is being written, at once.  Raises CheckpointFailed if it has failed."""
+        return self._saver is not None and self._saver.check()
 
     def finish_checkpoint(self) -> None:
         """Wait until no checkpoint is being written.  Raises CheckpointFailed or LeaseLost."""

@@ -25,6 +25,9 @@ from asyncrl.types import (
     Weights,
 )
 
+MOST_VERSIONS = 4096
+"""Versions that a chunk may name: far more than the staleness bound leaves in flight."""
+
 
 class ServingWeights:
     """The weights that the engines serve, and every version that a chunk can name."""
@@ -36,6 +39,8 @@ class ServingWeights:
     def expect(self, weights: Weights) -> None:
         """Announce ``weights`` before they are published; chunks may name their version from now on."""
         self.by_version[weights.version] = weights
+        if len(self.by_version) > MOST_VERSIONS:
+            del self.by_version[next(iter(self.by_version))]
 
     def set(self, weights: Weights) -> None:
         """Record that every engine samples from ``weights``."""

@@ -3,6 +3,7 @@
 The scheduler reports every event; nothing here makes a decision.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,7 +12,17 @@ from asyncrl.metrics.length_bias import LengthBias, LengthStats
 from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight
 from asyncrl.pipeline.scheduling.ledger import GroupOutcome, Ledger, check_balance
 from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.plain_text import one_line
 from asyncrl.types import Batch, GroupId, Sample, ScoredGroup
+
+logger = logging.getLogger(__name__)
+
+MOST_REASONS = 64
+"""Reasons of filters that are counted apart; each is a metric of every further step."""
+OTHER_REASONS = "other"
+"""The reason under which all further ones are counted."""
+_LONGEST_REASON = 100
+"""Characters of a reason that are kept."""
 
 
 class Accounts:
@@ -21,7 +32,9 @@ class Accounts:
         """Continue the accounts of ``before``, the state of the resumed run; lengths start from zero."""
         self._ledger = Ledger(before.tokens, before.groups) if before else Ledger()
         self._lengths = LengthBias(group_size)
-        self._reasons: Counter[str] = Counter(before.reasons if before else {})
+        self._reasons: Counter[str] = Counter()
+        for reason, groups in Counter(before.reasons if before else {}).most_common():
+            self._count(reason, groups)
 
     # ---- on the way to a score
 
@@ -65,7 +78,7 @@ class Accounts:
 
     def reject(self, group: ScoredGroup, reason: str) -> None:
         """Record a group that the filter dropped."""
-        self._reasons[reason] += 1
+        self._count(reason)
         self._drop(group, GroupOutcome.FILTERED, self._lengths.filtered)
 
     def unpick(self, group: ScoredGroup, reason: str) -> None:
@@ -73,7 +86,7 @@ class Accounts:
 
         The filter had kept it, so its answers count as dropped, not as filtered.
         """
-        self._reasons[reason] += 1
+        self._count(reason)
         self._drop(group, GroupOutcome.FILTERED, self._lengths.dropped)
 
     def expire(self, group: ScoredGroup) -> None:
@@ -97,7 +110,7 @@ class Accounts:
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """Number of groups that filters dropped, by reason."""
+        """Number of groups that filters dropped, by reason; at most MOST_REASONS and OTHER_REASONS."""
         return dict(self._reasons)
 
     def balance(self, held: int) -> tuple[TokenCounts, GroupCounts]:
@@ -112,6 +125,17 @@ class Accounts:
     def lengths(self, in_flight: Iterable[int]) -> LengthStats:
         """Return statistics of answer lengths; ``in_flight`` has the present length of each unfinished answer."""
         return self._lengths.stats(in_flight)
+
+    def _count(self, reason: str, groups: int = 1) -> None:
+        """Count groups under ``reason``, or under OTHER_REASONS if there are MOST_REASONS others already."""
+        reason = one_line(reason[:_LONGEST_REASON])
+        num_apart = len(self._reasons.keys() - {OTHER_REASONS})
+        if reason not in self._reasons and num_apart >= MOST_REASONS:
+            if OTHER_REASONS not in self._reasons:
+                text = "filters have given %d reasons; further ones count as %r, the next is: %s"
+                logger.warning(text, num_apart, OTHER_REASONS, reason)
+            reason = OTHER_REASONS
+        self._reasons[reason] += groups
 
     def _drop(self, group: ScoredGroup, outcome: GroupOutcome, note: Callable[[int], None]) -> None:
         self._ledger.drop(group.group_id, outcome, group.num_tokens)

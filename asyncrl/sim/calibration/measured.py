@@ -13,7 +13,7 @@ import orjson
 
 from asyncrl.errors import DataError
 from asyncrl.metrics.sinks import METRICS_FILE
-from asyncrl.metrics.timeline import TIMELINE_FILE
+from asyncrl.metrics.timeline import TIMELINE_FILE, parts_of
 
 _SAMPLE = re.compile(r"g(\d+)(?:~\d+)?\.(\d+)")
 """The name of a training sample's span; held-out samples have other names."""
@@ -127,8 +127,11 @@ def read_run(run_dir: Path) -> MeasuredRun:
 
 
 def read_timeline(path: Path) -> Recorded:
-    """Read a timeline, compressed (.xz) or not.  Raises DataError."""
-    spans = [event for event in _timeline(path) if event["ph"] == "X"]
+    """Read a timeline with all its parts, compressed (.xz) or not.  Raises DataError, also if a part was removed."""
+    parts = parts_of(path)
+    if (missing := len(parts) - sum(part.exists() for part in parts)) and path.exists():
+        raise DataError(f"{path}: {missing} of its {len(parts)} parts were removed during the run; use a shorter run")
+    spans = [event for part in parts for event in _timeline(part) if event["ph"] == "X"]
     return Recorded(
         samples=tuple(_sample(event) for event in spans if "finish" in event["args"]),
         steps=tuple(_step(event) for event in spans if _STEP.fullmatch(event["name"])),

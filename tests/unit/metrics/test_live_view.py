@@ -1,13 +1,15 @@
+import errno
 import io
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from rich.console import Console
 
 from asyncrl.metrics.facts import GroupCounts, StepFacts, TokenCounts
-from asyncrl.metrics.live_view import LineView, LiveView, RunTargets, View, open_view
+from asyncrl.metrics.live_view import LineView, LiveView, RunTargets, SafeView, View, open_view
 from asyncrl.metrics.reporter import row
 from tests.unit.metrics.made import UPDATE, evaluated_set, evaluation, facts, scheduler
 
@@ -174,3 +176,42 @@ def test_auto_is_live_on_a_terminal_only() -> None:
     for view in views:
         view.close()
     assert [type(view) for view in views] == [LiveView, LineView, LineView, LiveView]
+
+
+# ---- text of users, and terminals that are gone
+
+
+@pytest.mark.parametrize("reason", ["kept [mean] outside", "no [/answer] tag", "a\x1b]0;pwned\x07\nb\x1b[2J"])
+def test_a_reason_of_a_filter_is_shown_whole_and_controls_nothing(reason: str) -> None:
+    view = LiveView(screen(terminal=True), replace(PLAN, name="[/x] \x1b[2J"), clock=ticking())
+    lines = LineView(plain := screen(terminal=False), PLAN, clock=ticking(100.0))
+    stats = replace(facts(0).scheduler, filter_reasons={reason: 3})
+    for each in (view, lines):
+        take(each, replace(facts(0), scheduler=stats))
+        each.phase(reason)
+        each.gauges(stats)
+        each.note(reason)
+    panel = "\n".join(last_panel(view))
+    view.close()
+    escaped = reason.replace("\x1b", r"\x1b").replace("\x07", r"\x07").replace("\n", r"\n")
+    assert escaped in " ".join(panel.replace("│", " ").split())
+    assert escaped in "\n".join(shown(plain))
+    assert not {"\x1b", "\x07"} & set(panel + "\n".join(shown(plain)))
+
+
+class Gone(io.StringIO):
+    """A terminal that is gone, or a file on a full disk."""
+
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("mode", ["live", "lines"])
+def test_a_terminal_that_is_gone_does_not_end_a_run(
+    mode: Literal["live", "lines"], caplog: pytest.LogCaptureFixture
+) -> None:
+    view = SafeView(lambda: open_view(mode, Console(file=Gone(), force_terminal=True, width=80), PLAN))
+    run_through(view)
+    assert [record.message for record in caplog.records] == [
+        "no progress is shown any more: OSError: [Errno 5] Input/output error"
+    ]

@@ -4,8 +4,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
+from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile, parts_of
 from asyncrl.types import FinishReason
+from tests.full_disks import file_size_limit
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -104,3 +105,42 @@ def test_the_timeline_that_is_off_takes_the_same_calls() -> None:
     NoTimeline().close()
     for name in ("span", "sample", "counter", "close"):
         assert signature(getattr(NoTimeline, name)) == signature(getattr(TimelineFile, name))
+
+
+def test_a_long_timeline_has_parts_each_of_which_opens_alone(tmp_path: Path) -> None:
+    timeline = TimelineFile(tmp_path, origin_s=0.0, part_bytes=100_000)
+    for number in range(3000):
+        timeline.sample(number % 3, f"g{number}", number, number + 1)
+    timeline.close()
+    parts = parts_of(tmp_path / "timeline.json")
+    assert len(parts) > 2
+    assert all(part.stat().st_size < 100_000 + 70_000 for part in parts)
+    found = [[event["name"] for event in events(part) if event["ph"] == "X"] for part in parts]
+    assert list(itertools.chain.from_iterable(found)) == [f"g{number}" for number in range(3000)]
+    for part in parts:
+        named = {event["args"]["name"] for event in events(part) if event["ph"] == "M" and "name" in event["args"]}
+        assert {"trainer", "samples in flight", "slot 0"} <= named
+
+
+def test_the_first_part_and_the_newest_ones_stay(tmp_path: Path) -> None:
+    timeline = TimelineFile(tmp_path, origin_s=0.0, part_bytes=100_000, most_parts=3)
+    for number in range(8000):
+        timeline.sample(0, f"g{number}", number, number + 1)
+    timeline.close()
+    parts = parts_of(tmp_path / "timeline.json")
+    assert len(parts) > 5
+    assert [part.exists() for part in parts] == [True, *[False] * (len(parts) - 3), True, True]
+
+
+def test_a_full_disk_costs_events_and_leaves_a_timeline_that_opens(tmp_path: Path) -> None:
+    timeline = TimelineFile(tmp_path, origin_s=0.0)
+    with file_size_limit(5_000):
+        for number in range(5000):
+            timeline.span("trainer", f"early {number}", number, number + 0.5)
+    for number in range(100):
+        timeline.span("trainer", f"late {number}", 5000 + number, 5000.5 + number)
+    timeline.close()
+    found = [event["name"] for event in events(tmp_path / "timeline.json") if event["ph"] == "X"]
+    assert found[-1] == "late 99"
+    assert {"early 0", "late 50"} <= set(found)
+    assert len(found) < 5000

@@ -125,6 +125,8 @@ class World:
     hold: Any = None
     save_interval: int | None = None
     checkpoints: FakeCheckpoints | None = None
+    max_failed_saves: int = 3
+    timeline: Timeline = field(default_factory=NoTimeline)
     before: RunState | None = None
     colocate: bool = False
     hooks: Any = None
@@ -173,6 +175,7 @@ class World:
             abort_for_updates=self.abort,
             first_step=self.before.step if self.before else 0,
             save_interval=self.save_interval,
+            max_failed_saves=self.max_failed_saves,
         )
         if self.source is None:
             await train(self._parts(), plan, self.facts.append)
@@ -197,7 +200,7 @@ class World:
         return SamplingParams(temperature=1.0, top_p=self.top_p, top_k=-1, max_new_tokens=self.max_new_tokens)
 
     def _parts(self) -> Parts:
-        timeline = NoTimeline()
+        timeline = self.timeline
         most = 4 * self.slots if self.max_episodes is None else self.max_episodes
         slots = self.all_slots = Slots(self.slots, None if self.episode is None else EpisodeLoad(most))
         episodes = self.episode and EpisodeSettings(function=self.episode, timeout_s=self.episode_timeout_s)

@@ -1,15 +1,22 @@
 """The scheduler, on fakes and a virtual clock: overlap, order, bounds, failures and accounts."""
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
-from asyncrl.engines.fake import FakePrompts
+from asyncrl.engines.fake import FakeCheckpoints, FakePrompts
 from asyncrl.errors import DataError, EngineLost, EngineRejected, FailureBudgetSpent, FilterBudgetSpent, Stalled
-from asyncrl.types import Prompt, Request, Sample, ScoredGroup
+from asyncrl.metrics.facts import GroupCounts, TokenCounts
+from asyncrl.metrics.reporter import row
+from asyncrl.pipeline.sampling.sampler import MOST_VERSIONS, ServingWeights
+from asyncrl.pipeline.scheduling.accounts import Accounts
+from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.types import Prompt, Request, Sample, ScoredGroup, Weights
 from tests.unit.pipeline import harness
 from tests.unit.pipeline.harness import World, uneven
 from tests.virtual_time import run_virtually
@@ -344,3 +351,56 @@ def test_inspecting_held_groups_changes_nothing() -> None:
     looked.run()
     plain = World(steps=6, lengths=uneven).run()
     assert [facts.scheduler for facts in looked.facts] == [facts.scheduler for facts in plain.facts]
+
+
+def test_at_most_64_reasons_of_filters_are_counted_apart(caplog: pytest.LogCaptureFixture) -> None:
+    numbers = itertools.count()
+
+    def keep(group: ScoredGroup) -> str | None:
+        number = next(numbers)
+        return f"reward {number / 7:.6f}\nis too low" if number % 2 else None
+
+    checkpoints = FakeCheckpoints(0.0)
+    world = World(steps=40, groups_per_step=8, slots=64, keep=keep, checkpoints=checkpoints).run()
+    stats = world.facts[-1].scheduler
+    assert len(stats.filter_reasons) == 65
+    assert sum(stats.filter_reasons.values()) == stats.groups.filtered
+    assert stats.filter_reasons["other"] == stats.groups.filtered - 64
+    assert not any("\n" in reason for reason in stats.filter_reasons)
+    assert checkpoints.written[40]["reasons"] == stats.filter_reasons
+    assert len(orjson.dumps(row(world.facts[-1], TokenCounts()))) < 6000
+    assert [record.message for record in caplog.records if "reasons" in record.message] == [
+        "filters have given 64 reasons; further ones count as 'other', the next is: reward 18.428571\\nis too low"
+    ]
+
+
+def test_a_resumed_run_folds_reasons_of_an_earlier_one() -> None:
+    before = _state_with({f"reason {number}": number + 1 for number in range(100)})
+    reasons = Accounts(2, before).reasons
+    assert len(reasons) == 65
+    assert reasons["reason 99"] == 100
+    assert reasons["other"] == sum(range(1, 37))
+
+
+def _state_with(reasons: dict[str, int]) -> RunState:
+    return RunState(
+        step=1,
+        version=1,
+        next_id=1,
+        prompts_taken=1,
+        outstanding=(),
+        tokens=TokenCounts(),
+        groups=GroupCounts(),
+        reasons=reasons,
+        verdicts=(),
+        retries=0,
+        aborts=0,
+    )
+
+
+def test_the_versions_that_chunks_may_name_do_not_grow_with_the_run() -> None:
+    serving = ServingWeights(Weights(version=0, step=0))
+    for version in range(1, 3 * MOST_VERSIONS):
+        serving.set(Weights(version=version, step=version))
+    assert len(serving.by_version) == MOST_VERSIONS
+    assert serving.now.version in serving.by_version

@@ -8,7 +8,9 @@ separate process group, because collective operations of two threads in one grou
 """
 
 import queue
+import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +28,7 @@ from asyncrl.engines.daemon_thread import in_daemon_thread
 from asyncrl.engines.megatron.checkpoint.checked_files import SummingTransforms
 from asyncrl.engines.megatron.checkpoint.checksums import Part
 from asyncrl.engines.megatron.checkpoint.writes import Target, commit, open_partial
-from asyncrl.errors import CheckpointFailed, LeaseLost
+from asyncrl.errors import CheckpointFailed, LeaseLost, first_line
 from asyncrl.internals import Internal
 
 INTERNALS = (
@@ -123,16 +125,27 @@ class Saver:
             except TimeoutError as error:
                 raise CheckpointFailed(f"not written within {self._timeout_s:g} s") from error
 
-    def raise_if_failed(self) -> None:
-        """Raise CheckpointFailed if the save under way has failed.  Returns at once."""
+    def check(self) -> bool:
+        """Return whether a checkpoint is being written, at once.  Raises CheckpointFailed if it has failed."""
         if self._writing is not None and self._writing.done():
             self.wait()
+        return self._writing is not None
+
+    def _on_first_rank(self, work: Callable[[], object]) -> None:
+        """Run ``work`` on rank 0, and raise its error on all ranks, because each would wait for the others."""
+        failure: list[Exception | None] = [None]
+        if dist.get_rank() == 0:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 (raised on all ranks)
+                failure = [error]
+        dist.broadcast_object_list(failure, src=0, group=self._group)
+        if failure[0] is not None:
+            raise failure[0]
 
     def _planned(self, state: dict[str, Any], target: Target) -> "_Plan":
         """Agree with the other ranks on which rank writes which tensor, and copy this rank's part to host memory."""
-        if dist.get_rank() == 0:
-            open_partial(target)
-        dist.barrier(group=self._group)
+        self._on_first_rank(lambda: open_partial(target))
         strategy = _Strategy()
         # The check takes as long as the plan.  Once is enough, because the set of tensors never changes in a run.
         check, self._has_checked = not self._has_checked, True
@@ -149,7 +162,10 @@ class Saver:
             raise AssertionError("Megatron made no plan")
         if request.async_fn is not None:  # this rank has something to write
             _, buckets, _ = request.async_fn_args
-            plan.buckets = [_copied(bucket) for bucket in buckets]
+            try:
+                plan.buckets = [_copied(bucket) for bucket in buckets]
+            except (MemoryError, RuntimeError) as error:  # the other ranks wait for this one's result
+                plan.failure = f"no copy in host memory: {first_line(error)}"
         if torch.cuda.is_available():  # not the whole device: another stream may be broadcasting weights
             torch.cuda.current_stream().synchronize()
         return plan
@@ -168,8 +184,10 @@ class Saver:
         except LeaseLost:
             raise
         except Exception as error:  # Megatron, torch, pickle and the disk raise different ones
+            _remove_partial(target)
             raise CheckpointFailed(f"{target.folder}: {error}") from error
         if failures:
+            _remove_partial(target)
             raise CheckpointFailed(f"{target.folder}: {failures[0]}")
 
 
@@ -182,6 +200,8 @@ class _Plan:
     """The metadata of the whole checkpoint, on rank 0."""
     buckets: list[Any] = field(default_factory=list)
     """One bucket of tensors and objects for each of this rank's files."""
+    failure: str | None = None
+    """The reason why there is nothing to write."""
 
 
 class _Strategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]
@@ -195,6 +215,12 @@ class _Strategy(TorchDistSaveShardedStrategy):  # type: ignore[misc]
     def _get_save_and_finalize_callbacks(self, writer: Any, planned: Any, async_strategy: str) -> Any:
         self.plan = _Plan(writer=writer, metadata=planned[1])
         return super()._get_save_and_finalize_callbacks(writer, planned, async_strategy)
+
+
+def _remove_partial(target: Target) -> None:
+    """Remove what was written of a failed checkpoint, so that it takes no space until the next one begins."""
+    if dist.get_rank() == 0:
+        shutil.rmtree(target.partial, ignore_errors=True)
 
 
 def _copied(bucket: Any) -> Any:
@@ -224,6 +250,8 @@ def _by_file(everyone: list[_Written]) -> dict[str, list[Part]]:
 
 def _write_buckets(plan: _Plan) -> _Written | str:
     """Write this rank's files and return the results, or a text with the error."""
+    if plan.failure is not None:
+        return plan.failure
     try:
         written = [_write_file(plan.writer, bucket) for bucket in plan.buckets]
     except Exception as error:  # noqa: BLE001 (whatever the error is, the other ranks wait for this result)

@@ -197,9 +197,27 @@ def test_a_failed_save_raises_and_leaves_the_previous_checkpoint(tmp_path: Path,
             # torch's writer does not say that a file is too large, or a disk full
             with pytest.raises(CheckpointFailed, match=r"iter_0000002: RuntimeError: .*unexpected pos"):
                 rank.finish_checkpoint()
-        rank.check_checkpoint()  # the error is raised once
+        assert not rank.check_checkpoint()  # the error is raised once
         assert latest(tmp_path) == folder_of(tmp_path, 1)
+        assert not list(tmp_path.glob("*.partial"))
         rank.load(resume(tmp_path))
+
+
+def test_a_rank_trains_on_after_a_failed_save_and_saves_again(tmp_path: Path, dense: Path) -> None:
+    with one_rank(trainer_settings(dense)) as rank:
+        with checkpoint_process.file_size_limit():
+            rank.begin_checkpoint(target_of(tmp_path, 1), {}, with_optimizer=True)
+            with pytest.raises(CheckpointFailed):
+                rank.finish_checkpoint()
+        blocked = target_of(tmp_path, 2)
+        blocked.partial.touch()
+        with pytest.raises(CheckpointFailed, match=r"iter_0000002 cannot be written: .*Not a directory"):
+            rank.begin_checkpoint(blocked, {}, with_optimizer=True)
+        blocked.partial.unlink()
+        steps(rank, 0, 1)
+        rank.begin_checkpoint(target_of(tmp_path, 3), {}, with_optimizer=True)
+        rank.finish_checkpoint()
+        assert latest(tmp_path) == folder_of(tmp_path, 3)
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)

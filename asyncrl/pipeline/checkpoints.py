@@ -1,0 +1,78 @@
+"""The checkpoints of a run: a failed one is a warning, several in a row end the run, and so does a failed last one."""
+
+import logging
+from contextlib import suppress
+
+from asyncrl.errors import CheckpointFailed
+from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.protocols import Checkpointer
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """Writes one checkpoint at a time.
+
+    Every method but ``finish_last`` raises CheckpointFailed only if ``max_failed`` checkpoints in a row have failed.
+    """
+
+    def __init__(self, checkpointer: Checkpointer, max_failed: int) -> None:
+        self._checkpointer = checkpointer
+        self._max_failed = max_failed
+        self._failed = 0
+        self._step: int | None = None
+        """The step of the checkpoint that is being written, as far as is known."""
+
+    async def check(self) -> None:
+        """Notice whether the checkpoint that is being written has failed.  Does not wait for it."""
+        if self._step is not None:
+            try:
+                await self._checkpointer.check()
+            except CheckpointFailed as error:
+                self._note(error)
+
+    async def begin(self, state: RunState, *, is_last: bool) -> None:
+        """Wait for the previous checkpoint, copy the trainer's state and start to write it.
+
+        Raises CheckpointFailed if the one that ``is_last`` cannot begin.
+        """
+        if self._step is None and self._failed:  # some ranks may not have noticed the failure yet
+            with suppress(CheckpointFailed):
+                await self._checkpointer.finish()
+        await self.finish()
+        self._step = state.step
+        try:
+            await self._checkpointer.begin(state.step, state.as_json())
+        except CheckpointFailed as error:
+            if is_last:
+                raise
+            self._note(error)
+
+    async def finish(self) -> None:
+        """Wait until no checkpoint is being written."""
+        try:
+            await self.finish_last()
+        except CheckpointFailed as error:
+            self._note(error)
+
+    async def finish_last(self) -> None:
+        """Wait until no checkpoint is being written.  Raises CheckpointFailed if it failed."""
+        if self._step is not None:
+            await self._checkpointer.finish()
+            self._step, self._failed = None, 0
+
+    def _note(self, error: CheckpointFailed) -> None:
+        step, self._step = self._step, None
+        self._failed += 1
+        if self._failed >= self._max_failed:
+            raise CheckpointFailed(
+                f"{self._failed} checkpoints in a row failed (max-failed-saves); the last: {error}"
+            ) from error
+        logger.warning(
+            "the checkpoint of step %s failed; training continues, and the next interval tries again (failed in a row: "
+            "%d, the run ends at max-failed-saves %d): %s",
+            step,
+            self._failed,
+            self._max_failed,
+            error,
+        )
