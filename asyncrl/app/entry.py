@@ -33,6 +33,7 @@ from asyncrl.app.signals import Signals
 from asyncrl.app.trackers import Trackers, open_trackers
 from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
+from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.checkpoint.directory import latest
 from asyncrl.errors import AsyncRLError, ConfigError
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 PACKAGES = ("megatron-core", "numpy", "ray", "sglang", "sglang-router", "torch", "transformers")
 """Packages whose versions are recorded, because they determine a run's results."""
+USER_THREADS = 64
+"""Threads for ``asyncio.to_thread`` in user code on the driver's event loop.  No call of ours uses them."""
 
 
 def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
@@ -160,6 +163,7 @@ async def _run_in_session(
     ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: Signals
 ) -> None:
     logs = checked.hooks.log_hooks()
+    asyncio.get_running_loop().set_default_executor(DaemonThreads(USER_THREADS, "user"))
 
     def report(facts: StepFacts) -> None:
         numbers = reporter.row(facts)

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import RewardFailed
 from asyncrl.internals import Internal
 from asyncrl.rewards import worker
@@ -76,7 +77,7 @@ class WorkerPool:
         self._is_closed = True
         if self._pool is not None:
             pool, self._pool = self._pool, None
-            await asyncio.to_thread(_end, pool)
+            await off_loop(lambda: _end(pool), "end-reward-workers")
 
     async def warm(self, timeout_s: float) -> None:
         """Start every worker and import ``preload`` in it.  Raises RewardFailed if they are not ready in time."""
@@ -116,9 +117,9 @@ class WorkerPool:
             if self._pool is not None and not self._pool.active:  # pebble gives up if an idle worker is killed
                 logger.warning("the reward's worker processes ended and are restarted")
                 broken, self._pool = self._pool, None
-                await asyncio.to_thread(_end, broken)
+                await off_loop(lambda: _end(broken), "end-reward-workers")
             if self._pool is None:
-                self._pool = await asyncio.to_thread(self._new)
+                self._pool = await off_loop(self._new, "start-reward-workers")
                 self.num_starts += 1
 
     def _schedule(self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float) -> "Future[Any]":

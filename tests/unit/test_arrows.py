@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "asyncrl"
 
-LEAVES = {"types", "token_columns", "errors", "episodes", "event_loop", "internals", "protocols"}
+LEAVES = {"types", "token_columns", "errors", "episodes", "daemon_threads", "event_loop", "internals", "protocols"}
 MODELS = {"models", "models.families"}
 CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"token_columns"},
     "errors": set(),
     "episodes": {"types", "token_columns"},
+    "daemon_threads": set(),
     "event_loop": set(),
     "internals": {"errors"},
     "protocols": {"types"},

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.engines.cluster.actors import CONCURRENT
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
@@ -54,10 +55,10 @@ class RayTrainer:
 
         # Invariant: a batch is frozen.  A thread cannot be cancelled: after the timeout it may still read the batch.
         # It copies the batch into Ray's store once for all ranks.  In a thread, because a batch of long answers has
-        # many megabytes, and the event loop would stand still.
+        # many megabytes, and the event loop would stand still; in a separate one, which no user code can occupy.
         try:
             async with asyncio.timeout(self._control_timeout_s):
-                shared = await asyncio.to_thread(ray.put, batch)
+                shared = await off_loop(lambda: ray.put(batch), "ray-put")
         except TimeoutError as error:
             raise TrainerFailed(f"Ray did not store the batch within {self._control_timeout_s:g} s") from error
         reports = await self._all(lambda rank: rank.train(shared), self._train_timeout_s)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from asyncrl.engines.daemon_thread import in_daemon_thread
+from asyncrl.daemon_threads import off_loop
 from asyncrl.engines.gather import ask_one, gather
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.membership import EngineMembership
@@ -137,7 +137,7 @@ class DiskUpdater:
             return
         try:
             async with asyncio.timeout(self._timeout_s):
-                await _in_thread(partial(shutil.rmtree, self._folder))
+                await off_loop(partial(shutil.rmtree, self._folder), "disk")
         except TimeoutError:
             logger.warning(
                 "%s was not removed within %g s; remove it if it is still there", self._folder, self._timeout_s
@@ -179,17 +179,13 @@ class DiskUpdater:
 
         async def done() -> None:
             try:
-                await _in_thread(work)
+                await off_loop(work, "disk")
             except OSError as error:
                 raise WeightUpdateFailed(
                     f"{error.filename}: {error.strerror}; trainer, engines and this process must share the disk"
                 ) from error
 
         await gather("preparing the weights", {f"update-weight-disk-dir {self._folder}": done()}, self._timeout_s)
-
-
-async def _in_thread(work: Callable[[], None]) -> None:
-    await asyncio.wrap_future(in_daemon_thread(work, "disk"))
 
 
 def check_disk(folder: Path, num_bytes: int) -> None:

@@ -6,10 +6,12 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from aiohttp import web
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.errors import ServerFailed, first_line, plainly
 from asyncrl.rollouts.gateway.answer_text import AnswerTexts
@@ -128,7 +130,7 @@ class HttpGateway:
                 f"gateway-port): {first_line(error)}"
             ) from error
         self._port = self._listener.sockets[0].getsockname()[1]
-        self._host = await asyncio.to_thread(_reachable, self._settings.host)
+        self._host = await off_loop(partial(_reachable, self._settings.host), "gateway-host")
         self._stack = contextlib.AsyncExitStack()
         self._stack.enter_context(plainly())
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())

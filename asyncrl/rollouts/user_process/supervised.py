@@ -14,10 +14,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import PluginError, UserProcessFailed, plainly
 from asyncrl.event_loop import is_cancelled
 from asyncrl.rollouts.user_process.messages import (
@@ -182,7 +184,7 @@ class SupervisedProcess:
             if self._num_unanswered >= STUCK_S / BEAT_S:
                 how = f"its event loop stood still for {STUCK_S:g} s, so it was killed"
             elif str(error) == CLOSED:
-                how = await asyncio.to_thread(process.how_it_ended)
+                how = await off_loop(process.how_it_ended, self.name)
         finally:
             self._serving.clear()
             self._wire = None
@@ -192,7 +194,7 @@ class SupervisedProcess:
 
     async def _prepare(self, process: UserCodeProcess, wire: Wire, *, is_loaded: bool) -> None:
         """Give the process its log file and its programs.  Raises PluginError and WireBroken."""
-        await asyncio.to_thread(_begin_log, self._log_path, process.early_output())
+        await off_loop(partial(_begin_log, self._log_path, process.early_output()), self.name)
         wire.post(to_process(Log(str(self._log_path.resolve()))))
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -248,11 +250,11 @@ class SupervisedProcess:
         try:
             if wire is not None and is_cancelled():
                 wire.post(to_process(Stop()))
-                await asyncio.to_thread(process.wait, EXIT_S)
+                await off_loop(partial(process.wait, EXIT_S), self.name)
         finally:
             if wire is not None:
                 wire.close()
-            await asyncio.to_thread(process.kill)
+            await off_loop(process.kill, self.name)
 
 
 async def _received(wire: Wire) -> FromProcess:

@@ -22,11 +22,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.errors import ConfigError
 from asyncrl.rollouts.user_process.calls import Calls
 from asyncrl.rollouts.user_process.logs import log_without_keys
@@ -130,7 +130,7 @@ class Worker:
 
     async def serve(self, end: socket.socket) -> None:
         """Take calls until the controller stops or closes the socket."""
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tool"))
+        asyncio.get_running_loop().set_default_executor(DaemonThreads(NUM_THREADS, "tool"))
         self._wire = await Wire.over(end)
         self._calls = Calls(self._wire)
         async with asyncio.TaskGroup() as group:

@@ -23,7 +23,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
-from asyncrl.engines.daemon_thread import in_daemon_thread
+from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.engines.megatron.checkpoint.directory import PARTIAL, commit, open_partial
 from asyncrl.errors import CheckpointFailed
 from asyncrl.internals import Internal
