@@ -38,7 +38,7 @@ from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.launch import expert_parallel_size
 from asyncrl.errors import AsyncRLError, GpuSharingFailed, WeightUpdateFailed, plainly
-from asyncrl.event_loop import is_cancelled
+from asyncrl.event_loop import blocked_time, is_cancelled
 from asyncrl.hooks.log_hooks import LogHooks
 from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.metrics.facts import Gauges, StepFacts
@@ -107,7 +107,7 @@ async def run_training(
         _record_plugins(run_dir / VERSIONS_FILE, running)
         parts = _parts(checked, running, rewards, timeline, serving, episodes)
         async with _failing_well(running):
-            with plainly():
+            with plainly(), blocked_time(parts.loop_lag.blocked_s):
                 async with asyncio.TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts)
                     watching += await _begin(watchers, running, parts, phase, gauges, logs)

@@ -14,6 +14,7 @@ import logging
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import RewardFailed
+from asyncrl.event_loop import Deadline
 from asyncrl.internals import Internal
 from asyncrl.rewards import worker
 from asyncrl.rewards.worker import Raised
@@ -142,7 +144,9 @@ class WorkerPool:
         try:
             while not waiting.done():
                 num_ended = self._num_ended
-                await asyncio.wait([waiting], timeout=LOST_S)
+                with suppress(TimeoutError):
+                    async with Deadline(LOST_S):
+                        await asyncio.wait([waiting])
                 is_idle = num_ended == self._num_ended and not any(call.running() for call in tuple(self._calls))
                 if is_idle and not future.done():
                     raise RewardFailed(f"no worker took the call within {LOST_S:g} s")

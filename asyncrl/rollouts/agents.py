@@ -22,6 +22,7 @@ import psutil
 from asyncrl.daemon_threads import off_loop
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns
 from asyncrl.errors import EpisodeFailed, plainly
+from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.interfaces import EpisodeAddress, Gateway
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession, Verdict
 from asyncrl.types import Reward
@@ -106,7 +107,7 @@ class AgentCommand:
         environment.pop("ANTHROPIC_AUTH_TOKEN", None)  # it would go before the key of the episode
         agent = _Agent(self._words, environment, self._settings.term_s, f"ASYNCRL_EPISODE={folder}".encode())
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with Deadline(self._settings.timeout_s):
                 code = await agent.run()
         except TimeoutError as error:
             line = f"{name}: the agent did not end within {self._settings.timeout_s:g} s (episode-timeout-s)"
@@ -260,7 +261,7 @@ async def _end_all(process: Process, term_s: float, mark: bytes) -> None:
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(term_s):
+            async with Deadline(term_s):
                 await process.wait()
     _signal_group(process.pid, signal.SIGKILL)
     await off_loop(partial(_kill_family, process.pid, mark), "agent-end")

@@ -5,7 +5,6 @@
 Each method here chooses which ranks are called, the deadline, and whose answer counts.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.megatron.checkpoint.directory import Origin, folder_of
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.errors import TrainerFailed
+from asyncrl.event_loop import Deadline
 from asyncrl.types import Batch, TrainReport
 
 if TYPE_CHECKING:  # the driver imports no torch
@@ -57,7 +57,7 @@ class RayTrainer:
         # It copies the batch into Ray's store once for all ranks.  In a thread, because a batch of long answers has
         # many megabytes, and the event loop would stand still; in a separate one, which no user code can occupy.
         try:
-            async with asyncio.timeout(self._control_timeout_s):
+            async with Deadline(self._control_timeout_s):
                 shared = await off_loop(lambda: ray.put(batch), "ray-put")
         except TimeoutError as error:
             raise TrainerFailed(f"Ray did not store the batch within {self._control_timeout_s:g} s") from error

@@ -8,7 +8,6 @@ A folder is written under another name and renamed once complete.  The version t
 next one is written and read.  Older versions, and versions of an interrupted update, are removed before that.
 """
 
-import asyncio
 import logging
 import math
 import shutil
@@ -24,6 +23,7 @@ from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed
+from asyncrl.event_loop import Deadline
 from asyncrl.types import UpdateReport, Weights
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class DiskUpdater:
         if not self._is_made:
             return
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with Deadline(self._timeout_s):
                 await off_loop(partial(shutil.rmtree, self._folder), "disk")
         except TimeoutError:
             logger.warning(

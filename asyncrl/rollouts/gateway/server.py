@@ -14,6 +14,7 @@ from aiohttp import web
 from asyncrl.daemon_threads import off_loop
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.errors import ServerFailed, first_line, plainly
+from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.gateway.answer_text import AnswerTexts
 from asyncrl.rollouts.gateway.anthropic_messages import count_tokens, messages
 from asyncrl.rollouts.gateway.contexts import Encoder
@@ -252,7 +253,7 @@ async def _body(request: web.BaseRequest) -> Body:
     if request.content.is_eof():  # it came with the headers, as nearly always
         return body_of(await _whole(request))
     try:
-        async with asyncio.timeout(_BODY_S):
+        async with Deadline(_BODY_S):
             return body_of(await _whole(request))
     except TimeoutError as error:
         raise RequestRefused(408, f"the body of the request did not arrive within {_BODY_S:g} s") from error

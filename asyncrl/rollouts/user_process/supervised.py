@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import PluginError, UserProcessFailed, plainly
-from asyncrl.event_loop import is_cancelled
+from asyncrl.event_loop import Deadline, is_cancelled
 from asyncrl.rollouts.user_process.messages import (
     Alive,
     Ask,
@@ -197,7 +197,7 @@ class SupervisedProcess:
         await off_loop(partial(_begin_log, self._log_path, process.early_output()), self.name)
         wire.post(to_process(Log(str(self._log_path.resolve()))))
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with Deadline(self._start_timeout_s):
                 for name, factory in () if is_loaded else self._programs.items():
                     await wire.send(to_process(Load(name, factory)))
                     facts_of(await _received(wire))
