@@ -6,7 +6,7 @@ checks.check ──▶ Checked ──▶ run_training: deploy, publish the first
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, NoReturn
@@ -87,12 +87,14 @@ async def run_training(
     phase: Callable[[str], None],
     report: Callable[[StepFacts], None],
     gauges: Callable[[Gauges], None],
+    ending: AbstractContextManager[object],
     logs: LogHooks | None = None,
 ) -> None:
     """Start all processes, train to the last step, save, and stop all processes.
 
     ``phase`` receives the name of each startup phase, ``report`` each step's facts, and ``gauges`` the scheduler's
     counts every SHOW_EVERY_S seconds.  ``logs`` are the user's log functions, to which ``report`` hands the steps.
+    The exit of ``ending`` tells that only the clean-up is left.
     Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
@@ -107,7 +109,7 @@ async def run_training(
         _record_plugins(run_dir / VERSIONS_FILE, running)
         parts = _parts(checked, running, rewards, timeline, serving, episodes)
         async with _failing_well(running):
-            with plainly(), blocked_time(parts.loop_lag.blocked_s):
+            with ending, plainly(), blocked_time(parts.loop_lag.blocked_s):
                 async with asyncio.TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts)
                     watching += await _begin(watchers, running, parts, phase, gauges, logs)

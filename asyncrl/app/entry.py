@@ -29,6 +29,7 @@ from rich.text import Text
 from asyncrl.app.assembly import LOGS_FOLDER, VERSIONS_FILE, run_training
 from asyncrl.app.checks import Checked, check
 from asyncrl.app.dry_run import dry_run
+from asyncrl.app.ending.leaving import EndTimer
 from asyncrl.app.signals import Signals
 from asyncrl.app.trackers import Trackers, open_trackers
 from asyncrl.config import Program, RunConfig, load_run, resolved
@@ -98,9 +99,11 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
 
 def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) -> None:
     run, started = checked.run, time.monotonic()
+    ending = EndTimer(lambda: signals.exit_code if signals.received else None)
     plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
     signals.remember()
     with ExitStack() as stack:
+        stack.callback(ending.cancel)
         view = open_view(run.output.progress, console, plan)
         stack.callback(view.close)
         view.note(f"run directory: {run_dir}")
@@ -119,7 +122,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
                 ray_session(checked.num_processes + 1, hold_signals=signals.hold, spared=trackers.pids) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals))
+                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals, ending))
         finally:
             view.close()
             done = history.steps_before + history.steps
@@ -160,7 +163,13 @@ def _interruption(run: RunConfig, done: int, signal: str) -> str:
 
 
 async def _run_in_session(
-    ray: ModuleType, checked: Checked, run_dir: Path, view: View, reporter: Reporter, signals: Signals
+    ray: ModuleType,
+    checked: Checked,
+    run_dir: Path,
+    view: View,
+    reporter: Reporter,
+    signals: Signals,
+    ending: EndTimer,
 ) -> None:
     logs = checked.hooks.log_hooks()
     asyncio.get_running_loop().set_default_executor(DaemonThreads(USER_THREADS, "user"))
@@ -173,6 +182,7 @@ async def _run_in_session(
             logs.step(facts.batch, facts.evaluation, numbers, lambda row: view.step(reporter.write(row), facts))
 
     with ExitStack() as stack:
+        stack.enter_context(ending)
         stack.enter_context(signals.cancelling())
         timeline = stack.enter_context(_timeline(checked.run, run_dir))
         if logs is not None:
@@ -186,6 +196,7 @@ async def _run_in_session(
             report=report,
             gauges=view.gauges,
             logs=logs,
+            ending=ending,
         )
 
 

@@ -16,6 +16,7 @@ CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
 EMULATION = "engines.megatron.setup.cpu_emulation"
 MAY_IMPORT: dict[str, set[str]] = {
+    "app.ending": {"errors", "engines.cluster"},
     "token_columns": set(),
     "types": {"token_columns"},
     "errors": set(),

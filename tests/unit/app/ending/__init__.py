@@ -1,0 +1,1 @@
+"""How a program ends when its orderly end does not come."""
