@@ -326,7 +326,12 @@ def _evaluator(
             keeps_answers=checked.hooks.eval_log is not None,
         )
     return FunctionEvaluator(
-        function=running_eval_function(function, running.url, [each.settings for each in checked.held_out]),
+        function=running_eval_function(
+            function,
+            running.url,
+            [each.settings for each in checked.held_out],
+            evaluation.eval_function_path,
+        ),
         name=evaluation.eval_function_path or "",
         sets=sets,
         timeout_s=evaluation.eval_timeout_s,

@@ -30,6 +30,7 @@ from asyncrl.app.assembly import LOGS_FOLDER, VERSIONS_FILE, run_training
 from asyncrl.app.checks import Checked, check
 from asyncrl.app.dry_run import dry_run
 from asyncrl.app.ending.leaving import EndTimer
+from asyncrl.app.ending.standstill import standstill_watch
 from asyncrl.app.signals import Signals
 from asyncrl.app.trackers import Trackers, open_trackers
 from asyncrl.config import Program, RunConfig, load_run, resolved
@@ -99,7 +100,7 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
 
 def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) -> None:
     run, started = checked.run, time.monotonic()
-    ending = EndTimer(lambda: signals.exit_code if signals.received else None)
+    ending = EndTimer(signals.code_if_received)
     plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
     signals.remember()
     with ExitStack() as stack:
@@ -183,6 +184,7 @@ async def _run_in_session(
 
     with ExitStack() as stack:
         stack.enter_context(ending)
+        stack.enter_context(standstill_watch(checked.run.failures.watchdog_timeout_s, signals.code_if_received))
         stack.enter_context(signals.cancelling())
         timeline = stack.enter_context(_timeline(checked.run, run_dir))
         if logs is not None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+from asyncrl.blocking_calls import UserCalls
 from asyncrl.compat import BlockingEval, SlimeArgs
 from asyncrl.config.eval_sets import EvalSet
 from asyncrl.daemon_threads import in_daemon_thread
@@ -20,9 +21,13 @@ def load_eval_function(path: str | None, args: SlimeArgs) -> EvalFn | BlockingEv
     return None if path is None else load_plugin(path, EVAL, args)
 
 
-def running_eval_function(loaded: EvalFn | BlockingEval, url: str, sets: Sequence[EvalSet]) -> EvalFn:
-    """Return the function for engines that answer at ``url``; one of slime's shape runs in a thread."""
-    return ThreadedEval(loaded, _args_of(url, sets)) if isinstance(loaded, BlockingEval) else loaded
+def running_eval_function(
+    loaded: EvalFn | BlockingEval, url: str, sets: Sequence[EvalSet], path: str | None = None
+) -> EvalFn:
+    """Return the function of ``path`` for engines that answer at ``url``; one of slime's shape runs in a thread."""
+    if isinstance(loaded, BlockingEval):
+        return ThreadedEval(loaded, _args_of(url, sets))
+    return UserCalls(f"{EVAL.flag} '{path}'").of_async(loaded)
 
 
 class ThreadedEval:

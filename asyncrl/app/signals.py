@@ -60,6 +60,10 @@ class Signals:
             raise AssertionError("no signal came")
         return 128 + self.received
 
+    def code_if_received(self) -> int | None:
+        """Return ``exit_code``, or None if no signal came."""
+        return None if self.received is None else self.exit_code
+
     def remember(self) -> None:
         """Only record a signal from now on, because processes may have been started; ``cancelling`` acts on it."""
         self._first = _nothing

@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
+from asyncrl.blocking_calls import UserCalls
 from asyncrl.engines.cluster.session import kill_descendants
 from asyncrl.errors import AsyncRLError, ConfigError, first_line
 
@@ -26,7 +27,7 @@ LEAVE_S = 5.0
 JOIN_S = 0.5
 """Seconds for threads that are about to end."""
 _SHOW_CURSOR = "\x1b[?25h"
-"""What a terminal needs that showed the live view."""
+"""Control sequence for a terminal whose cursor the live view has hidden."""
 
 
 def end_now(code: int, line: str) -> NoReturn:
@@ -98,11 +99,15 @@ class EndTimer:
 
 
 def stack_line() -> str:
-    """Return the place that the main thread executes now: file, line and function."""
+    """Return the place that the main thread executes now: the user function, if it is one, file, line and function."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 (documented in ``sys``)
     if frame is None:
         return "no Python code"
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_qualname}"
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_qualname}"
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code is not UserCalls.call.__code__:
+        caller = caller.f_back
+    return place if caller is None else f"{caller.f_locals['self'].name} ({place})"
 
 
 def _user_threads() -> list[str]:

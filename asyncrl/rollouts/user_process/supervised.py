@@ -25,6 +25,7 @@ from asyncrl.event_loop import Deadline, is_cancelled
 from asyncrl.rollouts.user_process.messages import (
     Alive,
     Ask,
+    Blocked,
     Cancel,
     FromProcess,
     Load,
@@ -110,6 +111,7 @@ class SupervisedProcess:
         self._num_in_a_row = 0
         self._has_served = False
         self._num_unanswered = 0
+        self._blocking = set[str]()
 
     @property
     def num_calls(self) -> int:
@@ -218,8 +220,23 @@ class SupervisedProcess:
             self._num_unanswered = 0
             if isinstance(message, Alive):
                 self.rss_bytes, self.num_abandoned = message.rss_bytes, message.num_abandoned
+            elif isinstance(message, Blocked):
+                self._warn_of_block(message)
             else:
                 self._hand_over(message)
+
+    def _warn_of_block(self, message: Blocked) -> None:
+        """Name a program that blocked the loop of the process, once per run.  The process is not trusted."""
+        is_known = message.program in self._programs and isinstance(message.seconds, float)
+        if is_known and message.program not in self._blocking:
+            self._blocking.add(message.program)
+            logger.warning(
+                "%s: %s blocked the event loop of its process for %.0f ms: its other episodes and rewards stand still "
+                "meanwhile; await the slow part, or write a reward as a plain def (said once)",
+                self.name,
+                message.program,
+                1000 * message.seconds,
+            )
 
     def _hand_over(self, message: Loaded | Ask | Unask | Returned | Raised) -> None:
         number = getattr(message, "call", -1)

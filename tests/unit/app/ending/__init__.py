@@ -1,1 +1,1 @@
-"""How a program ends when its orderly end does not come."""
+"""The end of a program whose orderly end does not come."""
