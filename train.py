@@ -9,6 +9,7 @@ every flag.
 import sys
 
 if __name__ == "__main__":  # the reward's worker processes import this file again, and nothing of asyncrl with it
+    from asyncrl.app.ending.leaving import leave
     from asyncrl.app.entry import main
 
-    sys.exit(main(sys.argv[1:], program="train.py"))
+    leave(main(sys.argv[1:], program="train.py"))

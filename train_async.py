@@ -9,6 +9,7 @@ generates while Megatron trains, until the last step.  ``--help`` lists every fl
 import sys
 
 if __name__ == "__main__":  # the reward's worker processes import this file again, and nothing of asyncrl with it
+    from asyncrl.app.ending.leaving import leave
     from asyncrl.app.entry import main
 
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -6,7 +6,7 @@ checks.check ──▶ Checked ──▶ run_training: deploy, publish the first
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, NoReturn
@@ -39,7 +39,7 @@ from asyncrl.engines.megatron.checkpoint.held import SaveLease
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.launch import expert_parallel_size
 from asyncrl.errors import AsyncRLError, GpuSharingFailed, LeaseLost, WeightUpdateFailed, plainly
-from asyncrl.event_loop import is_cancelled
+from asyncrl.event_loop import blocked_time, is_cancelled
 from asyncrl.hooks.log_hooks import LogHooks
 from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.metrics.facts import Gauges, StepFacts
@@ -88,6 +88,7 @@ async def run_training(
     phase: Callable[[str], None],
     report: Callable[[StepFacts], None],
     gauges: Callable[[Gauges], None],
+    ending: AbstractContextManager[object],
     logs: LogHooks | None = None,
     lease: SaveLease | None = None,
 ) -> None:
@@ -95,7 +96,8 @@ async def run_training(
 
     ``phase`` receives the name of each startup phase, ``report`` each step's facts, and ``gauges`` the scheduler's
     counts every SHOW_EVERY_S seconds.  ``logs`` are the user's log functions, to which ``report`` hands the steps.
-    ``lease`` is that of ``--save``, and None without it.  Raises the error that ended the run.
+    ``lease`` is that of ``--save``, and None without it.  The exit of ``ending`` tells that only the clean-up is left.
+    Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
@@ -109,7 +111,7 @@ async def run_training(
         _record_plugins(run_dir / VERSIONS_FILE, running)
         parts = _parts(checked, running, rewards, timeline, serving, episodes, lease)
         async with _failing_well(running):
-            with plainly():
+            with ending, plainly(), blocked_time(parts.loop_lag.blocked_s):
                 async with asyncio.TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts)
                     if lease is not None:
@@ -329,7 +331,12 @@ def _evaluator(
             keeps_answers=checked.hooks.eval_log is not None,
         )
     return FunctionEvaluator(
-        function=running_eval_function(function, running.url, [each.settings for each in checked.held_out]),
+        function=running_eval_function(
+            function,
+            running.url,
+            [each.settings for each in checked.held_out],
+            evaluation.eval_function_path,
+        ),
         name=evaluation.eval_function_path or "",
         sets=sets,
         timeout_s=evaluation.eval_timeout_s,

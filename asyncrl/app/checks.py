@@ -19,6 +19,7 @@ from asyncrl.app.rewards import build_reward, check_rows
 from asyncrl.app.trackers import check_trackers
 from asyncrl.app.user_code import UserCode
 from asyncrl.app.user_hooks import StepHooks, step_hooks, user_prompts
+from asyncrl.blocking_calls import UserCalls
 from asyncrl.capacity.layout import check_layout
 from asyncrl.capacity.machine import MachineFindings, machine_findings, machine_limits, machine_needs
 from asyncrl.compat import BlockingEval
@@ -335,12 +336,16 @@ def _without_specials(run: RunConfig, tokenizer: TextTokenizer) -> Decode | None
 
 def _keep(run: RunConfig) -> KeepFn:
     path = run.rollout.dynamic_sampling_filter_path
-    return _keep_all if path is None else load_plugin(path, KEEP, _plugin_args(run))
+    if path is None:
+        return _keep_all
+    return UserCalls(f"{KEEP.flag} '{path}'").of(load_plugin(path, KEEP, _plugin_args(run)))
 
 
 def _pick(run: RunConfig) -> PickFn | None:
     path = run.rollout.buffer_filter_path
-    return None if path is None else load_plugin(path, PICK, _plugin_args(run))
+    if path is None:
+        return None
+    return UserCalls(f"{PICK.flag} '{path}'").of(load_plugin(path, PICK, _plugin_args(run)))
 
 
 def _custom(run: RunConfig) -> Resolver | None:

@@ -31,11 +31,14 @@ from rich.text import Text
 from asyncrl.app.assembly import LOGS_FOLDER, VERSIONS_FILE, run_training
 from asyncrl.app.checks import Checked, check
 from asyncrl.app.dry_run import dry_run
+from asyncrl.app.ending.leaving import EndTimer
+from asyncrl.app.ending.standstill import standstill_watch
 from asyncrl.app.signals import Signals
 from asyncrl.app.trackers import Trackers, open_trackers
 from asyncrl.capacity.machine import raise_open_files
 from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
+from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.checkpoint.directory import latest
 from asyncrl.engines.megatron.checkpoint.held import SaveLease, held
@@ -54,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 PACKAGES = ("megatron-core", "numpy", "ray", "sglang", "sglang-router", "torch", "transformers")
 """Packages whose versions are recorded, because they determine a run's results."""
+USER_THREADS = 64
+"""Threads for ``asyncio.to_thread`` in user code on the driver's event loop.  No call of ours uses them."""
 
 
 def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
@@ -102,9 +107,11 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
 
 def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, lease: SaveLease | None) -> None:
     run, started = checked.run, time.monotonic()
+    ending = EndTimer(signals.code_if_received)
     plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
     signals.remember()
     with ExitStack() as stack:
+        stack.callback(ending.cancel)
         view = SafeView(lambda: open_view(run.output.progress, console, plan))
         stack.callback(view.close)
         view.note(f"run directory: {run_dir}")
@@ -126,7 +133,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
                 ray_session(checked.num_processes + 1, hold_signals=signals.hold, spared=trackers.pids) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals, lease))
+                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals, ending, lease))
         finally:
             view.close()
             done = history.steps_before + history.steps
@@ -181,9 +188,11 @@ async def _run_in_session(
     view: View,
     reporter: Reporter,
     signals: Signals,
+    ending: EndTimer,
     lease: SaveLease | None,
 ) -> None:
     logs = checked.hooks.log_hooks()
+    asyncio.get_running_loop().set_default_executor(DaemonThreads(USER_THREADS, "user"))
 
     def report(facts: StepFacts) -> None:
         numbers = reporter.row(facts)
@@ -193,6 +202,8 @@ async def _run_in_session(
             logs.step(facts.batch, facts.evaluation, numbers, lambda row: view.step(reporter.write(row), facts))
 
     with ExitStack() as stack:
+        stack.enter_context(ending)
+        stack.enter_context(standstill_watch(checked.run.failures.watchdog_timeout_s, signals.code_if_received))
         stack.enter_context(signals.cancelling())
         timeline = stack.enter_context(_timeline(checked.run, run_dir))
         if logs is not None:
@@ -206,6 +217,7 @@ async def _run_in_session(
             report=report,
             gauges=view.gauges,
             logs=logs,
+            ending=ending,
             lease=lease,
         )
 

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+from asyncrl.blocking_calls import UserCalls
 from asyncrl.compat import BlockingEval, SlimeArgs
 from asyncrl.config.eval_sets import EvalSet
-from asyncrl.engines.daemon_thread import in_daemon_thread
+from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.plugins import EVAL, load_plugin
 from asyncrl.protocols import EvalFn, HeldOutPass
 from asyncrl.types import EvalOutcome
@@ -20,9 +21,13 @@ def load_eval_function(path: str | None, args: SlimeArgs) -> EvalFn | BlockingEv
     return None if path is None else load_plugin(path, EVAL, args)
 
 
-def running_eval_function(loaded: EvalFn | BlockingEval, url: str, sets: Sequence[EvalSet]) -> EvalFn:
-    """Return the function for engines that answer at ``url``; one of slime's shape runs in a thread."""
-    return ThreadedEval(loaded, _args_of(url, sets)) if isinstance(loaded, BlockingEval) else loaded
+def running_eval_function(
+    loaded: EvalFn | BlockingEval, url: str, sets: Sequence[EvalSet], path: str | None = None
+) -> EvalFn:
+    """Return the function of ``path`` for engines that answer at ``url``; one of slime's shape runs in a thread."""
+    if isinstance(loaded, BlockingEval):
+        return ThreadedEval(loaded, _args_of(url, sets))
+    return UserCalls(f"{EVAL.flag} '{path}'").of_async(loaded)
 
 
 class ThreadedEval:
@@ -35,26 +40,14 @@ class ThreadedEval:
         """``more`` are attributes of the function's ``args`` that only a running deployment has."""
         self._function = function
         self._more = more
-        self._busy: Future[None] | None = None
+        self._busy: Future[EvalOutcome] | None = None
 
     async def __call__(self, evaluation: HeldOutPass, /) -> EvalOutcome:
         """Call the function.  Raises its exception, or RuntimeError while an earlier call is not over."""
         if self._busy is not None and not self._busy.done():
             raise RuntimeError("the call before is not over, and its thread cannot be stopped")
-        outcomes: list[EvalOutcome] = []
-
-        def work() -> None:
-            try:
-                outcomes.append(self._function(evaluation.weights.step, self._more))
-            except BaseException as error:
-                # An event loop that waits for the thread would end with SystemExit and hang with StopIteration.
-                if isinstance(error, Exception) and not isinstance(error, StopIteration):
-                    raise
-                raise RuntimeError(f"raised {type(error).__name__}: {error}") from error
-
-        self._busy = in_daemon_thread(work, "evaluation")
-        await asyncio.wrap_future(self._busy)
-        return outcomes[0]
+        self._busy = in_daemon_thread(lambda: self._function(evaluation.weights.step, self._more), "evaluation")
+        return await asyncio.wrap_future(self._busy)
 
 
 def _args_of(url: str, sets: Sequence[EvalSet]) -> dict[str, Any]:

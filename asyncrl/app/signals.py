@@ -1,9 +1,12 @@
-"""SIGINT and SIGTERM: the first signal ends the run in an orderly way; further signals have no effect.
+"""SIGINT and SIGTERM: the first signal ends the run in an orderly way, and a later Ctrl-C ends the program at once.
 
     state of the program           effect of the first signal
     nothing was started yet        the program exits at once
     Ray is starting or stopping    the signal is remembered
     the event loop is running      the run's task is cancelled
+
+A SIGINT that follows the first signal after AGAIN_S or more kills every process of the run and ends the program.  A
+further SIGTERM has no effect: schedulers send several before SIGKILL, and the orderly end needs the time between them.
 
 No handler raises.  An exception between two arbitrary instructions could leave a lock held, of logging or of an import,
 and the shutdown would deadlock on it.
@@ -12,9 +15,18 @@ and the shutdown would deadlock on it.
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from asyncrl.app.ending.leaving import end_now
+
+AGAIN_S = 1.0
+"""Seconds after the first signal from which a SIGINT is a second Ctrl-C.
+
+A terminal sends the first one to the program and to the script that started it, which passes it on.
+"""
 
 
 class Signals:
@@ -25,6 +37,7 @@ class Signals:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         """The first signal received, if any."""
+        self._received_at = 0.0
         self._first: Callable[[], None] = self._leave
 
     @classmethod
@@ -46,6 +59,10 @@ class Signals:
         if self.received is None:
             raise AssertionError("no signal came")
         return 128 + self.received
+
+    def code_if_received(self) -> int | None:
+        """Return ``exit_code``, or None if no signal came."""
+        return None if self.received is None else self.exit_code
 
     def remember(self) -> None:
         """Only record a signal from now on, because processes may have been started; ``cancelling`` acts on it."""
@@ -74,8 +91,11 @@ class Signals:
         # Invariant: takes no lock and logs nothing.  It runs in the main thread between any two instructions, so that
         # thread may already hold the lock.
         if self.received is None:
-            self.received = signal.Signals(number)
+            self.received, self._received_at = signal.Signals(number), time.monotonic()
             self._first()
+        elif number == signal.SIGINT and time.monotonic() >= self._received_at + AGAIN_S:
+            line = "SIGINT again: the program ends at once, without its orderly end, and kills its processes"
+            end_now(self.exit_code, f"warning: {line}")
 
     def _leave(self) -> None:
         os._exit(self.exit_code)

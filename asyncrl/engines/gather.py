@@ -5,6 +5,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from asyncrl.errors import AsyncRLError, WeightUpdateFailed
+from asyncrl.event_loop import Deadline
 
 
 async def ask_one[T](
@@ -47,7 +48,7 @@ async def gather(
         waiting.discard(who)
 
     try:
-        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+        async with Deadline(timeout_s), asyncio.TaskGroup() as tasks:
             for who, task in work.items():
                 tasks.create_task(one(who, task), name=f"{doing}: {who}")
     except TimeoutError as error:

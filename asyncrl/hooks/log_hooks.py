@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from asyncrl.errors import HookFailed, name_of
+from asyncrl.event_loop import Deadline
 from asyncrl.hooks.worker import Caller, HookLate
 from asyncrl.protocols import EvalLogFn, RolloutLogFn
 from asyncrl.types import Batch, EvalReport
@@ -104,7 +105,7 @@ class LogHooks:
         """
         calls = sum(len(step.looks) for step in self._waiting)
         try:
-            async with asyncio.timeout((calls + 1) * self._timeout_s):
+            async with Deadline((calls + 1) * self._timeout_s):
                 while self._waiting:
                     self._idle.clear()
                     await self._idle.wait()

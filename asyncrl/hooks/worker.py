@@ -8,6 +8,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from asyncrl.errors import ConfigError, HookFailed
+from asyncrl.event_loop import Deadline
 
 type Job = tuple[Callable[[], Any], Future[Any]]
 
@@ -40,7 +41,7 @@ class Worker:
     async def call[T](self, function: Callable[[], T], name: str, timeout_s: float) -> T:
         """Return the result of ``function``; after ``timeout_s`` the thread stays busy and HookFailed is raised."""
         future = asyncio.wrap_future(self._submit(function))
-        deadline = asyncio.timeout(timeout_s)
+        deadline = Deadline(timeout_s)
         try:
             async with deadline:
                 return await future

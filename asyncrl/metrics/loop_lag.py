@@ -4,17 +4,27 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
+_LATE_S = 0.02
+"""Seconds of a delay from which the loop was blocked.  Shorter ones are those of timers and of a busy machine."""
+
 
 class LoopLag:
-    """The longest delay since it was last read."""
+    """The longest delay since it was last read, and the sum of all delays."""
 
     def __init__(self) -> None:
         # Invariant: read and reset by the event loop's thread alone; another one could lose an observation.
         self._max_s = 0.0
+        self._total_s = 0.0
 
     def observe(self, late_s: float) -> None:
         """Record that the loop resumed ``late_s`` seconds later than requested."""
         self._max_s = max(self._max_s, late_s)
+        if late_s > _LATE_S:
+            self._total_s += late_s
+
+    def blocked_s(self) -> float:
+        """Return the seconds for which the loop was blocked so far, as the sum of its long delays."""
+        return self._total_s
 
     def take_max_ms(self) -> float:
         """Return the longest delay since the last call, in milliseconds, and reset it."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from asyncrl.episodes import Trajectory
 from asyncrl.errors import first_line, plainly
-from asyncrl.event_loop import is_cancelled, loop_time
+from asyncrl.event_loop import Deadline, is_cancelled, loop_time
 from asyncrl.held_out.estimates import clustered_mean
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.evaluation import AnswerPass, HeldOutSet, mean_scored
@@ -117,7 +117,7 @@ class FunctionEvaluator:
         )
 
     async def _outcome(self, this: EvalPass) -> EvalOutcome:
-        deadline = asyncio.timeout(self._timeout_s)
+        deadline = Deadline(self._timeout_s)
         try:
             with plainly():
                 async with deadline, this.running():

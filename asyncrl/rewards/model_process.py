@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.errors import RewardFailed
+from asyncrl.event_loop import PeerTimer
 from asyncrl.rewards.pool import LOST_S, PoolBroken, WorkerPool, outcome
 
 MOST_IN_BATCH = 64
@@ -80,7 +81,7 @@ class ModelProcess:
             self._waiting.clear()
             return
         self._is_busy, loop = True, asyncio.get_running_loop()
-        lost = loop.call_later(limit + LOST_S, future.cancel)  # the call is alone, so its worker takes it at once
+        lost = PeerTimer(limit + LOST_S, future.cancel)  # the call is alone, so its worker takes it at once
 
         def end(done: "Future[Any]") -> None:  # pebble calls back in a thread
             if not loop.is_closed():  # a loop that has closed meanwhile cannot be told

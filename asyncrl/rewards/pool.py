@@ -14,12 +14,15 @@ import logging
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import RewardFailed
+from asyncrl.event_loop import Deadline
 from asyncrl.internals import Internal
 from asyncrl.rewards import worker
 from asyncrl.rewards.worker import Raised
@@ -76,7 +79,7 @@ class WorkerPool:
         self._is_closed = True
         if self._pool is not None:
             pool, self._pool = self._pool, None
-            await asyncio.to_thread(_end, pool)
+            await off_loop(lambda: _end(pool), "end-reward-workers")
 
     async def warm(self, timeout_s: float) -> None:
         """Start every worker and import ``preload`` in it.  Raises RewardFailed if they are not ready in time."""
@@ -116,9 +119,9 @@ class WorkerPool:
             if self._pool is not None and not self._pool.active:  # pebble gives up if an idle worker is killed
                 logger.warning("the reward's worker processes ended and are restarted")
                 broken, self._pool = self._pool, None
-                await asyncio.to_thread(_end, broken)
+                await off_loop(lambda: _end(broken), "end-reward-workers")
             if self._pool is None:
-                self._pool = await asyncio.to_thread(self._new)
+                self._pool = await off_loop(self._new, "start-reward-workers")
                 self.num_starts += 1
 
     def _schedule(self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float) -> "Future[Any]":
@@ -141,7 +144,9 @@ class WorkerPool:
         try:
             while not waiting.done():
                 num_ended = self._num_ended
-                await asyncio.wait([waiting], timeout=LOST_S)
+                with suppress(TimeoutError):
+                    async with Deadline(LOST_S):
+                        await asyncio.wait([waiting])
                 is_idle = num_ended == self._num_ended and not any(call.running() for call in tuple(self._calls))
                 if is_idle and not future.done():
                     raise RewardFailed(f"no worker took the call within {LOST_S:g} s")

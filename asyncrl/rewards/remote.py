@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 
 from asyncrl.errors import RewardFailed
-from asyncrl.event_loop import loop_time
+from asyncrl.event_loop import Deadline, loop_time
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class RemoteService:
     async def _attempt(self, payload: dict[str, Any]) -> Any:
         """Send one request.  Raises Unavailable if another attempt may succeed, RewardFailed otherwise."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with Deadline(self._timeout_s):
                 status, reply = await self._post(payload)
         except TimeoutError:
             raise Unavailable(f"no reply within {self._timeout_s:g} s", reached=True) from None

@@ -12,14 +12,17 @@ import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import orjson
 import psutil
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.episodes import EpisodeEnd, EpisodeOutcome, EpisodeStart, EpisodeTurns
 from asyncrl.errors import EpisodeFailed, plainly
+from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.interfaces import EpisodeAddress, Gateway
 from asyncrl.rollouts.session import EpisodeLimits, EpisodeSession, Verdict
 from asyncrl.types import Reward
@@ -86,12 +89,12 @@ class AgentCommand:
             raise EpisodeFailed(f"{start.name}: no folder for the agent's task: {error}") from error
         address = self._gateway.open(session)
         try:
-            await asyncio.to_thread(_write_task, start, folder)
+            await off_loop(partial(_write_task, start, folder), "agent-task")
             verdict = await self._verdict(session, address, folder)
         finally:
             self._gateway.close(address)
             session.close(EpisodeEnd.CANCELLED)  # the first reason stays
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await off_loop(partial(shutil.rmtree, folder, ignore_errors=True), "agent-folder")
         try:
             return session.outcome(verdict)
         except ValueError as error:
@@ -104,7 +107,7 @@ class AgentCommand:
         environment.pop("ANTHROPIC_AUTH_TOKEN", None)  # it would go before the key of the episode
         agent = _Agent(self._words, environment, self._settings.term_s, f"ASYNCRL_EPISODE={folder}".encode())
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with Deadline(self._settings.timeout_s):
                 code = await agent.run()
         except TimeoutError as error:
             line = f"{name}: the agent did not end within {self._settings.timeout_s:g} s (episode-timeout-s)"
@@ -113,10 +116,10 @@ class AgentCommand:
             line = f"{name}: the agent did not start: {self._words[0]}: {error.strerror} (agent-command)"
             raise EpisodeFailed(line) from error
         finally:
-            await asyncio.to_thread(self._log.note, name, bytes(agent.output), bytes(agent.errors))
+            await off_loop(partial(self._log.note, name, bytes(agent.output), bytes(agent.errors)), "agent-log")
         if code != 0 and session.end not in _LIMITS:
             raise EpisodeFailed(f"{name}: the agent ended with code {code}: {_last_lines(agent)}")
-        verdict = await asyncio.to_thread(_result, name, folder / "result.json")
+        verdict = await off_loop(partial(_result, name, folder / "result.json"), "agent-result")
         session.close(session.end or EpisodeEnd.FINISHED)
         return verdict
 
@@ -258,10 +261,10 @@ async def _end_all(process: Process, term_s: float, mark: bytes) -> None:
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(term_s):
+            async with Deadline(term_s):
                 await process.wait()
     _signal_group(process.pid, signal.SIGKILL)
-    await asyncio.to_thread(_kill_family, process.pid, mark)
+    await off_loop(partial(_kill_family, process.pid, mark), "agent-end")
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

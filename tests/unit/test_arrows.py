@@ -10,16 +10,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "asyncrl"
 
-LEAVES = {"types", "token_columns", "errors", "episodes", "event_loop", "internals", "plain_text", "protocols"}
+LEAVES = {"types", "token_columns", "errors", "episodes", "internals", "protocols"} | {
+    "blocking_calls",
+    "daemon_threads",
+    "event_loop",
+    "plain_text",
+}
 MODELS = {"models", "models.families"}
 CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
 EMULATION = "engines.megatron.setup.cpu_emulation"
 MAY_IMPORT: dict[str, set[str]] = {
+    "app.ending": LEAVES | {"engines.cluster"},
     "token_columns": set(),
     "types": {"token_columns"},
     "errors": set(),
     "episodes": {"types", "token_columns"},
+    "blocking_calls": set(),
+    "daemon_threads": set(),
     "event_loop": set(),
     "internals": {"errors"},
     "plain_text": set(),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from asyncrl.data.streaming.wire import LENGTH, BlockPrompts, WorkerSettings, framed
 from asyncrl.errors import DataError
+from asyncrl.event_loop import Deadline
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ async def _end(process: Process) -> None:
     """
     _kill(process)
     with suppress(TimeoutError):
-        async with asyncio.timeout(END_S):
+        async with Deadline(END_S):
             for stream in filter(None, (process.stdout, process.stderr)):
                 await stream.read()
             await process.wait()
@@ -114,7 +115,7 @@ async def _asked(process: Process, message: object) -> BlockPrompts | str:
     if process.stdout is None:
         raise AssertionError("the worker has no output")
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with Deadline(ANSWER_S):
             await _send(process, framed(message))
             (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
             found: BlockPrompts | str = pickle.loads(await process.stdout.readexactly(size))
@@ -129,7 +130,7 @@ async def _asked(process: Process, message: object) -> BlockPrompts | str:
 async def _ending(process: Process) -> str:
     """Return in words how a worker ended that closed its output."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(END_S):
+        async with Deadline(END_S):
             await process.wait()
     code = process.returncode
     if code is None:
@@ -149,7 +150,7 @@ async def _last_line(process: Process) -> str:
     """Return the last line that a dead worker wrote about its end; empty if a process keeps its output open."""
     text = b""
     with suppress(TimeoutError):
-        async with asyncio.timeout(END_S):
+        async with Deadline(END_S):
             text = b"" if process.stderr is None else await process.stderr.read()
     lines = text.decode("utf-8", "replace").strip().splitlines()
     return f": {lines[-1]}" if lines else ""

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from asyncrl.errors import AsyncRLError, TrainerFailed, first_line, plainly
+from asyncrl.event_loop import Deadline
 from asyncrl.internals import Internal
 
 INTERNALS = (Internal(name="ray.exceptions.RayTaskError", attributes=("cause",), used_in=__name__),)
@@ -19,7 +20,7 @@ async def answered(call: Any, what: str, timeout_s: float, kind: type[AsyncRLErr
     import ray
 
     try:
-        async with asyncio.timeout(timeout_s):
+        async with Deadline(timeout_s):
             return await call
     except ray.exceptions.RayTaskError as error:  # first: it is also a TimeoutError when its cause is one
         if isinstance(error.cause, AsyncRLError):

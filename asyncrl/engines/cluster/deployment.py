@@ -42,6 +42,7 @@ from asyncrl.engines.weight_sync.disk import DiskUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import PauseMode
 from asyncrl.errors import EngineError, EngineTimeout, GpuSharingFailed, ServerFailed, UpdateInterrupted, plainly
+from asyncrl.event_loop import Deadline
 from asyncrl.models.shape import ModelShape
 from asyncrl.protocols import GpuSharing, WeightUpdater
 from asyncrl.types import Weights
@@ -182,7 +183,7 @@ async def _look_for_the_dead(servers: Sequence[Server]) -> None:
     A killed process closes its connections some time before it can be found dead.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LOOK_S):
+        async with Deadline(LOOK_S):
             await together([server.watch() for server in servers])
 
 
@@ -227,7 +228,7 @@ class _Builder:
         cluster, failures = self._cluster, self._failures
         self._phase(f"loading the model: {cluster.num_engines} SGLang, {cluster.num_trainer_ranks} Megatron")
         try:
-            async with asyncio.timeout(cluster.start_timeout_s):
+            async with Deadline(cluster.start_timeout_s):
                 engines, router_url, ranks = await self._loaded()
         except TimeoutError as error:
             raise ServerFailed(f"not ready within {cluster.start_timeout_s:g} s (start-timeout-s)") from error

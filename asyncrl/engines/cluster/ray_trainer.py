@@ -5,12 +5,12 @@
 Each method here chooses which ranks are called, the deadline, and whose answer counts.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.engines.cluster.actors import CONCURRENT
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.megatron.checkpoint.directory import Origin
@@ -18,6 +18,7 @@ from asyncrl.engines.megatron.checkpoint.lease import Claim
 from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.errors import TrainerFailed
+from asyncrl.event_loop import Deadline
 from asyncrl.types import Batch, TrainReport
 
 if TYPE_CHECKING:  # the driver imports no torch
@@ -56,10 +57,10 @@ class RayTrainer:
 
         # Invariant: a batch is frozen.  A thread cannot be cancelled: after the timeout it may still read the batch.
         # It copies the batch into Ray's store once for all ranks.  In a thread, because a batch of long answers has
-        # many megabytes, and the event loop would stand still.
+        # many megabytes, and the event loop would stand still; in a separate one, which no user code can occupy.
         try:
-            async with asyncio.timeout(self._control_timeout_s):
-                shared = await asyncio.to_thread(ray.put, batch)
+            async with Deadline(self._control_timeout_s):
+                shared = await off_loop(lambda: ray.put(batch), "ray-put")
         except TimeoutError as error:
             raise TrainerFailed(f"Ray did not store the batch within {self._control_timeout_s:g} s") from error
         reports = await self._all(lambda rank: rank.train(shared), self._train_timeout_s)

@@ -5,6 +5,7 @@ ordinary context around the event loop, not inside it.
 """
 
 import atexit
+import ctypes
 import logging
 import os
 import time
@@ -46,6 +47,8 @@ HOLD_EVERY_S = 0.002
 """Seconds between two restorations of the program's signal handlers while Ray shuts down."""
 SHUTDOWN_S = 10.0
 """Seconds for Ray to end its processes, which takes it 2 s; processes left after that are ended here."""
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_LIBC = ctypes.CDLL(None)  # opened here: a signal handler loads no library
 _TRACKER = "multiprocessing.resource_tracker"
 """The module that Python's resource tracker runs; the fork server of reward workers starts one."""
 STARTED_BY_HAND = Path("/tmp/ray/ray_current_cluster")
@@ -160,6 +163,36 @@ def end(processes: list[psutil.Process]) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(stubborn, timeout=STOP_GRACE_S)
+
+
+def kill_descendants() -> int:
+    """Kill every process below this one, trackers included, and return their number.  Takes a few seconds at most.
+
+    For a program that ends at once: a signal handler may call it, because it takes no lock and logs nothing.
+    """
+    # Processes whose parents die from now on become children of this one, so none escapes the next look.
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    killed, deadline = set[int](), time.monotonic() + STOP_GRACE_S
+    while time.monotonic() < deadline:
+        with suppress(ChildProcessError):  # there is none
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        left = [process for process in _descendants() if _is_running(process)]
+        if not left:
+            break
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+                killed.add(process.pid)
+        time.sleep(0.02)
+    return len(killed)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:  # it has ended
+        return False
 
 
 def _descendants(spared: Collection[int] = ()) -> list[psutil.Process]:

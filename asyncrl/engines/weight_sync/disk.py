@@ -8,7 +8,6 @@ A folder is written under another name and renamed once complete.  The version t
 next one is written and read.  Older versions, and versions of an interrupted update, are removed before that.
 """
 
-import asyncio
 import logging
 import math
 import shutil
@@ -18,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from asyncrl.engines.daemon_thread import in_daemon_thread
+from asyncrl.daemon_threads import off_loop
 from asyncrl.engines.gather import ask_one, gather
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.errors import AsyncRLError, ConfigError, WeightUpdateFailed
+from asyncrl.event_loop import Deadline
 from asyncrl.types import UpdateReport, Weights
 
 logger = logging.getLogger(__name__)
@@ -136,8 +136,8 @@ class DiskUpdater:
         if not self._is_made:
             return
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await _in_thread(partial(shutil.rmtree, self._folder))
+            async with Deadline(self._timeout_s):
+                await off_loop(partial(shutil.rmtree, self._folder), "disk")
         except TimeoutError:
             logger.warning(
                 "%s was not removed within %g s; remove it if it is still there", self._folder, self._timeout_s
@@ -179,17 +179,13 @@ class DiskUpdater:
 
         async def done() -> None:
             try:
-                await _in_thread(work)
+                await off_loop(work, "disk")
             except OSError as error:
                 raise WeightUpdateFailed(
                     f"{error.filename}: {error.strerror}; trainer, engines and this process must share the disk"
                 ) from error
 
         await gather("preparing the weights", {f"update-weight-disk-dir {self._folder}": done()}, self._timeout_s)
-
-
-async def _in_thread(work: Callable[[], None]) -> None:
-    await asyncio.wrap_future(in_daemon_thread(work, "disk"))
 
 
 def check_disk(folder: Path, num_bytes: int) -> None:

@@ -22,6 +22,7 @@ from asyncrl.errors import (
     WeightUpdateFailed,
     plainly,
 )
+from asyncrl.event_loop import Deadline
 from asyncrl.types import UpdateReport
 
 logger = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class PausedRound[E: Pausable]:
             "a weight update failed; looking for an engine that died or hangs, for %g s at most: %s", self._lost_s, why
         )
         try:
-            async with asyncio.timeout(self._lost_s) as deadline:
+            async with Deadline(self._lost_s) as deadline:
                 with plainly():
                     async with asyncio.TaskGroup() as tasks:
                         changed = tasks.create_task(
@@ -223,7 +224,7 @@ class PausedRound[E: Pausable]:
 async def _gave_up(give_up: GiveUp) -> bool:
     """Call ``give_up``, and return whether it worked within ``PROBE_S``."""
     try:
-        async with asyncio.timeout(PROBE_S):
+        async with Deadline(PROBE_S):
             return await give_up()
     except TimeoutError:
         return False

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from asyncrl.episodes import EpisodeOutcome, EpisodeStart, GeneratedTurn
 from asyncrl.errors import EpisodeEnded, EpisodeFailed
-from asyncrl.event_loop import is_cancelled, loop_time
+from asyncrl.event_loop import PeerTimer, is_cancelled, loop_time
 from asyncrl.pipeline.sampling.episode_load import EpisodeLoad
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.sampler import Sampler, sample_seed
@@ -105,7 +105,7 @@ class OpenEpisode:
         self._since = 0.0
         """Time of the last change between tools and engines."""
         self._time_left_s = self._settings.timeout_s
-        self._time_limit: asyncio.TimerHandle | None = None
+        self._time_limit: PeerTimer | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_given_up = False
         self._patience: asyncio.TimerHandle | None = None
@@ -151,7 +151,7 @@ class OpenEpisode:
             return
         self._since = loop_time()
         self._may_generate.set()
-        self._time_limit = asyncio.get_running_loop().call_later(self._time_left_s, self._run_out_of_time)
+        self._time_limit = PeerTimer(self._time_left_s, self._run_out_of_time)
         self._weigh()
         if self._task is None:
             self._task = self._owner.start(self)

@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncrl.episodes import Trajectory
 from asyncrl.errors import FilterFailed, RewardFailed
-from asyncrl.event_loop import is_cancelled
+from asyncrl.event_loop import Deadline, is_cancelled
 from asyncrl.protocols import GroupRewardFn, HasDeadlines, KeepFn, RewardFn
 from asyncrl.types import Prompt, Reward, Sample, ScoredGroup
 
@@ -42,7 +42,7 @@ async def score_group(
 
 async def _called(who: str, call: Awaitable[Any], timeout_s: float | None) -> Any:
     """Await a call of a user function.  Raises RewardFailed for any exception, and after ``timeout_s``."""
-    deadline = asyncio.timeout(timeout_s)
+    deadline = Deadline(timeout_s)
     try:
         async with deadline:
             return await call

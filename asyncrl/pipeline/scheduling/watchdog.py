@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from asyncrl.errors import Stalled
-from asyncrl.event_loop import loop_time
+from asyncrl.event_loop import Deadline, loop_time
 
 
 class Watchdog:
@@ -24,13 +24,13 @@ class Watchdog:
         """Wait for ``event``.  Raises Stalled, with the text at that moment."""
         waiting_since = loop_time()
         while not event.is_set():
-            deadline = max(waiting_since, self._last_move) + self.timeout_s
-            if loop_time() >= deadline:
+            heard = max(waiting_since, self._last_move)
+            try:
+                async with Deadline(heard + self.timeout_s - loop_time()):
+                    await event.wait()
+            except TimeoutError as error:
+                if self._last_move > heard or event.is_set():
+                    continue
                 raise Stalled(
                     f"no token and no group for {self.timeout_s:g} s (watchdog-timeout-s): {self._who_waits_for_whom()}"
-                )
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await event.wait()
-            except TimeoutError:
-                continue
+                ) from error

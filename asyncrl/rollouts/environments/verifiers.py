@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import EpisodeFailed, PluginError
 from asyncrl.rollouts.native import Episode
 from asyncrl.types import NewPrompt
@@ -102,7 +103,7 @@ class _Worker:
     async def play(self, row: dict[str, Any], base_url: str, key: str, sampling: dict[str, Any]) -> dict[str, Any]:
         """Play one episode.  Cancelling it cancels the environment's rollout.  Raises EpisodeFailed."""
         async with self._starting:
-            await asyncio.to_thread(self.start)
+            await off_loop(self.start, "verifiers")
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket, limit=_MOST_BYTES)
             try:

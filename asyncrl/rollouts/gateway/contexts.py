@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.rollouts.record import NOTHING_KEPT, Line, TokenIds, TokenRecord, ids_of, same_up_to
 from asyncrl.types import Prompt
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _LONG = 16_000
 """Characters from which a text is tokenised in a thread: about 8 ms, and the library releases the GIL."""
+_THREADS = 4
+"""Threads for long texts."""
 _REMEMBERED = 512
 """Texts whose tokens are remembered: the system prompts and questions that the episodes of a group share."""
 
@@ -45,13 +48,15 @@ class Encoder:
         self.tokenizer = tokenizer.skipping(False)
         self._remembered = functools.lru_cache(_REMEMBERED)(lambda text: ids_of(tokenizer.encode(text)))
         self._has_warned = False
+        self._threads = DaemonThreads(_THREADS, "tokenizer")
 
     async def encode(self, text: str) -> TokenIds:
         """Return the tokens of ``text``, which the caller must not change."""
         if not text:
             return _NONE
         if len(text) > _LONG:
-            return ids_of(await asyncio.to_thread(self.tokenizer.encode, text))
+            encoding = asyncio.get_running_loop().run_in_executor(self._threads, self.tokenizer.encode, text)
+            return ids_of(await encoding)
         return self._remembered(text)
 
     def warn_of_cut(self, name: str) -> None:

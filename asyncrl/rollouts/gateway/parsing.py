@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import orjson
 
 from asyncrl.errors import ServerFailed, plainly
+from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.gateway.chats import ParsedAnswer, ToolCall
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class ParserProcess:
             tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
             reading = tasks.create_task(self._read(), name="answer-parser")
             self._stack.callback(reading.cancel)
-            async with asyncio.timeout(START_S):
+            async with Deadline(START_S):
                 await self._ask({"text": "", "prompt_end": "", "tools": []})
         except BaseException:
             await self._stack.aclose()
@@ -90,7 +91,7 @@ class ParserProcess:
 
     async def parse(self, text: str, prompt_end: str, tools: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
         """See ``AnswerParser``.  Raises ServerFailed."""
-        async with asyncio.timeout(_PARSE_S):
+        async with Deadline(_PARSE_S):
             found = await self._ask({"text": text, "prompt_end": prompt_end, "tools": list(tools)})
         if error := found.get("error"):
             logger.warning("an answer was not parsed: %s", error)

@@ -6,12 +6,15 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from aiohttp import web
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.errors import ServerFailed, first_line, plainly
+from asyncrl.event_loop import Deadline
 from asyncrl.rollouts.gateway.answer_text import AnswerTexts
 from asyncrl.rollouts.gateway.anthropic_messages import count_tokens, messages
 from asyncrl.rollouts.gateway.contexts import Encoder
@@ -128,7 +131,7 @@ class HttpGateway:
                 f"gateway-port): {first_line(error)}"
             ) from error
         self._port = self._listener.sockets[0].getsockname()[1]
-        self._host = await asyncio.to_thread(_reachable, self._settings.host)
+        self._host = await off_loop(partial(_reachable, self._settings.host), "gateway-host")
         self._stack = contextlib.AsyncExitStack()
         self._stack.enter_context(plainly())
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
@@ -250,7 +253,7 @@ async def _body(request: web.BaseRequest) -> Body:
     if request.content.is_eof():  # it came with the headers, as nearly always
         return body_of(await _whole(request))
     try:
-        async with asyncio.timeout(_BODY_S):
+        async with Deadline(_BODY_S):
             return body_of(await _whole(request))
     except TimeoutError as error:
         raise RequestRefused(408, f"the body of the request did not arrive within {_BODY_S:g} s") from error

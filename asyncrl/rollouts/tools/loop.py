@@ -8,8 +8,10 @@ async def episode(ep):
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import ToolFailed, plainly
 from asyncrl.rollouts.native import Conversation, Episode, ModelTurn
 from asyncrl.rollouts.tools.calls import PARSERS, Parser, ToolCall, parser_of
@@ -101,4 +103,4 @@ async def _parser(parser: str | Parser, schemas: Sequence[Any]) -> Parser:
         return parser
     if parser in PARSERS:
         return PARSERS[parser]
-    return await asyncio.to_thread(parser_of, parser, schemas)  # the import of SGLang would block the loop
+    return await off_loop(partial(parser_of, parser, schemas), "parser")  # the import of SGLang would block the loop

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import SandboxFailed, plainly
 from asyncrl.event_loop import loop_time
 
@@ -138,14 +139,15 @@ class Sandbox:
         """
         async with self._running:
             uid = self._free_uids.pop()
-            directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="asyncrl-sandbox-")
+            directory = await off_loop(functools.partial(tempfile.mkdtemp, prefix="asyncrl-sandbox-"), "sandbox")
             try:
                 settings = self._settings(argv, files or {}, uid, directory)
-                await asyncio.to_thread(_settings_file(directory).write_text, json.dumps(settings))
+                write = functools.partial(_settings_file(directory).write_text, json.dumps(settings))
+                await off_loop(write, "sandbox")
                 return await self._run(directory, stdin.encode())
             finally:
                 self._free_uids.append(uid)
-                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+                await off_loop(functools.partial(shutil.rmtree, directory, ignore_errors=True), "sandbox")
 
     def _settings(self, argv: Sequence[str], files: Mapping[str, str], uid: int, directory: str) -> dict[str, Any]:
         return _settings(

@@ -197,9 +197,17 @@ class Alive:
     """Cancelled calls that did not end within their limit, so far."""
 
 
-type FromProcess = Loaded | Ask | Unask | Returned | Raised | Alive
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A program blocked the event loop; sent once per program."""
 
-_FROM_PROCESS = {each.__name__: each for each in (Loaded, Ask, Unask, Returned, Raised, Alive)}
+    program: str
+    seconds: float
+
+
+type FromProcess = Loaded | Ask | Unask | Returned | Raised | Alive | Blocked
+
+_FROM_PROCESS = {each.__name__: each for each in (Loaded, Ask, Unask, Returned, Raised, Alive, Blocked)}
 
 
 def to_controller(message: FromProcess) -> list[bytes]:

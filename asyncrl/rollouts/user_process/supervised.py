@@ -14,15 +14,18 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import PluginError, UserProcessFailed, plainly
-from asyncrl.event_loop import is_cancelled
+from asyncrl.event_loop import Deadline, is_cancelled
 from asyncrl.rollouts.user_process.messages import (
     Alive,
     Ask,
+    Blocked,
     Cancel,
     FromProcess,
     Load,
@@ -108,6 +111,7 @@ class SupervisedProcess:
         self._num_in_a_row = 0
         self._has_served = False
         self._num_unanswered = 0
+        self._blocking = set[str]()
 
     @property
     def num_calls(self) -> int:
@@ -182,7 +186,7 @@ class SupervisedProcess:
             if self._num_unanswered >= STUCK_S / BEAT_S:
                 how = f"its event loop stood still for {STUCK_S:g} s, so it was killed"
             elif str(error) == CLOSED:
-                how = await asyncio.to_thread(process.how_it_ended)
+                how = await off_loop(process.how_it_ended, self.name)
         finally:
             self._serving.clear()
             self._wire = None
@@ -192,10 +196,10 @@ class SupervisedProcess:
 
     async def _prepare(self, process: UserCodeProcess, wire: Wire, *, is_loaded: bool) -> None:
         """Give the process its log file and its programs.  Raises PluginError and WireBroken."""
-        await asyncio.to_thread(_begin_log, self._log_path, process.early_output())
+        await off_loop(partial(_begin_log, self._log_path, process.early_output()), self.name)
         wire.post(to_process(Log(str(self._log_path.resolve()))))
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with Deadline(self._start_timeout_s):
                 for name, factory in () if is_loaded else self._programs.items():
                     await wire.send(to_process(Load(name, factory)))
                     facts_of(await _received(wire))
@@ -216,8 +220,23 @@ class SupervisedProcess:
             self._num_unanswered = 0
             if isinstance(message, Alive):
                 self.rss_bytes, self.num_abandoned = message.rss_bytes, message.num_abandoned
+            elif isinstance(message, Blocked):
+                self._warn_of_block(message)
             else:
                 self._hand_over(message)
+
+    def _warn_of_block(self, message: Blocked) -> None:
+        """Name a program that blocked the loop of the process, once per run.  The process is not trusted."""
+        is_known = message.program in self._programs and isinstance(message.seconds, float)
+        if is_known and message.program not in self._blocking:
+            self._blocking.add(message.program)
+            logger.warning(
+                "%s: %s blocked the event loop of its process for %.0f ms: its other episodes and rewards stand still "
+                "meanwhile; await the slow part, or write a reward as a plain def (said once)",
+                self.name,
+                message.program,
+                1000 * message.seconds,
+            )
 
     def _hand_over(self, message: Loaded | Ask | Unask | Returned | Raised) -> None:
         number = getattr(message, "call", -1)
@@ -248,11 +267,11 @@ class SupervisedProcess:
         try:
             if wire is not None and is_cancelled():
                 wire.post(to_process(Stop()))
-                await asyncio.to_thread(process.wait, EXIT_S)
+                await off_loop(partial(process.wait, EXIT_S), self.name)
         finally:
             if wire is not None:
                 wire.close()
-            await asyncio.to_thread(process.kill)
+            await off_loop(process.kill, self.name)
 
 
 async def _received(wire: Wire) -> FromProcess:

@@ -21,18 +21,20 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from asyncrl.blocking_calls import UserCalls
+from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.errors import ConfigError
 from asyncrl.rollouts.user_process.calls import Calls
 from asyncrl.rollouts.user_process.logs import log_without_keys
 from asyncrl.rollouts.user_process.messages import (
     Alive,
     Answer,
+    Blocked,
     Cancel,
     Episode,
     Load,
@@ -125,12 +127,13 @@ class Worker:
 
     def __init__(self, programs: dict[str, Any]) -> None:
         self._programs = programs
+        self._timed = {name: UserCalls(name, self._tell_blocked) for name in programs}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._num_abandoned = 0
 
     async def serve(self, end: socket.socket) -> None:
         """Take calls until the controller stops or closes the socket."""
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tool"))
+        asyncio.get_running_loop().set_default_executor(DaemonThreads(NUM_THREADS, "tool"))
         self._wire = await Wire.over(end)
         self._calls = Calls(self._wire)
         async with asyncio.TaskGroup() as group:
@@ -145,9 +148,9 @@ class Worker:
         match message:
             case Episode(call, program, start, address):
                 episode = self._calls.opened(call, start, address)
-                self._begin(call, group, lambda: self._programs[program](episode))
+                self._begin(call, group, lambda: self._timed[program].steps(self._programs[program](episode)))
             case Score(call, program, prompt, samples):
-                self._begin(call, group, lambda: self._programs[program](prompt, samples))
+                self._begin(call, group, lambda: self._timed[program].steps(self._programs[program](prompt, samples)))
             case Answer(call, ask, turn):
                 self._calls.answer(call, ask, turn)
             case Cancel(call):
@@ -155,12 +158,12 @@ class Worker:
             case Ping():
                 self._wire.post(to_controller(Alive(_rss_bytes(), self._num_abandoned)))
 
-    def _begin(self, call: int, group: asyncio.TaskGroup, function: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    def _begin(self, call: int, group: asyncio.TaskGroup, function: Callable[[], Awaitable[Any]]) -> None:
         task = group.create_task(self._run(call, function), name=f"call-{call}")
         self._tasks[call] = task
         task.add_done_callback(lambda _: self._forget(call))
 
-    async def _run(self, call: int, function: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    async def _run(self, call: int, function: Callable[[], Awaitable[Any]]) -> None:
         """Run a user function and send its result.  Never raises, because any error would end all other calls."""
         try:
             message = to_controller(_returned(call, await function()))
@@ -170,6 +173,9 @@ class Worker:
             await self._wire.send(message)
         except ValueError as error:
             await self._wire.send(to_controller(Raised(call, "ValueError", f"the result has {error}", "")))
+
+    def _tell_blocked(self, program: str, seconds: float) -> None:
+        self._wire.post(to_controller(Blocked(program, seconds)))
 
     def _forget(self, call: int) -> None:
         self._tasks.pop(call, None)

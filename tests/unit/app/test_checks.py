@@ -12,10 +12,12 @@ from asyncrl.app.checks import NO_TOKENIZER_FLAG, OVERRIDE_FLAG, check, check_mo
 from asyncrl.config import RunConfig, load_run
 from asyncrl.config.derived import use_routing_replay
 from asyncrl.errors import ConfigError, DataError
-from asyncrl.types import Prompt
+from asyncrl.pipeline.sampling.scoring import verdict
+from asyncrl.types import Picked, Prompt
 from tests.unit.data.tiktoken_for_tests import tiktoken_folder
 from tests.unit.models.test_shape import FLASH, QWEN3
 from tests.unit.rewards.grading import sample
+from tests.unit.scored_groups import group
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
 
@@ -236,3 +238,32 @@ def test_routing_replay_is_for_mixtures_which_have_it_by_default(caplog: pytest.
     assert not use_routing_replay(quickstart(), is_mixture=False)
     with pytest.raises(ConfigError, match=r"use-rollout-routing-replay: .* is no mixture of experts; leave it out"):
         check_model(quickstart("--use-rollout-routing-replay"))
+
+
+FILTERS = """
+import time
+
+from asyncrl.types import Picked
+
+def keep(group):
+    time.sleep(0.06)
+
+def pick(step, waiting, size):
+    time.sleep(0.06)
+    return Picked(train=tuple(each.group_id for each in waiting))
+"""
+
+
+def test_filters_that_block_the_event_loop_are_named_with_flag_and_path(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FILTERS)
+    flags = ("--dynamic-sampling-filter-path", f"{file}:keep", "--buffer-filter-path", f"{file}:pick")
+    checked = check(quickstart(*flags))
+    assert checked.pick is not None
+    assert verdict(checked.keep, group(0, [1.0])) is None
+    assert checked.pick(1, (), 4) == Picked(train=())
+    keep, pick = (line.partition(" blocked the event loop for ")[0] for line in caplog.messages)
+    assert keep == f"--dynamic-sampling-filter-path '{file}:keep'"
+    assert pick == f"--buffer-filter-path '{file}:pick'"

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,11 +41,16 @@ def test_it_gets_the_router_and_the_sets_and_runs_off_the_event_loop() -> None:
     assert (only.name, only.top_p, only.n_samples_per_eval_prompt, only.rm_type) == ("arithmetic", 0.7, 2, "number")
 
 
-def test_a_native_function_is_not_wrapped() -> None:
+def test_a_native_function_runs_on_the_event_loop_and_is_named_if_it_blocks_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def mine(evaluation: Any) -> Any:
-        return {}
+        time.sleep(0.06)  # noqa: ASYNC251
+        return threading.current_thread()
 
-    assert running_eval_function(mine, "http://a:1", ()) is mine
+    outcome: Any = asyncio.run(running_eval_function(mine, "http://a:1", (), "mine.py:mine")(PASS))
+    assert outcome is threading.current_thread()
+    assert "--eval-function-path 'mine.py:mine' blocked the event loop for " in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,9 @@ def test_the_traceback_of_a_worker_is_the_cause() -> None:
 def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
     async def run(resources: RewardResources) -> tuple[int, int]:
         first = await resources.pool.run(resolver("who"), 0)
+        process = psutil.Process(first)
         os.kill(first, signal.SIGKILL)
-        await asyncio.to_thread(psutil.wait_procs, [psutil.Process(first)] if psutil.pid_exists(first) else [], 10)
+        await asyncio.to_thread(psutil.wait_procs, [process], 10)
         for _ in range(20):
             try:
                 return first, await resources.pool.run(resolver("who"), 0)

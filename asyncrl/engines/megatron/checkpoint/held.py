@@ -8,7 +8,7 @@ from threading import Event
 from typing import NoReturn
 
 from asyncrl.config.areas import CheckpointConfig
-from asyncrl.engines.daemon_thread import in_daemon_thread
+from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.engines.megatron.checkpoint.directory import check_save
 from asyncrl.engines.megatron.checkpoint.lease import HEARTBEAT_S, Claim, release, renew, take
 from asyncrl.engines.megatron.checkpoint.writes import fence

@@ -24,7 +24,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
-from asyncrl.engines.daemon_thread import in_daemon_thread
+from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.engines.megatron.checkpoint.checked_files import SummingTransforms
 from asyncrl.engines.megatron.checkpoint.checksums import Part
 from asyncrl.engines.megatron.checkpoint.writes import Target, commit, open_partial

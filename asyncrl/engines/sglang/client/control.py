@@ -24,6 +24,7 @@ from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.expert_parts import EngineParts
 from asyncrl.engines.weight_sync.round import PauseMode
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
+from asyncrl.event_loop import Deadline
 from asyncrl.types import RankBytes
 
 logger = logging.getLogger(__name__)
@@ -238,7 +239,7 @@ async def wait_for_router(http: HttpClient, url: str, engine_urls: tuple[str, ..
 async def _poll(http: HttpClient, url: str, timeout_s: float, is_ready: Callable[[object], bool]) -> None:
     last = "it has not answered yet"
     try:
-        async with asyncio.timeout(timeout_s):
+        async with Deadline(timeout_s):
             while True:
                 try:
                     answer = await http.look(url, _PROBE_S)

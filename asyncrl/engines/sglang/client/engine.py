@@ -17,6 +17,7 @@ from asyncrl.engines.sglang.client.routes import RouteReader, RoutesShape
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.labels import PACKED, Asked, cache_key
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
+from asyncrl.event_loop import Deadline
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
 
 _ABORT_S = 5.0
@@ -144,7 +145,7 @@ class SGLangEngine:
                     tasks.create_task(self._keep_aborting(url), name=f"abort-{url}") for url in self._engine_urls
                 ]
                 try:
-                    async with asyncio.timeout(self._interrupt_s):
+                    async with Deadline(self._interrupt_s):
                         await self._calls_in_flight.until_none()
                 except TimeoutError:
                     num_left = self._calls_in_flight.fail_all()

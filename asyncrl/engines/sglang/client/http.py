@@ -1,6 +1,5 @@
 """HTTP requests to SGLang and its router.  The one place where HTTP, socket and deadline errors become EngineErrors."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -14,6 +13,7 @@ from asyncrl.engines.sglang.client.events import EventReader
 from asyncrl.engines.sglang.client.payload import read_event
 from asyncrl.engines.sglang.client.streams import Silent, Streams
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
+from asyncrl.event_loop import Deadline
 
 _CONNECT_S = 10.0
 """Deadline in seconds of a TCP connection; a live server accepts at once, also when busy."""
@@ -102,11 +102,25 @@ class HttpClient:
         return await _exchange(self._control, "GET", url, None, timeout_s)
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Opens connections within _CONNECT_S.  aiohttp's limit would count the time for which our loop is blocked."""
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Any],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 (aiohttp's parameter)
+    ) -> aiohttp.connector.Connection:
+        """See aiohttp, which turns a TimeoutError into its ConnectionTimeoutError."""
+        async with Deadline(_CONNECT_S):
+            return await super().connect(req, traces, timeout)
+
+
 def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        connector=_Connector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),  # a cookie lookup at each request costs time
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        timeout=aiohttp.ClientTimeout(total=None),  # ``Deadline`` limits every wait
         headers={"Content-Type": "application/json"},
     )
 
@@ -122,7 +136,7 @@ async def _exchange(
 ) -> Any:
     with _named_errors(url, timeout_s):
         async with (
-            asyncio.timeout(timeout_s),
+            Deadline(timeout_s),
             session.request(method, url, data=None if body is None else orjson.dumps(body)) as response,
         ):
             await _raise_for_status(response, url, timeout_s)
@@ -134,7 +148,7 @@ async def _raise_for_status(response: aiohttp.ClientResponse, url: str, timeout_
     if response.status < 400:
         return
     with _named_errors(url, timeout_s):
-        async with asyncio.timeout(timeout_s):
+        async with Deadline(timeout_s):
             said = (await response.read())[:_SAID].decode(errors="replace")
     raise _refusal(url, response.status, said)
 

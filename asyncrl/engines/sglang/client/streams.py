@@ -13,6 +13,7 @@ from typing import cast
 from urllib.parse import SplitResult, urlsplit
 
 from asyncrl.engines.sglang.client.response import BrokenResponse, ResponseReader
+from asyncrl.event_loop import Deadline, PeerTimer
 
 Take = Callable[[int, bytes], None]
 """A callback for the status of a response and the next piece of its body."""
@@ -88,7 +89,7 @@ class Streams:
     async def _connect(self, server: SplitResult) -> "_Connection":
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with Deadline(self._connect_s):
                 _, connection = await loop.create_connection(
                     lambda: _Connection(loop),
                     server.hostname or "",
@@ -124,7 +125,7 @@ class _Connection(asyncio.Protocol):
         self._is_asked, self._take, self._idle_s = True, take, idle_s
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self.used_at = self._loop.time()
-        self._look = self._loop.call_later(idle_s, self._look_for_silence)
+        self._look = PeerTimer(idle_s, self._look_for_silence)
         try:
             self._transport.write(request)
             return await self._ended
@@ -174,8 +175,8 @@ class _Connection(asyncio.Protocol):
 
     def _look_for_silence(self) -> None:
         """Fail a silent exchange.  One timer serves the whole answer; it is postponed if something has come since."""
-        silent_until = self.used_at + self._idle_s
-        if silent_until > self._loop.time():
-            self._look = self._loop.call_at(silent_until, self._look_for_silence)
+        left_s = self.used_at + self._idle_s - self._loop.time()
+        if left_s > 0:
+            self._look = PeerTimer(left_s, self._look_for_silence)
         elif not self._ended.done():
             self._ended.set_exception(Silent(f"silent for {self._idle_s:g} s"))

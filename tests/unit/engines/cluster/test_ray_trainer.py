@@ -1,11 +1,16 @@
 """Calls of a rank are recorded in the driver, and sent to its actor as they were written."""
 
 import asyncio
+import os
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import RayError
 
+from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.engines.cluster.ray_trainer import RayTrainer
 from asyncrl.errors import FastStepWrong, TrainerFailed
 
@@ -60,3 +65,24 @@ def test_failed_rank_is_named() -> None:
     ours = trainer(RankActor(), RankActor(RayError("out of memory")))
     with pytest.raises(TrainerFailed, match=r"^trainer rank 1, put_away_weights: out of memory$"):
         asyncio.run(ours.put_away_weights())
+
+
+@pytest.mark.parametrize("pool", [None, DaemonThreads(3, "user")])
+def test_threads_that_user_code_has_occupied_do_not_keep_the_trainer_from_its_batch(
+    pool: DaemonThreads | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, batch = threading.Event(), SimpleNamespace()
+    monkeypatch.setattr(ray, "put", lambda given: given)
+
+    async def run() -> Any:
+        if pool is not None:
+            asyncio.get_running_loop().set_default_executor(pool)
+        most = min(32, (os.cpu_count() or 1) + 4)
+        hung = [asyncio.get_running_loop().run_in_executor(None, end.wait) for _ in range(most)]
+        try:
+            return await trainer(RankActor()).train(batch)  # type: ignore[arg-type]
+        finally:
+            end.set()
+            await asyncio.wait(hung)
+
+    assert asyncio.run(run()) == (("train", batch), {}, {"name": "RankActor.train"})

@@ -5,6 +5,7 @@ import enum
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -112,6 +113,10 @@ async def blocking(ep: Episode) -> None:
     time.sleep(float(str(ep.label or 2.0)))  # noqa: ASYNC251 (as users' files do)
 
 
+async def hung_in_a_thread(ep: Episode) -> None:
+    await asyncio.to_thread(threading.Event().wait)
+
+
 async def large(ep: Episode) -> None:
     await ep.generate()
     ep.metadata["large"] = [{"text": "x" * 100, "place": place} for place in range(int(str(ep.label or 0)))]
@@ -140,6 +145,7 @@ FUNCTIONS: dict[str, Callable[[Episode], Awaitable[Any]]] = {
         persistent,
         impatient,
         blocking,
+        hung_in_a_thread,
         large,
         importing,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,26 @@ def test_a_loop_that_stands_still_too_long_is_killed_with_all_that_it_started(
         return line
 
     assert "its event loop stood still for 0.5 s, so it was killed" in run_processes(tmp_path, main)
+
+
+def test_a_program_that_blocks_its_loop_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main(_: UserProcesses, run: UserEpisodes) -> None:
+        for index in range(2):
+            await run(start("blocking", index, label=0.08), turns())
+
+    run_processes(tmp_path, main)
+    (line,) = [each for each in caplog.messages if "blocked the event loop" in each]
+    assert line.startswith("user-code-0: native blocked the event loop of its process for ")
+
+
+def test_a_thread_that_hangs_does_not_keep_its_process(tmp_path: Path) -> None:
+    async def main(_: UserProcesses, run: UserEpisodes) -> float:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await run(start("hung_in_a_thread"), turns())
+        return time.monotonic()
+
+    assert time.monotonic() - run_processes(tmp_path, main) < supervised.EXIT_S / 2
 
 
 def test_a_process_that_never_completes_a_call_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

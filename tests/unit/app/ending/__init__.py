@@ -1,0 +1,1 @@
+"""The end of a program whose orderly end does not come."""
