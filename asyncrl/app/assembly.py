@@ -272,6 +272,7 @@ def _parts(
             is_training=is_training,
             num_top=num_known_ids(run.train, checked.model.shape.vocab_size) if is_training else 0,
             replays_routes=use_routing_replay(run, is_mixture=checked.model.shape.experts is not None),
+            reward_outage_s=run.failures.reward_outage_s,
         )
 
     hooks, source = checked.hooks.batch_hooks(), checked.prompts if isinstance(checked.prompts, UserPrompts) else None

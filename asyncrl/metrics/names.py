@@ -22,6 +22,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/mean", "reward", "mean reward of the samples of the batch"),
     Metric("reward/std", "reward", "standard deviation of the rewards of the batch"),
     Metric("reward/part/NAME", "", "mean of one numeric entry of dict rewards over the samples that have it"),
+    Metric("time/reward_outage_s", "s", "time since the start for which every call to the rewards' service failed"),
     Metric("eval/accuracy", "reward", "mean reward on held-out prompts; with several sets, the mean over the sets"),
     Metric("eval/NAME/accuracy", "reward", "mean reward on one set of held-out prompts; only with several sets"),
     Metric("eval/NAME/reward", "reward", "mean reward of the answers to one set of held-out prompts"),

@@ -183,6 +183,7 @@ def _scheduler(stats: SchedulerStats) -> dict[str, float | int]:
         **{f"filter/{reason}": groups for reason, groups in stats.filter_reasons.items()},
         "retries": stats.retries,
         "aborts": stats.aborts,
+        "time/reward_outage_s": stats.outage_s,
         "samples/in_flight": stats.samples_in_flight,
         "samples/slots": stats.slots,
         "samples/limit": stats.slot_limit,

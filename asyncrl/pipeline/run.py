@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncrl.errors import CheckpointFailed, plainly
+from asyncrl.errors import CheckpointFailed, RewardOutage, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
@@ -161,7 +161,11 @@ class _Run:
         """
         parts, start = self._parts, loop_time()
         logger.info("step %d: waiting for a batch", step)
-        batch = await parts.scheduler.next_batch()
+        try:
+            batch = await parts.scheduler.next_batch()
+        except RewardOutage:
+            await self._checkpoint_early(step)
+            raise
         waited = loop_time() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
         batch, hooks_s = await self._prepared(batch)
@@ -257,6 +261,15 @@ class _Run:
             return False
         interval = self._plan.save_interval
         return step == self._plan.num_steps - 1 or (interval is not None and (step + 1) % interval == 0)
+
+    async def _checkpoint_early(self, step: int) -> None:
+        """Write a checkpoint before ``step``, whose batch does not come, unless the last step was followed by one."""
+        if self._parts.checkpointer is None or step == self._plan.first_step or self._save_is_due(step - 1):
+            return
+        await self.reported()
+        await self._to_trainer()
+        await self._checkpoint(await self._state(step - 1))
+        await self._parts.checkpointer.finish()
 
     async def _state(self, step: int) -> RunState:
         """Return the state of the run after ``step``, with that of a user's data source at the same moment."""

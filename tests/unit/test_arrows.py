@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "asyncrl"
 
-LEAVES = {"types", "token_columns", "errors", "episodes", "event_loop", "internals", "protocols"}
+LEAVES = {"types", "token_columns", "errors", "episodes", "event_loop", "internals", "outages", "protocols"}
 MODELS = {"models", "models.families"}
 CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "episodes": {"types", "token_columns"},
     "event_loop": set(),
     "internals": {"errors"},
+    "outages": {"errors", "event_loop", "protocols"},
     "protocols": {"types"},
     "algorithms": set(),
     "buffer": {"types", "token_columns", "errors"},

@@ -23,6 +23,11 @@ class FailureConfig:
     request_timeout_s: Annotated[float, "Time without a token after which a request times out, in seconds."] = 300.0
     control_timeout_s: Annotated[float, "Time limit for one engine pause, update or continue, in seconds."] = 120.0
     reward_timeout_s: Annotated[float, "Time limit for one call of the reward function, in seconds."] = 60.0
+    reward_outage_s: Annotated[
+        float,
+        "Time for which a run waits while every call to the rewards' service fails, in seconds; then it writes a "
+        "checkpoint and ends. With 0, no outage is waited out.",
+    ] = 1800.0
     train_timeout_s: Annotated[float, "Time limit for one training step or save, in seconds."] = 3600.0
     watchdog_timeout_s: Annotated[
         float, "Time without a token or group after which a run whose trainer waits ends, in seconds."
@@ -34,4 +39,5 @@ class FailureConfig:
             + at_least(self, 1, "max_failed_groups", "max_filtered_groups")
             + above(self, 0, "request_timeout_s", "control_timeout_s", "reward_timeout_s", "train_timeout_s")
             + above(self, 0, "watchdog_timeout_s")
+            + at_least(self, 0, "reward_outage_s")
         )

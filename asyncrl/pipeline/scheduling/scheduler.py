@@ -19,6 +19,7 @@ from asyncrl.errors import AsyncRLError, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.outages import Holds
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.scoring import verdict
 from asyncrl.pipeline.sampling.slots import Slots
@@ -62,7 +63,8 @@ class Scheduler:
     ) -> None:
         """Prepare a run; ``sampler`` must use the same ``slots`` and ``serving``.
 
-        Without ``pick`` the oldest groups are trained first.  While ``hold`` has a reason, no new group starts.
+        Without ``pick`` the oldest groups are trained first.  While ``hold`` has a reason, or the reward function of
+        ``sampler`` does not reach its service, no new group starts.
         ``before`` is the state of the run that this one resumes, ``again`` are its outstanding prompts.  ``observers``
         see the groups that leave.
         """
@@ -75,7 +77,7 @@ class Scheduler:
         self._timeline = timeline
         self._policy = policy or StalenessPolicy()
         self._picks = pick is not None
-        self._hold = hold
+        self._hold = Holds([sampler.outage] if hold is None else [sampler.outage, hold])
         self._observers = tuple(observers)
         self._accounts = Accounts(limits.group_size, before)
         self._acceptance = Acceptance(before.verdicts if before else ())
@@ -87,7 +89,7 @@ class Scheduler:
         self._next_id = before.next_id if before else 0
         self._next_order = 0
         self._streaks = Streaks(budgets)
-        self._watchdog = Watchdog(budgets.watchdog_timeout_s, self._who_waits_for_whom)
+        self._watchdog = Watchdog(budgets, self._hold, self._who_waits_for_whom)
         self._buffer = GroupBuffer(
             outstanding=self._outstanding,
             limits=limits,
@@ -109,8 +111,7 @@ class Scheduler:
             on_move=self._note_move,
         )
         slots.notify(self.look_again)
-        if hold is not None:
-            hold.notify(self.look_again)
+        self._hold.notify(self.look_again)
 
     async def run(self) -> None:
         """Start groups as admission allows, until cancelled.
@@ -171,6 +172,8 @@ class Scheduler:
             samples_in_flight=self._slots.in_use,
             slots=self._slots.size,
             episodes_open=self._generation.num_open,
+            waits_for=self._hold.reason,
+            outage_s=self._hold.outage_s,
         )
 
     def stats(self) -> SchedulerStats:
@@ -184,6 +187,8 @@ class Scheduler:
             samples_in_flight=held.samples_in_flight,
             slots=held.slots,
             episodes_open=held.episodes_open,
+            waits_for=held.waits_for,
+            outage_s=held.outage_s,
             acceptance=self._acceptance.rate,
             returned=len(self._prompt_queue.returned),
             retries=self._sampler.retries,
@@ -241,7 +246,7 @@ class Scheduler:
 
     def _is_held(self) -> bool:
         """Return whether a new group must not start; an interrupted one may resume, because it was admitted."""
-        return self._hold is not None and self._hold.reason is not None and not self._parked
+        return self._hold.since is not None and not self._parked
 
     def _admission_state(self) -> AdmissionState:
         return AdmissionState(
@@ -392,9 +397,8 @@ class Scheduler:
         starved = self._prompt_queue.seconds_waited
         source = "" if starved is None else f"the data source for {starved:.0f} s without a prompt"
         waits = "; ".join(filter(None, (source, oldest_in_words(self._in_flight, loop_time()))))
-        why = f"; {self._hold.reason}" if self._hold is not None and self._hold.reason else ""
         return (
             f"step {self._batches_taken} has {len(self._buffer)} of {self._limits.groups_per_step} groups; "
             f"{len(self._in_flight)} groups in flight, {self._slots.in_use} of {self._slots.limit} slots in use; "
-            f"waiting for {waits or 'a group to be admitted'}{why}"
+            f"waiting for {waits or 'a group to be admitted'}"
         )

@@ -98,6 +98,7 @@ class World:
     max_failed_groups: int = 3
     max_filtered_groups: int = 50
     watchdog_s: float = 1000.0
+    reward_outage_s: float = 1800.0
     held_out: int = 0
     held_out_sets: dict[str, tuple[int, int, SamplingParams]] = field(default_factory=dict)
     """Sets by name, in the place of ``held_out``: number of prompts, answers per prompt, and sampling settings."""
@@ -222,6 +223,7 @@ class World:
                 is_training=is_training,
                 num_top=self.num_top if is_training else 0,
                 replays_routes=self.routes is not None,
+                reward_outage_s=self.reward_outage_s,
             )
 
         self.scheduler = Scheduler(
@@ -243,6 +245,7 @@ class World:
                 max_failed_groups=self.max_failed_groups,
                 max_filtered_groups=self.max_filtered_groups,
                 watchdog_timeout_s=self.watchdog_s,
+                reward_outage_s=self.reward_outage_s,
             ),
             slots=slots,
             serving=serving,

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import EngineLost, EngineTimeout, FailureBudgetSpent, FilterBudgetSpent, plainly
+from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import SchedulerStats
 from asyncrl.types import Picked, Prompt, Request, Sample, ScoredGroup
 from tests.unit.pipeline.harness import World, drawn, named
@@ -31,7 +32,7 @@ class Story:
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
         self.filtered: list[tuple[int, int]] = []
-        self.failed_rewards = 0
+        self.failed_rewards = self.outage_failures = 0
         self.has_ended = False
         self.squeezes: int = plan.pop("squeezes")
         self.rejoins: int = plan.pop("rejoins")
@@ -40,6 +41,7 @@ class Story:
         tail: int = plan.pop("tail")
         short: int = plan.pop("short")
         picky = plan.pop("picky")
+        away_from, away_s = plan.pop("away")
 
         def lengths(request: Request) -> int:
             written = len(request.token_ids) - 3
@@ -47,6 +49,9 @@ class Story:
             return max(1, whole - written)
 
         async def reward(prompt: Prompt, sample: Sample) -> float:
+            if away_from <= loop_time() < away_from + away_s:
+                self.outage_failures += 1
+                raise ConnectionError("refused")
             if hash((prompt.row, prompt.epoch, sample.index)) % 100 < share_failing:
                 self.failed_rewards += 1
                 raise ValueError("no reward")
@@ -133,6 +138,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "held_out": (0, 0, 2),
     "eval_interval": (None, 2),
     "squeezes": (0, 0, 6),
+    "away": ((0.0, 0.0), (0.0, 0.0), (0.03, 30.0), (0.2, 0.5)),  # start and length of an outage of the rewards
     "cancel_at": (None, None, None, 0.02, 0.3),
 }
 """Values of each field of a plan; the first is the plainest."""
@@ -195,6 +201,8 @@ def live_and_check(story: Story) -> None:
     stats = world.scheduler.stats()  # checks both accounts
     assert all(count >= 0 for count in vars_of(stats.groups) + vars_of(stats.tokens))
     assert_finished_once(story, stats)
+    if not story.failed_rewards and not world.failures:
+        assert stats.groups.failed == 0, "an outage loses nothing"
     if story.has_ended:
         ended_clean(world, stats)
 
