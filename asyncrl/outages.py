@@ -30,6 +30,8 @@ FAILURES = 3
 """Failed calls in a row, over all answers, that open the breaker."""
 LONGEST_PAUSE_S = 30.0
 """Longest pause before an attempt, in seconds, without jitter."""
+QUOTED = 300
+"""Characters of an error that a message quotes, at most."""
 OUTAGE_S = 1800.0
 """Default of ``--reward-outage-s``: a service that restarts, or whose machine does, is back by then."""
 
@@ -198,7 +200,7 @@ class CircuitBreaker:
 
     def _failed(self, error: RewardUnavailable) -> None:
         self._failures += 1
-        self._last_error = str(error)
+        self._last_error = " ".join(str(error).split())[:QUOTED]
         now = loop_time()
         if self._since is None:
             self._since = now

@@ -52,6 +52,8 @@ from asyncrl.pipeline.sampling.kv_limit import follow_kv
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.pipeline.scheduling.quarantine import Quarantine
+from asyncrl.pipeline.scheduling.quarantine_file import open_quarantine
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import GroupObserver, RewardFn
 from asyncrl.rewards.resources import RewardResources
@@ -98,6 +100,8 @@ async def run_training(
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
     serving, logs_folder = ServingWeights(checked.start.weights), run_dir / LOGS_FOLDER
+    saved = checked.run.checkpoint
+    quarantine, failed_rows = open_quarantine(checked.run.failures.max_row_failures, saved.save or run_dir, saved.load)
     async with (
         checked.user_code.running(checked.run.episodes.plugin_processes, logs_folder) as user_processes,
         deployed(ray, _deployment(checked, device, run_dir), phase) as running,
@@ -105,11 +109,12 @@ async def run_training(
         running_episodes(checked, user_processes, logs_folder, lambda: serving.now) as episodes,
     ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
-        parts = _parts(checked, running, rewards, timeline, serving, episodes)
+        parts = _parts(checked, running, rewards, timeline, serving, episodes, quarantine)
         async with _failing_well(running):
             with plainly():
                 async with asyncio.TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts)
+                    watching.append(watchers.create_task(failed_rows.run(), name="failed-rows"))
                     watching += await _begin(watchers, running, parts, phase, gauges, logs)
                     await train(parts, _plan(checked, run_dir), report)
                     if logs is not None:
@@ -249,6 +254,7 @@ def _parts(
     timeline: Timeline,
     serving: ServingWeights,
     episodes: EpisodeSettings | None,
+    quarantine: Quarantine,
 ) -> Parts:
     run = checked.run
     num_slots = run.rollout.sglang_server_concurrency * run.cluster.num_engines
@@ -281,7 +287,7 @@ def _parts(
         sampling(checked.run.rollout, checked.end_tokens), checked.reward, checked.tokenizer, is_training=True
     )
     return Parts(
-        scheduler=_scheduler(checked, training, rewards, slots, serving, timeline, observers),
+        scheduler=_scheduler(checked, training, rewards, slots, serving, timeline, observers, quarantine),
         evaluator=_evaluator(checked, running, sampler, slots, serving, timeline),
         engine=engine,
         trainer=running.trainer,
@@ -343,6 +349,7 @@ def _scheduler(
     serving: ServingWeights,
     timeline: Timeline,
     observers: Sequence[GroupObserver],
+    quarantine: Quarantine,
 ) -> Scheduler:
     run, start = checked.run, checked.start
     return Scheduler(
@@ -360,6 +367,7 @@ def _scheduler(
         before=start.before,
         again=start.again,
         observers=observers,
+        quarantine=quarantine,
     )
 
 

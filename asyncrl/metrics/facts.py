@@ -47,6 +47,8 @@ class GroupCounts:
     """Groups scored and kept, waiting for a batch."""
     training: int = 0
     """Groups in the batch being trained."""
+    quarantined: int = 0
+    """Prompts of rows in quarantine, which were taken and started no group.  In no sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

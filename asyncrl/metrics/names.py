@@ -62,6 +62,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("groups/partial", "group", "interrupted and waiting to resume, now"),
     Metric("groups/buffered", "group", "kept and waiting for a batch, now"),
     Metric("groups/training", "group", "in the batch being trained, now"),
+    Metric(
+        "prompts/quarantined",
+        "prompt",
+        "of rows that kept failing (--max-row-failures), left out, since the start",
+    ),
     Metric("prompts/returned", "prompt", "of stale groups, waiting to start again, now"),
     Metric("filter/acceptance", "share", "groups that the filter kept, among its last 256 verdicts, 0 to 1"),
     Metric("filter/REASON", "group", "dropped by the filter for this reason, so far"),

@@ -173,6 +173,7 @@ def _groups(counts: GroupCounts) -> dict[str, float | int]:
         "groups/partial": counts.partial,
         "groups/buffered": counts.buffered,
         "groups/training": counts.training,
+        "prompts/quarantined": counts.quarantined,
     }
 
 

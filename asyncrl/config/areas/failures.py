@@ -19,6 +19,11 @@ class FailureConfig:
         "next failure ends the run. Default: 3, or 0 with --colocate.",
     ] = None
     max_failed_groups: Annotated[int, "Number of failed groups in a row that ends the run."] = 16
+    max_row_failures: Annotated[
+        int,
+        "Number of failures of a row, over all epochs and resumed runs, after which the row is left out. With 0, no "
+        "row is.",
+    ] = 3
     max_filtered_groups: Annotated[int, "Number of filtered groups in a row that ends the run."] = 1024
     request_timeout_s: Annotated[float, "Time without a token after which a request times out, in seconds."] = 300.0
     control_timeout_s: Annotated[float, "Time limit for one engine pause, update or continue, in seconds."] = 120.0
@@ -39,5 +44,5 @@ class FailureConfig:
             + at_least(self, 1, "max_failed_groups", "max_filtered_groups")
             + above(self, 0, "request_timeout_s", "control_timeout_s", "reward_timeout_s", "train_timeout_s")
             + above(self, 0, "watchdog_timeout_s")
-            + at_least(self, 0, "reward_outage_s")
+            + at_least(self, 0, "reward_outage_s", "max_row_failures")
         )

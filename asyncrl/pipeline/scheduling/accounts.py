@@ -29,6 +29,10 @@ class Accounts:
         """Record an admitted group."""
         self._ledger.admit(group_id)
 
+    def leave_out(self) -> None:
+        """Record a prompt in quarantine, which starts no group."""
+        self._ledger.leave_out()
+
     def interrupt(self, group_id: GroupId) -> None:
         """Record an interrupted group, which keeps its tokens."""
         self._ledger.interrupt(group_id)

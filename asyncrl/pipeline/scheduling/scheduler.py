@@ -32,6 +32,7 @@ from asyncrl.pipeline.scheduling.group_generation import GROUP_FAILURES, GroupGe
 from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight, GroupsInFlight, oldest_in_words
 from asyncrl.pipeline.scheduling.ledger import GroupOutcome
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
+from asyncrl.pipeline.scheduling.quarantine import Quarantine
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import AdmissionHold, GroupObserver, KeepFn, PickFn, PromptSource
@@ -60,13 +61,14 @@ class Scheduler:
         before: RunState | None = None,
         again: Sequence[Prompt] = (),
         observers: Sequence[GroupObserver] = (),
+        quarantine: Quarantine | None = None,
     ) -> None:
         """Prepare a run; ``sampler`` must use the same ``slots`` and ``serving``.
 
         Without ``pick`` the oldest groups are trained first.  While ``hold`` has a reason, or the reward function of
         ``sampler`` does not reach its service, no new group starts.
         ``before`` is the state of the run that this one resumes, ``again`` are its outstanding prompts.  ``observers``
-        see the groups that leave.
+        see the groups that leave.  Rows in ``quarantine`` start no group.
         """
         self._serving = serving
         self._prompt_queue = PromptQueue(prompts, again, before)
@@ -79,6 +81,7 @@ class Scheduler:
         self._picks = pick is not None
         self._hold = Holds([sampler.outage] if hold is None else [sampler.outage, hold])
         self._observers = tuple(observers)
+        self._quarantine = quarantine or Quarantine()
         self._accounts = Accounts(limits.group_size, before)
         self._acceptance = Acceptance(before.verdicts if before else ())
         self._outstanding = Outstanding()
@@ -123,7 +126,8 @@ class Scheduler:
             async with self._generation.running(), asyncio.TaskGroup() as groups:
                 while True:
                     await self._admission()
-                    group = self._admit()
+                    if (group := self._admit()) is None:
+                        continue
                     group.task = groups.create_task(self._generate_group(group), name=f"group-{group.group_id}")
 
     async def next_batch(self) -> Batch:
@@ -258,16 +262,24 @@ class Scheduler:
             acceptance=assumed_acceptance(self._acceptance.upper, self._limits, drops=self._policy.stale == "drop"),
         )
 
-    def _admit(self) -> GroupInFlight:
-        """Resume an interrupted group, or start a new one if there is none."""
+    def _admit(self) -> GroupInFlight | None:
+        """Resume an interrupted group, or start a new one if there is none.
+
+        Returns None for a prompt in quarantine, which is then done with.  Raises FailureBudgetSpent if all are.
+        """
         now, weights = loop_time(), self._serving.now
         if self._parked:
             parked = self._parked.popleft()
             group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
         else:
+            prompt = self._prompt_queue.take()
+            if self._quarantine.leaves_out(prompt):
+                self._accounts.leave_out()
+                self._is_taken_back(prompt, None, GroupOutcome.FAILED)
+                return None
             dispatch = self._dispatch(GroupId(self._next_id))
-            group = self._generation.begin(dispatch, self._prompt_queue.take(), weights, now)
+            group = self._generation.begin(dispatch, prompt, weights, now)
             self._next_id += 1
             self._accounts.admit(group.group_id)
         self._slots.claim(group.claims)
@@ -317,6 +329,7 @@ class Scheduler:
     def _finish_group(self, group: GroupInFlight, scored_group: ScoredGroup, reason: str | None) -> None:
         self._in_flight.remove(group)
         self._acceptance.note(reason is None)
+        self._quarantine.succeeded(group.prompt)
         for observer in self._observers:
             observer.finished(scored_group, reason)
         if reason is None:
@@ -333,7 +346,8 @@ class Scheduler:
         self._is_taken_back(group.prompt, None, GroupOutcome.FAILED)  # not started again, as it may fail again
         logger.warning("group %d failed: %s", group.group_id, error)
         logger.debug("where group %d failed", group.group_id, exc_info=error)
-        self._streaks.failed(error)
+        if not self._quarantine.failed(group.prompt, error):  # a row that fails again does not count again
+            self._streaks.failed(error)
 
     def _leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:
         """Drop a group in flight."""

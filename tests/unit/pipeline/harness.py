@@ -31,6 +31,7 @@ from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
+from asyncrl.pipeline.scheduling.quarantine import Quarantine
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.types import Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
@@ -99,6 +100,7 @@ class World:
     max_filtered_groups: int = 50
     watchdog_s: float = 1000.0
     reward_outage_s: float = 1800.0
+    quarantine: Quarantine | None = None
     held_out: int = 0
     held_out_sets: dict[str, tuple[int, int, SamplingParams]] = field(default_factory=dict)
     """Sets by name, in the place of ``held_out``: number of prompts, answers per prompt, and sampling settings."""
@@ -252,6 +254,7 @@ class World:
             timeline=timeline,
             before=before,
             again=self._again(),
+            quarantine=self.quarantine,
             observers=(*self.observers, *(each for each in (self.hooks, self.source) if each is not None)),
         )
         prompts = FakePrompts()

@@ -226,6 +226,6 @@ def assert_finished_once(story: Story, stats: SchedulerStats) -> None:
     often = Counter(story.trained) + Counter(story.filtered)
     assert all(count == 1 for count in often.values())
     counts = stats.groups
-    settled = counts.trained + counts.filtered + counts.failed
+    settled = counts.trained + counts.filtered + counts.failed + counts.quarantined
     open_groups = counts.in_flight + counts.partial + counts.buffered + counts.training
     assert story.world.prompts.taken == settled + open_groups + stats.returned

@@ -219,9 +219,7 @@ def test_a_service_that_fails_every_answer_ends_the_run_after_the_limit() -> Non
 
 
 def test_without_a_limit_errors_of_the_service_spend_the_failure_budget() -> None:
-    run, _ = world(
-        lambda number, now: (500, "a bug"), kind=partial(Service, outage_limit_s=0.0), watchdog_s=10_000.0
-    )
+    run, _ = world(lambda number, now: (500, "a bug"), kind=partial(Service, outage_limit_s=0.0), watchdog_s=10_000.0)
     with pytest.raises(FailureBudgetSpent, match="10 attempts, the last: status 500: a bug"):
         run.run()
 
