@@ -392,5 +392,6 @@ def _plan(checked: Checked, run_dir: Path) -> RunPlan:
         abort_for_updates=run.rollout.weight_update_mode == "abort",
         first_step=checked.start.step,
         save_interval=run.checkpoint.save_interval,
+        skip_nonfinite_steps=run.failures.skip_nonfinite_steps,
         save_during_training=run.checkpoint.async_save,
     )

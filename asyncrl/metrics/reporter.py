@@ -297,7 +297,10 @@ def _throughput(now: TokenCounts, before: TokenCounts, step_s: float) -> dict[st
 
 
 def _training(report: TrainReport) -> dict[str, float | int]:
+    if report.is_skipped:
+        return {"train/skipped": 1}
     return {
+        "train/skipped": 0,
         "train/loss": report.loss,
         "train/grad_norm": report.grad_norm,
         "train/clip_fraction": report.clip_fraction,

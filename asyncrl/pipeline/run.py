@@ -22,11 +22,12 @@ With time-shared GPUs nothing else runs during training:
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncrl.errors import CheckpointFailed, RewardOutage, plainly
+from asyncrl.errors import CheckpointFailed, NonFiniteLoss, RewardOutage, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
@@ -69,6 +70,8 @@ class RunPlan:
     """Steps done by the run that this one resumes."""
     save_interval: int | None = None
     """Steps between checkpoints.  The last step is always followed by one."""
+    skip_nonfinite_steps: int = 0
+    """Batches in a row that are skipped if their loss or gradient is not finite."""
     save_during_training: bool = True
     """Continue training while a checkpoint is written."""
 
@@ -125,6 +128,20 @@ class _Trained:
     """See StepFacts."""
 
 
+def skipped(seconds: float) -> TrainReport:
+    """Return the report of a batch that changed no weights."""
+    return TrainReport(
+        loss=math.nan,
+        grad_norm=math.nan,
+        clip_fraction=0.0,
+        entropy=math.nan,
+        learning_rate=0.0,
+        seconds=seconds,
+        logprobs=(),
+        is_skipped=True,
+    )
+
+
 class _Run:
     """The steps of one run.  Lives as long as its task group."""
 
@@ -149,6 +166,7 @@ class _Run:
         """The task that reports the last step once its weight update has ended."""
         self._evaluation: asyncio.Task[EvalReport] | None = None
         self._is_alarmed = False
+        self._skipped_in_a_row = 0
         self._scores_are_late = False
         has_one_report = plan.num_steps - plan.first_step == 1 and plan.eval_interval is not None
         if self._first_evaluation_is_due() and not has_one_report:  # that report is of the pass after the only step
@@ -178,7 +196,7 @@ class _Run:
         late_update_s = loop_time() - trained.stop_s
         if late_update_s > 0:
             parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, loop_time())
-        parts.scheduler.close_step()
+        parts.scheduler.close_step(is_skipped=trained.report.is_skipped)
         state = await self._state(step) if self._save_is_due(step) else None
         saves_first = parts.gpu_sharing is not None  # the update offloads the optimizer
         checkpoint_s = await self._checkpoint(state) if state and saves_first else None
@@ -316,6 +334,9 @@ class _Run:
         trained = await training
         await asyncio.wait([scoring], timeout=max(0.0, deadline - loop_time()))
         was_late, self._scores_are_late = self._scores_are_late, not scoring.done()
+        if trained.report.is_skipped:
+            scoring.cancel()
+            return trained
         if scoring.done():
             return replace(trained, logprob_diff=mean_difference(batch, scoring.result(), trained.report.logprobs))
         scoring.cancel()  # not awaited: its requests are aborted in the background, and an engine may be slow to answer
@@ -326,13 +347,38 @@ class _Run:
     async def _train_alone(self, batch: Batch) -> _Trained:
         async with self._weight_updates.trainer_lock:
             start = loop_time()
-            report = await self._parts.trainer.train(batch)
+            report = await self._trained_or_skipped(batch)
             stop = loop_time()
             self._weight_updates.trained_step = batch.step + 1
         num_tokens = sum(group.num_tokens for group in batch.groups)
         self._parts.timeline.span("trainer", f"step {batch.step}", start, stop, tokens=num_tokens)
-        logger.info("step %d: trained on %d tokens, loss %.4g", batch.step, num_tokens, report.loss)
+        if not report.is_skipped:
+            logger.info("step %d: trained on %d tokens, loss %.4g", batch.step, num_tokens, report.loss)
         return _Trained(report=report, start_s=start, stop_s=stop)
+
+    async def _trained_or_skipped(self, batch: Batch) -> TrainReport:
+        """Train on ``batch``.  A loss that is not finite skips it, within limits; the weights are then unchanged.
+
+        The first step of a run is never skipped: a loss that is not finite there is no accident of a batch.
+        """
+        start = loop_time()
+        try:
+            report = await self._parts.trainer.train(batch)
+        except NonFiniteLoss as error:
+            if self._skipped_in_a_row >= self._plan.skip_nonfinite_steps or batch.step == 0:
+                raise
+            self._skipped_in_a_row += 1
+            logger.warning(
+                "step %d is skipped, its %d groups count as failed: %s (skip-nonfinite-steps: %d of %d in a row)",
+                batch.step,
+                len(batch.groups),
+                error,
+                self._skipped_in_a_row,
+                self._plan.skip_nonfinite_steps,
+            )
+            return skipped(loop_time() - start)
+        self._skipped_in_a_row = 0
+        return report
 
     async def _engine_logprobs(self, batch: Batch) -> dict[int, Sequence[float]]:
         """Return the engines' log-probs; empty if they serve other weights than the trainer holds."""

@@ -88,9 +88,12 @@ class Accounts:
         """Record a group in the batch that the trainer took."""
         self._ledger.take(group_id)
 
-    def train(self, batch: Batch) -> None:
-        """Record a trained batch, which ends a step."""
+    def train(self, batch: Batch, *, is_skipped: bool) -> None:
+        """Record a batch, which ends a step.  The groups of one that was skipped have failed."""
         for group in batch.groups:
+            if is_skipped:
+                self._drop(group, GroupOutcome.FAILED, self._lengths.dropped)
+                continue
             self._ledger.train(group)
             for scored in group.samples:
                 note = self._lengths.trained if any(scored.loss_mask) else self._lengths.dropped

@@ -154,10 +154,10 @@ class Scheduler:
         """Record the batch taken last as hooks changed it: same groups, other loss masks or rewards."""
         self._training = batch
 
-    def close_step(self) -> None:
-        """Record that the batch taken last was trained."""
+    def close_step(self, *, is_skipped: bool = False) -> None:
+        """Record that the batch taken last was trained, or that it changed no weights."""
         assert self._training is not None, "no batch is in training"
-        self._accounts.train(self._training)
+        self._accounts.train(self._training, is_skipped=is_skipped)
         self._training = None
 
     def look_again(self) -> None:

@@ -34,7 +34,7 @@ from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
 from asyncrl.pipeline.scheduling.quarantine import Quarantine
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
-from asyncrl.types import Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
+from asyncrl.types import Batch, Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
 from tests.virtual_time import run_virtually
 
 
@@ -101,6 +101,10 @@ class World:
     watchdog_s: float = 1000.0
     reward_outage_s: float = 1800.0
     quarantine: Quarantine | None = None
+    spoils: Callable[[Batch], bool] = lambda batch: False
+    """Whether the loss of a batch is not finite."""
+    skips: int = 0
+    """Such batches in a row that are skipped."""
     held_out: int = 0
     held_out_sets: dict[str, tuple[int, int, SamplingParams]] = field(default_factory=dict)
     """Sets by name, in the place of ``held_out``: number of prompts, answers per prompt, and sampling settings."""
@@ -160,7 +164,7 @@ class World:
         )
         if self.score is not None:
             self.engine.score = self.score  # type: ignore[method-assign]
-        self.trainer = FakeTrainer(self.train_seconds)
+        self.trainer = FakeTrainer(self.train_seconds, self.spoils)
         self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, is_copied=self.trains_during_updates)
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_updates
@@ -176,6 +180,7 @@ class World:
             abort_for_updates=self.abort,
             first_step=self.before.step if self.before else 0,
             save_interval=self.save_interval,
+            skip_nonfinite_steps=self.skips,
         )
         if self.source is None:
             await train(self._parts(), plan, self.facts.append)
