@@ -143,6 +143,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("throughput/tokens_generated_per_s", "token/s", "generated within the step, divided by its duration"),
     Metric("throughput/tokens_trained_per_s", "token/s", "trained on within the step, divided by its duration"),
     Metric("train/skipped", "", "1 if the batch changed no weights, because its loss or gradient was not finite"),
+    Metric("train/repeated_passes", "pass", "passes that ran out of memory and were repeated in smaller microbatches"),
     Metric("train/loss", "", "loss of the step"),
     Metric("train/grad_norm", "", "gradient norm before clipping"),
     Metric("train/clip_fraction", "share", "trained tokens whose probability ratio was clipped, 0 to 1"),

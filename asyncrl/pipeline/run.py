@@ -352,6 +352,9 @@ class _Run:
             self._weight_updates.trained_step = batch.step + 1
         num_tokens = sum(group.num_tokens for group in batch.groups)
         self._parts.timeline.span("trainer", f"step {batch.step}", start, stop, tokens=num_tokens)
+        if repeated := int(report.metrics.get("train/repeated_passes", 0)):
+            text = "step %d: %d passes ran out of memory and were repeated in smaller parts; lower max-tokens-per-gpu"
+            logger.warning(text, batch.step, repeated)
         if not report.is_skipped:
             logger.info("step %d: trained on %d tokens, loss %.4g", batch.step, num_tokens, report.loss)
         return _Trained(report=report, start_s=start, stop_s=stop)
