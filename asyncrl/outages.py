@@ -76,13 +76,32 @@ def reached_by(error: BaseException) -> bool | None:
     A plain ``ConnectionError`` counts as not reached.  Classes are compared by package and name, because the libraries
     may not be installed here.
     """
+    try:
+        return _reached_by(error)
+    except Exception:  # noqa: BLE001 (a user's exception may have properties that raise, or contain itself)
+        return None
+
+
+def _reached_by(error: BaseException) -> bool | None:
+    if isinstance(error, BaseExceptionGroup):  # of a function's TaskGroup
+        found = [_reached_by(each) for each in error.exceptions]
+        return None if None in found else any(found)
     names = {(kind.__module__.split(".")[0], kind.__name__) for kind in type(error).__mro__}
-    reason = getattr(error, "reason", None)
-    if isinstance(reason, BaseException) and reason is not error:  # urllib's URLError
-        return reached_by(reason)
+    if (inner := _inner(error, names)) is not None:
+        return _reached_by(inner)
     if type(error) is ConnectionError or names & _UNREACHED or getattr(error, "errno", None) in _NO_NETWORK:
         return False
     return True if names & _INTERRUPTED or _status(error) in _BUSY else None
+
+
+def _inner(error: BaseException, names: set[tuple[str, str]]) -> BaseException | None:
+    """Return the exception that the error of a library wraps: of urllib and urllib3, requests, or tenacity."""
+    wrapped = getattr(error, "reason", None)
+    if ("requests", "ConnectionError") in names and error.args:
+        wrapped = error.args[0]
+    if ("tenacity", "RetryError") in names:
+        wrapped = error.__cause__
+    return wrapped if isinstance(wrapped, BaseException) else None
 
 
 def _status(error: BaseException) -> object:
