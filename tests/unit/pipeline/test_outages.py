@@ -111,6 +111,13 @@ def test_an_outage_that_lasts_ends_the_run_with_a_checkpoint_that_resumes() -> N
     assert resumed.scheduler.gauges().groups.failed == 0
 
 
+def test_an_outage_that_begins_while_the_trainer_waits_has_its_own_limit() -> None:
+    """Without staleness the trainer already waits when the first answer ends."""
+    world = busy(reward=away(0.0, 1e9), staleness=0, reward_outage_s=50.0, watchdog_s=1000.0)
+    with pytest.raises(RewardOutage, match="has failed for 50 s"):
+        world.run()
+
+
 def test_an_outage_while_training_goes_on_ends_nothing() -> None:
     """The limit counts while the trainer waits for a batch: one long step may outlast the outage."""
     world = busy(reward=away(40.0, 290.0), train_seconds=300.0, steps=3, reward_outage_s=200.0).run()

@@ -65,13 +65,16 @@ def test_a_repeated_pass_gives_the_same_weights(checkpoint: Path, place: str, fi
         torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
 
 
-def test_the_first_pass_of_a_run_may_be_repeated(checkpoint: Path) -> None:
+@pytest.mark.parametrize("max_tokens", [40, 1000])  # in the second of several microbatches, or in the only one
+def test_the_first_pass_of_a_run_may_be_repeated(checkpoint: Path, max_tokens: int) -> None:
     """Megatron records in the first backward pass how often each gradient becomes ready."""
     expected: dict[str, torch.Tensor] = {}
     for place in (None, "backward"):
-        with one_rank(settings(checkpoint, num_steps_per_rollout=1, kl_coef=0.0)) as rank:
-            with Shortage(rank, place=place, first=1):
+        changes: dict[str, Any] = {"num_steps_per_rollout": 1, "kl_coef": 0.0, "use_rollout_logprobs": True}
+        with one_rank(settings(checkpoint, max_tokens_per_gpu=max_tokens, **changes)) as rank:
+            with Shortage(rank, place=place, first=int(max_tokens == 40)) as short:
                 rank.train(random_batch())
+            assert short.was_met is (place is not None)
             rank.train(random_batch(seed=1, step=1))
             found = weights(rank)
         for name, weight in expected.items():
