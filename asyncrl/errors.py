@@ -9,6 +9,8 @@
     │   ├── EngineLost         the connection or the server is gone                        [retry]
     │   └── EngineRejected     the server refused the request (4xx)
     ├── RewardFailed           a reward function raised on one sample                      [budget]
+    │   └── RewardUnavailable  a reward did not reach its service; the call is repeated
+    ├── RewardOutage           the service of the rewards was away for too long; the run stops
     ├── FilterFailed           a filter raised on one group                                [budget]
     ├── HookFailed             a hook or a data source of the user failed; the run stops
     ├── SampleFailed           one sample failed after its last retry                      [budget]
@@ -73,6 +75,27 @@ class EngineRejected(EngineError):
 
 class RewardFailed(AsyncRLError):
     """A reward function raised on one sample."""
+
+
+class RewardUnavailable(RewardFailed):
+    """A reward did not reach its service, and another attempt may.
+
+    ``reached`` is False only if there was no connection.  Any other failure may be the answer's fault: one that makes
+    the service disconnect, or its proxy report 502 to 504, must not hold up the run forever.  With ``is_late`` the
+    reward function itself was silent for its whole time limit.
+    """
+
+    def __init__(self, text: str, reached: bool, is_late: bool = False) -> None:
+        super().__init__(text, reached, is_late)
+        self.reached = reached
+        self.is_late = is_late
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class RewardOutage(AsyncRLError, TimeoutError):
+    """Every call to the service of the rewards failed for too long."""
 
 
 class FilterFailed(AsyncRLError):

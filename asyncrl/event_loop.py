@@ -114,6 +114,15 @@ class Deadline:
         """Return whether the time ended before the block did."""
         return self._timeout.expired()
 
+    def give(self, seconds: float) -> None:
+        """Let the time end ``seconds`` from now instead.
+
+        No-op outside the block, without a limit, and after the end.
+        """
+        if self._timer is not None and not self._timeout.expired():
+            self._timer.cancel()
+            self._timer = PeerTimer(seconds, self._expire)
+
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
         if self._seconds is not None and self._seconds != math.inf:
@@ -125,6 +134,7 @@ class Deadline:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         await self._timeout.__aexit__(kind, error, trace)
 
     def _expire(self) -> None:

@@ -196,6 +196,14 @@ class AdmissionHold(Protocol):
     def reason(self) -> str | None:
         """A line on who waits for whom; None if groups may start."""
 
+    @property
+    def since(self) -> float | None:
+        """Start of the hold on the event loop's clock; None if groups may start."""
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds of all holds so far."""
+
     def notify(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` whenever ``reason`` may have changed."""
 

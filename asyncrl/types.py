@@ -414,6 +414,8 @@ class TrainReport:
     """Log-probs under the weights before the step: one row per sample, in batch order, one value per response token."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics of the algorithm, by metric name."""
+    is_skipped: bool = False
+    """True if the batch changed no weights, because its loss was not finite; no other number then means anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,8 @@ from asyncrl.pipeline.sampling.kv_limit import follow_kv
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
+from asyncrl.pipeline.scheduling.quarantine import Quarantine
+from asyncrl.pipeline.scheduling.quarantine_file import open_quarantine
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import GroupObserver, RewardFn
 from asyncrl.rewards.resources import RewardResources
@@ -102,6 +104,8 @@ async def run_training(
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
     serving, logs_folder = ServingWeights(checked.start.weights), run_dir / LOGS_FOLDER
+    saved = checked.run.checkpoint
+    quarantine, failed_rows = open_quarantine(checked.run.failures.max_row_failures, saved.save or run_dir, saved.load)
     async with (
         checked.user_code.running(checked.run.episodes.plugin_processes, logs_folder) as user_processes,
         deployed(ray, _deployment(checked, device, run_dir), phase) as running,
@@ -109,13 +113,14 @@ async def run_training(
         running_episodes(checked, user_processes, logs_folder, lambda: serving.now) as episodes,
     ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
-        parts = _parts(checked, running, rewards, timeline, serving, episodes, lease)
+        parts = _parts(checked, running, rewards, timeline, serving, episodes, lease, quarantine)
         async with _failing_well(running):
             with ending, plainly(), blocked_time(parts.loop_lag.blocked_s):
                 async with asyncio.TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts)
                     if lease is not None:
                         watching.append(watchers.create_task(lease.watch(), name="save-lease"))
+                    watching.append(watchers.create_task(failed_rows.run(), name="failed-rows"))
                     watching += await _begin(watchers, running, parts, phase, gauges, logs)
                     await train(parts, _plan(checked, run_dir), report)
                     if logs is not None:
@@ -256,6 +261,7 @@ def _parts(
     serving: ServingWeights,
     episodes: EpisodeSettings | None,
     lease: SaveLease | None,
+    quarantine: Quarantine,
 ) -> Parts:
     run = checked.run
     num_slots = run.rollout.sglang_server_concurrency * run.cluster.num_engines
@@ -279,6 +285,7 @@ def _parts(
             is_training=is_training,
             num_top=num_known_ids(run.train, checked.model.shape.vocab_size) if is_training else 0,
             replays_routes=use_routing_replay(run, is_mixture=checked.model.shape.experts is not None),
+            reward_outage_s=run.failures.reward_outage_s,
         )
 
     hooks, source = checked.hooks.batch_hooks(), checked.prompts if isinstance(checked.prompts, UserPrompts) else None
@@ -287,7 +294,7 @@ def _parts(
         sampling(checked.run.rollout, checked.end_tokens), checked.reward, checked.tokenizer, is_training=True
     )
     return Parts(
-        scheduler=_scheduler(checked, training, rewards, slots, serving, timeline, observers),
+        scheduler=_scheduler(checked, training, rewards, slots, serving, timeline, observers, quarantine),
         evaluator=_evaluator(checked, running, sampler, slots, serving, timeline),
         engine=engine,
         trainer=running.trainer,
@@ -354,6 +361,7 @@ def _scheduler(
     serving: ServingWeights,
     timeline: Timeline,
     observers: Sequence[GroupObserver],
+    quarantine: Quarantine,
 ) -> Scheduler:
     run, start = checked.run, checked.start
     return Scheduler(
@@ -371,6 +379,7 @@ def _scheduler(
         before=start.before,
         again=start.again,
         observers=observers,
+        quarantine=quarantine,
     )
 
 
@@ -398,6 +407,7 @@ def _plan(checked: Checked, run_dir: Path) -> RunPlan:
         abort_for_updates=run.rollout.weight_update_mode == "abort",
         first_step=checked.start.step,
         save_interval=run.checkpoint.save_interval,
+        skip_nonfinite_steps=run.failures.skip_nonfinite_steps,
         save_during_training=run.checkpoint.async_save,
         max_failed_saves=run.failures.max_failed_saves,
     )

@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 OVERRIDE_FLAG = "json-model-override-args"
 """The SGLang flag that overrides values of config.json."""
+CONTEXT_FLAG = "context-length"
+"""The SGLang flag of the most tokens of a request."""
 NO_TOKENIZER_FLAG = "skip-tokenizer-init"
 """The SGLang flag of servers without a tokenizer."""
 
@@ -151,7 +153,7 @@ def _checked_files(run: RunConfig, model: CheckedModel, user_code: UserCode) -> 
     )
     reward_of = partial(_reward, run, user_code, without_specials=_without_specials(run, tokenizer))
     reward = reward_of(run.reward)
-    prompts = _prompts(run, tokenizer, reward)
+    prompts = _prompts(run, tokenizer, reward, model)
     return Checked(
         run=run,
         model=model,
@@ -172,7 +174,7 @@ def _checked_files(run: RunConfig, model: CheckedModel, user_code: UserCode) -> 
     )
 
 
-def _prompts(run: RunConfig, tokenizer: TextTokenizer, reward: RewardFn) -> ResumablePrompts:
+def _prompts(run: RunConfig, tokenizer: TextTokenizer, reward: RewardFn, model: CheckedModel) -> ResumablePrompts:
     """Read all prompts, open a stream of them, or make the user's source.
 
     Raises DataError, PluginError or HookFailed.
@@ -181,9 +183,20 @@ def _prompts(run: RunConfig, tokenizer: TextTokenizer, reward: RewardFn) -> Resu
         return user_prompts(run, tokenizer, _plugin_args(run))
     if run.data.streaming_data:
         return open_stream(run.data, tokenizer, run.model.hf_checkpoint)
-    prompts = load_prompts(run.data, tokenizer, takes_numbers=run.episodes.has_episodes)
+    has_episodes = run.episodes.has_episodes
+    room = None if has_episodes else _room_for_prompts(run, model)
+    prompts = load_prompts(run.data, tokenizer, takes_numbers=has_episodes, most_tokens=room)
     check_rows(reward, prompts.rows, ", ".join(map(str, run.data.prompt_data)))
     return prompts
+
+
+def _room_for_prompts(run: RunConfig, model: CheckedModel) -> int:
+    """Return the tokens that a prompt may have behind which a whole response fits: SGLang refuses longer ones."""
+    positions = model.shape.max_positions
+    given = model.server_flags.get(CONTEXT_FLAG)
+    if isinstance(given, str) and given.isdecimal():
+        positions = min(positions, int(given))
+    return max(1, positions - run.rollout.rollout_max_response_len)
 
 
 def check_model(run: RunConfig) -> CheckedModel:

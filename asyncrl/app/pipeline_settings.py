@@ -34,6 +34,7 @@ def budgets(failures: FailureConfig) -> Budgets:
         max_failed_groups=failures.max_failed_groups,
         max_filtered_groups=failures.max_filtered_groups,
         watchdog_timeout_s=failures.watchdog_timeout_s,
+        reward_outage_s=failures.reward_outage_s,
     )
 
 

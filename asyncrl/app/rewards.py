@@ -77,5 +77,6 @@ def reward_settings(run: RunConfig) -> RewardSettings:
         timeout_s=run.failures.reward_timeout_s,
         start_timeout_s=run.cluster.start_timeout_s,
         rm_concurrency=reward.rm_concurrency,
+        outage_s=run.failures.reward_outage_s,
         preload=() if reward.custom_rm_path is not None else ("math_verify",),
     )

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 MESSAGES_NOTE = 'key "%s" has lists of messages: the chat template makes their tokens, functions receive the list'
 """The log line for a run that has chat messages without ``--apply-chat-template``."""
+FLAG = "rollout-max-prompt-len"
+"""The limit of a prompt's tokens."""
 _AT_ONCE = 1000
 """Rows that are tokenised together, on all cores."""
 
@@ -94,11 +96,16 @@ class EndlessPrompts:
         return order
 
 
-def load_prompts(data: DataConfig, tokenizer: TextTokenizer, *, takes_numbers: bool = False) -> EndlessPrompts:
+def load_prompts(
+    data: DataConfig, tokenizer: TextTokenizer, *, takes_numbers: bool = False, most_tokens: int | None = None
+) -> EndlessPrompts:
     """Read the training prompts; ``takes_numbers``: see ``row_of``.
 
-    Raises DataError, also if none is within ``--rollout-max-prompt-len``.
+    ``most_tokens`` is the limit without ``--rollout-max-prompt-len``.  Raises DataError, also if no prompt is within
+    the limit.
     """
+    limit = data.rollout_max_prompt_len
+    data = data if limit is not None else replace(data, rollout_max_prompt_len=most_tokens)
     files = ", ".join(map(str, data.prompt_data))
     kept, lengths = [], []
     for row, made in enumerate(_made(data.prompt_data, data, tokenizer, takes_numbers=takes_numbers)):
@@ -107,9 +114,11 @@ def load_prompts(data: DataConfig, tokenizer: TextTokenizer, *, takes_numbers: b
         else:
             kept.append(made.prompt(row, epoch=0))
     if not kept:
-        raise DataError(
-            f"{files}: no prompt has at most rollout-max-prompt-len {data.rollout_max_prompt_len} tokens; "
-            f"the shortest has {min(lengths)}"
+        name = f"{most_tokens} tokens, for which the model has room" if limit is None else f"{FLAG} {limit} tokens"
+        raise DataError(f"{files}: no prompt has at most {name}; the shortest has {min(lengths)}")
+    if lengths and limit is None:
+        logger.warning(
+            "%s: %d prompts of more than %d tokens do not fit with a response", files, len(lengths), most_tokens
         )
     logger.info("%s: %d prompts, %d longer ones left out", files, len(kept), len(lengths))
     _note_messages(kept, data)

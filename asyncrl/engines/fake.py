@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from asyncrl.errors import CheckpointFailed, EngineError, GpuSharingFailed, UpdateInterrupted
+from asyncrl.errors import CheckpointFailed, EngineError, GpuSharingFailed, NonFiniteLoss, UpdateInterrupted
 from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import Batch, Chunk, FinishReason, Prompt, Request, TrainReport, UpdateReport, Weights
 
@@ -255,14 +255,18 @@ class FakeGpuSharing:
 class FakeTrainer:
     """A ``Trainer`` that takes ``seconds`` for a step and records the batches."""
 
-    def __init__(self, seconds: float = 1.0) -> None:
+    def __init__(self, seconds: float = 1.0, spoils: Callable[[Batch], bool] = lambda batch: False) -> None:
+        """``spoils``: whether the loss of a batch is not finite."""
         self.batches: list[Batch] = []
+        self._spoils = spoils
         self.saved: list[Path] = []
         self._seconds = seconds
 
     async def train(self, batch: Batch) -> TrainReport:
         """See ``Trainer.train``."""
         await asyncio.sleep(self._seconds)
+        if self._spoils(batch):
+            raise NonFiniteLoss(f"policy: loss nan in step {batch.step}")
         self.batches.append(batch)
         return TrainReport(
             loss=0.0,

@@ -47,6 +47,8 @@ class GroupCounts:
     """Groups scored and kept, waiting for a batch."""
     training: int = 0
     """Groups in the batch being trained."""
+    quarantined: int = 0
+    """Prompts of rows in quarantine, which were taken and started no group.  In no sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,10 @@ class Gauges:
     """Number of slots."""
     episodes_open: int | None = None
     """Episodes that were started and have not ended; None in a run without episodes."""
+    waits_for: str | None = None
+    """A line on who waits for whom while a service of the rewards is away and no group starts; None otherwise."""
+    outage_s: float = 0.0
+    """Seconds for which services of the training rewards were away, over the whole process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

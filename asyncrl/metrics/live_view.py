@@ -268,6 +268,8 @@ def _board(plan: RunTargets, history: History, stats: Gauges) -> RenderableType:
         "weights": _pause(row),
         "waiting": f"{who_waits(*_waits(row))} of the step",
     }
+    if stats.waits_for is not None:
+        facts["outage"] = Text(stats.waits_for, style="yellow")
     for label, text in facts.items():  # as Text, because Rich reads a str as markup
         grid.add_row(Text(label), Text(text) if isinstance(text, str) else text)
     return grid
@@ -315,7 +317,7 @@ def _meanwhile(stats: Gauges) -> str:
     """The state of all started groups in one line, for steps that take long to end."""
     return (
         f"{stats.tokens.generated:,} tokens; {stats.samples_in_flight:,} samples in flight; "
-        f"groups: {_fates(stats) or 'none'}"
+        f"groups: {_fates(stats) or 'none'}{'' if stats.waits_for is None else f'; {stats.waits_for}'}"
     )
 
 

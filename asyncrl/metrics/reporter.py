@@ -173,6 +173,7 @@ def _groups(counts: GroupCounts) -> dict[str, float | int]:
         "groups/partial": counts.partial,
         "groups/buffered": counts.buffered,
         "groups/training": counts.training,
+        "prompts/quarantined": counts.quarantined,
     }
 
 
@@ -183,6 +184,7 @@ def _scheduler(stats: SchedulerStats) -> dict[str, float | int]:
         **{f"filter/{reason}": groups for reason, groups in stats.filter_reasons.items()},
         "retries": stats.retries,
         "aborts": stats.aborts,
+        "time/reward_outage_s": stats.outage_s,
         "samples/in_flight": stats.samples_in_flight,
         "samples/slots": stats.slots,
         "samples/limit": stats.slot_limit,
@@ -295,7 +297,10 @@ def _throughput(now: TokenCounts, before: TokenCounts, step_s: float) -> dict[st
 
 
 def _training(report: TrainReport) -> dict[str, float | int]:
+    if report.is_skipped:
+        return {"train/skipped": 1}
     return {
+        "train/skipped": 0,
         "train/loss": report.loss,
         "train/grad_norm": report.grad_norm,
         "train/clip_fraction": report.clip_fraction,

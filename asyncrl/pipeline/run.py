@@ -22,11 +22,12 @@ With time-shared GPUs nothing else runs during training:
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncrl.errors import CheckpointFailed, LeaseLost, plainly
+from asyncrl.errors import CheckpointFailed, LeaseLost, NonFiniteLoss, RewardOutage, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
@@ -70,6 +71,8 @@ class RunPlan:
     """Steps done by the run that this one resumes."""
     save_interval: int | None = None
     """Steps between checkpoints.  The last step is always followed by one."""
+    skip_nonfinite_steps: int = 0
+    """Batches in a row that are skipped if their loss or gradient is not finite."""
     save_during_training: bool = True
     """Continue training while a checkpoint is written."""
     max_failed_saves: int = 3
@@ -128,6 +131,20 @@ class _Trained:
     """See StepFacts."""
 
 
+def skipped(seconds: float) -> TrainReport:
+    """Return the report of a batch that changed no weights."""
+    return TrainReport(
+        loss=math.nan,
+        grad_norm=math.nan,
+        clip_fraction=0.0,
+        entropy=math.nan,
+        learning_rate=0.0,
+        seconds=seconds,
+        logprobs=(),
+        is_skipped=True,
+    )
+
+
 class _Run:
     """The steps of one run.  Lives as long as its task group."""
 
@@ -155,6 +172,7 @@ class _Run:
         """The task that reports the last step once its weight update has ended."""
         self._evaluation: asyncio.Task[EvalReport] | None = None
         self._is_alarmed = False
+        self._skipped_in_a_row = 0
         self._scores_are_late = False
         has_one_report = plan.num_steps - plan.first_step == 1 and plan.eval_interval is not None
         if self._first_evaluation_is_due() and not has_one_report:  # that report is of the pass after the only step
@@ -167,7 +185,11 @@ class _Run:
         """
         parts, start = self._parts, loop_time()
         logger.info("step %d: waiting for a batch", step)
-        batch = await parts.scheduler.next_batch()
+        try:
+            batch = await parts.scheduler.next_batch()
+        except RewardOutage:
+            await self._checkpoint_early(step)
+            raise
         waited = loop_time() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
         batch, hooks_s = await self._prepared(batch)
@@ -180,7 +202,7 @@ class _Run:
         late_update_s = loop_time() - trained.stop_s
         if late_update_s > 0:
             parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, loop_time())
-        parts.scheduler.close_step()
+        parts.scheduler.close_step(is_skipped=trained.report.is_skipped)
         state = await self._state(step) if self._save_is_due(step) else None
         saves_first = parts.gpu_sharing is not None  # the update offloads the optimizer
         checkpoint_s = await self._checkpoint(state) if state and saves_first else None
@@ -264,6 +286,15 @@ class _Run:
         interval = self._plan.save_interval
         return step == self._plan.num_steps - 1 or (interval is not None and (step + 1) % interval == 0)
 
+    async def _checkpoint_early(self, step: int) -> None:
+        """Write a checkpoint before ``step``, whose batch does not come, unless the last step was followed by one."""
+        if self._parts.checkpointer is None or step == self._plan.first_step or self._save_is_due(step - 1):
+            return
+        await self.reported()
+        await self._to_trainer()
+        await self._checkpoint(await self._state(step - 1))
+        await self._parts.checkpointer.finish()
+
     async def _state(self, step: int) -> RunState:
         """Return the state of the run after ``step``, with that of a user's data source at the same moment."""
         if self._parts.source is None:
@@ -309,6 +340,9 @@ class _Run:
         trained = await training
         await asyncio.wait([scoring], timeout=max(0.0, deadline - loop_time()))
         was_late, self._scores_are_late = self._scores_are_late, not scoring.done()
+        if trained.report.is_skipped:
+            scoring.cancel()
+            return trained
         if scoring.done():
             return replace(trained, logprob_diff=mean_difference(batch, scoring.result(), trained.report.logprobs))
         scoring.cancel()  # not awaited: its requests are aborted in the background, and an engine may be slow to answer
@@ -321,13 +355,41 @@ class _Run:
             if self._checkpoints is not None:
                 await self._checkpoints.check()
             start = loop_time()
-            report = await self._parts.trainer.train(batch)
+            report = await self._trained_or_skipped(batch)
             stop = loop_time()
             self._weight_updates.trained_step = batch.step + 1
         num_tokens = sum(group.num_tokens for group in batch.groups)
         self._parts.timeline.span("trainer", f"step {batch.step}", start, stop, tokens=num_tokens)
-        logger.info("step %d: trained on %d tokens, loss %.4g", batch.step, num_tokens, report.loss)
+        if repeated := int(report.metrics.get("train/repeated_passes", 0)):
+            text = "step %d: %d passes ran out of memory and were repeated in smaller parts; lower max-tokens-per-gpu"
+            logger.warning(text, batch.step, repeated)
+        if not report.is_skipped:
+            logger.info("step %d: trained on %d tokens, loss %.4g", batch.step, num_tokens, report.loss)
         return _Trained(report=report, start_s=start, stop_s=stop)
+
+    async def _trained_or_skipped(self, batch: Batch) -> TrainReport:
+        """Train on ``batch``.  A loss that is not finite skips it, within limits; the weights are then unchanged.
+
+        The first step of a run is never skipped: a loss that is not finite there is no accident of a batch.
+        """
+        start = loop_time()
+        try:
+            report = await self._parts.trainer.train(batch)
+        except NonFiniteLoss as error:
+            if self._skipped_in_a_row >= self._plan.skip_nonfinite_steps or batch.step == 0:
+                raise
+            self._skipped_in_a_row += 1
+            logger.warning(
+                "step %d is skipped, its %d groups count as failed: %s (skip-nonfinite-steps: %d of %d in a row)",
+                batch.step,
+                len(batch.groups),
+                error,
+                self._skipped_in_a_row,
+                self._plan.skip_nonfinite_steps,
+            )
+            return skipped(loop_time() - start)
+        self._skipped_in_a_row = 0
+        return report
 
     async def _engine_logprobs(self, batch: Batch) -> dict[int, Sequence[float]]:
         """Return the engines' log-probs; empty if they serve other weights than the trainer holds."""

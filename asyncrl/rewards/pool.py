@@ -21,7 +21,7 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from asyncrl.daemon_threads import off_loop
-from asyncrl.errors import RewardFailed
+from asyncrl.errors import RewardFailed, RewardUnavailable
 from asyncrl.event_loop import Deadline
 from asyncrl.internals import Internal
 from asyncrl.rewards import worker
@@ -185,7 +185,7 @@ def outcome(future: "Future[Any]", limit: float) -> Any:
     try:
         value = future.result()
     except TimeoutError:
-        raise RewardFailed(f"no reward within {limit:g} s; its worker was killed") from None
+        raise RewardUnavailable(f"no reward within {limit:g} s; its worker was killed", True, True) from None
     except CancelledError:  # by the caller, for a call that pebble lost
         raise RewardFailed("no worker took the call in time") from None
     except ProcessExpired as error:
@@ -194,7 +194,8 @@ def outcome(future: "Future[Any]", limit: float) -> Any:
         raise RewardFailed(f"the worker processes failed: {type(error).__name__}: {error}") from error
     if isinstance(value, Raised):
         text = value.message if value.type == RewardFailed.__name__ else f"{value.type}: {value.message}"
-        raise RewardFailed(text) from RemoteTraceback(value.traceback)
+        failed = RewardFailed(text) if value.reached is None else RewardUnavailable(text, value.reached)
+        raise failed from RemoteTraceback(value.traceback)
     return _unpacked(value) if isinstance(value, bytes) else value
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 import aiohttp
 
 from asyncrl.errors import RewardFailed
+from asyncrl.outages import OUTAGE_S, Holds
 from asyncrl.rewards.model_process import ModelProcess
 from asyncrl.rewards.pool import WorkerPool
 from asyncrl.rewards.remote import RemoteService
@@ -48,6 +49,8 @@ class RewardSettings:
     start_timeout_s: float
     """Deadline of the workers' imports, and of the construction of a class reward."""
     rm_concurrency: int
+    outage_s: float = OUTAGE_S
+    """Longest outage of a service that is waited out; 0: none is."""
     preload: tuple[str, ...] = ("math_verify",)
     """Modules that workers have imported before their first answer."""
 
@@ -133,20 +136,40 @@ class RewardResources:
             self._session = aiohttp.ClientSession(connector=limit, timeout=aiohttp.ClientTimeout(total=None))
         if url not in self._services:
             limits = self._settings
-            service = RemoteService(url, self._session, concurrency=limits.rm_concurrency, timeout_s=limits.timeout_s)
-            service.notify(self._tell)
+            service = RemoteService(
+                url,
+                self._session,
+                concurrency=limits.rm_concurrency,
+                timeout_s=limits.timeout_s,
+                outage_limit_s=limits.outage_s,
+            )
+            service.breaker.notify(self._tell)
             self._services[url] = service
         service = self._services[url]
-        if user is self._training and not service.holds_groups:
-            service.holds_groups = True
+        if user is self._training and not service.breaker.holds_groups:
+            service.breaker.holds_groups = True
             self._tell()
         return service
 
     @property
     def reason(self) -> str | None:
         """A line on who waits for which service of training; None if no such service is down."""
-        holding = (service for service in self._services.values() if service.holds_groups)
-        return next((reason for service in holding if (reason := service.reason)), None)
+        return self._training_services.reason
+
+    @property
+    def since(self) -> float | None:
+        """Start of the present outage of a service of training; None if no such service is down."""
+        return self._training_services.since
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds of all outages of services of training so far."""
+        return self._training_services.outage_s
+
+    @property
+    def _training_services(self) -> Holds:
+        services = (service.breaker for service in self._services.values())
+        return Holds(breaker for breaker in services if breaker.holds_groups)
 
     def notify(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` whenever ``reason`` may have changed."""

@@ -17,6 +17,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.forkserver import _forkserver
 from typing import Any
 
+from asyncrl.outages import reached_by
+
 _PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that this process gets when its parent dies."""
 
@@ -62,6 +64,8 @@ class Raised:
     type: str
     message: str
     traceback: str
+    reached: bool | None = None
+    """See ``outages.reached_by``."""
 
 
 def start(memory_bytes: int | None) -> None:
@@ -129,7 +133,12 @@ def _resolved(resolver: bytes) -> Callable[..., Any]:
 
 
 def _raised(error: BaseException) -> Raised:
-    return Raised(type=type(error).__name__, message=_text(error), traceback="".join(traceback.format_exception(error)))
+    return Raised(
+        type=type(error).__name__,
+        message=_text(error),
+        traceback="".join(traceback.format_exception(error)),
+        reached=reached_by(error),
+    )
 
 
 def _text(error: BaseException) -> str:

@@ -14,6 +14,7 @@ LEAVES = {"types", "token_columns", "errors", "episodes", "internals", "protocol
     "blocking_calls",
     "daemon_threads",
     "event_loop",
+    "outages",
     "plain_text",
 }
 MODELS = {"models", "models.families"}
@@ -30,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "daemon_threads": set(),
     "event_loop": set(),
     "internals": {"errors"},
+    "outages": {"errors", "event_loop", "protocols"},
     "plain_text": set(),
     "protocols": {"types"},
     "algorithms": set(),

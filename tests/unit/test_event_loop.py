@@ -153,6 +153,20 @@ def test_on_a_virtual_clock_a_deadline_is_exact() -> None:
     assert run_virtually(run()) == ((7.0, True), 7.0)
 
 
+@pytest.mark.parametrize(("given_s", "end_s"), [(2.0, 3.0), (20.0, 21.0)])
+def test_the_end_of_a_deadline_can_move_either_way(given_s: float, end_s: float) -> None:
+    async def run() -> float:
+        deadline = Deadline(10.0)
+        asyncio.get_running_loop().call_later(1.0, lambda: deadline.give(given_s))
+        with pytest.raises(TimeoutError):
+            async with deadline:
+                await asyncio.Event().wait()
+        deadline.give(1.0)  # after its end
+        return loop_time()
+
+    assert run_virtually(run())[0] == end_s
+
+
 @pytest.mark.parametrize("seconds", [None, float("inf")])
 def test_a_deadline_may_be_without_limit(seconds: float | None) -> None:
     async def run() -> None:
@@ -209,6 +223,7 @@ OWN_WAITS = {
     "asyncrl/engines/fake.py": "its time to generate",
     "asyncrl/engines/sglang/client/calls_in_flight.py": "no time limit",
     "asyncrl/event_loop.py": "Deadline itself",
+    "asyncrl/outages.py": "its pause before the next attempt",
     "asyncrl/pipeline/sampling/open_episode.py": "no time limit",
     "asyncrl/pipeline/scheduling/prompt_queue.py": "no time limit",
     "asyncrl/rollouts/gateway/open_episodes.py": "no time limit",

@@ -22,10 +22,25 @@ class FailureConfig:
     max_failed_saves: Annotated[
         int, "Number of failed checkpoints in a row that ends the run; a failed last checkpoint ends it with an error."
     ] = 3
+    max_row_failures: Annotated[
+        int,
+        "Number of failures of a row, over all epochs and resumed runs, after which the row is left out. With 0, no "
+        "row is.",
+    ] = 3
     max_filtered_groups: Annotated[int, "Number of filtered groups in a row that ends the run."] = 1024
+    skip_nonfinite_steps: Annotated[
+        int,
+        "Number of batches in a row that are skipped because their loss or gradient norm is not finite; the next one "
+        "ends the run. The first step is never skipped.",
+    ] = 1
     request_timeout_s: Annotated[float, "Time without a token after which a request times out, in seconds."] = 300.0
     control_timeout_s: Annotated[float, "Time limit for one engine pause, update or continue, in seconds."] = 120.0
     reward_timeout_s: Annotated[float, "Time limit for one call of the reward function, in seconds."] = 60.0
+    reward_outage_s: Annotated[
+        float,
+        "Time for which a run waits while every call to the rewards' service fails, in seconds; then it writes a "
+        "checkpoint and ends. With 0, no outage is waited out.",
+    ] = 1800.0
     train_timeout_s: Annotated[float, "Time limit for one training step or save, in seconds."] = 3600.0
     watchdog_timeout_s: Annotated[
         float, "Time without a token or group after which a run whose trainer waits ends, in seconds."
@@ -37,4 +52,5 @@ class FailureConfig:
             + at_least(self, 1, "max_failed_groups", "max_failed_saves", "max_filtered_groups")
             + above(self, 0, "request_timeout_s", "control_timeout_s", "reward_timeout_s", "train_timeout_s")
             + above(self, 0, "watchdog_timeout_s")
+            + at_least(self, 0, "reward_outage_s", "max_row_failures", "skip_nonfinite_steps")
         )

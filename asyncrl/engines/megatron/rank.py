@@ -137,8 +137,9 @@ class MegatronRank:
         started = time.perf_counter()
         forget_peak(self._device)
         learning_rate = self._set_learning_rate(batch.step)
-        updates, before, told = self._prepared(batch)
         learners = [self._learner] if self._critic is None else [self._learner, self._critic.learner]
+        repeated_before = sum(learner.num_repeated for learner in learners)
+        updates, before, told = self._prepared(batch)
         restore_points = [learner.restore_point() for learner in learners] if len(updates) > 1 else []
         critic_only = batch.step < self._settings.train.num_critic_only_steps
         try:
@@ -149,6 +150,7 @@ class MegatronRank:
             raise
         logprobs = self._gathered(found[0].rows | before, sum(len(group.samples) for group in batch.groups))
         told |= self._replay.metrics(_examples(updates), self._device)
+        told |= self._repeated(sum(learner.num_repeated for learner in learners) - repeated_before)
         told |= critic_metrics([each for each in of_critic if each is not None]) | memory_metrics(self._device)
         return report(found, told, learning_rate, time.perf_counter() - started, logprobs)
 
@@ -354,6 +356,11 @@ class MegatronRank:
         if unknown := unknown_share(updates):
             told["train/unknown_logprobs"] = unknown
         return [update.changed(mine) for update in updates], before, told
+
+    def _repeated(self, num_passes: int) -> dict[str, float]:
+        """Return the metric of passes that were repeated on any rank; none if there were none."""
+        total = float(self._total(torch.tensor([float(num_passes)])))
+        return {"train/repeated_passes": total} if total else {}
 
     def _total(self, numbers: torch.Tensor) -> torch.Tensor:
         """Sum over the data-parallel ranks, which have different samples."""

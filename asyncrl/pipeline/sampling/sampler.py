@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from asyncrl.episodes import Trajectory
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.outages import OUTAGE_S, CircuitBreaker
 from asyncrl.pipeline.sampling.episode_settings import EpisodeSettings
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine, ended
@@ -67,6 +68,7 @@ class Sampler:
         is_training: bool = False,
         replays_routes: bool = False,
         num_top: int = 0,
+        reward_outage_s: float = OUTAGE_S,
     ) -> None:
         """With ``episodes``, a function generates the samples, otherwise each is a single turn.
 
@@ -82,6 +84,8 @@ class Sampler:
         self._reward_timeout_s = time_limit(reward, reward_timeout_s)
         self._group_reward = reward if isinstance(reward, GroupRewardFn) else None  # this check takes microseconds
         self._tokenizer = tokenizer
+        self.outage = CircuitBreaker("the reward function", limit_s=reward_outage_s, holds_groups=is_training)
+        """The record of successful calls of a reward function that needs a service."""
         self.timeline = timeline
         self._seed = seed
         self._is_training = is_training
@@ -176,7 +180,7 @@ class Sampler:
 
     async def score(self, prompt: Prompt, sample: Sample) -> ScoredSample:
         """Return the answer with its reward and with every token in the loss.  Raises RewardFailed."""
-        return _scored(sample, await score(self._reward, prompt, sample, self._reward_timeout_s))
+        return _scored(sample, await self._reward_of(prompt, sample))
 
     async def score_trajectory(self, prompt: Prompt, trajectory: Trajectory) -> ScoredSample:
         """Return the sample of an episode with its reward, from the reward function if the episode set none.
@@ -185,7 +189,7 @@ class Sampler:
         """
         reward = reward_set_inside(prompt, trajectory)
         if reward is None:
-            reward = await score(self._reward, prompt, trajectory.sample, self._reward_timeout_s)
+            reward = await self._reward_of(prompt, trajectory.sample)
         return _of_trajectory(trajectory, reward)
 
     @property
@@ -205,10 +209,13 @@ class Sampler:
             for each, reward in zip(made, rewards, strict=True)
         ]
 
+    async def _reward_of(self, prompt: Prompt, sample: Sample) -> Reward:
+        return await self.outage.call(lambda: score(self._reward, prompt, sample, self._reward_timeout_s))
+
     async def _rewards_of(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Reward]:
-        if self._group_reward is None:
+        if (reward := self._group_reward) is None:
             raise TypeError("the reward scores samples one by one")
-        return await score_group(self._group_reward, prompt, samples, self._reward_timeout_s)
+        return await self.outage.call(lambda: score_group(reward, prompt, samples, self._reward_timeout_s))
 
 
 def _of_trajectory(made: Trajectory, reward: Reward) -> ScoredSample:

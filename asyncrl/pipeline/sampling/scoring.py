@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from asyncrl.episodes import Trajectory
-from asyncrl.errors import FilterFailed, RewardFailed
+from asyncrl.errors import FilterFailed, RewardFailed, RewardUnavailable
 from asyncrl.event_loop import Deadline, is_cancelled
+from asyncrl.outages import reached_by
 from asyncrl.protocols import GroupRewardFn, HasDeadlines, KeepFn, RewardFn
 from asyncrl.types import Prompt, Reward, Sample, ScoredGroup
 
@@ -41,7 +42,10 @@ async def score_group(
 
 
 async def _called(who: str, call: Awaitable[Any], timeout_s: float | None) -> Any:
-    """Await a call of a user function.  Raises RewardFailed for any exception, and after ``timeout_s``."""
+    """Await a call of a user function.
+
+    Raises RewardFailed for any exception: RewardUnavailable if it shows an outage, and after ``timeout_s``.
+    """
     deadline = Deadline(timeout_s)
     try:
         async with deadline:
@@ -51,10 +55,21 @@ async def _called(who: str, call: Awaitable[Any], timeout_s: float | None) -> An
             raise
         raise RewardFailed(f"{who}: the reward function raised CancelledError") from error
     except Exception as error:  # any exception of a user function drops one group, not the run
-        late = isinstance(error, TimeoutError) and deadline.expired()
-        why = f"no reward within {timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
-        why = str(error) if isinstance(error, RewardFailed) else why
-        raise RewardFailed(f"{who}: {why}") from error
+        raise _named(
+            who, error, timeout_s if isinstance(error, TimeoutError) and deadline.expired() else None
+        ) from error
+
+
+def _named(who: str, error: Exception, limit_s: float | None) -> RewardFailed:
+    """Return the named error of a call that raised; ``limit_s``: the time limit that the call exceeded."""
+    if limit_s is not None:
+        return RewardUnavailable(f"{who}: no reward within {limit_s:g} s", True, True)
+    if isinstance(error, RewardUnavailable):
+        return RewardUnavailable(f"{who}: {error}", error.reached, error.is_late)
+    if isinstance(error, RewardFailed):
+        return RewardFailed(f"{who}: {error}")
+    text, reached = f"{who}: {type(error).__name__}: {error}", reached_by(error)
+    return RewardFailed(text) if reached is None else RewardUnavailable(text, reached)
 
 
 def _checked(who: str, value: Any) -> Reward:

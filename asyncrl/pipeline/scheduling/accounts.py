@@ -42,6 +42,10 @@ class Accounts:
         """Record an admitted group."""
         self._ledger.admit(group_id)
 
+    def leave_out(self) -> None:
+        """Record a prompt in quarantine, which starts no group."""
+        self._ledger.leave_out()
+
     def interrupt(self, group_id: GroupId) -> None:
         """Record an interrupted group, which keeps its tokens."""
         self._ledger.interrupt(group_id)
@@ -97,9 +101,12 @@ class Accounts:
         """Record a group in the batch that the trainer took."""
         self._ledger.take(group_id)
 
-    def train(self, batch: Batch) -> None:
-        """Record a trained batch, which ends a step."""
+    def train(self, batch: Batch, *, is_skipped: bool) -> None:
+        """Record a batch, which ends a step.  The groups of one that was skipped have failed."""
         for group in batch.groups:
+            if is_skipped:
+                self._drop(group, GroupOutcome.FAILED, self._lengths.dropped)
+                continue
             self._ledger.train(group)
             for scored in group.samples:
                 note = self._lengths.trained if any(scored.loss_mask) else self._lengths.dropped

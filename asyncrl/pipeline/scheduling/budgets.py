@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from asyncrl.errors import AsyncRLError, FailureBudgetSpent, FilterBudgetSpent
+from asyncrl.outages import OUTAGE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,8 @@ class Budgets:
     """Groups that the filter may reject in a row, or the buffer filter may drop or leave since the last batch."""
     watchdog_timeout_s: float
     """Seconds without any token or finished group while a batch is waited for."""
+    reward_outage_s: float = OUTAGE_S
+    """Seconds for which an outage of the rewards' service is waited out while a batch is waited for."""
 
 
 class Streaks:

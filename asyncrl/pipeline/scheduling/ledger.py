@@ -49,6 +49,10 @@ class Ledger:
         self._states[group_id] = State.IN_FLIGHT
         self._groups["admitted"] += 1
 
+    def leave_out(self) -> None:
+        """Record a prompt that was taken and starts no group."""
+        self._groups["quarantined"] += 1
+
     def generate(self, num_tokens: int) -> None:
         """Count tokens that an engine delivered for an admitted group."""
         self._tokens["generated"] += num_tokens

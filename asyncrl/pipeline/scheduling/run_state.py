@@ -22,7 +22,7 @@ class RunState:
     next_id: int
     """Id of the next group, which also seeds the sampling of its answers."""
     prompts_taken: int
-    """Prompts taken from the source; all but the outstanding ones were trained, filtered or failed."""
+    """Prompts taken from the source; all but the outstanding ones were trained, filtered, failed or in quarantine."""
     outstanding: tuple[tuple[int, int], ...]
     """Epoch and row of prompts that were taken and must start again, in the order in which they start."""
     tokens: TokenCounts
@@ -111,5 +111,6 @@ def without_unfinished(tokens: TokenCounts, groups: GroupCounts) -> tuple[TokenC
             filtered=groups.filtered,
             stale=groups.stale + held,
             failed=groups.failed,
+            quarantined=groups.quarantined,
         ),
     )

@@ -19,6 +19,7 @@ from asyncrl.errors import AsyncRLError, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import Gauges, SchedulerStats
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.outages import Holds
 from asyncrl.pipeline.sampling.sampler import Sampler, ServingWeights
 from asyncrl.pipeline.sampling.scoring import verdict
 from asyncrl.pipeline.sampling.slots import Slots
@@ -31,6 +32,7 @@ from asyncrl.pipeline.scheduling.group_generation import GROUP_FAILURES, GroupGe
 from asyncrl.pipeline.scheduling.groups_in_flight import GroupInFlight, GroupsInFlight, oldest_in_words
 from asyncrl.pipeline.scheduling.ledger import GroupOutcome
 from asyncrl.pipeline.scheduling.prompt_queue import PromptQueue
+from asyncrl.pipeline.scheduling.quarantine import Quarantine
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.protocols import AdmissionHold, GroupObserver, KeepFn, PickFn, PromptSource
@@ -59,12 +61,14 @@ class Scheduler:
         before: RunState | None = None,
         again: Sequence[Prompt] = (),
         observers: Sequence[GroupObserver] = (),
+        quarantine: Quarantine | None = None,
     ) -> None:
         """Prepare a run; ``sampler`` must use the same ``slots`` and ``serving``.
 
-        Without ``pick`` the oldest groups are trained first.  While ``hold`` has a reason, no new group starts.
+        Without ``pick`` the oldest groups are trained first.  While ``hold`` has a reason, or the reward function of
+        ``sampler`` does not reach its service, no new group starts.
         ``before`` is the state of the run that this one resumes, ``again`` are its outstanding prompts.  ``observers``
-        see the groups that leave.
+        see the groups that leave.  Rows in ``quarantine`` start no group.
         """
         self._serving = serving
         self._prompt_queue = PromptQueue(prompts, again, before)
@@ -75,8 +79,9 @@ class Scheduler:
         self._timeline = timeline
         self._policy = policy or StalenessPolicy()
         self._picks = pick is not None
-        self._hold = hold
+        self._hold = Holds([sampler.outage] if hold is None else [sampler.outage, hold])
         self._observers = tuple(observers)
+        self._quarantine = quarantine or Quarantine()
         self._accounts = Accounts(limits.group_size, before)
         self._acceptance = Acceptance(before.verdicts if before else ())
         self._outstanding = Outstanding()
@@ -87,7 +92,7 @@ class Scheduler:
         self._next_id = before.next_id if before else 0
         self._next_order = 0
         self._streaks = Streaks(budgets)
-        self._watchdog = Watchdog(budgets.watchdog_timeout_s, self._who_waits_for_whom)
+        self._watchdog = Watchdog(budgets, self._hold, self._who_waits_for_whom)
         self._buffer = GroupBuffer(
             outstanding=self._outstanding,
             limits=limits,
@@ -109,8 +114,7 @@ class Scheduler:
             on_move=self._note_move,
         )
         slots.notify(self.look_again)
-        if hold is not None:
-            hold.notify(self.look_again)
+        self._hold.notify(self.look_again)
 
     async def run(self) -> None:
         """Start groups as admission allows, until cancelled.
@@ -122,7 +126,8 @@ class Scheduler:
             async with self._generation.running(), asyncio.TaskGroup() as groups:
                 while True:
                     await self._admission()
-                    group = self._admit()
+                    if (group := self._admit()) is None:
+                        continue
                     group.task = groups.create_task(self._generate_group(group), name=f"group-{group.group_id}")
 
     async def next_batch(self) -> Batch:
@@ -149,10 +154,10 @@ class Scheduler:
         """Record the batch taken last as hooks changed it: same groups, other loss masks or rewards."""
         self._training = batch
 
-    def close_step(self) -> None:
-        """Record that the batch taken last was trained."""
+    def close_step(self, *, is_skipped: bool = False) -> None:
+        """Record that the batch taken last was trained, or that it changed no weights."""
         assert self._training is not None, "no batch is in training"
-        self._accounts.train(self._training)
+        self._accounts.train(self._training, is_skipped=is_skipped)
         self._training = None
 
     def look_again(self) -> None:
@@ -171,6 +176,8 @@ class Scheduler:
             samples_in_flight=self._slots.in_use,
             slots=self._slots.size,
             episodes_open=self._generation.num_open,
+            waits_for=self._hold.reason,
+            outage_s=self._hold.outage_s,
         )
 
     def stats(self) -> SchedulerStats:
@@ -184,6 +191,8 @@ class Scheduler:
             samples_in_flight=held.samples_in_flight,
             slots=held.slots,
             episodes_open=held.episodes_open,
+            waits_for=held.waits_for,
+            outage_s=held.outage_s,
             acceptance=self._acceptance.rate,
             returned=len(self._prompt_queue.returned),
             retries=self._sampler.retries,
@@ -241,7 +250,7 @@ class Scheduler:
 
     def _is_held(self) -> bool:
         """Return whether a new group must not start; an interrupted one may resume, because it was admitted."""
-        return self._hold is not None and self._hold.reason is not None and not self._parked
+        return self._hold.since is not None and not self._parked
 
     def _admission_state(self) -> AdmissionState:
         return AdmissionState(
@@ -253,16 +262,24 @@ class Scheduler:
             acceptance=assumed_acceptance(self._acceptance.upper, self._limits, drops=self._policy.stale == "drop"),
         )
 
-    def _admit(self) -> GroupInFlight:
-        """Resume an interrupted group, or start a new one if there is none."""
+    def _admit(self) -> GroupInFlight | None:
+        """Resume an interrupted group, or start a new one if there is none.
+
+        Returns None for a prompt in quarantine, which is then done with.  Raises FailureBudgetSpent if all are.
+        """
         now, weights = loop_time(), self._serving.now
         if self._parked:
             parked = self._parked.popleft()
             group = replace(parked, dispatch=self._dispatch(parked.group_id), dispatched=weights, since=now)
             self._accounts.resume(group.group_id)
         else:
+            prompt = self._prompt_queue.take()
+            if self._quarantine.leaves_out(prompt):
+                self._accounts.leave_out()
+                self._is_taken_back(prompt, None, GroupOutcome.FAILED)
+                return None
             dispatch = self._dispatch(GroupId(self._next_id))
-            group = self._generation.begin(dispatch, self._prompt_queue.take(), weights, now)
+            group = self._generation.begin(dispatch, prompt, weights, now)
             self._next_id += 1
             self._accounts.admit(group.group_id)
         self._slots.claim(group.claims)
@@ -312,6 +329,7 @@ class Scheduler:
     def _finish_group(self, group: GroupInFlight, scored_group: ScoredGroup, reason: str | None) -> None:
         self._in_flight.remove(group)
         self._acceptance.note(reason is None)
+        self._quarantine.succeeded(group.prompt)
         for observer in self._observers:
             observer.finished(scored_group, reason)
         if reason is None:
@@ -328,7 +346,8 @@ class Scheduler:
         self._is_taken_back(group.prompt, None, GroupOutcome.FAILED)  # not started again, as it may fail again
         logger.warning("group %d failed: %s", group.group_id, error)
         logger.debug("where group %d failed", group.group_id, exc_info=error)
-        self._streaks.failed(error)
+        if not self._quarantine.failed(group.prompt, error):  # a row that fails again does not count again
+            self._streaks.failed(error)
 
     def _leave(self, group: GroupInFlight, outcome: GroupOutcome) -> None:
         """Drop a group in flight."""
@@ -392,9 +411,8 @@ class Scheduler:
         starved = self._prompt_queue.seconds_waited
         source = "" if starved is None else f"the data source for {starved:.0f} s without a prompt"
         waits = "; ".join(filter(None, (source, oldest_in_words(self._in_flight, loop_time()))))
-        why = f"; {self._hold.reason}" if self._hold is not None and self._hold.reason else ""
         return (
             f"step {self._batches_taken} has {len(self._buffer)} of {self._limits.groups_per_step} groups; "
             f"{len(self._in_flight)} groups in flight, {self._slots.in_use} of {self._slots.limit} slots in use; "
-            f"waiting for {waits or 'a group to be admitted'}{why}"
+            f"waiting for {waits or 'a group to be admitted'}"
         )

@@ -1,36 +1,68 @@
-"""The watchdog: ends a run in which neither a token nor a group arrives."""
+"""The watchdog: ends a run in which neither a token nor a group arrives, or whose rewards are away for too long."""
 
 import asyncio
 from collections.abc import Callable
 
-from asyncrl.errors import Stalled
+from asyncrl.errors import RewardOutage, Stalled
 from asyncrl.event_loop import Deadline, loop_time
+from asyncrl.pipeline.scheduling.budgets import Budgets
+from asyncrl.protocols import AdmissionHold
 
 
 class Watchdog:
-    """Raises Stalled if neither a token nor a group arrives for ``timeout_s`` seconds during a ``wait``."""
+    """Raises Stalled if neither a token nor a group arrives for ``watchdog_timeout_s`` seconds during a ``wait``.
 
-    def __init__(self, timeout_s: float, who_waits_for_whom: Callable[[], str]) -> None:
+    During an outage of the rewards' service that time does not count, and RewardOutage is raised at its limit.
+    """
+
+    def __init__(self, budgets: Budgets, hold: AdmissionHold, who_waits_for_whom: Callable[[], str]) -> None:
         """``who_waits_for_whom`` returns the text for Stalled."""
-        self.timeout_s = timeout_s
+        self._budgets = budgets
+        self._hold = hold
         self._who_waits_for_whom = who_waits_for_whom
-        self._last_move = 0.0
+        self._last_move = self._waiting_since = 0.0
+        self._was_held = False
+        self._wait: Deadline | None = None
+        hold.notify(self._hold_changed)
 
     def moved(self) -> None:
         """Record that a token arrived, a group ended, or an episode asked an engine after its tools."""
         self._last_move = loop_time()
 
     async def wait(self, event: asyncio.Event) -> None:
-        """Wait for ``event``.  Raises Stalled, with the text at that moment."""
-        waiting_since = loop_time()
+        """Wait for ``event``.  Raises Stalled or RewardOutage, with the text at that moment."""
+        self._waiting_since = loop_time()
         while not event.is_set():
-            heard = max(waiting_since, self._last_move)
+            heard = self._last_move
+            self._wait = Deadline(self._ends_at() - loop_time())
             try:
-                async with Deadline(heard + self.timeout_s - loop_time()):
+                async with self._wait:
                     await event.wait()
-            except TimeoutError as error:
-                if self._last_move > heard or event.is_set():
+            except TimeoutError:
+                if event.is_set() or self._last_move > heard or self._ends_at() > loop_time():
                     continue
-                raise Stalled(
-                    f"no token and no group for {self.timeout_s:g} s (watchdog-timeout-s): {self._who_waits_for_whom()}"
-                ) from error
+                raise self._error() from None
+            finally:
+                self._wait = None
+
+    def _ends_at(self) -> float:
+        if (since := self._hold.since) is not None:
+            return since + self._budgets.reward_outage_s
+        return max(self._waiting_since, self._last_move) + self._budgets.watchdog_timeout_s
+
+    def _error(self) -> RewardOutage | Stalled:
+        if self._hold.since is not None:
+            return RewardOutage(
+                f"{self._hold.reason}; the limit is {self._budgets.reward_outage_s:g} s (reward-outage-s)"
+            )
+        limit = self._budgets.watchdog_timeout_s
+        return Stalled(f"no token and no group for {limit:g} s (watchdog-timeout-s): {self._who_waits_for_whom()}")
+
+    def _hold_changed(self) -> None:
+        is_held = self._hold.since is not None
+        if is_held is self._was_held:
+            return
+        self._was_held = is_held
+        self.moved()  # the time of the outage does not count as silence
+        if self._wait is not None:
+            self._wait.give(self._ends_at() - loop_time())

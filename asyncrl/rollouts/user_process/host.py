@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from asyncrl.errors import RewardFailed, plainly
+from asyncrl.errors import RewardFailed, RewardUnavailable, plainly
 from asyncrl.rollouts.user_process.messages import Raised, Returned, Score
 from asyncrl.rollouts.user_process.process import UserCodeProcess
 from asyncrl.rollouts.user_process.results import reward_value_of
@@ -69,9 +69,9 @@ class UserProcesses:
             raise RewardFailed(f"its process ended: {message.how}")
         assert isinstance(message, Raised)
         is_named = message.type == RewardFailed.__name__
-        raise RewardFailed(message.message if is_named else f"{message.type}: {message.message}") from RemoteTraceback(
-            message.traceback
-        )
+        text = message.message if is_named else f"{message.type}: {message.message}"
+        failed = RewardFailed(text) if message.reached is None else RewardUnavailable(text, message.reached)
+        raise failed from RemoteTraceback(message.traceback)
 
     def tell(self, name: str, raised: Raised) -> None:
         """Log an exception of a user function: as a warning the first time that one of its type is at its place."""

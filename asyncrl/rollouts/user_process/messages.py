@@ -186,6 +186,8 @@ class Raised:
     type: str
     message: str
     traceback: str
+    reached: bool | None = None
+    """See ``outages.reached_by``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from typing import Any
 from asyncrl.blocking_calls import UserCalls
 from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.errors import ConfigError
+from asyncrl.outages import reached_by
 from asyncrl.rollouts.user_process.calls import Calls
 from asyncrl.rollouts.user_process.logs import log_without_keys
 from asyncrl.rollouts.user_process.messages import (
@@ -219,7 +220,7 @@ def _raised(call: int, error: BaseException) -> Raised:
     except Exception as worse:  # noqa: BLE001 (a user's __str__)
         text = f"(its text raised {type(worse).__name__})"
     lines = traceback.format_exception(type(error), error, _behind_ours(error.__traceback__))
-    return Raised(call, type(error).__name__, text, "".join(lines))
+    return Raised(call, type(error).__name__, text, "".join(lines), reached_by(error))
 
 
 def _behind_ours(frames: TracebackType | None) -> TracebackType | None:

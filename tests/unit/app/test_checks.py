@@ -70,6 +70,19 @@ def test_shapes_that_do_not_fit_are_refused(flags: list[str], line: str) -> None
     assert str(error.value) == line
 
 
+@pytest.mark.parametrize(("context", "prompts"), [("256", "less"), ("30", "none")])
+def test_prompts_without_room_are_left_out(context: str, prompts: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"prompt": "1+1=", "label": "2"}\n' + json.dumps({"prompt": "1+" * 300, "label": "3"}))
+    flags = ["--prompt-data", str(path), "--sglang-context-length", context, "--rollout-max-response-len", "30"]
+    run = quickstart(*flags, "--input-key", "prompt", "--label-key", "label")
+    if prompts == "none":
+        with pytest.raises(DataError, match="at most 1 tokens, for which the model has room"):
+            check(run)
+    else:
+        assert len(check(run).prompts) == 1
+
+
 def test_engines_for_a_tiktoken_model_have_no_tokenizer_unless_the_user_allows_its_code(tmp_path: Path) -> None:
     copy = tmp_path / "model"
     shutil.copytree(quickstart().model.hf_checkpoint, copy)

@@ -169,3 +169,13 @@ def test_a_caller_s_mistakes_are_value_errors() -> None:
         EndlessPrompts([], None)
     with pytest.raises(ValueError, match="position must be at least 0, got -1"):
         EndlessPrompts(numbered(1), None).seek(-1)
+
+
+def test_prompts_without_room_for_a_response_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    texts = ("one", "one two three", "one two")
+    data, words = written(tmp_path, *(row(f'"{text}"') for text in texts)), tokenizer(tmp_path)
+    assert len(load_prompts(data, words)) == 3
+    assert len(load_prompts(data, words, most_tokens=2)) == 2
+    assert "1 prompts of more than 2 tokens do not fit with a response" in caplog.text
+    limited = replace(data, rollout_max_prompt_len=1)
+    assert len(load_prompts(limited, words, most_tokens=2)) == 1, "the flag's limit holds"

@@ -208,6 +208,7 @@ ALGORITHM = {
     "train/tis_outside": 0.03,
     "train/tis_removed": 0.02,
     "train/unknown_logprobs": 0.05,
+    "train/repeated_passes": 1.0,
     "train/routes_differ": 0.03,
     "routes_differ/age/0": 0.01,
     "routes_differ/position/0": 0.03,

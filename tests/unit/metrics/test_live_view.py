@@ -100,6 +100,22 @@ def test_gauges_change_the_panel_in_the_middle_of_a_step() -> None:
     assert "13 of 16 samples" in "\n".join(last_panel(view))
 
 
+def test_an_outage_is_shown_until_it_is_over() -> None:
+    reason = "every call to the reward function has failed for 9 s [/red]"
+    away, back = replace(scheduler(), waits_for=reason), scheduler()
+    view = LiveView(screen(terminal=True), PLAN, clock=ticking())
+    take(view, facts(0))
+    view.gauges(away)
+    panel = " ".join(" ".join(last_panel(view)).replace("│", " ").split())
+    assert f"outage {reason}" in panel
+    view.gauges(back)
+    assert "outage" not in " ".join(last_panel(view))
+    view.close()
+    console = screen(terminal=False)
+    LineView(console, PLAN, clock=ticking(100.0)).gauges(away)
+    assert shown(console)[0].endswith(reason)
+
+
 def test_a_lag_above_the_bound_is_red() -> None:
     console = screen(terminal=True)
     view = LiveView(console, RunTargets(name="tiny", num_steps=10, max_staleness=0), clock=ticking())

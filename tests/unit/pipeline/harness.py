@@ -31,9 +31,10 @@ from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.admission import Limits
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.group_buffer import StalenessPolicy
+from asyncrl.pipeline.scheduling.quarantine import Quarantine
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
-from asyncrl.types import Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
+from asyncrl.types import Batch, Prompt, Request, Sample, SamplingParams, ScoredGroup, Weights
 from tests.virtual_time import run_virtually
 
 
@@ -98,6 +99,12 @@ class World:
     max_failed_groups: int = 3
     max_filtered_groups: int = 50
     watchdog_s: float = 1000.0
+    reward_outage_s: float = 1800.0
+    quarantine: Quarantine | None = None
+    spoils: Callable[[Batch], bool] = lambda batch: False
+    """Whether the loss of a batch is not finite."""
+    skips: int = 0
+    """Such batches in a row that are skipped."""
     held_out: int = 0
     held_out_sets: dict[str, tuple[int, int, SamplingParams]] = field(default_factory=dict)
     """Sets by name, in the place of ``held_out``: number of prompts, answers per prompt, and sampling settings."""
@@ -159,7 +166,7 @@ class World:
         )
         if self.score is not None:
             self.engine.score = self.score  # type: ignore[method-assign]
-        self.trainer = FakeTrainer(self.train_seconds)
+        self.trainer = FakeTrainer(self.train_seconds, self.spoils)
         self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, is_copied=self.trains_during_updates)
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_updates
@@ -176,6 +183,7 @@ class World:
             first_step=self.before.step if self.before else 0,
             save_interval=self.save_interval,
             max_failed_saves=self.max_failed_saves,
+            skip_nonfinite_steps=self.skips,
         )
         if self.source is None:
             await train(self._parts(), plan, self.facts.append)
@@ -225,6 +233,7 @@ class World:
                 is_training=is_training,
                 num_top=self.num_top if is_training else 0,
                 replays_routes=self.routes is not None,
+                reward_outage_s=self.reward_outage_s,
             )
 
         self.scheduler = Scheduler(
@@ -246,12 +255,14 @@ class World:
                 max_failed_groups=self.max_failed_groups,
                 max_filtered_groups=self.max_filtered_groups,
                 watchdog_timeout_s=self.watchdog_s,
+                reward_outage_s=self.reward_outage_s,
             ),
             slots=slots,
             serving=serving,
             timeline=timeline,
             before=before,
             again=self._again(),
+            quarantine=self.quarantine,
             observers=(*self.observers, *(each for each in (self.hooks, self.source) if each is not None)),
         )
         prompts = FakePrompts()

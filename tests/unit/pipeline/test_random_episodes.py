@@ -234,7 +234,7 @@ def live_and_check(story: EpisodeStory) -> None:
     assert all(count >= 0 for count in vars_of(stats.groups) + vars_of(stats.tokens))
     assert_finished_once(story, stats)
     if story.has_ended:
-        ended_clean(world, stats)
+        ended_clean(world, stats, story.num_spoiled)
     requests = by_call(world)
     for batch in world.trainer.batches:
         for group in batch.groups:

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import EngineLost, EngineTimeout, FailureBudgetSpent, FilterBudgetSpent, plainly
+from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import SchedulerStats
-from asyncrl.types import Picked, Prompt, Request, Sample, ScoredGroup
+from asyncrl.types import Batch, Picked, Prompt, Request, Sample, ScoredGroup
 from tests.unit.pipeline.harness import World, drawn, named
 from tests.virtual_time import run_virtually
 
@@ -31,7 +32,7 @@ class Story:
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
         self.filtered: list[tuple[int, int]] = []
-        self.failed_rewards = 0
+        self.failed_rewards = self.outage_failures = 0
         self.has_ended = False
         self.squeezes: int = plan.pop("squeezes")
         self.rejoins: int = plan.pop("rejoins")
@@ -40,6 +41,9 @@ class Story:
         tail: int = plan.pop("tail")
         short: int = plan.pop("short")
         picky = plan.pop("picky")
+        away_from, away_s = plan.pop("away")
+        share_spoiled: int = plan.pop("spoiled")
+        self.num_spoiled = 0
 
         def lengths(request: Request) -> int:
             written = len(request.token_ids) - 3
@@ -47,6 +51,9 @@ class Story:
             return max(1, whole - written)
 
         async def reward(prompt: Prompt, sample: Sample) -> float:
+            if away_from <= loop_time() < away_from + away_s:
+                self.outage_failures += 1
+                raise ConnectionError("refused")
             if hash((prompt.row, prompt.epoch, sample.index)) % 100 < share_failing:
                 self.failed_rewards += 1
                 raise ValueError("no reward")
@@ -59,7 +66,14 @@ class Story:
                 return f"reason {group.prompt.row % 2}"
             return None
 
-        self.world = World(lengths=lengths, reward=reward, keep=keep, pick=fussy if picky else None, **plan)
+        def spoils(batch: Batch) -> bool:
+            is_spoiled = batch.step > 0 and hash((batch.step, batch.groups[0].group_id)) % 100 < share_spoiled
+            self.num_spoiled += is_spoiled
+            return is_spoiled
+
+        self.world = World(
+            skips=1000, spoils=spoils, lengths=lengths, reward=reward, keep=keep, pick=fussy if picky else None, **plan
+        )
 
     def live(self) -> None:
         """Run to the end, or until the cancellation."""
@@ -133,6 +147,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "held_out": (0, 0, 2),
     "eval_interval": (None, 2),
     "squeezes": (0, 0, 6),
+    "away": ((0.0, 0.0), (0.0, 0.0), (0.03, 30.0), (0.2, 0.5)),  # start and length of an outage of the rewards
+    "spoiled": (0, 0, 40),
     "cancel_at": (None, None, None, 0.02, 0.3),
 }
 """Values of each field of a plan; the first is the plainest."""
@@ -195,13 +211,16 @@ def live_and_check(story: Story) -> None:
     stats = world.scheduler.stats()  # checks both accounts
     assert all(count >= 0 for count in vars_of(stats.groups) + vars_of(stats.tokens))
     assert_finished_once(story, stats)
+    if not story.failed_rewards and not world.failures and not story.num_spoiled:
+        assert stats.groups.failed == 0, "an outage loses nothing"
     if story.has_ended:
-        ended_clean(world, stats)
+        ended_clean(world, stats, story.num_spoiled)
 
 
-def ended_clean(world: World, stats: SchedulerStats) -> None:
-    """Assert that a run that came to its end holds nothing."""
-    assert len(world.trainer.batches) == world.steps
+def ended_clean(world: World, stats: SchedulerStats, num_spoiled: int = 0) -> None:
+    """Assert that a run that came to its end holds nothing; ``num_spoiled`` of its batches were skipped."""
+    assert len(world.trainer.batches) == world.steps - num_spoiled
+    assert stats.groups.trained == (world.steps - num_spoiled) * world.groups_per_step
     assert world.all_slots.claimed == 0
     assert stats.tokens.held == 0
     groups, lengths = stats.groups, stats.lengths
@@ -218,6 +237,6 @@ def assert_finished_once(story: Story, stats: SchedulerStats) -> None:
     often = Counter(story.trained) + Counter(story.filtered)
     assert all(count == 1 for count in often.values())
     counts = stats.groups
-    settled = counts.trained + counts.filtered + counts.failed
+    settled = counts.trained + counts.filtered + counts.failed + counts.quarantined
     open_groups = counts.in_flight + counts.partial + counts.buffered + counts.training
     assert story.world.prompts.taken == settled + open_groups + stats.returned

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.engines.fake import FakeCheckpoints
+from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
 from asyncrl.pipeline.scheduling.run_state import RunState, without_unfinished
 from asyncrl.types import Prompt, Sample, ScoredGroup
 from tests.unit.pipeline.harness import World, drawn, named
@@ -147,15 +148,17 @@ class Life:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         rejected, failing, tail = plan.pop("rejected"), plan.pop("failing"), plan.pop("tail")
+        poison: int | None = plan.pop("poison")
+        self.failed_rows: dict[int, FailedRow] = {}
         self.plan = plan
         self.rows = plan["rows"]
         self.writing_s = plan.pop("writing_s")
         self.bad: Callable[[Prompt], bool] = lambda prompt: (
-            hash((prompt.epoch, prompt.row, 1)) % 100 < rejected + failing
+            prompt.row == poison or hash((prompt.epoch, prompt.row, 1)) % 100 < rejected + failing
         )
 
         async def reward(prompt: Prompt, sample: Sample) -> float:
-            if hash((prompt.epoch, prompt.row, 1)) % 100 < failing:
+            if prompt.row == poison or hash((prompt.epoch, prompt.row, 1)) % 100 < failing:
                 raise ValueError("no reward")
             return float(sample.index)
 
@@ -173,7 +176,10 @@ class Life:
     def part(self, end_at: float | None) -> World:
         """Run from the last checkpoint until ``end_at``, and check what was trained since; the world of this part."""
         checkpoints = FakeCheckpoints(self.writing_s)
-        world = World(**self.plan, **self.functions, checkpoints=checkpoints, before=self.before)
+        quarantine = Quarantine(
+            MOST_FAILURES, self.failed_rows.values(), lambda row: self.failed_rows.update({row.row: row})
+        )
+        world = World(**self.plan, **self.functions, checkpoints=checkpoints, before=self.before, quarantine=quarantine)
         now = run_virtually(_until(world, end_at))[1]
         for place, batch in enumerate(world.trainer.batches):
             assert batch.step == place + (self.before.step if self.before else 0)
@@ -196,7 +202,7 @@ class Life:
             "neither trained nor bad"
         )
         counts = state.groups
-        assert counts.trained + counts.filtered + counts.failed == len(done)
+        assert counts.trained + counts.filtered + counts.failed + counts.quarantined == len(done)
         assert counts.trained == state.step * self.plan["groups_per_step"]
         self.before, self.without_unfinished = state, done
 
@@ -230,6 +236,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "rows": (1, 3, 40),
     "rejected": (0, 20),
     "failing": (0, 5),
+    "poison": (None, 1),  # a row that always fails, and so is left out after a while
     "tail": (1, 9),
     "save_interval": (1, 2, 3),
     "writing_s": (0.0, 0.1, 1.0),
@@ -237,6 +244,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 """Values of each field of a life; the first is the plainest."""
 MOST_ENDS = 3
+MOST_FAILURES = 4
+"""Failures until a row is left out; the histories of other rows have no four failures in a row."""
 LAST_END_S = 1.5
 """Latest time of an end, in seconds: later most lives are over."""
 SIZE = len(CHOICES) + 2 * MOST_ENDS

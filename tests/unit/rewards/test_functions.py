@@ -11,7 +11,7 @@ from asyncrl.app.rewards import build_reward
 from asyncrl.app.user_code import UserCode
 from asyncrl.compat import SlimeArgs
 from asyncrl.config.areas import RewardConfig
-from asyncrl.errors import RewardFailed
+from asyncrl.errors import RewardFailed, RewardUnavailable
 from asyncrl.pipeline.sampling.scoring import score, score_group, time_limit
 from asyncrl.protocols import GroupRewardFn, RewardFn
 from asyncrl.rewards.resources import RewardResources
@@ -32,6 +32,8 @@ async def too_few(prompt, samples): return [1.0]
 async def one_number(prompt, samples): return 1.0
 def broken(prompt, sample): return [][sample.index]
 async def broken_waits(prompt, sample): return [][sample.index]
+def refused(prompt, sample): raise ConnectionRefusedError("no service")
+async def refused_waits(prompt, sample): raise ConnectionResetError("cut")
 async def exits(prompt, sample): os._exit(5)
 async def sleeps(prompt, sample): await asyncio.sleep(60.0)
 def endless(prompt, sample):
@@ -55,7 +57,7 @@ async def graded(reward: RewardFn, name: str, texts: Sequence[str]) -> list[Rewa
         limit = time_limit(reward, 0.5 if name == "sleeps" else 30.0)
         return [await score(reward, prompt(), each, limit) for each in samples]
     except RewardFailed as error:
-        return [str(error)]
+        return [f"away: {error}" if isinstance(error, RewardUnavailable) else str(error)]
 
 
 @pytest.mark.timeout(120)
@@ -74,6 +76,8 @@ def test_functions() -> None:
         "one_number": ("one_number", "abc", {"group_rm": True}),
         "broken": ("broken", "a", {}),
         "broken_waits": ("broken_waits", "a", {}),
+        "refused": ("refused", "a", {}),
+        "refused_waits": ("refused_waits", "a", {}),
         "exits": ("exits", "a", {}),
         "sleeps": ("sleeps", "a", {}),
         "endless": ("endless", "a", {}),
@@ -95,10 +99,12 @@ def test_functions() -> None:
     assert got["no key, waits"] == got["no key"]
     assert got["broken_waits"] == got["broken"]
     assert got["exits"] == ["row 3, sample 0: its process ended: exit code 5"]
-    assert got["sleeps"] == ["row 3, sample 0: no reward within 0.5 s"]
+    assert got["sleeps"] == ["away: row 3, sample 0: no reward within 0.5 s"]
     assert got["slimes"] == [Reward(value=0.5), Reward(value=0.0)]
     assert got["ranks"] == got["ranks_plain"] == [Reward(value=0.0), Reward(value=1.0), Reward(value=2.0)]
     assert got["too_few"] == ["row 3: got 1 rewards for a group of 3 samples"]
     assert got["one_number"] == ["row 3: a list of rewards is needed, got a float: 1.0"]
     assert got["broken"] == ["row 3, sample 0: IndexError: list index out of range"]
-    assert got["endless"] == ["row 3, sample 0: no reward within 10 s; its worker was killed"]
+    assert got["endless"] == ["away: row 3, sample 0: no reward within 10 s; its worker was killed"]
+    assert got["refused"] == ["away: row 3, sample 0: ConnectionRefusedError: no service"]
+    assert got["refused_waits"] == ["away: row 3, sample 0: ConnectionResetError: cut"]

@@ -5,16 +5,18 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from asyncrl.errors import FailureBudgetSpent, RewardFailed, Stalled
+from asyncrl.errors import FailureBudgetSpent, RewardFailed, RewardOutage
 from asyncrl.event_loop import loop_time
+from asyncrl.outages import MOST_ATTEMPTS
 from asyncrl.rewards.built_in import BuiltIn
-from asyncrl.rewards.remote import MOST_ATTEMPTS, RemoteService
+from asyncrl.rewards.remote import RemoteService
 from asyncrl.rewards.resources import RewardResources
 from asyncrl.types import Prompt, Sample
 from tests.unit.pipeline.harness import World
@@ -69,13 +71,13 @@ def gaps(times: Sequence[float], request_s: float = REQUEST_S) -> list[int]:
 def test_requests_are_repeated_with_growing_pauses(status: int) -> None:
     value, times = scored((status, "busy"), (status, "busy"), (status, "busy"), (200, 0.5))
     assert value == 0.5
-    assert gaps(times) == [1, 2, 4]
+    assert gaps(times) == [1, 2, 1], "the third failure in a row opens the breaker, whose pauses begin anew"
 
 
 def test_pauses_are_bounded_and_attempts_are_counted() -> None:
     value, times = scored((500, "a bug"))
     assert value == f"{URL}: {MOST_ATTEMPTS} attempts, the last: status 500: a bug"
-    assert gaps(times) == [1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert gaps(times) == [1, 2, 1, 2, 4, 8, 16, 30, 30]
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
@@ -139,18 +141,18 @@ def test_requests_in_flight_are_bounded() -> None:
 
 
 def world(
-    replies: Callable[[int, float], tuple[int, Any] | Exception], kind: type[Service] = Service, **changes: Any
+    replies: Callable[[int, float], tuple[int, Any] | Exception], kind: Callable[..., Service] = Service, **changes: Any
 ) -> tuple[World, Service]:
     """A run with 4 steps, whose rewards come from a service."""
     service = kind(replies)
-    service.holds_groups = True
+    service.breaker.holds_groups = True
 
     async def reward(prompt: Prompt, sample: Sample) -> float:
         value: float = await service.score(prompt.text, sample.text, prompt.label)
         return value
 
     reward.has_deadlines = True  # type: ignore[attr-defined]
-    return World(reward=reward, hold=service, **changes), service
+    return World(reward=reward, hold=service.breaker, **changes), service
 
 
 def test_admission_pauses_while_the_service_is_down(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,17 +205,23 @@ def test_a_poisonous_answer_fails_its_group_alone() -> None:
     assert len(run.trainer.batches) == 4
 
 
-def test_an_outage_ends_the_run_by_the_watchdog_alone() -> None:
-    run, _ = world(lambda number, now: REFUSED, watchdog_s=1000.0)
-    with pytest.raises(Stalled, match=f"every call to {URL} has failed for .* answers wait for it"):
+def test_an_outage_ends_the_run_after_its_limit() -> None:
+    run, _ = world(lambda number, now: REFUSED, watchdog_s=1000.0, reward_outage_s=2000.0)
+    with pytest.raises(RewardOutage, match=f"every call to {URL} has failed for 2000 s .* answers wait for it.*2000 s"):
         run.run()
 
 
-def test_errors_of_the_service_spend_the_failure_budget() -> None:
-    run, service = world(lambda number, now: (500, "a bug"), watchdog_s=10_000.0)
+def test_a_service_that_fails_every_answer_ends_the_run_after_the_limit() -> None:
+    run, service = world(lambda number, now: (500, "a bug"), watchdog_s=1000.0, reward_outage_s=300.0)
+    with pytest.raises(RewardOutage, match="status 500: a bug"):
+        run.run()
+    assert service.breaker.reason is None, "no answer waits, so nothing holds admission"
+
+
+def test_without_a_limit_errors_of_the_service_spend_the_failure_budget() -> None:
+    run, _ = world(lambda number, now: (500, "a bug"), kind=partial(Service, outage_limit_s=0.0), watchdog_s=10_000.0)
     with pytest.raises(FailureBudgetSpent, match="10 attempts, the last: status 500: a bug"):
         run.run()
-    assert service.reason is None, "no answer waits, so nothing holds admission"
 
 
 def test_only_the_service_of_training_pauses_admission(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +237,7 @@ def test_only_the_service_of_training_pauses_admission(monkeypatch: pytest.Monke
             for reward in (held_out, training):
                 waiting = tasks.create_task(reward(prompt(), sample("a")))
                 await asyncio.sleep(60.0)
-                reasons.append((resources.service(URL, None).reason, resources.reason))
+                reasons.append((resources.service(URL, None).breaker.reason, resources.reason))
                 waiting.cancel()
         return reasons
 

@@ -13,7 +13,7 @@ one context-parallel rank has.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -234,6 +234,11 @@ class Packing:
     def row_multiple(self) -> int:
         """The multiple to which rows are padded: tensor-parallel ranks share a context-parallel rank's part."""
         return self.context_parallel * math.lcm(self.tensor_parallel, 2 if self.context_parallel > 1 else 1)
+
+    def halved(self) -> "Packing":
+        """Return a packing into microbatches of half the size.  A sample that is longer has one for itself."""
+        num_samples = None if self.num_samples is None else max(1, self.num_samples // 2)
+        return replace(self, max_tokens=max(1, self.max_tokens // 2), num_samples=num_samples)
 
     def share(self, examples: Sequence[Example], rank: int, world_size: int) -> Sequence[Example]:
         """Select the samples of one rank."""

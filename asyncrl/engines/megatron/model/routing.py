@@ -111,6 +111,17 @@ class RoutingReplay:
         for replay in self._routers:
             replay.forget()
 
+    def rewinding(self) -> Callable[[], None]:
+        """Return a function that forgets the microbatches from now on, because their pass will be repeated."""
+        num_counted = len(self._counted)
+
+        def rewind() -> None:
+            del self._counted[num_counted:]
+            for replay in self._routers:
+                replay.forget()
+
+        return rewind
+
     def row_routes(self, row: Microbatch, places_T: NDArray[np.int64], device: torch.device) -> RowRoutes | None:
         """Return the routes of the tokens that this rank's routers see; None if there are none.
 

@@ -40,8 +40,8 @@ INTERNALS = (
 """Names that may change with the library: see docs/internals.md."""
 
 
-def _nothing_to_raise() -> None:
-    """Raise nothing: there is no failure for ranks to share."""
+def _nothing() -> None:
+    """Do nothing: there is no failure for ranks to share, and nothing to forget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,12 @@ class MicrobatchStep:
     """The work of a pass on each microbatch."""
 
     forward: Callable[[Iterator[Microbatch], Any], tuple[Any, Callable[..., Any]]]
-    raise_alike: Callable[[], None] = _nothing_to_raise
+    raise_alike: Callable[[], None] = _nothing
     """The check of a forward and backward pass.  Every rank must call it before gradients are used; it raises on all
     ranks alike."""
+
+    reset: Callable[[], None] = _nothing
+    """Forgets what a failed pass has left, before the pass is repeated."""
 
     def __call__(self, rows: Iterator[Microbatch], model: Any) -> tuple[Any, Callable[..., Any]]:
         """Run the next microbatch of ``rows``, with the signature that Megatron's schedules call.
@@ -94,7 +97,7 @@ def loss_step(objective: Objective, device: torch.device, replay: RoutingReplay 
 
     # A user's loss and correction keep their first failure in one place, so one of them raises for both.
     checked = [each for each in (objective.custom, objective.tis) if isinstance(each, CheckedLoss | CheckedTis)]
-    return _step(words, device, loss, checked[0].raise_alike if checked else _nothing_to_raise, replay)
+    return _step(words, device, loss, checked[0].raise_alike if checked else _nothing, replay)
 
 
 def logprob_step(temperature: float, device: torch.device, replay: RoutingReplay | None = None) -> MicrobatchStep:
@@ -128,7 +131,7 @@ def _step(
     reader: "_Words | _Values",
     device: torch.device,
     loss: Callable[[Microbatch, Any], tuple[Tensor, dict[str, Tensor], Tensor]],
-    raise_alike: Callable[[], None] = _nothing_to_raise,
+    raise_alike: Callable[[], None] = _nothing,
     replay: RoutingReplay | None = None,
 ) -> MicrobatchStep:
     def finish(row: Microbatch, output: Any) -> tuple[Tensor, Tensor, MicrobatchResult]:
@@ -141,7 +144,8 @@ def _step(
         row = next(rows)
         return _run_model(model, row, reader, device, replay), partial(finish, row)
 
-    return MicrobatchStep(forward=forward, raise_alike=raise_alike)
+    reset = _nothing if replay is None else replay.rewinding()
+    return MicrobatchStep(forward=forward, raise_alike=raise_alike, reset=reset)
 
 
 def _run_model(

@@ -1,5 +1,6 @@
 """One model of a trainer rank with its optimizer: passes over packed samples, gradients, updates."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from asyncrl.config.areas.parallel import ParallelConfig
-from asyncrl.engines.megatron.model.packing import Example, Floats, microbatches, packing_of
+from asyncrl.engines.megatron.model.packing import Example, Floats, Packing, microbatches, packing_of
 from asyncrl.engines.megatron.setup.fused_adam import fuse
 from asyncrl.engines.megatron.setup.gradient_norm import use_foreach_norms
 from asyncrl.engines.megatron.setup.ranks import from_last_stage
@@ -25,7 +26,7 @@ from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.megatron.train.forward_step import MicrobatchResult, MicrobatchStep
 from asyncrl.engines.megatron.train.optimizer_updates import Update
 from asyncrl.engines.megatron.train.rollback import RestorePoint
-from asyncrl.errors import NonFiniteLoss
+from asyncrl.errors import NonFiniteLoss, TrainerFailed, first_line
 from asyncrl.internals import Internal
 
 INTERNALS = (
@@ -65,7 +66,19 @@ INTERNALS = (
     Internal(
         name="megatron.core.distributed.DistributedDataParallel",
         parameters=("config", "ddp_config", "module"),
-        attributes=("buffers", "expert_parallel_buffers", "no_sync", "zero_grad_buffer"),
+        attributes=(
+            "bucket_groups",
+            "buffers",
+            "expert_parallel_bucket_groups",
+            "expert_parallel_buffers",
+            "no_sync",
+            "zero_grad_buffer",
+        ),
+        used_in=__name__,
+    ),
+    Internal(
+        name="megatron.core.distributed.param_and_grad_buffer._ParamAndGradBucketGroup",
+        attributes=("grad_reduce_handle", "per_param_grad_ready_counts"),
         used_in=__name__,
     ),
     Internal(
@@ -84,6 +97,11 @@ INTERNALS = (
     ),
 )
 """Names that may change with the library: see docs/internals.md."""
+
+logger = logging.getLogger(__name__)
+
+_LESS = "lower max-tokens-per-gpu or micro-batch-size, or give recompute-granularity full"
+"""The way to less memory in a pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +127,12 @@ class Learner:
         self._rank = parallel_state.get_data_parallel_rank()
         self._num_ranks = parallel_state.get_data_parallel_world_size()
         self._packing = packing_of(settings.train, settings.parallel)
+        self._is_split = max(settings.parallel.ranks_per_copy, settings.parallel.ranks_per_expert_copy) > 1
+        self._reduction = _Reduction()
+        self.num_repeated = 0
+        """Passes of this rank that were repeated in smaller microbatches, because memory ran out; so far."""
         self.model = model
-        self.parallel = _data_parallel(model, settings.parallel)
+        self.parallel = _data_parallel(model, settings.parallel, self._reduction)
         self.optimizer = _optimizer(self.parallel, settings)
 
     def set_rate(self, rate: float) -> None:
@@ -164,9 +186,61 @@ class Learner:
     def _run(self, examples: Sequence[Example], step: MicrobatchStep, *, forward_only: bool) -> list[MicrobatchResult]:
         """Run this rank's share forward, and backward unless ``forward_only``; gradients end up summed over ranks.
 
-        The results are those of the last pipeline stage; other stages return none.
+        The results are those of the last pipeline stage; other stages return none.  If memory runs out, the rank runs
+        its share once more in smaller microbatches.  Raises TrainerFailed if it cannot, or runs out of memory again.
         """
-        rows = microbatches(examples, self._rank, self._num_ranks, self._packing)
+        self._reduction.has_begun = False
+        try:
+            return self._passed(examples, step, self._packing, forward_only=forward_only)
+        except torch.OutOfMemoryError as error:
+            text = first_line(error)
+            if self._is_split:
+                why = "not repeated, because the ranks of one model wait for each other"
+                raise TrainerFailed(f"{text} ({why}; {_LESS})") from error
+            if self._reduces():
+                why = "not repeated, because the ranks already sum gradients"
+                raise TrainerFailed(f"{text} ({why}; {_LESS})") from error
+        # Invariant: outside of the block above, whose traceback holds the activations of the failed pass.
+        smaller = self._packing.halved()
+        logger.warning("%s: %s; repeated with microbatches of %d tokens", self._name, text, smaller.max_tokens)
+        self._undo(step, forward_only=forward_only)
+        self.num_repeated += 1
+        try:
+            return self._passed(examples, step, smaller, forward_only=forward_only)
+        except torch.OutOfMemoryError as error:
+            raise TrainerFailed(f"{first_line(error)} (also in smaller microbatches; {_LESS})") from error
+
+    def _reduces(self) -> bool:
+        """Whether another rank may already sum gradients with this one: then this pass cannot be repeated.
+
+        Without such a sum no rank waits for another within a pass, so a rank may take longer, and have more
+        microbatches.  The other ranks wait for it in the sum at the end of the pass.
+        """
+        sums = any(group.grad_reduce_handle is not None for group in self._bucket_groups)
+        return self._num_ranks > 1 and (self._reduction.has_begun or sums)
+
+    def _undo(self, step: MicrobatchStep, *, forward_only: bool) -> None:
+        """Undo what a failed pass has left, and free its memory."""
+        step.reset()
+        if not forward_only:
+            for group in self._bucket_groups:
+                if group.grad_reduce_handle is not None:  # a sum over one rank
+                    group.grad_reduce_handle.wait()
+                    group.grad_reduce_handle = None
+                group.per_param_grad_ready_counts = {}  # Megatron takes those of the first pass as the usual ones
+            self.parallel.zero_grad_buffer()
+            self.optimizer.zero_grad()
+        if next(self.model.parameters()).is_cuda:
+            torch.cuda.empty_cache()
+
+    @property
+    def _bucket_groups(self) -> list[Any]:
+        return [*self.parallel.bucket_groups, *self.parallel.expert_parallel_bucket_groups]
+
+    def _passed(
+        self, examples: Sequence[Example], step: MicrobatchStep, packing: Packing, *, forward_only: bool
+    ) -> list[MicrobatchResult]:
+        rows = microbatches(examples, self._rank, self._num_ranks, packing)
         outcomes: list[MicrobatchResult] = get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=iter(rows),
@@ -193,7 +267,19 @@ def _summed(outcomes: Sequence[MicrobatchResult]) -> dict[str, float]:
     return dict(zip(names, sums.tolist(), strict=True))
 
 
-def _data_parallel(model: Any, settings: ParallelConfig) -> Any:
+class _Reduction:
+    """The sum of gradients over ranks at the end of a pass, and whether it has begun."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+
+    def __call__(self, models: list[Any], num_tokens: Any, **groups: Any) -> None:
+        """Finish gradients as Megatron does, without its division by ``num_tokens``: the loss is already scaled."""
+        self.has_begun = True
+        finalize_model_grads(models, None, **groups)
+
+
+def _data_parallel(model: Any, settings: ParallelConfig, reduction: _Reduction) -> Any:
     """Wrap the model; its gradients are float32, and summed over ranks by the end of each update."""
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
@@ -203,15 +289,10 @@ def _data_parallel(model: Any, settings: ParallelConfig) -> Any:
     parallel = DistributedDataParallel(model.config, config, model)
     # Invariant: every rank sets it before the first pass.  Megatron calls it at the end of each pass, and it is
     # collective.
-    model.config.finalize_model_grads_func = _finish_gradients
+    model.config.finalize_model_grads_func = reduction
     if settings.overlap_grad_reduce:
         model.config.no_sync_func = parallel.no_sync  # used for all microbatches but the last
     return parallel
-
-
-def _finish_gradients(models: list[Any], num_tokens: Any, **groups: Any) -> None:
-    """Finish gradients as Megatron does, without its division by ``num_tokens``: the loss is already scaled."""
-    finalize_model_grads(models, None, **groups)
 
 
 def _optimizer(parallel: Any, settings: TrainerSettings) -> Any:

@@ -1,0 +1,147 @@
+"""A pass that runs out of memory is repeated in smaller microbatches where no rank waits within it."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrl.engines.megatron import TrainerSettings
+from asyncrl.errors import TrainerFailed
+from asyncrl.types import TrainReport
+from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
+from tests.engines.megatron.train import memory_process
+from tests.engines.megatron.train.memory_process import Shortage, trained
+from tests.programs import ROOT, program
+
+DEADLINE_S = 240
+pytestmark = [pytest.mark.timeout(2 * DEADLINE_S), pytest.mark.filterwarnings("ignore:::torch")]
+
+REPEATED = "train/repeated_passes"
+
+
+@pytest.fixture(scope="module", params=["dense", "mixture"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("hf"), moe=request.param == "mixture")
+
+
+def settings(checkpoint: Path, **changes: Any) -> TrainerSettings:
+    """Microbatches of about three samples, two updates, and a reference model: passes of every kind."""
+    usual: dict[str, Any] = {"max_tokens_per_gpu": 40, "num_steps_per_rollout": 2, "kl_coef": 0.1}
+    return trainer_settings(checkpoint, **(usual | changes))
+
+
+def weights(rank: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in rank._model.named_parameters()}  # noqa: SLF001
+
+
+def steps(settings: TrainerSettings, **shortage: Any) -> tuple[list[TrainReport], dict[str, torch.Tensor], Shortage]:
+    """Train two steps, of which the second may run out of memory."""
+    with one_rank(settings) as rank:
+        reports = [rank.train(random_batch())]
+        with Shortage(rank, **shortage) as short:
+            reports.append(rank.train(random_batch(seed=1, step=1)))
+        return reports, weights(rank), short
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("first", [0, 1, 3, 5, 8])
+def test_a_repeated_pass_gives_the_same_weights(checkpoint: Path, place: str, first: int) -> None:
+    """Microbatch ``first`` of the step fails: of the log-probs, of the reference model, or of an update."""
+    usual, expected, _ = steps(settings(checkpoint))
+    reports, found, short = steps(settings(checkpoint), place=place, first=first)
+    if not short.was_met:
+        assert place == "backward", "passes without gradients have no backward pass"
+        return
+    assert REPEATED not in usual[1].metrics
+    assert reports[1].metrics[REPEATED] == 1.0
+    assert reports[1].loss == pytest.approx(usual[1].loss, rel=1e-5)
+    assert reports[1].grad_norm == pytest.approx(usual[1].grad_norm, rel=1e-5)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("max_tokens", [40, 1000])  # in the second of several microbatches, or in the only one
+def test_the_first_pass_of_a_run_may_be_repeated(checkpoint: Path, max_tokens: int) -> None:
+    """Megatron records in the first backward pass how often each gradient becomes ready."""
+    expected: dict[str, torch.Tensor] = {}
+    for place in (None, "backward"):
+        changes: dict[str, Any] = {"num_steps_per_rollout": 1, "kl_coef": 0.0, "use_rollout_logprobs": True}
+        with one_rank(settings(checkpoint, max_tokens_per_gpu=max_tokens, **changes)) as rank:
+            with Shortage(rank, place=place, first=int(max_tokens == 40)) as short:
+                rank.train(random_batch())
+            assert short.was_met is (place is not None)
+            rank.train(random_batch(seed=1, step=1))
+            found = weights(rank)
+        for name, weight in expected.items():
+            torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+        expected = found
+
+
+def test_memory_that_runs_out_twice_ends_the_step(checkpoint: Path) -> None:
+    with pytest.raises(
+        TrainerFailed, match=r"CUDA out of memory.*also in smaller microbatches; lower max-tokens-per-gpu"
+    ):
+        steps(settings(checkpoint), place="forward", first=0, times=2)
+
+
+def test_fixed_microbatches_are_halved(checkpoint: Path) -> None:
+    usual, expected, _ = steps(settings(checkpoint, micro_batch_size=4))
+    reports, found, _ = steps(settings(checkpoint, micro_batch_size=4), place="backward", first=2)
+    assert reports[1].loss == pytest.approx(usual[1].loss, rel=1e-5)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
+# ---- two ranks
+
+
+@contextmanager
+def other_rank(task: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    command = program(memory_process.__name__, json.dumps(task))
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def two_ranks(checkpoint: Path, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Run cases on two ranks; return the results of each rank."""
+    with_ports = [{**case, "port": free_port()} for case in cases]
+    with other_rank({"checkpoint": str(checkpoint), "cases": with_ports}) as process:
+        mine = [trained(0, checkpoint, case) for case in with_ports]
+        others = json.loads(process.communicate(timeout=DEADLINE_S)[0].splitlines()[-1])
+    return [mine, others]
+
+
+def test_one_of_two_ranks_repeats_its_pass_while_the_other_waits(tmp_path: Path) -> None:
+    """With an overlapped reduction, only until the rank has begun to sum gradients."""
+    plain, overlapped = {"overlap_grad_reduce": False}, {"overlap_grad_reduce": True}
+    cases: list[dict[str, Any]] = [
+        {"parallel": plain, "place": None, "first": 0},
+        {"parallel": plain, "place": "backward", "first": 3},
+        {"parallel": overlapped, "place": None, "first": 0},
+        {"parallel": overlapped, "place": "backward", "first": 1},
+        {"parallel": overlapped, "place": "forward", "first": 1},
+    ]
+    mine, others = two_ranks(write_checkpoint(tmp_path), cases)
+    for place, case in enumerate(cases):
+        reference = mine[0 if case["parallel"] is plain else 2]
+        for results in (mine, others):
+            assert results[place]["error"] is None
+            assert results[place]["repeated"] == (0 if case["place"] is None else 1), "all ranks report the same"
+            assert results[place]["weights"] == pytest.approx(reference["weights"], rel=1e-4, abs=1e-5)
+
+
+def test_ranks_that_share_a_model_do_not_repeat(checkpoint: Path) -> None:
+    """A rank alone cannot know what the others wait for.  Here there is one, with the flags of two."""
+    with one_rank(settings(checkpoint)) as rank:
+        rank._learner._is_split = True  # noqa: SLF001
+        with Shortage(rank, place="forward", first=0), pytest.raises(TrainerFailed, match="ranks of one model wait"):
+            rank.train(random_batch())

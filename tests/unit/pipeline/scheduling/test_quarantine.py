@@ -1,0 +1,192 @@
+"""Rows that keep failing: counted over resumed runs, left out, and named in a file."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from asyncrl.engines.fake import FakeCheckpoints
+from asyncrl.errors import EngineLost, FailureBudgetSpent, RewardFailed, SampleFailed
+from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
+from asyncrl.pipeline.scheduling.quarantine_file import QUARANTINE_FILE, QuarantineFile, open_quarantine, read_rows
+from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.types import Prompt, Sample
+from tests.unit.pipeline.harness import World, token_sum
+
+LIMIT = 3
+
+
+def prompt(row: int, token_ids: tuple[int, ...] = (1, 2), **metadata: Any) -> Prompt:
+    return Prompt(row=row, epoch=0, text=f"question {row}", token_ids=token_ids, label="", metadata=metadata)
+
+
+def bad(rows: range) -> Callable[[Prompt, Sample], Any]:
+    """A reward that raises for some rows in every epoch."""
+
+    async def reward(prompt: Prompt, sample: Sample) -> float:
+        if prompt.row in rows:
+            raise ValueError(f"row {prompt.row} has no label")
+        return await token_sum(prompt, sample)
+
+    return reward
+
+
+def settled(world: World) -> int:
+    """Prompts that have left, or wait to start again."""
+    stats = world.scheduler.stats()
+    counts = stats.groups
+    held = counts.in_flight + counts.partial + counts.buffered + counts.training
+    return counts.trained + counts.filtered + counts.failed + counts.quarantined + held + stats.returned
+
+
+def test_a_resumed_run_gets_past_rows_that_always_fail() -> None:
+    """Four bad rows side by side end a run that allows two.  Its resumed run must not end at the same place."""
+    before, ends, rows = None, list[int](), dict[int, FailedRow]()
+    for _ in range(5):
+        checkpoints = FakeCheckpoints(0.1)
+        world = World(
+            steps=20,
+            groups_per_step=4,
+            rows=60,
+            save_interval=2,
+            checkpoints=checkpoints,
+            before=before,
+            reward=bad(range(20, 24)),
+            quarantine=Quarantine(LIMIT, rows.values(), lambda row: rows.update({row.row: row})),
+        )
+        try:
+            world.run()
+            break
+        except FailureBudgetSpent:
+            ends.append(len(world.trainer.batches))
+            found = checkpoints.found(1e9)
+            before = RunState.from_json(orjson.loads(orjson.dumps(found)))
+    assert len(ends) == 1, "the second life reaches the last step"
+    assert world.prompts.taken == settled(world)
+    assert sorted(rows) == [20, 21, 22, 23]
+    assert all("has no label" in row.reason for row in rows.values())
+
+
+def test_rows_are_left_out_in_later_epochs_and_counted() -> None:
+    world = World(
+        steps=30, groups_per_step=4, rows=10, reward=bad(range(4, 5)), quarantine=Quarantine(2), max_failed_groups=2
+    ).run()
+    assert len(world.trainer.batches) == 30
+    counts = world.scheduler.gauges().groups
+    assert counts.failed == 2
+    assert counts.quarantined >= 9
+    assert world.prompts.taken == settled(world)
+    assert not any(group.prompt.row == 4 for batch in world.trainer.batches for group in batch.groups)
+
+
+def test_the_count_of_left_out_prompts_is_part_of_the_checkpoint() -> None:
+    checkpoints = FakeCheckpoints()
+    plan: dict[str, Any] = {"groups_per_step": 4, "rows": 5, "reward": bad(range(4, 5))}
+    World(steps=12, checkpoints=checkpoints, quarantine=Quarantine(1), **plan).run()
+    before = RunState.from_json(orjson.loads(orjson.dumps(checkpoints.written[12])))
+    assert before.groups.quarantined > 0
+    resumed = World(steps=20, before=before, quarantine=Quarantine(1), **plan).run()
+    assert resumed.scheduler.gauges().groups.quarantined > before.groups.quarantined
+    assert resumed.prompts.taken == settled(resumed)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_such_count() -> None:
+    checkpoints = FakeCheckpoints()
+    World(steps=2, checkpoints=checkpoints).run()
+    found = checkpoints.written[2]
+    del found["groups"]["quarantined"]
+    assert RunState.from_json(orjson.loads(orjson.dumps(found))).groups.quarantined == 0
+
+
+def test_a_run_without_a_good_row_ends() -> None:
+    world = World(rows=3, reward=bad(range(3)), quarantine=Quarantine(2), max_failed_groups=50)
+    with pytest.raises(FailureBudgetSpent, match=r"all rows are in quarantine .*row . has no label"):
+        world.run()
+
+
+def test_without_a_limit_every_failure_counts() -> None:
+    world = World(rows=1, reward=bad(range(1)), max_failed_groups=5)
+    with pytest.raises(FailureBudgetSpent, match="5 groups failed in a row"):
+        world.run()
+
+
+def test_a_success_clears_a_row_and_other_content_is_another_row() -> None:
+    written: list[FailedRow] = []
+    kept = Quarantine(2, write=written.append)
+    error = RewardFailed("no label\n" + 1000 * "x")
+    assert not kept.failed(prompt(7, id="seven"), error)
+    assert kept.failed(prompt(7, id="seven"), error)
+    assert kept.leaves_out(prompt(7))
+    assert not kept.leaves_out(prompt(7, token_ids=(3,)))
+    assert not kept.leaves_out(prompt(8))
+    last = written[-1]
+    assert (last.row, last.id, last.attempts, last.is_quarantined) == (7, "seven", 2, True)
+    assert (last.text, last.reason) == ("question 7", str(error)[:300])
+    kept.failed(prompt(8), error)
+    kept.succeeded(prompt(8))
+    kept.succeeded(prompt(9))
+    assert written[-1].attempts == 0
+    assert len(written) == 4
+    assert not kept.failed(prompt(8), error), "it counts anew"
+
+
+def test_failures_of_engines_are_not_those_of_rows() -> None:
+    kept = Quarantine(1)
+    assert not kept.failed(prompt(1), SampleFailed("3 attempts"))
+    assert not kept.leaves_out(prompt(1))
+    world = World(failures={"g1.0": EngineLost("gone")}, retries=0, quarantine=kept).run()
+    assert world.scheduler.gauges().groups.quarantined == 0
+
+
+async def written(file: QuarantineFile, changes: Callable[[], object]) -> None:
+    """Make changes while the file is written, as a run does, until the run is cancelled."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(file.run())
+        await asyncio.sleep(0)
+        changes()
+        await asyncio.sleep(0)
+        running.cancel()
+
+
+def test_the_file_keeps_the_last_line_of_a_row_and_survives_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / QUARANTINE_FILE
+    kept, file = open_quarantine(2, tmp_path, None)
+
+    def changes() -> None:
+        for row in (1, 1, 2, 3):
+            kept.failed(prompt(row), RewardFailed("no label"))
+        kept.succeeded(prompt(3))
+
+    asyncio.run(written(file, changes))
+    with path.open("ab") as torn:
+        torn.write(b'{"row": 4, "dig')
+    kept, file = open_quarantine(2, tmp_path, None)
+    asyncio.run(written(file, lambda: kept.failed(prompt(5), RewardFailed("no label"))))
+    rows = {row.row: row for row in read_rows([path])}
+    assert {row: each.attempts for row, each in rows.items()} == {1: 2, 2: 1, 3: 0, 5: 1}
+    again, _ = open_quarantine(2, tmp_path / "other", tmp_path)
+    assert again.num_left_out == 1
+    assert again.leaves_out(prompt(1))
+    assert not again.leaves_out(prompt(2))
+    lowered, _ = open_quarantine(1, tmp_path, None)
+    assert lowered.num_left_out == 1, "a limit holds for failures from now on"
+
+
+def test_a_file_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "away" / QUARANTINE_FILE
+    file = QuarantineFile(path)
+    kept = Quarantine(2, write=file.write)
+
+    async def main() -> None:
+        for _ in range(2):
+            kept.failed(prompt(1), RewardFailed("no label"))
+            await file.flush()
+
+    asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records if "no longer written" in record.getMessage()] == [
+        f"{path}: rows that fail are no longer written: [Errno 2] No such file or directory: '{path}'"
+    ]
+    assert kept.leaves_out(prompt(1))
