@@ -1,0 +1,164 @@
+"""The reaper of a session: a process that ends every process of a run once the driver has ended, however it ended.
+
+    driver, alive     the reaper waits for the driver's end, or for the line "over"
+    driver, ended     without "over": the reaper prints one error line, and ends every process with the session's mark
+
+The mark is an environment variable whose value only this session has.  A process inherits it, so it is found after its
+parent has died.  Ray's agents, for example, would run for a minute after the driver was killed.
+
+This file is a program for ``python -P -S -E``: it imports nothing but the standard library, and starts in 20 ms.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection
+
+READY = b"ready\n"
+"""Line that the reaper writes once it ignores signals."""
+OVER = "over"
+"""Line that the driver writes at an orderly end."""
+PART = "part"
+"""First word of a line with a name and a process id, of a process without which Ray ends the driver."""
+SPARE = "spare"
+"""First word of a line with the id of a process that ends by itself."""
+GRACE_S = 3.0
+"""Seconds for processes to end by themselves after the driver; most notice its end within two."""
+LIMIT_S = 12.0
+"""Seconds after which the reaper gives up: a process that takes longer to be killed is stuck in a driver."""
+LOOK_EVERY_S = 0.1
+SPARED = (b"asyncrl.metrics.trackers", b"multiprocessing.resource_tracker")
+"""Parts of command lines of processes that end by themselves: trackers still send rows, Python's resource tracker frees
+shared memory.  Their descendants are spared too."""
+
+
+def main(driver: int, mark: str) -> None:
+    """Wait for the end of ``driver`` and end the processes that have ``mark``, "NAME=VALUE", in their environment."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.write(1, READY)
+    parts, spared = dict[str, int](), set[int]()
+    is_over = _wait(driver, parts, spared)
+    if not is_over:
+        _say(_why(driver, parts))
+    end(mark.encode(), grace_s=0.0 if is_over else GRACE_S, spared=spared)
+
+
+def _wait(driver: int, parts: dict[str, int], spared: set[int]) -> bool:
+    """Return once the driver has ended or is over, and whether it is over; add what it said to ``parts`` and ``spared``."""
+    text = b""
+    try:
+        ended = os.pidfd_open(driver)
+    except ProcessLookupError:
+        return False
+    waiting = select.poll()
+    waiting.register(ended, select.POLLIN)
+    waiting.register(0, select.POLLIN)
+    while True:
+        ready = {number for number, _ in waiting.poll()}
+        if 0 in ready:
+            got = os.read(0, 65_536)
+            if not got:  # closed without a line: the driver has ended, or is about to
+                waiting.unregister(0)
+            text += got
+            *lines, text = text.split(b"\n")
+            for word, *more in (line.decode().split() for line in lines if line):
+                if word == OVER:
+                    return True
+                if word == PART:
+                    parts[more[0]] = int(more[1])
+                if word == SPARE:
+                    spared.add(int(more[0]))
+        elif ended in ready:
+            return False
+
+
+def _why(driver: int, parts: dict[str, int]) -> str:
+    """Return a line on the end of the driver."""
+    gone = [f"Ray's {name} (process {pid})" for name, pid in parts.items() if not _is_running(pid)]
+    if gone:
+        return f"error: {' and '.join(gone)} ended, and Ray ended the program (process {driver}) with it"
+    return f"error: the program (process {driver}) was killed; its processes are ended now"
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal is gone
+        os.write(2, f"{line}\n".encode())
+
+
+def end(mark: bytes, *, grace_s: float, spared: Collection[int] = ()) -> None:
+    """End all processes with ``mark``, but for the spared ones and their descendants.
+
+    They are killed after ``grace_s`` seconds, and so are those that others start meanwhile.
+    """
+    began = time.monotonic()
+    while (found := _marked(mark, set(spared))) and time.monotonic() - began < LIMIT_S:
+        if time.monotonic() - began >= grace_s:
+            for pid in found:
+                _kill(pid, mark)
+        time.sleep(LOOK_EVERY_S)
+
+
+def _marked(mark: bytes, spared: set[int]) -> list[int]:
+    """Return the ids of the running processes that have the mark, without this one and the spared ones."""
+    own, parents, found = os.getpid(), dict[int, int](), list[int]()
+    for name in os.listdir("/proc"):
+        if not name.isdecimal() or (pid := int(name)) == own:
+            continue
+        try:
+            state, parents[pid] = _stat(pid)
+            if state == b"Z" or mark not in _read(pid, "environ").split(b"\0"):
+                continue
+            found.append(pid)
+            if any(word in _read(pid, "cmdline") for word in SPARED):
+                spared.add(pid)
+        except (OSError, IndexError, ValueError):  # it has ended, or is of another user
+            continue
+    return [pid for pid in found if not _is_below(pid, spared, parents)]
+
+
+def _is_below(pid: int, spared: set[int], parents: dict[int, int]) -> bool:
+    """Whether ``pid`` or one of its ancestors is spared."""
+    for _ in range(len(parents) + 1):  # a process id that is used again could close a ring
+        if pid in spared:
+            return True
+        if pid not in parents:
+            return False
+        pid = parents[pid]
+    return False
+
+
+def _kill(pid: int, mark: bytes) -> None:
+    """Kill a process if it still has the mark; a process id may be used again at any time."""
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if mark in _read(pid, "environ").split(b"\0"):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+def _stat(pid: int) -> tuple[bytes, int]:
+    """Return the state and the parent of a process."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()  # the name before may contain anything
+    return fields[0], int(fields[1])
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return _stat(pid)[0] != b"Z"
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def _read(pid: int, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
