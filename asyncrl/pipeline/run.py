@@ -11,6 +11,7 @@ waits for     a batch; the trainer; after training, the previous weight update, 
               with time-shared GPUs, every evaluation and each change of the GPUs' holder
 unblocked by  the scheduler, the trainer, the engines; each wait has its own deadline
 on cancel     the scheduler's and the evaluation's requests are aborted
+asked to end  a checkpoint of the steps so far is written instead of waiting for the next batch
 on crash      the training since the last checkpoint is lost
 
 With time-shared GPUs nothing else runs during training:
@@ -23,7 +24,7 @@ With time-shared GPUs nothing else runs during training:
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from asyncrl.errors import CheckpointFailed, plainly
@@ -33,6 +34,7 @@ from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.mismatch import Mismatch, answers
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.pipeline.evaluation import Evaluates
 from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference
 from asyncrl.pipeline.sampling.retry import RetryingEngine
@@ -69,6 +71,8 @@ class RunPlan:
     """Steps done by the run that this one resumes."""
     save_interval: int | None = None
     """Steps between checkpoints.  The last step is always followed by one."""
+    save_interval_s: float | None = None
+    """Seconds between checkpoints; one follows the step in which they have passed."""
     save_during_training: bool = True
     """Continue training while a checkpoint is written."""
 
@@ -94,24 +98,31 @@ class Parts:
     """The user's data source; None if prompts are found again by epoch and row."""
     gpu_sharing: GpuSharing | None = None
     """None: trainer and engines have separate GPUs.  Otherwise the engines hold the GPUs when the run begins."""
+    early_end: EarlyEnd = field(default_factory=EarlyEnd)
 
 
 async def train(parts: Parts, plan: RunPlan, report: Callable[[StepFacts], None]) -> None:
     """Train to the last step, pass each step's facts to ``report``, and save the final weights.
 
-    Nothing is in flight when this returns.  Raises the named error that ended the run.
+    A run that is asked to end early writes a checkpoint instead.  Nothing is in flight when this returns.  Raises the
+    named error that ended the run.
     """
     with plainly():
         async with asyncio.TaskGroup() as stages:
             run = _Run(parts, plan, stages, report)
             scheduling = stages.create_task(parts.scheduler.run(), name="scheduler")
             welcoming = stages.create_task(run.welcome_rejoined(), name="rejoined")
+            is_over = False
             for step in range(plan.first_step, plan.num_steps):
-                await run.step(step)
+                if is_over := not await run.step(step):
+                    break
+            if is_over:
+                await run.save_early()
             await run.reported()
             scheduling.cancel()
             welcoming.cancel()
-            await run.save()
+            if not is_over:
+                await run.save()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,23 +161,30 @@ class _Run:
         self._evaluation: asyncio.Task[EvalReport] | None = None
         self._is_alarmed = False
         self._scores_are_late = False
+        self._trained, self._saved = plan.first_step, plan.first_step
+        """Steps done, and those in the last checkpoint."""
+        self._saved_s = loop_time()
+        parts.early_end.is_possible = parts.checkpointer is not None
         has_one_report = plan.num_steps - plan.first_step == 1 and plan.eval_interval is not None
         if self._first_evaluation_is_due() and not has_one_report:  # that report is of the pass after the only step
             self._evaluate()
 
-    async def step(self, step: int) -> None:
+    async def step(self, step: int) -> bool:
         """Wait for a batch, train on it, and start publishing, evaluation and reporting as planned.
 
-        The weight update may still be in progress when this returns.
+        The weight update may still be in progress when this returns.  Returns False, with nothing done, if the run
+        must end early.
         """
         parts, start = self._parts, loop_time()
         logger.info("step %d: waiting for a batch", step)
-        batch = await parts.scheduler.next_batch()
+        batch = await parts.early_end.unless_asked(parts.scheduler.next_batch())
+        if batch is None:
+            return False
         waited = loop_time() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
         batch, hooks_s = await self._prepared(batch)
         if self._evaluation is not None and (step == 0 or parts.gpu_sharing is not None):
-            await self._evaluation  # the first weight change, or the loss of the GPUs, must not come before it ends
+            await self._evaluated()  # the first weight change, or the loss of the GPUs, must not come before it ends
             parts.timeline.span("trainer", "wait for the evaluation", start + waited, loop_time())
         await self._to_trainer()
         trained = await self._train(batch)
@@ -175,6 +193,7 @@ class _Run:
         if late_update_s > 0:
             parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, loop_time())
         parts.scheduler.close_step()
+        self._trained = step + 1
         state = await self._state(step) if self._save_is_due(step) else None
         saves_first = parts.gpu_sharing is not None  # the update offloads the optimizer
         checkpoint_s = await self._checkpoint(state) if state and saves_first else None
@@ -202,6 +221,7 @@ class _Run:
             checkpoint_s=checkpoint_s,
         )
         self._reporting = self._stages.create_task(self._tell(facts), name=f"report-{step}")
+        return True
 
     async def _prepared(self, batch: Batch) -> tuple[Batch, float | None]:
         """Return the batch as the user's hooks change it, and the seconds that they took; the accounts follow."""
@@ -241,6 +261,21 @@ class _Run:
             await self._parts.checkpointer.finish()
         self._parts.timeline.span("trainer", "save", start, loop_time())
 
+    async def save_early(self) -> None:
+        """Write a checkpoint of the steps so far, unless there is one, and wait until it is written."""
+        if self._evaluation is not None:
+            self._evaluation.cancel()
+        if self._parts.checkpointer is None:
+            return
+        if self._saved < self._trained:
+            if self._parts.gpu_sharing is not None:
+                await self.reported()  # the update must not lose the GPUs
+            state = await self._state(self._trained - 1)
+            await self._to_trainer()
+            await self._checkpoint(state)
+        await self._parts.checkpointer.finish()
+        self._parts.early_end.saved_step = self._saved
+
     async def _to_trainer(self) -> None:
         """Give time-shared GPUs to the trainer.  Interrupted requests resume when the engines hold the GPUs again."""
         if self._parts.gpu_sharing is None:
@@ -255,8 +290,13 @@ class _Run:
     def _save_is_due(self, step: int) -> bool:
         if self._parts.checkpointer is None:
             return False
-        interval = self._plan.save_interval
-        return step == self._plan.num_steps - 1 or (interval is not None and (step + 1) % interval == 0)
+        interval, interval_s = self._plan.save_interval, self._plan.save_interval_s
+        return (
+            step == self._plan.num_steps - 1
+            or (interval is not None and (step + 1) % interval == 0)
+            or (interval_s is not None and loop_time() - self._saved_s >= interval_s)
+            or self._parts.early_end.is_asked
+        )
 
     async def _state(self, step: int) -> RunState:
         """Return the state of the run after ``step``, with that of a user's data source at the same moment."""
@@ -272,7 +312,7 @@ class _Run:
         """
         if self._parts.checkpointer is None:
             raise AssertionError("there is no checkpointer")
-        start = loop_time()
+        start = self._saved_s = loop_time()
         try:
             async with self._weight_updates.trainer_lock:
                 await self._parts.checkpointer.begin(state.step, state.as_json())
@@ -282,6 +322,7 @@ class _Run:
             if state.step == self._plan.num_steps:  # without it, the whole run would be lost
                 await self._parts.trainer.save(self._plan.save_to)
             raise
+        self._saved = state.step
         self._parts.timeline.span("trainer", f"checkpoint {state.step}", start, loop_time())
         logger.info("checkpoint of step %d: training waited %.3f s", state.step, loop_time() - start)
         return loop_time() - start
@@ -381,9 +422,20 @@ class _Run:
                 logger.warning("step %d: the evaluation is skipped, because the previous one still runs", step)
         return report
 
+    async def _evaluated(self) -> None:
+        """Wait for the running evaluation, which an early end of the run cancels."""
+        evaluation = self._evaluation
+        if evaluation is not None and await self._parts.early_end.unless_asked(_result_of(evaluation)) is None:
+            evaluation.cancel()
+            self._evaluation = None
+
     def _collect(self) -> EvalReport | None:
         if self._evaluation is None or not self._evaluation.done():
             return None
         report, self._evaluation = self._evaluation.result(), None
         logger.info("version %d on held-out prompts: %s", report.weights.version, dict(report.accuracy))
         return report
+
+
+async def _result_of[T](task: asyncio.Task[T]) -> T:
+    return await task

@@ -20,7 +20,7 @@ DOCUMENTED_CODES = (1, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What is known of one attempt, from its files, after its end."""
+    """The files and processes that one attempt left."""
 
     code: int | None
     """Exit code; negative for a signal.  None: it made no progress for too long and was killed by the benchmark."""
@@ -41,7 +41,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the attempts of a life lost."""
+    """The losses of a life."""
 
     tokens_lost: int
     """Generated and neither trained, filtered nor masked: stale, failed, or generated after the last checkpoint."""

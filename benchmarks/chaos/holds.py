@@ -23,7 +23,7 @@ HELD_S = 3.0
 """Most seconds of a hold."""
 UPDATE = "update"
 RENAMES = {"folder": "iter_", "tracker": "latest_"}
-"""How the new name begins, by what is renamed."""
+"""Beginnings of the new names, by what is renamed."""
 _ROOT = Path(__file__).parents[2]
 _METADATA = "Metadata-Version: 2.1\nName: asyncrl-chaos\nVersion: 0\n"
 _ENTRY_POINTS = f"[sglang.srt.plugins]\nasyncrl_chaos = {__name__}:activate\n"

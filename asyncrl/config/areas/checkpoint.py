@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from asyncrl.config.areas.ranges import at_least, refuse
+from asyncrl.config.areas.ranges import above, at_least, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +14,11 @@ class CheckpointConfig:
     save: Annotated[Path | None, "Folder for checkpoints. Default: none are written."] = None
     save_interval: Annotated[
         int | None, "Number of training steps between checkpoints; the last step is saved in any case."
+    ] = None
+    save_interval_minutes: Annotated[
+        float | None,
+        "Time between checkpoints, in minutes: one follows the training step in which it has passed. May be combined "
+        "with --save-interval.",
     ] = None
     async_save: Annotated[
         bool, "Continue training while a checkpoint is written; training waits only for the copy in host memory."
@@ -28,4 +33,4 @@ class CheckpointConfig:
     load_optim: Annotated[bool, "Load the optimizer state."] = True
 
     def __post_init__(self) -> None:
-        refuse(at_least(self, 1, "save_interval", "ckpt_step"))
+        refuse(at_least(self, 1, "save_interval", "ckpt_step") + above(self, 0, "save_interval_minutes"))

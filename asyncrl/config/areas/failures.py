@@ -24,6 +24,11 @@ class FailureConfig:
     control_timeout_s: Annotated[float, "Time limit for one engine pause, update or continue, in seconds."] = 120.0
     reward_timeout_s: Annotated[float, "Time limit for one call of the reward function, in seconds."] = 60.0
     train_timeout_s: Annotated[float, "Time limit for one training step or save, in seconds."] = 3600.0
+    grace_s: Annotated[
+        float,
+        "Time after SIGTERM in which a run with --save may finish its step and write a checkpoint, in seconds; 0 ends "
+        "the run at once.",
+    ] = 15.0
     watchdog_timeout_s: Annotated[
         float, "Time without a token or group after which a run whose trainer waits ends, in seconds."
     ] = 1800.0
@@ -34,4 +39,5 @@ class FailureConfig:
             + at_least(self, 1, "max_failed_groups", "max_filtered_groups")
             + above(self, 0, "request_timeout_s", "control_timeout_s", "reward_timeout_s", "train_timeout_s")
             + above(self, 0, "watchdog_timeout_s")
+            + at_least(self, 0, "grace_s")
         )

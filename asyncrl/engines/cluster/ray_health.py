@@ -1,7 +1,7 @@
 """The end of the Ray processes on which a run depends: GCS, which knows all actors, and this machine's raylet.
 
-Ray itself lets a driver work on for a minute after GCS has ended, and then ends it from C++: no ``finally`` runs, and no
-error is shown.  After the raylet's end it does so at once.
+Ray itself lets a driver work on for a minute after GCS has ended, and then ends it from C++: no ``finally`` runs, and
+no error is shown.  After the raylet's end it does so at once.
 
     a cluster of this run       the kernel reports their end as it happens (pidfd)
     a cluster that was joined   a connection to each of their ports once a second
@@ -10,7 +10,7 @@ error is shown.  After the raylet's end it does so at once.
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import ModuleType
 
 import psutil
@@ -18,7 +18,7 @@ import psutil
 from asyncrl.errors import plainly
 
 NAMES = {"gcs_server": "GCS", "raylet": "raylet"}
-"""What Ray's processes are called here, by the names of their programs."""
+"""Names of Ray's processes in messages, by the names of their programs."""
 TRY_EVERY_S = 1.0
 TRY_S = 1.0
 """Seconds for one connection."""
@@ -106,13 +106,11 @@ async def _exits(name: str, pid: int) -> str:
     return f"Ray's {name} (process {pid}) has ended"
 
 
-async def _refuses(
-    name: str, host: str, port: int, connects: Callable[[str, int], Awaitable[bool]] | None = None
-) -> str:
+async def _refuses(name: str, host: str, port: int) -> str:
     """Return once nothing listens at a port of another program any more."""
-    failed, connects = 0, connects or _connects
+    failed = 0
     while failed < MOST_FAILED:
-        failed = 0 if await connects(host, port) else failed + 1
+        failed = 0 if await _connects(host, port) else failed + 1
         await asyncio.sleep(TRY_EVERY_S)
     return f"Ray's {name} at {host}:{port} cannot be reached"
 

@@ -40,48 +40,70 @@ def main(driver: int, mark: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.write(1, READY)
-    parts, spared = dict[str, int](), set[int]()
-    is_over = _wait(driver, parts, spared)
+    watch = _Watch(driver)
+    is_over = watch.wait()
     if not is_over:
-        _say(_why(driver, parts))
-    end(mark.encode(), grace_s=0.0 if is_over else GRACE_S, spared=spared)
+        _say(watch.why())
+    end(mark.encode(), grace_s=0.0 if is_over else GRACE_S, spared=watch.spared)
 
 
-def _wait(driver: int, parts: dict[str, int], spared: set[int]) -> bool:
-    """Return once the driver has ended or is over, and whether it is over; add what it said to ``parts`` and ``spared``."""
-    text = b""
-    try:
-        ended = os.pidfd_open(driver)
-    except ProcessLookupError:
-        return False
-    waiting = select.poll()
-    waiting.register(ended, select.POLLIN)
-    waiting.register(0, select.POLLIN)
-    while True:
-        ready = {number for number, _ in waiting.poll()}
-        if 0 in ready:
-            got = os.read(0, 65_536)
-            if not got:  # closed without a line: the driver has ended, or is about to
-                waiting.unregister(0)
-            text += got
-            *lines, text = text.split(b"\n")
-            for word, *more in (line.decode().split() for line in lines if line):
-                if word == OVER:
-                    return True
-                if word == PART:
-                    parts[more[0]] = int(more[1])
-                if word == SPARE:
-                    spared.add(int(more[0]))
-        elif ended in ready:
+class _Watch:
+    """The wait for the driver's end."""
+
+    def __init__(self, driver: int) -> None:
+        self.spared = set[int]()
+        self._driver = driver
+        self._parts = dict[int, str]()
+        """Names of the parts by the descriptors (pidfd) that become readable when they end."""
+        self._ended_first: list[str] = []
+        self._waiting = select.poll()
+        self._waiting.register(0, select.POLLIN)
+
+    def wait(self) -> bool:
+        """Return once the driver has ended or is over, and whether it is over."""
+        try:
+            ended = os.pidfd_open(self._driver)
+        except ProcessLookupError:
             return False
+        self._waiting.register(ended, select.POLLIN)
+        text, is_open = b"", True
+        while True:
+            ready = {number for number, _ in self._waiting.poll()}
+            if ended in ready and 0 not in ready:
+                return False
+            if 0 in ready:
+                got = os.read(0, 65_536)
+                if not got:  # closed without a line: the driver is ending
+                    self._waiting.unregister(0)
+                    is_open = False
+                *lines, text = (text + got).split(b"\n")
+                if any(self._is_over(line.decode()) for line in lines):
+                    return True
+            for number in ready & self._parts.keys():
+                name = self._parts.pop(number)
+                self._waiting.unregister(number)
+                if is_open and ended not in ready:  # else it ended with the driver
+                    self._ended_first.append(name)
 
+    def why(self) -> str:
+        """Return a line on the end of the driver."""
+        if self._ended_first:
+            gone = " and ".join(self._ended_first)
+            return f"error: {gone} ended, and Ray ended the program (process {self._driver}) with it"
+        return f"error: the program (process {self._driver}) was killed; its processes are ended now"
 
-def _why(driver: int, parts: dict[str, int]) -> str:
-    """Return a line on the end of the driver."""
-    gone = [f"Ray's {name} (process {pid})" for name, pid in parts.items() if not _is_running(pid)]
-    if gone:
-        return f"error: {' and '.join(gone)} ended, and Ray ended the program (process {driver}) with it"
-    return f"error: the program (process {driver}) was killed; its processes are ended now"
+    def _is_over(self, line: str) -> bool:
+        """Take in a line of the driver; return whether it is the last one."""
+        word, *more = line.split()
+        if word == SPARE:
+            self.spared.add(int(more[0]))
+        if word == PART:
+            name, pid = more
+            with contextlib.suppress(ProcessLookupError):
+                number = os.pidfd_open(int(pid))
+                self._parts[number] = f"Ray's {name} (process {pid})"
+                self._waiting.register(number, select.POLLIN)
+        return word == OVER
 
 
 def _say(line: str) -> None:
@@ -92,7 +114,7 @@ def _say(line: str) -> None:
 def end(mark: bytes, *, grace_s: float, spared: Collection[int] = ()) -> None:
     """End all processes with ``mark``, but for the spared ones and their descendants.
 
-    They are killed after ``grace_s`` seconds, and so are those that others start meanwhile.
+    They are killed after ``grace_s`` seconds, and so are processes that others start meanwhile.
     """
     began = time.monotonic()
     while (found := _marked(mark, set(spared))) and time.monotonic() - began < LIMIT_S:
@@ -146,13 +168,6 @@ def _stat(pid: int) -> tuple[bytes, int]:
     """Return the state and the parent of a process."""
     fields = _read(pid, "stat").rpartition(b")")[2].split()  # the name before may contain anything
     return fields[0], int(fields[1])
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return _stat(pid)[0] != b"Z"
-    except (OSError, IndexError, ValueError):
-        return False
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -11,17 +11,18 @@ import psutil
 import pytest
 
 DRIVER = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from asyncrl.engines.cluster.reaper_process import reaped
 
 def start(*words):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(["sleep", "100", *words], start_new_session=True, **quiet)
 
+ORPHAN = ["sh", "-c", "sleep 101 >/dev/null 2>&1 & echo $!"]
 other = start()
 with reaped(lambda: [spared.pid]) as reaper:
     # A process whose parent has ended, which only its environment shows to be of this session.
-    orphan = subprocess.run(["sh", "-c", "sleep 101 >/dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE, text=True, check=True)
+    orphan = subprocess.run(ORPHAN, stdout=subprocess.PIPE, text=True, check=True)
     child, spared = start(), start()
     reaper.tell({"GCS": child.pid})
     print(other.pid, orphan.stdout.strip(), child.pid, spared.pid, reaper.pid, flush=True)
@@ -87,6 +88,6 @@ def test_the_reaper_outlives_signals(number: signal.Signals) -> None:
 
 def test_the_line_names_the_process_of_ray_that_ended_first() -> None:
     with driver() as (program, (_, _, child, _, reaper)):
-        _, errors = program.communicate("child.kill(); child.wait(); __import__('os')._exit(1)\n", timeout=20.0)
+        _, errors = program.communicate("child.kill(); child.wait(); time.sleep(0.5); os._exit(1)\n", timeout=20.0)
         assert errors.startswith(f"error: Ray's GCS (process {child.pid}) ended, and Ray ended the program")
         assert end([reaper])
