@@ -121,8 +121,11 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals) ->
         finally:
             view.close()
             done = history.steps_before + history.steps
-            if signals.received is not None and done < plan.num_steps:
+            is_interrupted = signals.received is not None and done < plan.num_steps
+            if signals.received is not None and is_interrupted:
                 console.print(Text(_interruption(run, done, signals.received.name)), soft_wrap=True)
+        if is_interrupted:
+            return
         console.print(closing_table(history, plan, time.monotonic() - started, run_dir))
         for place in trackers.places():
             console.print(Text(place), soft_wrap=True)

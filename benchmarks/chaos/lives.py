@@ -163,6 +163,8 @@ class Play:
             self._stepped()
 
     def _has_moved(self, run: Run, steps: int) -> bool:
+        if self.fault.kind == "full" and self._lifted_at is not None:
+            disks.fill(self._disk)  # the run itself removes files
         return run.num_steps() > steps or self._is_due()
 
     def _stepped(self) -> None:
