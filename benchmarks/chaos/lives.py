@@ -26,7 +26,7 @@ NUM_STEPS = 32
 MOST_ATTEMPTS = 3
 START_S = 240.0
 """Seconds for the steps before the fault, on a busy machine."""
-HANG_S = 150.0
+HANG_S = 200.0
 """Seconds without a step or an end after which a run counts as hung.  All deadlines of the run are shorter."""
 HELD_S = 30.0
 """Seconds for a run to come to an armed moment."""

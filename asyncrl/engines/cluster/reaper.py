@@ -30,6 +30,12 @@ GRACE_S = 3.0
 LIMIT_S = 12.0
 """Seconds after which the reaper gives up: a process that takes longer to be killed is stuck in a driver."""
 LOOK_EVERY_S = 0.1
+BEFORE_S = 0.05
+"""Seconds by which a part must end before the driver to be its cause.
+
+A killed driver takes its parts along: the kernel kills them when the driver's main thread ends, some milliseconds
+before its last thread does.
+"""
 SPARED = (b"asyncrl.metrics.trackers", b"multiprocessing.resource_tracker")
 """Parts of command lines of processes that end by themselves: trackers still send rows, Python's resource tracker frees
 shared memory.  Their descendants are spared too."""
@@ -55,7 +61,8 @@ class _Watch:
         self._driver = driver
         self._parts = dict[int, str]()
         """Names of the parts by the descriptors (pidfd) that become readable when they end."""
-        self._ended_first: list[str] = []
+        self._ended: list[tuple[float, str]] = []
+        """Times and names of the parts that have ended."""
         self._waiting = select.poll()
         self._waiting.register(0, select.POLLIN)
 
@@ -66,7 +73,7 @@ class _Watch:
         except ProcessLookupError:
             return False
         self._waiting.register(ended, select.POLLIN)
-        text, is_open = b"", True
+        text = b""
         while True:
             ready = {number for number, _ in self._waiting.poll()}
             if ended in ready and 0 not in ready:
@@ -75,20 +82,18 @@ class _Watch:
                 got = os.read(0, 65_536)
                 if not got:  # closed without a line: the driver is ending
                     self._waiting.unregister(0)
-                    is_open = False
                 *lines, text = (text + got).split(b"\n")
                 if any(self._is_over(line.decode()) for line in lines):
                     return True
             for number in ready & self._parts.keys():
-                name = self._parts.pop(number)
+                self._ended.append((time.monotonic(), self._parts.pop(number)))
                 self._waiting.unregister(number)
-                if is_open and ended not in ready:  # else it ended with the driver
-                    self._ended_first.append(name)
 
     def why(self) -> str:
         """Return a line on the end of the driver."""
-        if self._ended_first:
-            gone = " and ".join(self._ended_first)
+        now = time.monotonic()
+        gone = " and ".join(name for at, name in self._ended if now - at >= BEFORE_S)
+        if gone and not _is_killed(self._driver):
             return f"error: {gone} ended, and Ray ended the program (process {self._driver}) with it"
         return f"error: the program (process {self._driver}) was killed; its processes are ended now"
 
@@ -99,11 +104,23 @@ class _Watch:
             self.spared.add(int(more[0]))
         if word == PART:
             name, pid = more
-            with contextlib.suppress(ProcessLookupError):
+            part = f"Ray's {name} (process {pid})"
+            try:
                 number = os.pidfd_open(int(pid))
-                self._parts[number] = f"Ray's {name} (process {pid})"
+            except ProcessLookupError:
+                self._ended.append((time.monotonic(), part))
+            else:
+                self._parts[number] = part
                 self._waiting.register(number, select.POLLIN)
         return word == OVER
+
+
+def _is_killed(pid: int) -> bool:
+    """Whether SIGKILL ended the process; False if its parent has taken the exit code already."""
+    try:
+        return int(_read(pid, "stat").split()[-1]) & 0x7F == signal.SIGKILL  # as waitpid(2) returns it
+    except (OSError, IndexError, ValueError):
+        return False
 
 
 def _say(line: str) -> None:

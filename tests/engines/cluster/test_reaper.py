@@ -69,6 +69,16 @@ def test_the_processes_of_a_killed_driver_end_and_no_others() -> None:
         assert program.stderr.read() == line
 
 
+def test_a_killed_driver_is_not_put_down_to_the_processes_that_it_takes_along() -> None:
+    with driver() as (program, (_, _, child, _, reaper)):
+        child.kill()
+        time.sleep(0.3)
+        program.kill()
+        assert end([reaper])
+        assert program.stderr is not None
+        assert program.stderr.read().startswith(f"error: the program (process {program.pid}) was killed")
+
+
 def test_an_end_in_order_leaves_no_orphan_and_spares_what_ends_by_itself() -> None:
     with driver() as (program, (other, orphan, child, spared, reaper)):
         _, errors = program.communicate("pass\n", timeout=15.0)
