@@ -30,6 +30,8 @@ GRACE_S = 3.0
 LIMIT_S = 12.0
 """Seconds after which the reaper gives up: a process that takes longer to be killed is stuck in a driver."""
 LOOK_EVERY_S = 0.1
+EMPTY_LOOKS = 3
+"""Looks in a row without a process after which none is left.  Between fork and exec, a process may escape a look."""
 BEFORE_S = 0.05
 """Seconds by which a part must end before the driver to be its cause.
 
@@ -133,12 +135,17 @@ def end(mark: bytes, *, grace_s: float, spared: Collection[int] = ()) -> None:
 
     They are killed after ``grace_s`` seconds, and so are processes that others start meanwhile.
     """
-    began = time.monotonic()
-    while (found := _marked(mark, set(spared))) and time.monotonic() - began < LIMIT_S:
-        if time.monotonic() - began >= grace_s:
+    began, num_empty = time.monotonic(), 0
+    while num_empty < EMPTY_LOOKS and (passed := time.monotonic() - began) < LIMIT_S:
+        found = _marked(mark, set(spared))
+        num_empty = 0 if found else num_empty + 1
+        if passed >= grace_s:
             for pid in found:
                 _kill(pid, mark)
-        time.sleep(LOOK_EVERY_S)
+        if num_empty < EMPTY_LOOKS:
+            time.sleep(LOOK_EVERY_S)
+    if num_empty == 0:
+        _say(f"error: {len(found)} processes of the program did not end within {LIMIT_S:g} s: {found}")
 
 
 def _marked(mark: bytes, spared: set[int]) -> list[int]:
