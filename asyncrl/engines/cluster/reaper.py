@@ -15,10 +15,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 READY = b"ready\n"
-"""Line that the reaper writes once it ignores signals."""
+"""Line that the reaper writes once it ignores signals and knows the processes from before the session."""
 OVER = "over"
 """Line that the driver writes at an orderly end."""
 PART = "part"
@@ -30,6 +30,8 @@ GRACE_S = 3.0
 LIMIT_S = 12.0
 """Seconds after which the reaper gives up: a process that takes longer to be killed is stuck in a driver."""
 LOOK_EVERY_S = 0.1
+REMEMBER_EVERY_MS = 2000
+"""Milliseconds between two looks at the driver's descendants.  A process may overwrite its environment."""
 EMPTY_LOOKS = 3
 """Looks in a row without a process after which none is left.  Between fork and exec, a process may escape a look."""
 BEFORE_S = 0.05
@@ -47,12 +49,12 @@ def main(driver: int, mark: str) -> None:
     """Wait for the end of ``driver`` and end the processes that have ``mark``, "NAME=VALUE", in their environment."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.write(1, READY)
     watch = _Watch(driver)
+    os.write(1, READY)
     is_over = watch.wait()
     if not is_over:
         _say(watch.why())
-    end(mark.encode(), grace_s=0.0 if is_over else GRACE_S, spared=watch.spared)
+    end(mark.encode(), grace_s=0.0 if is_over else GRACE_S, spared=watch.spared, known=watch.known)
 
 
 class _Watch:
@@ -61,6 +63,10 @@ class _Watch:
     def __init__(self, driver: int) -> None:
         self.spared = set[int]()
         self._driver = driver
+        self._others = _below(driver)
+        """Descendants of the driver from before the session."""
+        self.known = dict[int, int]()
+        """The start times of the driver's descendants, by their ids."""
         self._parts = dict[int, str]()
         """Names of the parts by the descriptors (pidfd) that become readable when they end."""
         self._ended: list[tuple[float, str]] = []
@@ -77,7 +83,9 @@ class _Watch:
         self._waiting.register(ended, select.POLLIN)
         text = b""
         while True:
-            ready = {number for number, _ in self._waiting.poll()}
+            ready = {number for number, _ in self._waiting.poll(REMEMBER_EVERY_MS)}
+            if not ready:
+                self.known.update(_below(self._driver).items() - self._others.items())
             if ended in ready and 0 not in ready:
                 return False
             if 0 in ready:
@@ -130,33 +138,33 @@ def _say(line: str) -> None:
         os.write(2, f"{line}\n".encode())
 
 
-def end(mark: bytes, *, grace_s: float, spared: Collection[int] = ()) -> None:
-    """End all processes with ``mark``, but for the spared ones and their descendants.
+def end(mark: bytes, *, grace_s: float, spared: Collection[int], known: Mapping[int, int]) -> None:
+    """End all processes with ``mark`` and the ``known`` ones, but for the spared ones and their descendants.
 
     They are killed after ``grace_s`` seconds, and so are processes that others start meanwhile.
     """
     began, num_empty = time.monotonic(), 0
     while num_empty < EMPTY_LOOKS and (passed := time.monotonic() - began) < LIMIT_S:
-        found = _marked(mark, set(spared))
+        found = _marked(mark, set(spared), known)
         num_empty = 0 if found else num_empty + 1
         if passed >= grace_s:
             for pid in found:
-                _kill(pid, mark)
+                _kill(pid, mark, known)
         if num_empty < EMPTY_LOOKS:
             time.sleep(LOOK_EVERY_S)
     if num_empty == 0:
         _say(f"error: {len(found)} processes of the program did not end within {LIMIT_S:g} s: {found}")
 
 
-def _marked(mark: bytes, spared: set[int]) -> list[int]:
-    """Return the ids of the running processes that have the mark, without this one and the spared ones."""
+def _marked(mark: bytes, spared: set[int], known: Mapping[int, int]) -> list[int]:
+    """Return the ids of the running processes that are marked or known, without this one and the spared ones."""
     own, parents, found = os.getpid(), dict[int, int](), list[int]()
     for name in os.listdir("/proc"):
         if not name.isdecimal() or (pid := int(name)) == own:
             continue
         try:
-            state, parents[pid] = _stat(pid)
-            if state == b"Z" or mark not in _read(pid, "environ").split(b"\0"):
+            state, parents[pid], _ = _stat(pid)
+            if state == b"Z" or not _is_ours(pid, mark, known):
                 continue
             found.append(pid)
             if any(word in _read(pid, "cmdline") for word in SPARED):
@@ -177,21 +185,36 @@ def _is_below(pid: int, spared: set[int], parents: dict[int, int]) -> bool:
     return False
 
 
-def _kill(pid: int, mark: bytes) -> None:
-    """Kill a process if it still has the mark; a process id may be used again at any time."""
+def _is_ours(pid: int, mark: bytes, known: Mapping[int, int]) -> bool:
+    """Whether a process is of the session: by its environment, or by its id and start time."""
+    return mark in _read(pid, "environ").split(b"\0") or _stat(pid)[2] == known.get(pid)
+
+
+def _below(root: int) -> dict[int, int]:
+    """Return the start times of the descendants of a process, by their ids; without this process."""
+    parents, starts = dict[int, int](), dict[int, int]()
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            pid = int(name)
+            _, parents[pid], starts[pid] = _stat(pid)
+    return {pid: starts[pid] for pid in starts if pid not in (root, os.getpid()) and _is_below(pid, {root}, parents)}
+
+
+def _kill(pid: int, mark: bytes, known: Mapping[int, int]) -> None:
+    """Kill a process if it is still of the session; a process id may be used again at any time."""
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(pid)
         try:
-            if mark in _read(pid, "environ").split(b"\0"):
+            if _is_ours(pid, mark, known):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)
 
 
-def _stat(pid: int) -> tuple[bytes, int]:
-    """Return the state and the parent of a process."""
+def _stat(pid: int) -> tuple[bytes, int, int]:
+    """Return the state, the parent and the start time of a process."""
     fields = _read(pid, "stat").rpartition(b")")[2].split()  # the name before may contain anything
-    return fields[0], int(fields[1])
+    return fields[0], int(fields[1]), int(fields[19])
 
 
 def _read(pid: int, name: str) -> bytes:
