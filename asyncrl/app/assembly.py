@@ -34,17 +34,19 @@ from asyncrl.config.derived import (
 from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device, routes_shape
+from asyncrl.engines.cluster.ray_health import RayHealth
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
 from asyncrl.engines.megatron.checkpoint.held import SaveLease
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.launch import expert_parallel_size
-from asyncrl.errors import AsyncRLError, GpuSharingFailed, LeaseLost, WeightUpdateFailed, plainly
+from asyncrl.errors import AsyncRLError, GpuSharingFailed, LeaseLost, ServerFailed, WeightUpdateFailed, plainly
 from asyncrl.event_loop import blocked_time, is_cancelled
 from asyncrl.hooks.log_hooks import LogHooks
 from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.metrics.facts import Gauges, StepFacts
 from asyncrl.metrics.loop_lag import LoopLag, watch_loop
 from asyncrl.metrics.timeline import Timeline
+from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.pipeline.evaluation import Evaluates, Evaluator
 from asyncrl.pipeline.function_evaluation import FunctionEvaluator
 from asyncrl.pipeline.run import Parts, RunPlan, train
@@ -91,21 +93,23 @@ async def run_training(
     report: Callable[[StepFacts], None],
     gauges: Callable[[Gauges], None],
     ending: AbstractContextManager[object],
+    early_end: EarlyEnd,
     logs: LogHooks | None = None,
     lease: SaveLease | None = None,
 ) -> None:
     """Start all processes, train to the last step, save, and stop all processes.
 
-    ``phase`` receives the name of each startup phase, ``report`` each step's facts, and ``gauges`` the scheduler's
-    counts every SHOW_EVERY_S seconds.  ``logs`` are the user's log functions, to which ``report`` hands the steps.
-    ``lease`` is that of ``--save``, and None without it.  The exit of ``ending`` tells that only the clean-up is left.
-    Raises the error that ended the run.
+    A run that is asked for its ``early_end`` saves a checkpoint instead.  ``phase`` receives the name of each startup
+    phase, ``report`` each step's facts, and ``gauges`` the scheduler's counts every SHOW_EVERY_S seconds.  ``logs`` are
+    the user's log functions, to which ``report`` hands the steps.  ``lease`` is that of ``--save``, and None without
+    it.  The exit of ``ending`` tells that only the clean-up is left.  Raises the error that ended the run.
     """
     device = pick_device(ray, checked.run.cluster.device)
     check_served(checked.run.model.hf_checkpoint, checked.model.shape, device)
     serving, logs_folder = ServingWeights(checked.start.weights), run_dir / LOGS_FOLDER
     saved = checked.run.checkpoint
     quarantine, failed_rows = open_quarantine(checked.run.failures.max_row_failures, saved.save or run_dir, saved.load)
+    health = RayHealth.of(ray)
     async with (
         checked.user_code.running(checked.run.episodes.plugin_processes, logs_folder) as user_processes,
         deployed(ray, _deployment(checked, device, run_dir), phase) as running,
@@ -113,16 +117,18 @@ async def run_training(
         running_episodes(checked, user_processes, logs_folder, lambda: serving.now) as episodes,
     ):
         _record_plugins(run_dir / VERSIONS_FILE, running)
-        parts = _parts(checked, running, rewards, timeline, serving, episodes, lease, quarantine)
-        async with _failing_well(running):
+        parts = _parts(checked, running, rewards, timeline, serving, episodes, lease, quarantine, early_end)
+        async with _failing_well(running, health):
             with ending, plainly(), blocked_time(parts.loop_lag.blocked_s):
                 async with asyncio.TaskGroup() as watchers:
-                    watching = _watching(watchers, checked, running, rewards, parts)
+                    watching = _watching(watchers, checked, running, rewards, parts, health)
                     if lease is not None:
                         watching.append(watchers.create_task(lease.watch(), name="save-lease"))
                     watching.append(watchers.create_task(failed_rows.run(), name="failed-rows"))
                     watching += await _begin(watchers, running, parts, phase, gauges, logs)
                     await train(parts, _plan(checked, run_dir), report)
+                    if health.problem:
+                        raise ServerFailed(_with_checkpoint(health.problem, early_end))
                     if logs is not None:
                         await logs.finish()
                     for task in watching:
@@ -150,11 +156,17 @@ async def _begin(
 
 
 def _watching(
-    watchers: asyncio.TaskGroup, checked: Checked, running: Running, rewards: RewardResources, parts: Parts
+    watchers: asyncio.TaskGroup,
+    checked: Checked,
+    running: Running,
+    rewards: RewardResources,
+    parts: Parts,
+    health: RayHealth,
 ) -> list[asyncio.Task[None]]:
     """Start the tasks that run beneath training, from before the first weights to the last step."""
     started: list[asyncio.Task[None]] = [
         watchers.create_task(running.watch(), name="servers"),
+        watchers.create_task(_end_with_ray(health, parts.early_end, checked.run.failures.grace_s), name="ray"),
         watchers.create_task(watch_loop(parts.loop_lag), name="loop-lag"),
         watchers.create_task(rewards.warm(checked.rewards), name="reward-workers"),
     ]
@@ -164,6 +176,22 @@ def _watching(
         following = follow_kv(running.load_probe, parts.slots, LOOK_AT_KV_EVERY_S)
         started.append(watchers.create_task(following, name="kv-limit"))
     return started
+
+
+async def _end_with_ray(health: RayHealth, early_end: EarlyEnd, grace_s: float) -> NoReturn:
+    """Raise ServerFailed once GCS or the raylet has ended, after a grace in which the run may write a checkpoint.
+
+    Actors answer for a minute after the end of GCS.
+    """
+    problem = await health.ended()
+    if early_end.ask(problem, grace_s):
+        await asyncio.sleep(grace_s)
+    raise ServerFailed(_with_checkpoint(problem, early_end))
+
+
+def _with_checkpoint(problem: str, early_end: EarlyEnd) -> str:
+    saved = early_end.saved_step
+    return problem if saved is None else f"{problem}; a checkpoint of {saved} steps was written"
 
 
 def _record_plugins(path: Path, running: Running) -> None:
@@ -183,11 +211,12 @@ async def _show(scheduler: Scheduler, gauges: Callable[[Gauges], None]) -> NoRet
 
 
 @asynccontextmanager
-async def _failing_well(running: Running) -> AsyncIterator[None]:
+async def _failing_well(running: Running, health: RayHealth) -> AsyncIterator[None]:
     """Handle a failure of the run before the processes are stopped.
 
-    Wait up to LAST_CHECKPOINT_S for a checkpoint already being written.  After a failed weight update or handover of
-    GPUs, look for a dead server, whose error is a better cause.  Skipped when the run was cancelled by a signal.
+    Wait up to LAST_CHECKPOINT_S for a checkpoint already being written.  The end of one of Ray's processes is a better
+    cause than what follows from it.  After a failed weight update or handover of GPUs, look for a dead server, whose
+    error is a better cause.  Skipped when the run was cancelled by a signal.
     """
     try:
         yield
@@ -197,6 +226,8 @@ async def _failing_well(running: Running) -> AsyncIterator[None]:
                 logger.warning("the run failed; waiting up to %g s for a checkpoint: %s", LAST_CHECKPOINT_S, error)
                 with suppress(AsyncRLError):
                     await running.trainer.finish_checkpoint(LAST_CHECKPOINT_S)
+            if health.problem and health.problem not in str(error):
+                raise ServerFailed(f"{health.problem}: {error}") from error
             if isinstance(error, WeightUpdateFailed | GpuSharingFailed):
                 await running.look_for_the_dead()  # raises ServerFailed if a server died
         raise
@@ -262,6 +293,7 @@ def _parts(
     episodes: EpisodeSettings | None,
     lease: SaveLease | None,
     quarantine: Quarantine,
+    early_end: EarlyEnd,
 ) -> Parts:
     run = checked.run
     num_slots = run.rollout.sglang_server_concurrency * run.cluster.num_engines
@@ -307,6 +339,7 @@ def _parts(
         hooks=hooks,
         source=source,
         gpu_sharing=running.gpu_sharing,
+        early_end=early_end,
     )
 
 
@@ -396,7 +429,7 @@ def _checkpointer(checked: Checked, running: Running, lease: SaveLease) -> RayCh
 
 
 def _plan(checked: Checked, run_dir: Path) -> RunPlan:
-    run = checked.run
+    run, minutes = checked.run, checked.run.checkpoint.save_interval_minutes
     return RunPlan(
         num_steps=run.rollout.num_rollout,
         update_weights_interval=run.rollout.update_weights_interval,
@@ -408,6 +441,7 @@ def _plan(checked: Checked, run_dir: Path) -> RunPlan:
         first_step=checked.start.step,
         save_interval=run.checkpoint.save_interval,
         skip_nonfinite_steps=run.failures.skip_nonfinite_steps,
+        save_interval_s=None if minutes is None else 60 * minutes,
         save_during_training=run.checkpoint.async_save,
         max_failed_saves=run.failures.max_failed_saves,
     )

@@ -1,7 +1,7 @@
 """The entry point: command line in, exit code out.
 
 0    trained to the end                      130  interrupted (Ctrl-C)
-1    failed, with one line naming the cause   143  terminated (SIGTERM)
+1    failed, with one line naming the cause   143  terminated (SIGTERM), after a checkpoint if there was time
 2    the configuration is wrong; nothing was started
 
 A dry run ends with 0 or 2.
@@ -51,6 +51,7 @@ from asyncrl.metrics.logs import LOG_FILE, open_logging
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import METRICS_FILE, JsonlSink, Sink, TensorBoardSink
 from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
+from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.plain_text import indented, one_line
 
 logger = logging.getLogger(__name__)
@@ -137,8 +138,11 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
         finally:
             view.close()
             done = history.steps_before + history.steps
-            if signals.received is not None and done < plan.num_steps:
+            is_interrupted = signals.received is not None and done < plan.num_steps
+            if signals.received is not None and is_interrupted:
                 _show(console, Text(one_line(_interruption(run, done, signals.received.name))))
+        if is_interrupted:
+            return
         _show(console, closing_table(history, plan, time.monotonic() - started, run_dir))
         for place in trackers.places():
             _show(console, Text(one_line(place)))
@@ -178,7 +182,9 @@ def _interruption(run: RunConfig, done: int, signal: str) -> str:
     newest = None if folder is None else latest(folder)
     if newest is None:
         return f"{said}; there is no checkpoint of it"
-    return f"{said}; the newest checkpoint is {newest}; to resume, repeat the command with --load {folder}"
+    lost = done - int(newest.name.rpartition("_")[2]) if newest.name.startswith("iter_") else 0
+    without = f", without the last {lost} steps" if lost > 0 else ""
+    return f"{said}; the newest checkpoint is {newest}{without}; to resume, repeat the command with --load {folder}"
 
 
 async def _run_in_session(
@@ -201,10 +207,11 @@ async def _run_in_session(
         else:
             logs.step(facts.batch, facts.evaluation, numbers, lambda row: view.step(reporter.write(row), facts))
 
+    early_end, grace_s = EarlyEnd(), checked.run.failures.grace_s
     with ExitStack() as stack:
         stack.enter_context(ending)
         stack.enter_context(standstill_watch(checked.run.failures.watchdog_timeout_s, signals.code_if_received))
-        stack.enter_context(signals.cancelling())
+        stack.enter_context(signals.cancelling(lambda: early_end.ask("SIGTERM", grace_s), grace_s))
         timeline = stack.enter_context(_timeline(checked.run, run_dir))
         if logs is not None:
             stack.callback(logs.flush)  # a run that ends early writes every row
@@ -219,6 +226,7 @@ async def _run_in_session(
             logs=logs,
             ending=ending,
             lease=lease,
+            early_end=early_end,
         )
 
 

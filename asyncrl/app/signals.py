@@ -3,7 +3,7 @@
     state of the program           effect of the first signal
     nothing was started yet        the program exits at once
     Ray is starting or stopping    the signal is remembered
-    the event loop is running      the run's task is cancelled
+    the event loop is running      the run's task is cancelled; after SIGTERM it may get a grace first, to save
 
 A SIGINT that follows the first signal after AGAIN_S or more kills every process of the run and ends the program.  A
 further SIGTERM has no effect: schedulers send several before SIGKILL, and the orderly end needs the time between them.
@@ -69,12 +69,23 @@ class Signals:
         self._first = _nothing
 
     @contextmanager
-    def cancelling(self) -> Iterator[None]:
-        """Cancel the calling task at the first signal during the body, or at once if one was received before."""
+    def cancelling(self, ends_early: Callable[[], bool] = lambda: False, grace_s: float = 0.0) -> Iterator[None]:
+        """Cancel the calling task at the first signal during the body, or at once if one was received before.
+
+        After SIGTERM, if ``ends_early`` returns True, the task ends by itself and is cancelled only after ``grace_s``
+        seconds.
+        """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is None:
             raise AssertionError("called from a task")
-        self._first = lambda: _cancel(loop, task)
+
+        def end() -> None:
+            if self.received == signal.SIGTERM and ends_early():
+                loop.call_later(grace_s, task.cancel)
+            else:
+                task.cancel()
+
+        self._first = lambda: _soon(loop, end)
         try:
             if self.received is not None:
                 task.cancel()
@@ -101,8 +112,8 @@ class Signals:
         os._exit(self.exit_code)
 
 
-def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[None]") -> None:
-    loop.call_soon_threadsafe(task.cancel)  # thread-safe call: a handler runs between any two instructions
+def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(act)  # thread-safe call: a handler runs between any two instructions
 
 
 def _nothing() -> None:

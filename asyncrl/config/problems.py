@@ -383,14 +383,16 @@ def _checkpoints(checkpoint: CheckpointConfig) -> list[str]:
         for name, path in {"save": checkpoint.save, "load": checkpoint.load}.items()
         if path is not None and path.exists() and not path.is_dir()
     ]
-    lines += must(
-        checkpoint.save_interval is None or checkpoint.save is not None,
-        f"save-interval {checkpoint.save_interval} without save; give the folder for checkpoints",
-    )
-    lines += must(
-        checkpoint.keep_checkpoints is None or checkpoint.save is not None,
-        f"keep-checkpoints {checkpoint.keep_checkpoints} without save; give the folder for checkpoints",
-    )
+    needing = {
+        "save-interval": checkpoint.save_interval,
+        "save-interval-minutes": checkpoint.save_interval_minutes,
+        "keep-checkpoints": checkpoint.keep_checkpoints,
+    }
+    lines += [
+        f"{name} {value} without save; give the folder for checkpoints"
+        for name, value in needing.items()
+        if value is not None and checkpoint.save is None
+    ]
     return lines + must(
         checkpoint.ckpt_step is None or checkpoint.load is not None,
         f"ckpt-step {checkpoint.ckpt_step} without load; give the folder with the checkpoint",

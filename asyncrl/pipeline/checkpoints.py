@@ -13,13 +13,18 @@ logger = logging.getLogger(__name__)
 class Checkpoints:
     """Writes one checkpoint at a time.
 
-    Every method but ``finish_last`` raises CheckpointFailed only if ``max_failed`` checkpoints in a row have failed.
+    Raises CheckpointFailed if ``max_failed`` checkpoints in a row have failed, and at once for one that
+    ``must_succeed``.
     """
 
-    def __init__(self, checkpointer: Checkpointer, max_failed: int) -> None:
+    def __init__(self, checkpointer: Checkpointer, max_failed: int, first_step: int) -> None:
+        """``first_step`` is that of the checkpoint which the run started from."""
         self._checkpointer = checkpointer
         self._max_failed = max_failed
         self._failed = 0
+        self.saved_step = first_step
+        """The step of the newest checkpoint that is written, or being written; the first step of the run if none is."""
+        self._saved_before = first_step
         self._step: int | None = None
         """The step of the checkpoint that is being written, as far as is known."""
 
@@ -31,38 +36,37 @@ class Checkpoints:
             except CheckpointFailed as error:
                 self._note(error)
 
-    async def begin(self, state: RunState, *, is_last: bool) -> None:
-        """Wait for the previous checkpoint, copy the trainer's state and start to write it.
-
-        Raises CheckpointFailed if the one that ``is_last`` cannot begin.
-        """
+    async def begin(self, state: RunState, *, must_succeed: bool) -> None:
+        """Wait for the previous checkpoint, copy the trainer's state and start to write it."""
         if self._step is None and self._failed:  # some ranks may not have noticed the failure yet
             with suppress(CheckpointFailed):
                 await self._checkpointer.finish()
         await self.finish()
+        self._saved_before, self.saved_step = self.saved_step, state.step
         self._step = state.step
         try:
             await self._checkpointer.begin(state.step, state.as_json())
         except CheckpointFailed as error:
-            if is_last:
+            if must_succeed:
                 raise
             self._note(error)
 
-    async def finish(self) -> None:
+    async def finish(self, *, must_succeed: bool = False) -> None:
         """Wait until no checkpoint is being written."""
+        if self._step is None:
+            return
         try:
-            await self.finish_last()
-        except CheckpointFailed as error:
-            self._note(error)
-
-    async def finish_last(self) -> None:
-        """Wait until no checkpoint is being written.  Raises CheckpointFailed if it failed."""
-        if self._step is not None:
             await self._checkpointer.finish()
+        except CheckpointFailed as error:
+            if must_succeed:
+                raise
+            self._note(error)
+        else:
             self._step, self._failed = None, 0
 
     def _note(self, error: CheckpointFailed) -> None:
         step, self._step = self._step, None
+        self.saved_step = self._saved_before
         self._failed += 1
         if self._failed >= self._max_failed:
             raise CheckpointFailed(

@@ -11,6 +11,7 @@ waits for     a batch; the trainer; after training, the previous weight update, 
               with time-shared GPUs, every evaluation and each change of the GPUs' holder
 unblocked by  the scheduler, the trainer, the engines; each wait has its own deadline
 on cancel     the scheduler's and the evaluation's requests are aborted
+asked to end  a checkpoint of the steps so far is written instead of waiting for the next batch
 on crash      the training since the last checkpoint is lost
 
 With time-shared GPUs nothing else runs during training:
@@ -24,7 +25,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from asyncrl.errors import CheckpointFailed, LeaseLost, NonFiniteLoss, RewardOutage, plainly
@@ -35,6 +36,7 @@ from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.mismatch import Mismatch, answers
 from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.checkpoints import Checkpoints
+from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.pipeline.evaluation import Evaluates
 from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference
 from asyncrl.pipeline.sampling.retry import RetryingEngine
@@ -73,6 +75,8 @@ class RunPlan:
     """Steps between checkpoints.  The last step is always followed by one."""
     skip_nonfinite_steps: int = 0
     """Batches in a row that are skipped if their loss or gradient is not finite."""
+    save_interval_s: float | None = None
+    """Seconds between checkpoints; one follows the step in which they have passed."""
     save_during_training: bool = True
     """Continue training while a checkpoint is written."""
     max_failed_saves: int = 3
@@ -100,24 +104,31 @@ class Parts:
     """The user's data source; None if prompts are found again by epoch and row."""
     gpu_sharing: GpuSharing | None = None
     """None: trainer and engines have separate GPUs.  Otherwise the engines hold the GPUs when the run begins."""
+    early_end: EarlyEnd = field(default_factory=EarlyEnd)
 
 
 async def train(parts: Parts, plan: RunPlan, report: Callable[[StepFacts], None]) -> None:
     """Train to the last step, pass each step's facts to ``report``, and save the final weights.
 
-    Nothing is in flight when this returns.  Raises the named error that ended the run.
+    A run that is asked to end early writes a checkpoint instead.  Nothing is in flight when this returns.  Raises the
+    named error that ended the run.
     """
     with plainly():
         async with asyncio.TaskGroup() as stages:
             run = _Run(parts, plan, stages, report)
             scheduling = stages.create_task(parts.scheduler.run(), name="scheduler")
             welcoming = stages.create_task(run.welcome_rejoined(), name="rejoined")
+            is_over = False
             for step in range(plan.first_step, plan.num_steps):
-                await run.step(step)
+                if is_over := not await run.step(step):
+                    break
+            if is_over:
+                await run.save_early()
             await run.reported()
             scheduling.cancel()
             welcoming.cancel()
-            await run.save()
+            if not is_over:
+                await run.save()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +177,9 @@ class _Run:
             look_again=parts.scheduler.look_again,
         )
         self._checkpoints = (
-            None if parts.checkpointer is None else Checkpoints(parts.checkpointer, plan.max_failed_saves)
+            None
+            if parts.checkpointer is None
+            else Checkpoints(parts.checkpointer, plan.max_failed_saves, plan.first_step)
         )
         self._reporting: asyncio.Task[None] | None = None
         """The task that reports the last step once its weight update has ended."""
@@ -174,27 +187,34 @@ class _Run:
         self._is_alarmed = False
         self._skipped_in_a_row = 0
         self._scores_are_late = False
+        self._trained = plan.first_step
+        """Steps done."""
+        self._saved_s = loop_time()
+        parts.early_end.is_possible = parts.checkpointer is not None
         has_one_report = plan.num_steps - plan.first_step == 1 and plan.eval_interval is not None
         if self._first_evaluation_is_due() and not has_one_report:  # that report is of the pass after the only step
             self._evaluate()
 
-    async def step(self, step: int) -> None:
+    async def step(self, step: int) -> bool:
         """Wait for a batch, train on it, and start publishing, evaluation and reporting as planned.
 
-        The weight update may still be in progress when this returns.
+        The weight update may still be in progress when this returns.  Returns False, with nothing done, if the run
+        must end early.
         """
         parts, start = self._parts, loop_time()
         logger.info("step %d: waiting for a batch", step)
         try:
-            batch = await parts.scheduler.next_batch()
+            batch = await parts.early_end.unless_asked(parts.scheduler.next_batch())
         except RewardOutage:
-            await self._checkpoint_early(step)
+            await self.save_early()
             raise
+        if batch is None:
+            return False
         waited = loop_time() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
         batch, hooks_s = await self._prepared(batch)
         if self._evaluation is not None and (step == 0 or parts.gpu_sharing is not None):
-            await self._evaluation  # the first weight change, or the loss of the GPUs, must not come before it ends
+            await self._evaluated()  # the first weight change, or the loss of the GPUs, must not come before it ends
             parts.timeline.span("trainer", "wait for the evaluation", start + waited, loop_time())
         await self._to_trainer()
         trained = await self._train(batch)
@@ -203,6 +223,7 @@ class _Run:
         if late_update_s > 0:
             parts.timeline.span("trainer", "wait for the update before, or log-probs", trained.stop_s, loop_time())
         parts.scheduler.close_step(is_skipped=trained.report.is_skipped)
+        self._trained = step + 1
         state = await self._state(step) if self._save_is_due(step) else None
         saves_first = parts.gpu_sharing is not None  # the update offloads the optimizer
         checkpoint_s = await self._checkpoint(state) if state and saves_first else None
@@ -230,6 +251,7 @@ class _Run:
             checkpoint_s=checkpoint_s,
         )
         self._reporting = self._stages.create_task(self._tell(facts), name=f"report-{step}")
+        return True
 
     async def _prepared(self, batch: Batch) -> tuple[Batch, float | None]:
         """Return the batch as the user's hooks change it, and the seconds that they took; the accounts follow."""
@@ -266,8 +288,24 @@ class _Run:
         start = loop_time()
         await self._parts.trainer.save(self._plan.save_to)
         if self._checkpoints is not None:
-            await self._checkpoints.finish_last()
+            await self._checkpoints.finish(must_succeed=True)
         self._parts.timeline.span("trainer", "save", start, loop_time())
+
+    async def save_early(self) -> None:
+        """Write a checkpoint of the steps so far, unless there is one, and wait until it is written."""
+        if self._evaluation is not None:
+            self._evaluation.cancel()
+        if self._checkpoints is None:
+            return
+        await self._checkpoints.finish()
+        if self._checkpoints.saved_step < self._trained:
+            if self._parts.gpu_sharing is not None:
+                await self.reported()  # the update must not lose the GPUs
+            state = await self._state(self._trained - 1)
+            await self._to_trainer()
+            await self._checkpoint(state, must_succeed=True)
+            await self._checkpoints.finish(must_succeed=True)
+        self._parts.early_end.saved_step = self._checkpoints.saved_step
 
     async def _to_trainer(self) -> None:
         """Give time-shared GPUs to the trainer.  Interrupted requests resume when the engines hold the GPUs again."""
@@ -283,17 +321,13 @@ class _Run:
     def _save_is_due(self, step: int) -> bool:
         if self._checkpoints is None:
             return False
-        interval = self._plan.save_interval
-        return step == self._plan.num_steps - 1 or (interval is not None and (step + 1) % interval == 0)
-
-    async def _checkpoint_early(self, step: int) -> None:
-        """Write a checkpoint before ``step``, whose batch does not come, unless the last step was followed by one."""
-        if self._parts.checkpointer is None or step == self._plan.first_step or self._save_is_due(step - 1):
-            return
-        await self.reported()
-        await self._to_trainer()
-        await self._checkpoint(await self._state(step - 1))
-        await self._parts.checkpointer.finish()
+        interval, interval_s = self._plan.save_interval, self._plan.save_interval_s
+        return (
+            step == self._plan.num_steps - 1
+            or (interval is not None and (step + 1) % interval == 0)
+            or (interval_s is not None and loop_time() - self._saved_s >= interval_s)
+            or self._parts.early_end.is_asked
+        )
 
     async def _state(self, step: int) -> RunState:
         """Return the state of the run after ``step``, with that of a user's data source at the same moment."""
@@ -302,7 +336,7 @@ class _Run:
         async with self._parts.source.saved(step + 1) as source:
             return self._parts.scheduler.state(source)
 
-    async def _checkpoint(self, state: RunState) -> float:
+    async def _checkpoint(self, state: RunState, *, must_succeed: bool = False) -> float:
         """Start a checkpoint and return the seconds that training waited.  Engines keep generating.
 
         With ``save_during_training``, the files are written after this returns.
@@ -310,11 +344,12 @@ class _Run:
         if self._checkpoints is None:
             raise AssertionError("there is no checkpointer")
         start, is_last = loop_time(), state.step == self._plan.num_steps
+        must_succeed, self._saved_s = must_succeed or is_last, start
         try:
             async with self._weight_updates.trainer_lock:
-                await self._checkpoints.begin(state, is_last=is_last)
+                await self._checkpoints.begin(state, must_succeed=must_succeed)
                 if not self._plan.save_during_training:
-                    await (self._checkpoints.finish_last() if is_last else self._checkpoints.finish())
+                    await self._checkpoints.finish(must_succeed=must_succeed)
         except (CheckpointFailed, LeaseLost):
             if is_last:  # without it, the whole run would be lost
                 await self._parts.trainer.save(self._plan.save_to)
@@ -451,9 +486,20 @@ class _Run:
                 logger.warning("step %d: the evaluation is skipped, because the previous one still runs", step)
         return report
 
+    async def _evaluated(self) -> None:
+        """Wait for the running evaluation, which an early end of the run cancels."""
+        evaluation = self._evaluation
+        if evaluation is not None and await self._parts.early_end.unless_asked(_result_of(evaluation)) is None:
+            evaluation.cancel()
+            self._evaluation = None
+
     def _collect(self) -> EvalReport | None:
         if self._evaluation is None or not self._evaluation.done():
             return None
         report, self._evaluation = self._evaluation.result(), None
         logger.info("version %d on held-out prompts: %s", report.weights.version, dict(report.accuracy))
         return report
+
+
+async def _result_of[T](task: asyncio.Task[T]) -> T:
+    return await task

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from asyncrl.config.areas.ranges import at_least, refuse
+from asyncrl.config.areas.ranges import above, at_least, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,11 @@ class CheckpointConfig:
         int | None,
         "Number of newest checkpoints to keep; older ones are deleted after a new one is complete. Default: all.",
     ] = None
+    save_interval_minutes: Annotated[
+        float | None,
+        "Time between checkpoints, in minutes: one follows the training step in which it has passed. May be combined "
+        "with --save-interval.",
+    ] = None
     async_save: Annotated[
         bool, "Continue training while a checkpoint is written; training waits only for the copy in host memory."
     ] = True
@@ -32,4 +37,7 @@ class CheckpointConfig:
     load_optim: Annotated[bool, "Load the optimizer state."] = True
 
     def __post_init__(self) -> None:
-        refuse(at_least(self, 1, "save_interval", "keep_checkpoints", "ckpt_step"))
+        refuse(
+            at_least(self, 1, "save_interval", "keep_checkpoints", "ckpt_step")
+            + above(self, 0, "save_interval_minutes")
+        )

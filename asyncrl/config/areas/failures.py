@@ -42,6 +42,11 @@ class FailureConfig:
         "checkpoint and ends. With 0, no outage is waited out.",
     ] = 1800.0
     train_timeout_s: Annotated[float, "Time limit for one training step or save, in seconds."] = 3600.0
+    grace_s: Annotated[
+        float,
+        "Time after SIGTERM in which a run with --save may finish its step and write a checkpoint, in seconds; 0 ends "
+        "the run at once.",
+    ] = 15.0
     watchdog_timeout_s: Annotated[
         float, "Time without a token or group after which a run whose trainer waits ends, in seconds."
     ] = 1800.0
@@ -52,5 +57,5 @@ class FailureConfig:
             + at_least(self, 1, "max_failed_groups", "max_failed_saves", "max_filtered_groups")
             + above(self, 0, "request_timeout_s", "control_timeout_s", "reward_timeout_s", "train_timeout_s")
             + above(self, 0, "watchdog_timeout_s")
-            + at_least(self, 0, "reward_outage_s", "max_row_failures", "skip_nonfinite_steps")
+            + at_least(self, 0, "reward_outage_s", "max_row_failures", "skip_nonfinite_steps", "grace_s")
         )

@@ -20,6 +20,8 @@ import psutil
 
 from asyncrl.engines.cluster.calls import INTERNALS as CALLS
 from asyncrl.engines.cluster.placement import INTERNALS as PLACEMENT
+from asyncrl.engines.cluster.ray_health import own_parts
+from asyncrl.engines.cluster.reaper_process import Reaper, reaped
 from asyncrl.errors import ServerFailed
 from asyncrl.internals import Internal, check_internals
 
@@ -74,11 +76,24 @@ def ray_session(
     import ray
 
     check_internals(INTERNALS, CALLS, PLACEMENT)
+    with reaped(spared) as reaper:
+        yield from _connected(ray, reaper, num_cpus, hold_signals, spared)
+
+
+def _connected(
+    ray: ModuleType,
+    reaper: Reaper,
+    num_cpus: int,
+    hold_signals: Callable[[], None],
+    spared: Callable[[], Collection[int]],
+) -> Iterator[ModuleType]:
+    """Yield ``ray`` while it is connected.  The reaper only ends what this does not find."""
     before, started = set(_descendants()), list[psutil.Process]()
     try:
         with _no_handlers(ray):
             _connect(ray, num_cpus)
         hold_signals()  # Ray's core has installed handlers that end the program
+        reaper.tell(own_parts())
         yield ray
     finally:
         try:

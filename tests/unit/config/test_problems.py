@@ -76,6 +76,7 @@ def test_a_complete_run_has_no_problems(tmp_path: Path) -> None:
         ("--reward-timeout-s 3600", "watchdog-timeout-s 1800 must be above 3600"),
         ("--eval-interval 2", "eval-interval 2 without eval-prompt-data; give NAME PATH pairs"),
         ("--save-interval 5", "save-interval 5 without save; give the folder for checkpoints"),
+        ("--save-interval-minutes 5", "save-interval-minutes 5.0 without save; give the folder for checkpoints"),
         ("--ckpt-step 5", "ckpt-step 5 without load; give the folder with the checkpoint"),
         ("--eval-prompt-data held nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--prompt-data nowhere.jsonl", "nowhere.jsonl: no such file"),

@@ -20,6 +20,7 @@ from asyncrl.errors import EngineError, plainly
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.loop_lag import LoopLag
 from asyncrl.metrics.timeline import NoTimeline, Timeline
+from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.pipeline.evaluation import Evaluates, Evaluator, HeldOutSet
 from asyncrl.pipeline.function_evaluation import FunctionEvaluator
 from asyncrl.pipeline.run import Parts, RunPlan, train
@@ -131,6 +132,9 @@ class World:
     pick: Any = None
     hold: Any = None
     save_interval: int | None = None
+    save_interval_s: float | None = None
+    ends_early_s: float | None = None
+    """Seconds after which the run is asked to end early."""
     checkpoints: FakeCheckpoints | None = None
     max_failed_saves: int = 3
     timeline: Timeline = field(default_factory=NoTimeline)
@@ -148,6 +152,7 @@ class World:
     episode_timeout_s: float = 1000.0
     max_episodes: int | None = None
     """Four times the slots by default."""
+    early_end: EarlyEnd = field(default_factory=EarlyEnd)
     facts: list[StepFacts] = field(default_factory=list)
 
     def run(self) -> "World":
@@ -184,7 +189,10 @@ class World:
             save_interval=self.save_interval,
             max_failed_saves=self.max_failed_saves,
             skip_nonfinite_steps=self.skips,
+            save_interval_s=self.save_interval_s,
         )
+        if self.ends_early_s is not None:
+            asyncio.get_running_loop().call_later(self.ends_early_s, self.early_end.ask, "SIGTERM", 10.0)
         if self.source is None:
             await train(self._parts(), plan, self.facts.append)
             return
@@ -292,6 +300,7 @@ class World:
             gpu_sharing=self.gpu_sharing,
             hooks=self.hooks,
             source=self.source,
+            early_end=self.early_end,
         )
 
     def _evaluator(

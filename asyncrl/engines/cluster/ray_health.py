@@ -1,0 +1,126 @@
+"""The end of the Ray processes on which a run depends: GCS, which knows all actors, and this machine's raylet.
+
+Ray itself lets a driver work on for a minute after GCS has ended, and then ends it from C++: no ``finally`` runs, and
+no error is shown.  After the raylet's end it does so at once.
+
+    a cluster of this run       the kernel reports their end as it happens (pidfd)
+    a cluster that was joined   a connection to each of their ports once a second
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Mapping, Sequence
+from types import ModuleType
+
+import psutil
+
+from asyncrl.errors import plainly
+from asyncrl.event_loop import Deadline
+
+NAMES = {"gcs_server": "GCS", "raylet": "raylet"}
+"""Names of Ray's processes in messages, by the names of their programs."""
+TRY_EVERY_S = 1.0
+TRY_S = 1.0
+"""Seconds for one connection."""
+MOST_FAILED = 2
+"""Failed connections in a row with which a process counts as ended, so after 4 s at most."""
+
+
+def own_parts() -> dict[str, int]:
+    """Return the process ids of GCS and raylet, if this process has started them; else nothing."""
+    found = {}
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if child.name() in NAMES:
+                found[NAMES[child.name()]] = child.pid
+    return found
+
+
+class RayHealth:
+    """Waits for the end of GCS or of this machine's raylet."""
+
+    def __init__(self, parts: Mapping[str, int], ports: Mapping[str, tuple[str, int]]) -> None:
+        """Watch the processes ``parts`` by their ids, or the ``ports`` if there are no parts."""
+        self._parts = parts
+        self._ports = ports
+        self.problem: str | None = None
+        """A line on the process that has ended; None while all run."""
+
+    @classmethod
+    def of(cls, ray: ModuleType) -> "RayHealth":
+        """Return the health of the connected cluster."""
+        parts = own_parts()
+        return cls(parts, {} if parts else _ports(ray))
+
+    async def ended(self) -> str:
+        """Return a line on the first process that ends."""
+        waits = [_exits(name, pid) for name, pid in self._parts.items()]
+        waits += [_refuses(name, *port) for name, port in self._ports.items()]
+        self.problem = await _first(waits)
+        return self.problem
+
+
+def _ports(ray: ModuleType) -> dict[str, tuple[str, int]]:
+    """Return where GCS and this machine's raylet of a joined cluster listen."""
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    found = {"GCS": (host.strip("[]"), int(port))}
+    for node in ray.nodes():
+        if node["NodeID"] == context.get_node_id():
+            found["raylet"] = (node["NodeManagerAddress"], node["NodeManagerPort"])
+    return found
+
+
+async def _first(waits: Sequence[Awaitable[str]]) -> str:
+    """Return the first result; without waits, never."""
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def wait(each: Awaitable[str]) -> None:
+        said = await each
+        if not ended.done():
+            ended.set_result(said)
+
+    with plainly():
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(wait(each)) for each in waits]
+            try:
+                return await ended
+            finally:
+                for task in running:
+                    task.cancel()
+
+
+async def _exits(name: str, pid: int) -> str:
+    """Return once a process has ended."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        number = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return f"Ray's {name} (process {pid}) has ended"
+    try:
+        loop.add_reader(number, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(number)
+        os.close(number)
+    return f"Ray's {name} (process {pid}) has ended"
+
+
+async def _refuses(name: str, host: str, port: int) -> str:
+    """Return once nothing listens at a port of another program any more."""
+    failed = 0
+    while failed < MOST_FAILED:
+        failed = 0 if await _connects(host, port) else failed + 1
+        await asyncio.sleep(TRY_EVERY_S)
+    return f"Ray's {name} at {host}:{port} cannot be reached"
+
+
+async def _connects(host: str, port: int) -> bool:
+    try:
+        async with Deadline(TRY_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError:  # a timeout is one
+        return False
+    writer.close()
+    return True

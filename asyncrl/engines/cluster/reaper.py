@@ -1,0 +1,226 @@
+"""The reaper of a session: a process that ends every process of a run once the driver has ended, however it ended.
+
+    driver, alive     the reaper waits for the driver's end, or for the line "over"
+    driver, ended     without "over": the reaper prints one error line, and ends every process with the session's mark
+
+The mark is an environment variable whose value only this session has.  A process inherits it, so it is found after its
+parent has died.  Ray's agents, for example, would run for a minute after the driver was killed.
+
+This file is a program for ``python -P -S -E``: it imports nothing but the standard library, and starts in 20 ms.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection, Mapping
+
+READY = b"ready\n"
+"""Line that the reaper writes once it ignores signals and knows the processes from before the session."""
+OVER = "over"
+"""Line that the driver writes at an orderly end."""
+PART = "part"
+"""First word of a line with a name and a process id, of a process without which Ray ends the driver."""
+SPARE = "spare"
+"""First word of a line with the id of a process that ends by itself."""
+GRACE_S = 3.0
+"""Seconds for processes to end by themselves after the driver; most notice its end within two."""
+LIMIT_S = 12.0
+"""Seconds after which the reaper gives up: a process that takes longer to be killed is stuck in a driver."""
+LOOK_EVERY_S = 0.1
+REMEMBER_EVERY_MS = 2000
+"""Milliseconds between two looks at the driver's descendants.  A process may overwrite its environment."""
+EMPTY_LOOKS = 3
+"""Looks in a row without a process after which none is left.  Between fork and exec, a process may escape a look."""
+BEFORE_S = 0.05
+"""Seconds by which a part must end before the driver to be its cause.
+
+A killed driver takes its parts along: the kernel kills them when the driver's main thread ends, some milliseconds
+before its last thread does.
+"""
+SPARED = (b"asyncrl.metrics.trackers", b"multiprocessing.resource_tracker")
+"""Parts of command lines of processes that end by themselves: trackers still send rows, Python's resource tracker frees
+shared memory.  Their descendants are spared too."""
+
+
+def main(driver: int, mark: str) -> None:
+    """Wait for the end of ``driver`` and end the processes that have ``mark``, "NAME=VALUE", in their environment."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    watch = _Watch(driver)
+    os.write(1, READY)
+    is_over = watch.wait()
+    if not is_over:
+        _say(watch.why())
+    end(mark.encode(), grace_s=0.0 if is_over else GRACE_S, spared=watch.spared, known=watch.known)
+
+
+class _Watch:
+    """The wait for the driver's end."""
+
+    def __init__(self, driver: int) -> None:
+        self.spared = set[int]()
+        self._driver = driver
+        self._others = _below(driver)
+        """Descendants of the driver from before the session."""
+        self.known = dict[int, int]()
+        """The start times of the driver's descendants, by their ids."""
+        self._parts = dict[int, str]()
+        """Names of the parts by the descriptors (pidfd) that become readable when they end."""
+        self._ended: list[tuple[float, str]] = []
+        """Times and names of the parts that have ended."""
+        self._waiting = select.poll()
+        self._waiting.register(0, select.POLLIN)
+
+    def wait(self) -> bool:
+        """Return once the driver has ended or is over, and whether it is over."""
+        try:
+            ended = os.pidfd_open(self._driver)
+        except ProcessLookupError:
+            return False
+        self._waiting.register(ended, select.POLLIN)
+        text = b""
+        while True:
+            ready = {number for number, _ in self._waiting.poll(REMEMBER_EVERY_MS)}
+            if not ready:
+                self.known.update(_below(self._driver).items() - self._others.items())
+            if ended in ready and 0 not in ready:
+                return False
+            if 0 in ready:
+                got = os.read(0, 65_536)
+                if not got:  # closed without a line: the driver is ending
+                    self._waiting.unregister(0)
+                *lines, text = (text + got).split(b"\n")
+                if any(self._is_over(line.decode()) for line in lines):
+                    return True
+            for number in ready & self._parts.keys():
+                self._ended.append((time.monotonic(), self._parts.pop(number)))
+                self._waiting.unregister(number)
+
+    def why(self) -> str:
+        """Return a line on the end of the driver."""
+        now = time.monotonic()
+        gone = " and ".join(name for at, name in self._ended if now - at >= BEFORE_S)
+        if gone and not _is_killed(self._driver):
+            return f"error: {gone} ended, and Ray ended the program (process {self._driver}) with it"
+        return f"error: the program (process {self._driver}) was killed; its processes are ended now"
+
+    def _is_over(self, line: str) -> bool:
+        """Take in a line of the driver; return whether it is the last one."""
+        word, *more = line.split()
+        if word == SPARE:
+            self.spared.add(int(more[0]))
+        if word == PART:
+            name, pid = more
+            part = f"Ray's {name} (process {pid})"
+            try:
+                number = os.pidfd_open(int(pid))
+            except ProcessLookupError:
+                self._ended.append((time.monotonic(), part))
+            else:
+                self._parts[number] = part
+                self._waiting.register(number, select.POLLIN)
+        return word == OVER
+
+
+def _is_killed(pid: int) -> bool:
+    """Whether SIGKILL ended the process; False if its parent has taken the exit code already."""
+    try:
+        return int(_read(pid, "stat").split()[-1]) & 0x7F == signal.SIGKILL  # as waitpid(2) returns it
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal is gone
+        os.write(2, f"{line}\n".encode())
+
+
+def end(mark: bytes, *, grace_s: float, spared: Collection[int], known: Mapping[int, int]) -> None:
+    """End all processes with ``mark`` and the ``known`` ones, but for the spared ones and their descendants.
+
+    They are killed after ``grace_s`` seconds, and so are processes that others start meanwhile.
+    """
+    began, num_empty = time.monotonic(), 0
+    while num_empty < EMPTY_LOOKS and (passed := time.monotonic() - began) < LIMIT_S:
+        found = _marked(mark, set(spared), known)
+        num_empty = 0 if found else num_empty + 1
+        if passed >= grace_s:
+            for pid in found:
+                _kill(pid, mark, known)
+        if num_empty < EMPTY_LOOKS:
+            time.sleep(LOOK_EVERY_S)
+    if num_empty == 0:
+        _say(f"error: {len(found)} processes of the program did not end within {LIMIT_S:g} s: {found}")
+
+
+def _marked(mark: bytes, spared: set[int], known: Mapping[int, int]) -> list[int]:
+    """Return the ids of the running processes that are marked or known, without this one and the spared ones."""
+    own, parents, found = os.getpid(), dict[int, int](), list[int]()
+    for name in os.listdir("/proc"):
+        if not name.isdecimal() or (pid := int(name)) == own:
+            continue
+        try:
+            state, parents[pid], _ = _stat(pid)
+            if state == b"Z" or not _is_ours(pid, mark, known):
+                continue
+            found.append(pid)
+            if any(word in _read(pid, "cmdline") for word in SPARED):
+                spared.add(pid)
+        except (OSError, IndexError, ValueError):  # it has ended, or is of another user
+            continue
+    return [pid for pid in found if not _is_below(pid, spared, parents)]
+
+
+def _is_below(pid: int, spared: set[int], parents: dict[int, int]) -> bool:
+    """Whether ``pid`` or one of its ancestors is spared."""
+    for _ in range(len(parents) + 1):  # a process id that is used again could close a ring
+        if pid in spared:
+            return True
+        if pid not in parents:
+            return False
+        pid = parents[pid]
+    return False
+
+
+def _is_ours(pid: int, mark: bytes, known: Mapping[int, int]) -> bool:
+    """Whether a process is of the session: by its environment, or by its id and start time."""
+    return mark in _read(pid, "environ").split(b"\0") or _stat(pid)[2] == known.get(pid)
+
+
+def _below(root: int) -> dict[int, int]:
+    """Return the start times of the descendants of a process, by their ids; without this process."""
+    parents, starts = dict[int, int](), dict[int, int]()
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            pid = int(name)
+            _, parents[pid], starts[pid] = _stat(pid)
+    return {pid: starts[pid] for pid in starts if pid not in (root, os.getpid()) and _is_below(pid, {root}, parents)}
+
+
+def _kill(pid: int, mark: bytes, known: Mapping[int, int]) -> None:
+    """Kill a process if it is still of the session; a process id may be used again at any time."""
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if _is_ours(pid, mark, known):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+def _stat(pid: int) -> tuple[bytes, int, int]:
+    """Return the state, the parent and the start time of a process."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()  # the name before may contain anything
+    return fields[0], int(fields[1]), int(fields[19])
+
+
+def _read(pid: int, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

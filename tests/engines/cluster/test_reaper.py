@@ -1,0 +1,103 @@
+"""No process of a session is left, however the driver ends, and no other process is touched."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+DRIVER = """
+import os, subprocess, sys, time
+from asyncrl.engines.cluster.reaper_process import reaped
+
+def start(*words):
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(["sleep", "100", *words], start_new_session=True, **quiet)
+
+ORPHAN = ["sh", "-c", "sleep 101 >/dev/null 2>&1 & echo $!"]
+other = start()
+with reaped(lambda: [spared.pid]) as reaper:
+    # A process whose parent has ended, which only its environment shows to be of this session.
+    orphan = subprocess.run(ORPHAN, stdout=subprocess.PIPE, text=True, check=True)
+    child, spared = start(), start()
+    reaper.tell({"GCS": child.pid})
+    print(other.pid, orphan.stdout.strip(), child.pid, spared.pid, reaper.pid, flush=True)
+    exec(input())
+"""
+
+
+@contextmanager
+def driver() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A driver that runs the line it reads, and its processes: of no session, orphan, child, spared, reaper."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", DRIVER], text=True, **pipes) as program:  # type: ignore[call-overload]
+        processes = [psutil.Process(int(word)) for word in program.stdout.readline().split()]
+        try:
+            yield program, processes
+        finally:
+            program.kill()
+            for process in processes:
+                if process.is_running():
+                    process.kill()
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end(processes: list[psutil.Process]) -> bool:
+    deadline = time.monotonic() + 15.0
+    while any(map(is_running, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(is_running, processes))
+
+
+def test_the_processes_of_a_killed_driver_end_and_no_others() -> None:
+    with driver() as (program, (other, orphan, child, spared, reaper)):
+        program.kill()
+        assert end([orphan, child, spared, reaper]), "what a killed driver would have spared is not known"
+        assert is_running(other)
+        assert program.stderr is not None
+        line = f"error: the program (process {program.pid}) was killed; its processes are ended now\n"
+        assert program.stderr.read() == line
+
+
+def test_a_killed_driver_is_not_put_down_to_the_processes_that_it_takes_along() -> None:
+    with driver() as (program, (_, _, child, _, reaper)):
+        child.kill()
+        time.sleep(0.3)
+        program.kill()
+        assert end([reaper])
+        assert program.stderr is not None
+        assert program.stderr.read().startswith(f"error: the program (process {program.pid}) was killed")
+
+
+def test_an_end_in_order_leaves_no_orphan_and_spares_what_ends_by_itself() -> None:
+    with driver() as (program, (other, orphan, child, spared, reaper)):
+        _, errors = program.communicate("pass\n", timeout=15.0)
+        assert (program.returncode, errors) == (0, "")
+        assert not any(map(is_running, [orphan, child, reaper]))
+        assert is_running(other)
+        assert is_running(spared)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_reaper_outlives_signals(number: signal.Signals) -> None:
+    with driver() as (program, (_, orphan, _, _, reaper)):
+        reaper.send_signal(number)
+        program.kill()
+        assert end([orphan, reaper])
+
+
+def test_the_line_names_the_process_of_ray_that_ended_first() -> None:
+    with driver() as (program, (_, _, child, _, reaper)):
+        _, errors = program.communicate("child.kill(); child.wait(); time.sleep(0.5); os._exit(1)\n", timeout=20.0)
+        assert errors.startswith(f"error: Ray's GCS (process {child.pid}) ended, and Ray ended the program")
+        assert end([reaper])
