@@ -192,11 +192,14 @@ def _prompts(run: RunConfig, tokenizer: TextTokenizer, reward: RewardFn, model: 
 
 def _room_for_prompts(run: RunConfig, model: CheckedModel) -> int:
     """Return the tokens that a prompt may have behind which a whole response fits: SGLang refuses longer ones."""
-    positions = model.shape.max_positions
-    given = model.server_flags.get(CONTEXT_FLAG)
-    if isinstance(given, str) and given.isdecimal():
-        positions = min(positions, int(given))
+    context = _given_context(model.server_flags)
+    positions = model.shape.max_positions if context is None else min(model.shape.max_positions, context)
     return max(1, positions - run.rollout.rollout_max_response_len)
+
+
+def _given_context(server_flags: Mapping[str, FlagWords]) -> int | None:
+    given = server_flags.get(CONTEXT_FLAG)
+    return int(given) if isinstance(given, str) and given.isdecimal() else None
 
 
 def check_model(run: RunConfig) -> CheckedModel:
@@ -207,7 +210,7 @@ def check_model(run: RunConfig) -> CheckedModel:
     check_layout(shape, run.parallel, run.cluster.device)
     check_served(run.model.hf_checkpoint, shape, run.cluster.device)
     server_flags = _server_flags(run, config, shape)
-    refuse(_too_long(run, shape) + _routing_replay(run, shape))
+    refuse(_too_long(run, shape, _given_context(server_flags)) + _routing_replay(run, shape))
     check_eval_lengths(run, shape.max_positions)
     return CheckedModel(config=config, shape=shape, server_flags=server_flags)
 
@@ -224,15 +227,18 @@ def _routing_replay(run: RunConfig, shape: ModelShape) -> list[str]:
     return []
 
 
-def _too_long(run: RunConfig, shape: ModelShape) -> list[str]:
+def _too_long(run: RunConfig, shape: ModelShape, context: int | None) -> list[str]:
     """One line if the longest sample has more tokens than positions, because SGLang refuses such requests."""
     limit, response = run.data.rollout_max_prompt_len, run.rollout.rollout_max_response_len
-    there = f"tokens, the model has {shape.max_positions} positions (max-position-embeddings)"
+    positions, there = shape.max_positions, f"the model has {shape.max_positions} positions (max-position-embeddings)"
+    if context is not None and context < positions:
+        positions, there = context, f"the engines take {context} (sglang-{CONTEXT_FLAG})"
+    there = f"tokens, {there}"
     total = longest_sample(run, response)
     line = f"rollout-max-response-len {response} {there}, and a prompt must have room as well"
     if limit is not None:
         line = f"rollout-max-prompt-len {limit} + rollout-max-response-len {response} = {total} {there}"
-    return must(total <= shape.max_positions, line)
+    return must(total <= positions, line)
 
 
 def check_served(checkpoint: Path, shape: ModelShape, device: str) -> None:

@@ -58,6 +58,11 @@ def test_config_json_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
             "the model has 256 positions (max-position-embeddings)",
         ),
         (
+            ["--rollout-max-response-len", "30", "--sglang-context-length", "30"],
+            "rollout-max-response-len 30 tokens, the engines take 30 (sglang-context-length), and a prompt must have "
+            "room as well",
+        ),
+        (
             ["--eval-max-response-len", "30000"],
             "eval-max-response-len 30000 tokens, the model has 256 positions (max-position-embeddings), "
             "and a prompt must have room as well",
@@ -70,14 +75,14 @@ def test_shapes_that_do_not_fit_are_refused(flags: list[str], line: str) -> None
     assert str(error.value) == line
 
 
-@pytest.mark.parametrize(("context", "prompts"), [("256", "less"), ("30", "none")])
+@pytest.mark.parametrize(("context", "prompts"), [("256", "less"), ("32", "none")])
 def test_prompts_without_room_are_left_out(context: str, prompts: str, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"prompt": "1+1=", "label": "2"}\n' + json.dumps({"prompt": "1+" * 300, "label": "3"}))
     flags = ["--prompt-data", str(path), "--sglang-context-length", context, "--rollout-max-response-len", "30"]
     run = quickstart(*flags, "--input-key", "prompt", "--label-key", "label")
     if prompts == "none":
-        with pytest.raises(DataError, match="at most 1 tokens, for which the model has room"):
+        with pytest.raises(DataError, match="at most 2 tokens, for which the model has room"):
             check(run)
     else:
         assert len(check(run).prompts) == 1
