@@ -58,8 +58,8 @@ def test_config_json_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
             "the model has 256 positions (max-position-embeddings)",
         ),
         (
-            ["--rollout-max-response-len", "30", "--sglang-context-length", "30"],
-            "rollout-max-response-len 30 tokens, the engines take 30 (sglang-context-length), and a prompt must have "
+            ["--rollout-max-response-len", "40", "--sglang-context-length", "30"],
+            "rollout-max-response-len 40 tokens, the engines take 30 (sglang-context-length), and a prompt must have "
             "room as well",
         ),
         (
