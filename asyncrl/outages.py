@@ -52,7 +52,6 @@ _UNREACHED = frozenset(
 _INTERRUPTED = frozenset(
     {
         ("builtins", "ConnectionError"),
-        ("builtins", "TimeoutError"),
         ("aiohttp", "ClientConnectionError"),
         ("aiohttp", "ClientPayloadError"),
         ("httpx", "TransportError"),
@@ -64,8 +63,20 @@ _INTERRUPTED = frozenset(
         ("openai", "APIConnectionError"),
     }
 )
-"""Package and name of exceptions that say that a connection broke or was silent, with all their subclasses."""
-_NO_NETWORK = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL})
+"""Package and name of exceptions that say that a connection broke or was silent, with all their subclasses.
+
+A plain TimeoutError is not one of them: it does not say what was slow.
+"""
+_NO_NETWORK = frozenset(
+    {
+        errno.EHOSTUNREACH,
+        errno.EHOSTDOWN,
+        errno.ENETUNREACH,
+        errno.ENETDOWN,
+        errno.EADDRNOTAVAIL,
+        errno.ETIMEDOUT,  # the kernel's, of a connection; a deadline of Python's has no number
+    }
+)
 _BUSY = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses that another attempt may not meet."""
 
@@ -171,7 +182,8 @@ class CircuitBreaker:
     async def call[T](self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of ``attempt``, which is repeated after RewardUnavailable.  Raises RewardFailed.
 
-        An attempt that raises anything else was answered.  It limits its own time.
+        An attempt that raises anything else was answered.  It limits its own time.  One whose function was silent for
+        all of it fails at once and says nothing about the service: some answers alone make a function hang.
         """
         counted = failures = 0
         self._num_waiting += 1
@@ -182,10 +194,13 @@ class CircuitBreaker:
                 except RewardUnavailable as error:
                     failures += 1
                     counted += error.reached or not self.is_open
-                    if counted >= MOST_ATTEMPTS or self._has_given_up or (error.is_late and not self.is_open):
+                    if counted >= MOST_ATTEMPTS or self._has_given_up or error.is_late:
                         text = f"{failures} attempts, the last: {error}" if failures > 1 else str(error)
                         raise RewardFailed(text) from error
         finally:
+            if self.is_open and self._num_waiting == 1:
+                self._close()  # nobody is left to probe; the next failures open it again
+                self._failures, self._since = 0, None
             self._num_waiting -= 1
             if self.is_open:
                 self._tell()
@@ -209,7 +224,8 @@ class CircuitBreaker:
         try:
             value = await attempt()
         except RewardUnavailable as error:
-            self._failed(error)
+            if not error.is_late:
+                self._failed(error)
             raise
         except Exception:  # not a cancellation
             self._answered()
@@ -280,4 +296,4 @@ class Holds:
 
 
 def _pause_s(failures: int) -> float:
-    return min(2.0 ** (failures - 1), LONGEST_PAUSE_S) + random.random()
+    return min(2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S) + random.random()

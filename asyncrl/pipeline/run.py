@@ -469,8 +469,8 @@ class _Run:
         for a running pass and starts none.
         """
         steps_left = self._plan.num_steps - 1 - step
-        if self._evaluation is not None and steps_left <= 1:
-            await self._evaluation
+        if steps_left <= 1:
+            await self._evaluated()
         report = self._collect()
         if self._plan.eval_interval is None or steps_left == 1:
             return report
@@ -478,7 +478,8 @@ class _Run:
             await self._weight_updates.published()
         if steps_left == 0:
             self._evaluate()
-            return await self._evaluation if self._evaluation is not None else report
+            await self._evaluated()
+            return self._collect() or report
         if self._eval_is_due(step):
             if self._evaluation is None:
                 self._evaluate()
@@ -487,9 +488,16 @@ class _Run:
         return report
 
     async def _evaluated(self) -> None:
-        """Wait for the running evaluation, which an early end of the run cancels."""
-        evaluation = self._evaluation
-        if evaluation is not None and await self._parts.early_end.unless_asked(_result_of(evaluation)) is None:
+        """Wait for the running evaluation.  An early end of the run, or a long outage of its rewards, cancels it."""
+        if (evaluation := self._evaluation) is None:
+            return
+        over = asyncio.Event()
+        evaluation.add_done_callback(lambda _: over.set())
+        try:
+            await self._parts.early_end.unless_asked(self._parts.scheduler.outlast(over))
+        except RewardOutage as error:
+            logger.warning("the evaluation is given up: %s", error)
+        if not over.is_set():
             evaluation.cancel()
             self._evaluation = None
 
@@ -499,7 +507,3 @@ class _Run:
         report, self._evaluation = self._evaluation.result(), None
         logger.info("version %d on held-out prompts: %s", report.weights.version, dict(report.accuracy))
         return report
-
-
-async def _result_of[T](task: asyncio.Task[T]) -> T:
-    return await task

@@ -87,7 +87,7 @@ def of_urllib(status: int) -> urllib.error.HTTPError:
         (ExceptionGroup("", [ConnectionError(), Refused()]), False),
         (ExceptionGroup("", [ConnectionError(), ConnectionResetError()]), True),
         (ConnectionResetError(), True),
-        (TimeoutError(), True),
+        (OSError(errno.ETIMEDOUT, "late"), False),
         (aiohttp.ServerDisconnectedError(), True),
         (aiohttp.ServerTimeoutError(), True),
         (aiohttp.ClientPayloadError(), True),
@@ -111,6 +111,7 @@ def of_urllib(status: int) -> urllib.error.HTTPError:
         (after_retries(ValueError()), None),
         (Broken(), None),
         (RuntimeError("a bug"), None),
+        (TimeoutError(), None),
         (ExceptionGroup("", [ConnectionError(), ValueError()]), None),
     ],
 )
@@ -244,6 +245,44 @@ def test_an_answer_that_fails_among_others_that_succeed_fails_alone(error: Rewar
         return len(bad.calls)
 
     assert run_virtually(main())[0] == attempts
+
+
+def test_silent_functions_do_not_open_the_breaker() -> None:
+    service, breaker = Service((0.0, 1e9), error=LATE, seconds=60.0), CircuitBreaker("it", holds_groups=True)
+    found, seconds = run_virtually(called(breaker, service, 3 * FAILURES))
+    assert found == ["silent"] * 3 * FAILURES
+    assert seconds == pytest.approx(60.0), "each was tried once"
+    assert breaker.outage_s == 0.0
+
+
+def test_an_outage_ends_when_the_last_answer_that_waits_for_it_is_cancelled() -> None:
+    """What fails later is an outage of its own, with a limit of its own."""
+
+    async def main() -> tuple[float, float | None]:
+        breaker, service = CircuitBreaker("it", holds_groups=True), Service((0.0, 1e9))
+        for pause in (50.0, 0.0):
+            async with asyncio.TaskGroup() as tasks:
+                calls = [tasks.create_task(breaker.call(service.attempt(number))) for number in range(4)]
+                await asyncio.sleep(10.0)
+                since = breaker.since
+                for call in calls:
+                    call.cancel()
+            await asyncio.sleep(pause)
+            assert not breaker.is_open
+        return breaker.outage_s, since
+
+    outage_s, since = run_virtually(main())[0]
+    assert since == pytest.approx(60.1)
+    assert outage_s == pytest.approx(2 * 9.9)
+
+
+def test_a_thousand_failures_in_a_row_have_a_pause() -> None:
+    async def main() -> int:
+        breaker, service = CircuitBreaker("it", holds_groups=True), Service((0.0, 50_000.0))
+        await called(breaker, service, 4)
+        return len(service.calls)
+
+    assert run_virtually(main())[0] > 1100
 
 
 def test_answers_that_hold_no_group_fail_after_the_limit_and_later_ones_are_tried() -> None:

@@ -150,6 +150,10 @@ class Scheduler:
         if self._picks:
             self._ready = chosen  # a user function must not be called twice for one batch
 
+    async def outlast(self, event: asyncio.Event) -> None:
+        """Wait for ``event``, which needs rewards.  Raises RewardOutage; silence is allowed."""
+        await self._watchdog.wait(event, allows_silence=True)
+
     def replace_batch(self, batch: Batch) -> None:
         """Record the batch taken last as hooks changed it: same groups, other loss masks or rewards."""
         self._training = batch

@@ -8,6 +8,9 @@ from asyncrl.event_loop import Deadline, loop_time
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.protocols import AdmissionHold
 
+_FOREVER_S = 1e9
+"""Thirty years, in seconds: a time that an outage can still make shorter."""
+
 
 class Watchdog:
     """Raises Stalled if neither a token nor a group arrives for ``watchdog_timeout_s`` seconds during a ``wait``.
@@ -21,7 +24,7 @@ class Watchdog:
         self._hold = hold
         self._who_waits_for_whom = who_waits_for_whom
         self._last_move = self._waiting_since = 0.0
-        self._was_held = False
+        self._was_held = self._allows_silence = False
         self._wait: Deadline | None = None
         hold.notify(self._hold_changed)
 
@@ -29,9 +32,12 @@ class Watchdog:
         """Record that a token arrived, a group ended, or an episode asked an engine after its tools."""
         self._last_move = loop_time()
 
-    async def wait(self, event: asyncio.Event) -> None:
-        """Wait for ``event``.  Raises Stalled or RewardOutage, with the text at that moment."""
-        self._waiting_since = loop_time()
+    async def wait(self, event: asyncio.Event, *, allows_silence: bool = False) -> None:
+        """Wait for ``event``.  Raises Stalled or RewardOutage, with the text at that moment.
+
+        With ``allows_silence``, only an outage ends the wait.  One wait at a time.
+        """
+        self._waiting_since, self._allows_silence = loop_time(), allows_silence
         while not event.is_set():
             heard = self._last_move
             self._wait = Deadline(self._ends_at() - loop_time())
@@ -48,6 +54,8 @@ class Watchdog:
     def _ends_at(self) -> float:
         if (since := self._hold.since) is not None:
             return since + self._budgets.reward_outage_s
+        if self._allows_silence:
+            return loop_time() + _FOREVER_S
         return max(self._waiting_since, self._last_move) + self._budgets.watchdog_timeout_s
 
     def _error(self) -> RewardOutage | Stalled:

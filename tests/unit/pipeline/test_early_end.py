@@ -66,6 +66,15 @@ def test_an_evaluation_is_cut_off() -> None:
     assert sorted(world.checkpoints.written) == [1]
 
 
+def test_an_evaluation_before_the_last_step_is_cut_off() -> None:
+    """The step before the last waits for a running pass."""
+    world = World(steps=3, held_out=40, slots=2, eval_interval=1, lengths=lambda request: 200)
+    world.checkpoints, world.ends_early_s = FakeCheckpoints(), 120.0
+    world.run()
+    assert world.seconds < 130.0
+    assert sorted(world.checkpoints.written) == [2]
+
+
 def test_a_checkpoint_follows_the_step_in_which_the_time_has_passed() -> None:
     checkpoints = FakeCheckpoints()
     World(steps=9, train_seconds=10.0, save_interval_s=25.0, checkpoints=checkpoints).run()

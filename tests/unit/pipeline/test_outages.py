@@ -8,8 +8,9 @@ import orjson
 import pytest
 
 from asyncrl.engines.fake import FakeCheckpoints
-from asyncrl.errors import FailureBudgetSpent, RewardOutage
+from asyncrl.errors import FailureBudgetSpent, RewardOutage, RewardUnavailable
 from asyncrl.event_loop import loop_time
+from asyncrl.outages import CircuitBreaker
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.types import Prompt, Sample
 from tests.unit.pipeline.harness import World, token_sum
@@ -127,3 +128,41 @@ def test_an_outage_while_training_goes_on_ends_nothing() -> None:
 def test_the_watchdog_does_not_count_an_outage() -> None:
     world = busy(reward=away(20.0, 1020.0), watchdog_s=100.0).run()
     assert len(world.trainer.batches) == STEPS
+
+
+def test_answers_that_hang_the_reward_are_no_outage() -> None:
+    """Their groups fail, after one time limit each; an outage would hold the run until its own limit."""
+    hung: set[int] = set()
+
+    async def reward(prompt: Prompt, sample: Sample) -> float:
+        if loop_time() > 20.0 and len(hung) < 5:
+            hung.add(prompt.row)
+            await asyncio.sleep(1e6)
+        return await token_sum(prompt, sample)
+
+    world = busy(reward=reward, staleness=0).run()
+    assert len(world.trainer.batches) == STEPS
+    assert 1 <= world.scheduler.gauges().groups.failed <= 5
+    assert world.facts[-1].scheduler.outage_s == 0.0
+
+
+def test_the_last_evaluation_is_given_up_after_an_outage_of_its_rewards(caplog: pytest.LogCaptureFixture) -> None:
+    """Training and the evaluation share one service, whose calls wait for as long as it takes."""
+    breaker = CircuitBreaker("http://rewards", limit_s=200.0, holds_groups=True)
+
+    async def reward(prompt: Prompt, sample: Sample) -> float:
+        async def attempt() -> float:
+            if len(world.trainer.batches) == 3:
+                raise RewardUnavailable("refused", False)
+            return await token_sum(prompt, sample)
+
+        return await breaker.call(attempt)
+
+    reward.has_deadlines = True  # type: ignore[attr-defined]  # as the reward of a service
+    world = World(steps=3, held_out=4, eval_interval=1, reward=reward, hold=breaker, reward_outage_s=200.0)
+    with caplog.at_level(logging.WARNING):
+        world.run()
+    assert len(world.facts) == 3
+    assert world.facts[-1].evaluation is None
+    assert 200.0 < world.seconds < 300.0
+    assert "the evaluation is given up: every call to http://rewards has failed for 200 s" in caplog.text
