@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
+from threading import Lock
 from typing import Any, NoReturn
 
 import orjson
@@ -28,8 +30,9 @@ class QuarantineFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lines: list[bytes] = []
+        self._lines: deque[bytes] = deque()  # thread-safe
         self._has_lines = asyncio.Event()
+        self._writing = Lock()
         self._is_broken = False
 
     def write(self, row: FailedRow) -> None:
@@ -48,16 +51,22 @@ class QuarantineFile:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write the rows that are not in the file yet."""
-        lines, self._lines = b"".join(self._lines), []
-        if not lines:
-            return
+        """Write the rows that are not in the file yet, also those of a write that a cancellation left alone."""
         try:
-            await off_loop(lambda: _append(self._path, lines), "quarantine")
+            await off_loop(self._append, "quarantine")
         except OSError as error:
             if not self._is_broken:
                 logger.warning("%s: rows that fail are no longer written: %s", self._path, error)
             self._is_broken = True
+
+    def _append(self) -> None:
+        """Append all lines.  A thread that was left alone takes its lines here too, so that they stay in order."""
+        with self._writing:
+            lines = bytearray()
+            while self._lines:
+                lines += self._lines.popleft()
+            if lines:
+                _append(self._path, lines)
 
 
 def open_quarantine(most_failures: int, folder: Path, earlier: Path | None) -> tuple[Quarantine, QuarantineFile]:
@@ -100,10 +109,10 @@ def _row(line: bytes) -> FailedRow | None:
         return None
 
 
-def _append(path: Path, lines: bytes) -> None:
+def _append(path: Path, lines: bytearray) -> None:
     """Append lines, on a new line if a full disk has cut the last one."""
     with path.open("a+b") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
-            lines = lines if file.read(1) == b"\n" else b"\n" + lines
+            lines = lines if file.read(1) == b"\n" else bytearray(b"\n") + lines
         file.write(lines)
