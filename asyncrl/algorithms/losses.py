@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.samples import sample_means
+from asyncrl.algorithms.samples import from_host, sample_means
 
 MAX_LOG_RATIO = 20.0
 """Bound of a log-ratio in either direction: exp(89) overflows float32, and inf times an advantage of 0 is NaN."""
@@ -114,9 +114,9 @@ def rollout_weights(mask_T: Tensor, lengths: Sequence[int], rollout_tokens: Sequ
     if not lengths:  # an empty microbatch, which only matches other ranks' passes
         return weights_T
     device = mask_T.device
-    counts_N = torch.tensor(rollout_tokens, dtype=torch.float32, device=device).clamp(min=1.0)
+    counts_N = from_host(rollout_tokens, torch.float32, device).clamp(min=1.0)
     # A tensor as divisor: by a plain number, a GPU multiplies with its rounded inverse.
-    return weights_T / counts_N.repeat_interleave(torch.tensor(lengths, device=device), output_size=len(mask_T))
+    return weights_T / counts_N.repeat_interleave(from_host(lengths, torch.long, device), output_size=len(mask_T))
 
 
 def _clipped(

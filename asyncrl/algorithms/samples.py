@@ -15,13 +15,18 @@ def parts(values_T: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
     return rows
 
 
+def from_host(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the numbers as a tensor on ``device``; the host does not wait for a GPU."""
+    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
 def sample_sums(values_T: Tensor, mask_T: Tensor, lengths: Sequence[int]) -> Tensor:
     """Compute at each token the sum over the trained tokens of its sample."""
     if not lengths:
         return values_T
     # Sum sample by sample: a scattered sum adds in no fixed order on a GPU.
     sums_N = torch.stack([part.sum() for part in parts(torch.where(mask_T, values_T, 0.0), lengths)])
-    return sums_N.repeat_interleave(torch.tensor(lengths, device=values_T.device), output_size=len(values_T))
+    return sums_N.repeat_interleave(from_host(lengths, torch.long, values_T.device), output_size=len(values_T))
 
 
 def sample_means(values_T: Tensor, mask_T: Tensor, lengths: Sequence[int]) -> Tensor:

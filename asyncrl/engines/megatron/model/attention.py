@@ -25,6 +25,7 @@ from asyncrl.engines.megatron.model.attention_kernels import (
 from asyncrl.engines.megatron.model.packing import Microbatch, part_of
 from asyncrl.engines.megatron.model.rotary import RotaryAngles, rotated
 from asyncrl.engines.megatron.model.routing import RowRoutes
+from asyncrl.engines.megatron.setup.transfer import on_device
 from asyncrl.internals import Internal
 
 INTERNALS = (
@@ -68,7 +69,7 @@ def packed_row(
     routes: RowRoutes | None = None,
 ) -> PackedRow:
     """Describe the microbatch ``row`` to the layers of one of ``num_ranks`` context-parallel ranks."""
-    edges = torch.from_numpy(row.edges).to(device)
+    edges = on_device(row.edges, device)
     return PackedRow(
         qkv_format="thd",
         cu_seqlens_q=edges,
@@ -97,16 +98,16 @@ def _shared_stretches(row: Microbatch, device: torch.device, rank: int, num_rank
     starts = np.repeat(row.edges[:-1], 2)
     places = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, num_keys, strict=True)])
     return Stretches(
-        token_edges=_edges(np.repeat(halves, 2)).to(device),
-        key_edges=_edges(num_keys).to(device),
+        token_edges=on_device(_edges(np.repeat(halves, 2)), device),
+        key_edges=on_device(_edges(num_keys), device),
         longest_tokens=int(halves.max()),
         longest_keys=int(num_keys.max()),
-        key_places=torch.from_numpy(gathered[places]).to(device),
+        key_places=on_device(gathered[places], device),
     )
 
 
-def _edges(sizes: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+def _edges(sizes: NDArray[Any]) -> NDArray[np.int32]:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]

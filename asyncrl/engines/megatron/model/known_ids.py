@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asyncrl.engines.megatron.model.logprobs import FurtherIds, TokenLogprobs, over_kept_ids
 from asyncrl.engines.megatron.model.packing import Microbatch, Part
+from asyncrl.engines.megatron.setup.transfer import on_device
 from asyncrl.token_columns import TokenSets
 
 
@@ -54,7 +55,7 @@ def known_ids(row: Microbatch, part: Part, device: torch.device, *, wants_top: b
     is_mine = np.isin(np.arange(len(row.targets_R)), part.mine_M)
 
     def moved(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-        return torch.from_numpy(values).to(device)
+        return on_device(values, device)
 
     return KnownIds(
         further=FurtherIds(counts_R=counts_M, ids_N=moved(union % 2**31)),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.engines.megatron.model.triton_kernels import can_use_triton
+from asyncrl.engines.megatron.setup.transfer import on_device
 
 CHUNK_BYTES = 512 * 1024**2
 """Bytes of float32 logits at a time: 900 tokens at a vocabulary size of 150,000, enough for a full-speed product."""
@@ -39,7 +40,7 @@ class FurtherIds:
     @property
     def rows_N(self) -> Tensor:
         """The token of each id."""
-        return torch.from_numpy(np.repeat(np.arange(len(self.counts_R)), self.counts_R)).to(self.ids_N.device)
+        return on_device(np.repeat(np.arange(len(self.counts_R)), self.counts_R), self.ids_N.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +280,7 @@ def _read(
 
 def _rows(counts_R: NDArray[Any], device: torch.device) -> Tensor:
     """Return the token of each further id."""
-    return torch.from_numpy(np.repeat(np.arange(len(counts_R)), counts_R)).to(device, non_blocking=True)
+    return on_device(np.repeat(np.arange(len(counts_R)), counts_R), device)
 
 
 def _slope(

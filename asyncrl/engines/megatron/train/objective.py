@@ -17,6 +17,7 @@ from asyncrl.algorithms.score_centering import KnownIds, RatioWeight, score_cent
 from asyncrl.config.areas import TrainConfig
 from asyncrl.config.derived import eps_clip_high
 from asyncrl.engines.megatron.model.packing import Microbatch
+from asyncrl.engines.megatron.setup.transfer import on_device
 from asyncrl.token_columns import TokenSets
 
 
@@ -87,9 +88,9 @@ class Objective:
         sets = TokenSets.unknown(len(tokens.mask_R), has_logprobs=True) if row.top is None else row.top
         assert sets.logprobs_I is not None, "the engines' likeliest ids must have log-probs"
         known = KnownIds(
-            counts_T=torch.from_numpy(sets.counts_T).to(device),
+            counts_T=on_device(sets.counts_T, device),
             logprobs_I=tokens.logprobs_R.new_zeros(0) if top_I is None else top_I,
-            behaviour_I=torch.from_numpy(sets.logprobs_I).to(device),
+            behaviour_I=on_device(sets.logprobs_I, device),
         )
         weight = RatioWeight(
             mode=train.tis_mode if train.use_tis else "none", low=train.tis_clip_low, high=train.tis_clip
@@ -161,9 +162,9 @@ class ValueObjective:
         """See ``Objective.loss``."""
         device = values_R.device
         assert row.values_R is not None and row.returns_R is not None, "returns must be computed before the loss"
-        old_R, returns_R = (torch.from_numpy(numbers).to(device) for numbers in (row.values_R, row.returns_R))
+        old_R, returns_R = (on_device(numbers, device) for numbers in (row.values_R, row.returns_R))
         losses_R, clipped_R = value_loss(values_R, old_R, returns_R, clip=self.train.value_clip)
-        mask_R = torch.from_numpy(row.mask_R).to(device)
+        mask_R = on_device(row.mask_R, device)
         told = {"train/value_loss": losses_R, "train/value_clip_fraction": clipped_R}
         return _averaged(losses_R, told, mask_R, mask_R, row, self.train, self.count)
 
@@ -211,13 +212,13 @@ class _Tokens:
         device = logprobs_R.device
         assert row.advantages_R is not None, "advantages must be computed before the loss"
         proximal, ref = row.proximal_logprobs_R, row.ref_logprobs_R
-        proximal_R = logprobs_R.detach() if proximal is None else torch.from_numpy(proximal).to(device)
-        behaviour_R = torch.from_numpy(row.behaviour_logprobs_R).to(device)
+        proximal_R = logprobs_R.detach() if proximal is None else on_device(proximal, device)
+        behaviour_R = on_device(row.behaviour_logprobs_R, device)
         return cls(
             logprobs_R=logprobs_R,
-            mask_R=torch.from_numpy(row.mask_R).to(device),
-            advantages_R=torch.from_numpy(row.advantages_R).to(device),
+            mask_R=on_device(row.mask_R, device),
+            advantages_R=on_device(row.advantages_R, device),
             behaviour_R=torch.where(behaviour_R.isnan(), proximal_R, behaviour_R),
             proximal_R=proximal_R,
-            ref_R=None if ref is None else torch.from_numpy(ref).to(device),
+            ref_R=None if ref is None else on_device(ref, device),
         )
