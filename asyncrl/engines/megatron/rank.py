@@ -149,7 +149,7 @@ class MegatronRank:
                 restore_point.restore()
             raise
         logprobs = self._gathered(found[0].rows | before, sum(len(group.samples) for group in batch.groups))
-        told |= self._replay.metrics(_examples(updates), self._device)
+        told |= self._replay.metrics(_examples(updates))
         told |= self._repeated(sum(learner.num_repeated for learner in learners) - repeated_before)
         told |= critic_metrics([each for each in of_critic if each is not None]) | memory_metrics(self._device)
         return report(found, told, learning_rate, time.perf_counter() - started, logprobs)
@@ -392,6 +392,7 @@ class MegatronRank:
         With ``critic_only`` the policy's weights stay unchanged.
         """
         found = self._learner.differentiate(update, loss_step(self._objective(update), self._device, self._replay))
+        self._replay.read_counts()
         of_critic = None if self._critic is None else self._critic.differentiate(update)
         if not critic_only:
             self._learner.advance()

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.engines.megatron.model.packing import Example, Microbatch
+from asyncrl.engines.megatron.setup.transfer import on_device
 from asyncrl.errors import ConfigError, TrainerFailed
 from asyncrl.internals import Internal
 from asyncrl.token_columns import POSITIONS
@@ -58,6 +59,8 @@ INTERNALS = (
 )
 """Names that may change with the library: see docs/internals.md."""
 
+_COMPARED = 2**24
+"""Pairs of experts that are compared at once, at most."""
 _IGNORE_ROUTES = ("sinkhorn", "quantile_balancing")
 """Megatron's kinds of load balancing that choose the experts themselves."""
 
@@ -72,9 +75,39 @@ class RowRoutes:
     is_known_T: Tensor
     """False where a router chooses for itself: at missing rows, and at padding."""
     are_all_known: bool
-    differing_T: Tensor | None
-    """Number of engine's choices that the routers would not have made, summed over layers as they run; None: not
-    counted."""
+    own: "OwnChoices | None" = None
+    """What the routers would have chosen; None: not compared."""
+
+
+class OwnChoices:
+    """The routers' own choices for the tokens of one microbatch, compared with the engine's once all routers have run.
+
+    Each router writes its own part.  One comparison of all layers takes a tenth of the launches of one in each layer.
+    """
+
+    def __init__(self, experts_TLK: Tensor, is_known_T: Tensor) -> None:
+        """``experts_TLK`` are the engine's choices."""
+        if experts_TLK.dtype == torch.uint16:  # which torch does not compare
+            experts_TLK = experts_TLK.view(torch.int16)
+        self._experts_TLK, self._is_known_T = experts_TLK, is_known_T
+        self._own_TLK: Tensor | None = torch.empty_like(experts_TLK)
+        self._num_left = experts_TLK.shape[1]
+        self._differing_T: Tensor | None = None
+
+    def note(self, layer: int, own_TK: Tensor) -> None:
+        """Take the choices of one router.  Every router calls it once."""
+        assert self._own_TLK is not None, "each router runs once with gradients"
+        self._own_TLK[:, layer] = own_TK
+        self._num_left -= 1
+        if self._num_left == 0:
+            self._differing_T = _differing(self._experts_TLK, self._own_TLK, self._is_known_T)
+            self._own_TLK = None
+
+    @property
+    def differing_T(self) -> Tensor:
+        """Number of engine's choices that the routers would not have made, int32, summed over layers."""
+        assert self._differing_T is not None, "every router has run"
+        return self._differing_T
 
 
 class RoutingReplay:
@@ -91,6 +124,8 @@ class RoutingReplay:
         self._num_layers, self._num_chosen = sum(frequencies), model.config.moe_router_topk
         self._routers = [_Replay(number) for number in range(len(layers))]
         self._counted: list[_Counted] = []
+        self._read: list[tuple[_Counted, NDArray[np.int32]]] = []
+        """Microbatches whose counts are on the host."""
         for layer, replay in zip(layers, self._routers, strict=True):
             layer.mlp.router.router_replay = replay
             layer.register_forward_pre_hook(partial(_hand_over, replay), with_kwargs=True)
@@ -100,6 +135,7 @@ class RoutingReplay:
 
         Forgets what a failed step may have left.
         """
+        self._read = []
         for example in examples:
             shape = None if example.routes is None else example.routes.experts_NLK.shape[1:]
             if shape not in (None, (self._num_layers, self._num_chosen)):
@@ -127,33 +163,42 @@ class RoutingReplay:
 
         ``places_T`` are the tokens of its context-parallel rank.  Tensor-parallel ranks share them in order.  Routes
         that differ are counted if gradients are enabled.
+
+        Call it before the microbatch's other work on the device: it keeps the host busy for about a millisecond.
         """
         if row.routes is None or not self._routers:
             return None
         sharing = parallel_state.get_tensor_model_parallel_group()
         mine_T = places_T.reshape(sharing.size(), -1)[sharing.rank()]
-        experts_TLK, is_known_T = _gathered(row, mine_T, self._layers)
-        differing_T = torch.zeros(len(mine_T), dtype=torch.int32, device=device) if torch.is_grad_enabled() else None
-        if differing_T is not None:
-            self._counted.append(_Counted(row=row, places_T=mine_T, is_known_T=is_known_T, differing_T=differing_T))
-        return RowRoutes(
-            experts_TLK=torch.from_numpy(experts_TLK).to(device),
-            is_known_T=torch.from_numpy(is_known_T).to(device),
-            are_all_known=bool(is_known_T.all()),
-            differing_T=differing_T,
-        )
+        given_TLK, given_T = _gathered(row, mine_T, self._layers)
+        experts_TLK, is_known_T = on_device(given_TLK, device), on_device(given_T, device)
+        own = OwnChoices(experts_TLK, is_known_T) if torch.is_grad_enabled() else None
+        if own is not None:
+            self._counted.append(_Counted(row=row, places_T=mine_T, is_known_T=given_T, own=own))
+        return RowRoutes(experts_TLK=experts_TLK, is_known_T=is_known_T, are_all_known=bool(given_T.all()), own=own)
 
-    def metrics(self, examples: Sequence[Example], device: torch.device) -> dict[str, float]:
+    def read_counts(self) -> None:
+        """Copy the counts of the passes so far to the host, which waits for these passes.
+
+        Call it before the optimizer's work, for which the host would wait as well.
+        """
+        counted, self._counted = self._counted, []
+        if counted:
+            every = torch.cat([each.own.differing_T for each in counted]).cpu().numpy()
+            edges = np.cumsum([len(each.places_T) for each in counted])
+            self._read += zip(counted, np.split(every, edges[:-1]), strict=True)
+
+    def metrics(self, examples: Sequence[Example]) -> dict[str, float]:
         """Return the metrics of a step on these samples of all ranks; none if no sample has routes.  Collective.
 
-        The host waits for the GPU once.
+        They are of the passes before the last ``read_counts``.  The host does not wait for the GPU.
         """
         given = [example for example in examples if example.routes is not None]
         if not given:
             return {}
         names = _classes(given)
-        sums = torch.tensor(self._sums(names, examples), dtype=torch.int64, device=device)
-        dist.all_reduce(sums)  # every rank has other tokens, or other layers
+        sums = torch.tensor(self._sums(names, examples), dtype=torch.int64)
+        dist.all_reduce(sums)  # on the host; every rank has other tokens, or other layers
         differing, *by_class = sums.tolist()
         num_known = sum(len(each.routes) - each.routes.num_missing for each in given if each.routes is not None)
         told = {"train/routes_missing": 1 - num_known / sum(example.num_inputs for example in examples)}
@@ -167,16 +212,13 @@ class RoutingReplay:
 
         Forgets the counts.
         """
-        counted, self._counted = self._counted, []
+        read, self._read = self._read, []
         differing, total, replayed = 0, Counter[str](), Counter[str]()
-        if counted:
-            by_index = {example.index: example for example in examples}
-            every = torch.cat([each.differing_T for each in counted]).cpu().numpy()
-            edges = np.cumsum([len(each.places_T) for each in counted])
-            for each, differing_T in zip(counted, np.split(every, edges[:-1]), strict=True):
-                differing += int(differing_T.sum())
-                total.update(each.by_class(differing_T, by_index))
-                replayed.update(each.by_class(each.is_known_T, by_index))
+        by_index = {example.index: example for example in examples}
+        for each, differing_T in read:
+            differing += int(differing_T.sum())
+            total.update(each.by_class(differing_T, by_index))
+            replayed.update(each.by_class(each.is_known_T, by_index))
         num_each = len(self._routers) * self._num_chosen
         return [differing, *(total[name] for name in names), *(num_each * replayed[name] for name in names)]
 
@@ -238,12 +280,13 @@ class _Replay:
         if routes is None:
             return default_compute_topk(scores, topk, num_groups, group_topk)
         experts_TK = routes.experts_TLK[:, self._layer].long()
-        is_counted = routes.differing_T is not None and torch.is_grad_enabled()
-        if is_counted or not routes.are_all_known:
+        own = routes.own if torch.is_grad_enabled() else None
+        if own is not None or not routes.are_all_known:
             _, own_TK = default_compute_topk(scores.detach(), topk, num_groups, group_topk)
-            if is_counted:
-                _count_differing(routes, experts_TK, own_TK)
-            experts_TK = torch.where(routes.is_known_T.unsqueeze(1), experts_TK, own_TK)
+            if own is not None:
+                own.note(self._layer, own_TK)
+            if not routes.are_all_known:
+                experts_TK = torch.where(routes.is_known_T.unsqueeze(1), experts_TK, own_TK)
         return scores.gather(1, experts_TK), experts_TK
 
 
@@ -254,28 +297,30 @@ class _Counted:
     row: Microbatch
     places_T: NDArray[np.int64]
     is_known_T: NDArray[np.bool_]
-    differing_T: Tensor
+    own: OwnChoices
 
     def by_class(self, values_T: NDArray[Any], by_index: Mapping[int, Example]) -> Counter[str]:
         """Sum the values of trained tokens by class.  The value of a token is that of the position predicting it."""
         whole = np.zeros(len(self.row.token_ids_T), np.int64)
         whole[self.places_T] = values_T
-        values_R = np.where(self.row.mask_R, whole[self.row.sources_R], 0)
-        sums = Counter[str]()
-        parts = np.split(values_R, np.cumsum(self.row.lengths))  # the last part is empty
-        for index, values in zip(self.row.indices, parts, strict=False):
-            sums.update(class_sums(values, by_index[index].lags))
+        totals_R = [0, *np.where(self.row.mask_R, whole[self.row.sources_R], 0).cumsum().tolist()]
+        sums, first = Counter[str](), 0
+        for index, length in zip(self.row.indices, self.row.lengths, strict=True):
+            add_by_class(sums, totals_R[first : first + length + 1], by_index[index].lags)
+            first += length
         return sums
 
 
-def class_sums(values_R: NDArray[Any], lags: Sequence[tuple[int, int, int]]) -> Counter[str]:
-    """Sum the values of one sample's response tokens by age and by position, the classes of ``metrics.mismatch``."""
-    sums = Counter[str]()
+def add_by_class(sums: Counter[str], totals_R: Sequence[int], lags: Sequence[tuple[int, int, int]]) -> None:
+    """Add the values of one sample's R response tokens by age and by position, the classes of ``metrics.mismatch``.
+
+    ``totals_R`` has the sum of the values before each token, and before the end: R + 1 numbers.
+    """
+    length = len(totals_R) - 1
     for lag, start, stop in lags:
-        sums[f"age/{lag}"] += int(values_R[start:stop].sum())
-    for start, stop in zip(POSITIONS, (*POSITIONS[1:], len(values_R)), strict=True):
-        sums[f"position/{start}"] += int(values_R[start:stop].sum())
-    return sums
+        sums[f"age/{lag}"] += totals_R[stop] - totals_R[start]
+    for start, stop in pairwise((*(place for place in POSITIONS if place < length), length)):
+        sums[f"position/{start}"] += totals_R[stop] - totals_R[start]
 
 
 def _classes(examples: Sequence[Example]) -> list[str]:
@@ -286,10 +331,17 @@ def _classes(examples: Sequence[Example]) -> list[str]:
 
 
 @torch.no_grad()
-def _count_differing(routes: RowRoutes, experts_TK: Tensor, own_TK: Tensor) -> None:
-    assert routes.differing_T is not None, "checked by the caller"
-    differs_TK = (experts_TK.unsqueeze(2) != own_TK.unsqueeze(1)).all(2)
-    routes.differing_T.add_((differs_TK & routes.is_known_T.unsqueeze(1)).sum(1))
+def _differing(experts_TLK: Tensor, own_TLK: Tensor, is_known_T: Tensor) -> Tensor:
+    """Return for each token how many of the engine's experts the routers would not have chosen, int32."""
+    num_tokens, num_layers, num_chosen = experts_TLK.shape
+    tokens = max(1, _COMPARED // (num_layers * num_chosen**2))  # 16 MB of results at a time
+    parts = [
+        (experts_TLK[first : first + tokens].unsqueeze(3) != own_TLK[first : first + tokens].unsqueeze(2))
+        .all(3)
+        .sum((1, 2), dtype=torch.int32)
+        for first in range(0, max(1, num_tokens), tokens)
+    ]
+    return torch.where(is_known_T, torch.cat(parts), 0)
 
 
 def _gathered(row: Microbatch, places_T: NDArray[np.int64], layers: slice) -> tuple[NDArray[Any], NDArray[np.bool_]]:

@@ -19,6 +19,7 @@ from asyncrl.engines.megatron.model.known_ids import KnownIds, known_ids
 from asyncrl.engines.megatron.model.logprobs import token_logprobs
 from asyncrl.engines.megatron.model.packing import Floats, Microbatch, part_of
 from asyncrl.engines.megatron.model.routing import RoutingReplay
+from asyncrl.engines.megatron.setup.transfer import on_device
 from asyncrl.engines.megatron.train.custom_loss import CheckedLoss
 from asyncrl.engines.megatron.train.custom_tis import CheckedTis
 from asyncrl.engines.megatron.train.objective import Objective, ValueObjective
@@ -157,19 +158,19 @@ def _run_model(
     """
     group = parallel_state.get_context_parallel_group()
     part = part_of(row, group.rank(), group.size())
-    positions_T = torch.from_numpy(row.positions_T[part.places_T]).to(device)
-    rotary = model.module.rotary_angles(positions_T)
     routes = None if replay is None else replay.row_routes(row, part.places_T, device)
+    positions_T = on_device(row.positions_T[part.places_T], device)
+    rotary = model.module.rotary_angles(positions_T)
     return model(
-        torch.from_numpy(row.token_ids_T[part.places_T]).to(device).unsqueeze(0),
+        on_device(row.token_ids_T[part.places_T], device).unsqueeze(0),
         positions_T.unsqueeze(0),
         None,
         packed_seq_params=packed_row(row, device, rotary, group.rank(), group.size(), routes),
         output_processor=reader,
         output_processor_context=_Wanted(
-            sources_M=torch.from_numpy(part.sources_M).to(device),
-            targets_M=torch.from_numpy(row.targets_R[part.mine_M]).to(device),
-            mine_M=torch.from_numpy(part.mine_M).to(device),
+            sources_M=on_device(part.sources_M, device),
+            targets_M=on_device(row.targets_R[part.mine_M], device),
+            mine_M=on_device(part.mine_M, device),
             count=len(row.targets_R),
             ids=known_ids(row, part, device, wants_top=reader.wants_top),
         ),
