@@ -31,13 +31,15 @@ from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.common.devices import need
 from benchmarks.common.parallel_options import add_parallel
 from benchmarks.common.shapes import SHAPES, num_weights, write_random
-from benchmarks.trainer.ranks import StepMeasurement, measured, num_samples
+from benchmarks.trainer.ranks import StepMeasurement, measured, sample_lengths
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure and show what ``argv`` asks for; returns the exit code."""
     asked = _parser().parse_args(argv)
     need(asked.device)
+    if asked.replay and asked.ranks > 1:
+        raise SystemExit("error: --replay: with one rank only")
     if asked.replay and "num_experts" not in SHAPES[asked.model]:
         raise SystemExit(f"error: --replay: {asked.model} has no experts; take a mixture, such as moe-2b")
     with tempfile.TemporaryDirectory() as folder:
@@ -55,13 +57,14 @@ def _parser() -> argparse.ArgumentParser:
     add_option(parser, "--device", str, "device of the ranks", "cuda", choices=["cuda", "cpu"])
     add_option(parser, "--ranks", int, "trainer ranks, one GPU each", 1)
     add_option(parser, "--tokens", int, "tokens per microbatch (--max-tokens-per-gpu)", 32_768)
-    add_option(parser, "--sample-tokens", int, "tokens per sample", 4096)
+    add_option(parser, "--sample-tokens", int, "tokens per sample, or of the longest one", 4096)
+    add_option(parser, "--median-tokens", int, "median of log-normal lengths; without it, all samples are equally long")
     add_option(parser, "--microbatches", int, "microbatches per step and data-parallel rank", 2)
     add_option(parser, "--steps", int, "training steps; the first one does not count", 4)
     add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
     add_option(parser, "--deadline-s", float, "seconds for the whole benchmark", 900.0)
     parser.add_argument("--profile", action="store_true", help="table of the kernels that take longest")
-    replay_help = "train each batch a second time with routing replay of random routes; for mixtures of experts"
+    replay_help = "train each batch a second time with routing replay of its own routes; for mixtures"
     parser.add_argument("--replay", action="store_true", help=replay_help)
     impls = get_args(TransformerImpl)
     add_option(parser, "--transformer-impl", str, "implementation of the layers", "auto", choices=impls)
@@ -70,10 +73,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(asked: argparse.Namespace, found: StepMeasurement) -> None:
-    tokens = num_samples(asked) * asked.sample_tokens
+    lengths = sample_lengths(asked)
+    tokens = sum(lengths)
     config = SHAPES[asked.model]
     attention = 6 * config["num_hidden_layers"] * config["num_attention_heads"] * config["head_dim"]
-    flops = tokens * (6 * num_weights(asked.model, active=True) + attention * asked.sample_tokens)
+    flops = tokens * (6 * num_weights(asked.model, active=True) + attention * sum(each**2 for each in lengths) / tokens)
     step_s = min(found.step_s)
     per_gpu = flops / step_s / asked.ranks
     table = Table("what", "figure")
@@ -82,7 +86,10 @@ def _show(asked: argparse.Namespace, found: StepMeasurement) -> None:
     table.add_row("model", f"{asked.model}, {num_weights(asked.model, active=False) / 1e9:.2f} billion weights")
     table.add_row("ranks", f"{asked.ranks}; {', '.join(split) or 'as it comes'}")
     table.add_row("layers", found.layers)
-    table.add_row("tokens per step", f"{tokens:,}; {asked.tokens:,} per microbatch, {asked.sample_tokens:,} per sample")
+    table.add_row(
+        "tokens per step",
+        f"{tokens:,}; {asked.tokens:,} per microbatch, {min(lengths):,} to {max(lengths):,} per sample",
+    )
     table.add_row("step", f"{step_s:.3f} s, best of {', '.join(f'{each:.3f}' for each in found.step_s)}")
     if found.replay_s:
         extra = median(after / before for before, after in zip(found.step_s, found.replay_s, strict=True)) - 1

@@ -9,20 +9,19 @@ import os
 import random
 import time
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
 from asyncrl.engines.cluster.actors import NetworkPlace
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
-from asyncrl.token_columns import Routes
+from asyncrl.sim.model.lengths import Drawn, LogNormal
 from asyncrl.types import Batch, FinishReason, GroupId, Prompt, Sample, ScoredGroup, ScoredSample, Span, Weights
 from benchmarks.common.parallel_options import parallel_of
 from benchmarks.common.shapes import SHAPES
+from benchmarks.sync_vs_async.workload import P95_RATIO
+from benchmarks.trainer.own_routes import with_own_routes
 
 GROUP_SIZE = 2
 PROMPT_TOKENS = 64
@@ -64,13 +63,23 @@ def measured(asked: argparse.Namespace, checkpoint: Path) -> StepMeasurement:
     return found
 
 
-def num_samples(asked: argparse.Namespace) -> int:
-    """Samples per step: as many as fill the microbatches, in whole groups."""
+def sample_lengths(asked: argparse.Namespace) -> tuple[int, ...]:
+    """Tokens of each sample of a step: as many samples as fill the microbatches, in whole groups."""
     parallel = parallel_of(asked)
     copies = asked.ranks // parallel.ranks_per_copy
     row_tokens: int = asked.tokens * parallel.context_parallel_size
-    samples: int = copies * asked.microbatches * row_tokens // asked.sample_tokens
-    return max(GROUP_SIZE, samples // GROUP_SIZE * GROUP_SIZE)
+    wanted, longest = copies * asked.microbatches * row_tokens, asked.sample_tokens
+    if asked.median_tokens is None:
+        return (longest,) * int(max(GROUP_SIZE, wanted // longest // GROUP_SIZE * GROUP_SIZE))
+    drawn = Drawn(shape=LogNormal(median=asked.median_tokens, p95_ratio=P95_RATIO), cut=longest, seed=0)
+    lengths: list[int] = []
+    while sum(lengths) < wanted or len(lengths) % GROUP_SIZE:
+        lengths.append(max(_prompt_tokens(asked) + 1, drawn.tokens(len(lengths), 0)))
+    return tuple(lengths)
+
+
+def _prompt_tokens(asked: argparse.Namespace) -> int:
+    return min(PROMPT_TOKENS, int(asked.sample_tokens) // 2)
 
 
 def _settings(asked: argparse.Namespace, checkpoint: Path) -> TrainerSettings:
@@ -102,9 +111,10 @@ def _rank(asked: argparse.Namespace, settings: TrainerSettings, rank: int, port:
     seconds, replayed = [], []
     for step in range(asked.steps):
         batch = _batch(asked, step)
+        routed = with_own_routes(trainer, batch) if asked.replay else None
         seconds.append(_timed(trainer, batch, asked.device))
-        if asked.replay:
-            replayed.append(_timed(trainer, _with_routes(batch, SHAPES[asked.model], step), asked.device))
+        if routed is not None:
+            replayed.append(_timed(trainer, routed, asked.device))
     kernels = _kernels(trainer, _batch(asked, asked.steps), asked.device) if asked.profile else ""
     if rank == 0:
         memory = torch.cuda.max_memory_allocated() / 2**30 if asked.device == "cuda" else 0.0
@@ -119,27 +129,6 @@ def _rank(asked: argparse.Namespace, settings: TrainerSettings, rank: int, port:
             )
         )
     trainer.close()
-
-
-def _with_routes(batch: Batch, config: Mapping[str, Any], seed: int) -> Batch:
-    """Give every sample random routes, as if its engine had chosen other experts than the trainer would."""
-    rng = np.random.default_rng(seed)
-    num_experts, num_chosen = config["num_experts"], config["num_experts_per_tok"]
-
-    def routed(prompt: Prompt, scored: ScoredSample) -> ScoredSample:
-        num_positions = len(prompt.token_ids) + len(scored.sample.token_ids) - 1
-        first = rng.integers(num_experts, size=(num_positions, config["num_hidden_layers"], 1))
-        experts = (first + np.arange(num_chosen) * (num_experts // num_chosen)) % num_experts
-        routes = Routes(experts_NLK=experts.astype(np.uint8 if num_experts <= 256 else np.uint16))
-        return replace(scored, sample=replace(scored.sample, routes=routes))
-
-    return replace(
-        batch,
-        groups=tuple(
-            replace(group, samples=tuple(routed(group.prompt, each) for each in group.samples))
-            for group in batch.groups
-        ),
-    )
 
 
 def _timed(trainer: Any, batch: Batch, device: str) -> float:
@@ -187,10 +176,11 @@ def _batch(asked: argparse.Namespace, step: int) -> Batch:
     """The batch of a step, the same on every rank."""
     rng = random.Random(step)
     vocab = SHAPES[asked.model]["vocab_size"]
-    prompt_tokens = min(PROMPT_TOKENS, asked.sample_tokens // 2)
-    length = asked.sample_tokens + 1 - prompt_tokens  # the last token predicts nothing and does not enter
+    prompt_tokens = _prompt_tokens(asked)
+    lengths = iter(sample_lengths(asked))
 
     def scored(index: int) -> ScoredSample:
+        length = next(lengths) + 1 - prompt_tokens  # the last token predicts nothing and does not enter
         sample = Sample(
             index=index,
             token_ids=tuple(rng.choices(range(vocab), k=length)),
@@ -211,6 +201,6 @@ def _batch(asked: argparse.Namespace, step: int) -> Batch:
             dispatched=START,
             samples=tuple(scored(index) for index in range(GROUP_SIZE)),
         )
-        for number in range(num_samples(asked) // GROUP_SIZE)
+        for number in range(len(sample_lengths(asked)) // GROUP_SIZE)
     )
     return Batch(step=step, groups=groups)
