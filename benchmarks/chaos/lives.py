@@ -117,7 +117,7 @@ class Play:
         attempts = []
         for number in range(1, MOST_ATTEMPTS + 1):
             run_dir, flags = self._flags(number)
-            run = Run(run_dir, f"{self._folder}-{number}", flags, self._environment())
+            run = Run(run_dir, f"{self._folder}-{number}", flags, self._environment(), self._folder)
             self._stack.callback(run.family.kill)
             if number == 1:
                 self._met(run)
@@ -226,7 +226,8 @@ class Play:
         _, flags = self._flags(1)
         if self.fault.target == "ports":
             flags = _words({**FLAGS, "save": self._folder / "checkpoints-2", "seed": 99})
-        self._second = Run(self._folder / "second", f"{self._folder}-second", flags, self._environment())
+        mark = f"{self._folder}-second"
+        self._second = Run(self._folder / "second", mark, flags, self._environment(), self._folder)
         self._stack.callback(self._second.family.kill)
 
     # ---- the row

@@ -25,12 +25,17 @@ REMEMBER_EVERY_S = 1.0
 class Run:
     """A running attempt."""
 
-    def __init__(self, folder: Path, mark: str, flags: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the program with the run directory ``folder``.  ``environment`` is added to this process's."""
+    def __init__(
+        self, folder: Path, mark: str, flags: Sequence[str], environment: Mapping[str, str], notes: Path
+    ) -> None:
+        """Start the program with the run directory ``folder``.  ``environment`` is added to this process's.
+
+        Output and witness are files of the folder ``notes``, because the disk of the run directory may be full.
+        """
         self.folder = folder
         self.family = Family(mark)
-        self._output = folder.with_name(f"{folder.name}.output")
-        self._witness = folder.with_name(f"{folder.name}.witness")
+        self._output = notes / f"{folder.name}.output"
+        self._witness = notes / f"{folder.name}.witness"
         self._looked_at = 0.0
         variables = {**psutil.Process().environ(), **environment, MARK: mark, WITNESS: str(self._witness)}
         command = [sys.executable, "train_async.py", *flags, "--run-dir", str(folder), "--progress", "lines"]
