@@ -56,6 +56,8 @@ class MachineNeeds:
 
     requests: int
     """Most requests in flight."""
+    first_requests: int
+    """Requests that are in flight at once as soon as the run begins, whatever happens later."""
     uses_router: bool
     episodes: int
     """Agents that may be connected to the gateway."""
@@ -110,15 +112,31 @@ def raise_open_files() -> None:
 def machine_needs(run: RunConfig, shape: ModelShape, run_dir: Path) -> MachineNeeds:
     """Return the needs of ``run``; ``run_dir`` need not exist."""
     slots = run.rollout.sglang_server_concurrency * run.cluster.num_engines
+    requests = min(slots, _most_samples(run, slots))
     batch = run.rollout.samples_per_step * longest_sample(run, run.rollout.rollout_max_response_len) * _TOKEN_BYTES
     return MachineNeeds(
-        requests=slots,
+        requests=requests,
+        first_requests=0 if run.episodes.has_episodes else min(slots, run.rollout.samples_per_step),
         uses_router=run.cluster.use_router,
-        episodes=0 if run.episodes.agent_command is None else run.episodes.max_episodes or EPISODES_PER_SLOT * slots,
+        episodes=0 if run.episodes.agent_command is None else run.episodes.max_episodes or EPISODES_PER_SLOT * requests,
         shared_bytes=_MIN_SHARED_BYTES + 2 * batch,
         disks=tuple(_disk_needs(run, shape, run_dir)),
         ports=2 * run.cluster.num_engines + 2 * run.cluster.use_router + run.cluster.num_trainer_ranks,
     )
+
+
+def _most_samples(run: RunConfig, slots: int) -> int:
+    """Return an upper bound of the samples that admission lets in flight, with those of an evaluation.
+
+    Without a bound by ``max_staleness``, they are as many as there are slots.  An evaluation takes half of these.
+    """
+    rollout = run.rollout
+    evaluation = 0 if run.evaluation.eval_interval is None else max(1, slots // 2)
+    has_filter, most = rollout.dynamic_sampling_filter_path is not None, rollout.over_sampling_batch_size
+    if rollout.stale_policy != "wait" or (has_filter and most is None):
+        return slots
+    groups = max(rollout.rollout_batch_size, most or 0) * min(rollout.staleness + 1, rollout.num_rollout)
+    return groups * rollout.n_samples_per_prompt + evaluation
 
 
 def checkpoint_bytes(run: RunConfig, shape: ModelShape) -> float:
@@ -157,20 +175,20 @@ type _Lines = tuple[list[str], list[str]]
 
 
 def _open_files(needs: MachineNeeds, limit: int) -> _Lines:
-    least = needs.requests + needs.episodes + OTHER_FILES
+    driver = needs.requests + needs.episodes + OTHER_FILES
     router = 2 * needs.requests + OTHER_FILES if needs.uses_router else 0  # a request's way in and its way out
-    episodes = f" and {needs.episodes:,} agents" if needs.episodes else ""
-    there = (
-        f"at most {limit:,} open files per process (ulimit -Hn), and {needs.requests:,} requests at a time"
-        f"{episodes} need"
-    )
+    there = f"at most {limit:,} open files per process (ulimit -Hn), and "
     remedy = (
         "raise the limit (LimitNOFILE= of a systemd unit, --ulimit nofile= of docker run), or lower "
         "sglang-server-concurrency"
     )
-    if limit < least:
-        return [f"{there} {least:,}; {remedy}"], []
-    return [], must(limit >= router, f"{there} up to {router:,} in the router; {remedy}")
+    if limit < needs.first_requests:
+        return [f"{there}the {needs.first_requests:,} requests of the first step are sent at once; {remedy}"], []
+    episodes = f" and {needs.episodes:,} agents" if needs.episodes else ""
+    most = f"{there}up to {needs.requests:,} requests at a time{episodes} need"
+    if limit < driver:
+        return [], [f"{most} {driver:,}; {remedy}"]
+    return [], must(limit >= router, f"{most} up to {router:,} in the router; {remedy}")
 
 
 def _disks(needs: Iterable[DiskNeed], disks: dict[Path, Disk]) -> _Lines:
@@ -226,7 +244,7 @@ def _disk_needs(run: RunConfig, shape: ModelShape, run_dir: Path) -> Iterable[Di
         yield DiskNeed(
             flag="save",
             folder=run.checkpoint.save,
-            least=each,
+            least=each / (1 + has_critic(run.train)),  # a critic may be far smaller than the policy
             usual=2 * each,
             what=f"two checkpoints take {2 * each / _GB:.1f} GB",
         )

@@ -28,6 +28,7 @@ QUICKSTART = str(ROOT / "configs" / "quickstart.toml")
 SAVE, RUN = Path("/big/save"), Path("/big/run")
 NEEDS = MachineNeeds(
     requests=4096,
+    first_requests=2048,
     uses_router=True,
     episodes=0,
     shared_bytes=1.5e9,
@@ -66,7 +67,8 @@ def test_a_machine_with_room_for_everything_gives_no_line() -> None:
     [
         (
             replace(LIMITS, open_files=1024),
-            f"at most 1,024 open files per process (ulimit -Hn), and 4,096 requests at a time need 4,352{REMEDY}",
+            "at most 1,024 open files per process (ulimit -Hn), and the 2,048 requests of the first step are sent at "
+            f"once{REMEDY}",
         ),
         (
             on_disk(49),
@@ -87,9 +89,13 @@ def test_what_cannot_work_is_an_error(limits: MachineLimits, line: str) -> None:
     ("limits", "line"),
     [
         (
+            replace(LIMITS, open_files=4000),
+            f"at most 4,000 open files per process (ulimit -Hn), and up to 4,096 requests at a time need 4,352{REMEDY}",
+        ),
+        (
             replace(LIMITS, open_files=5000),
-            "at most 5,000 open files per process (ulimit -Hn), and 4,096 requests at a time need up to 8,448 in the "
-            f"router{REMEDY}",
+            "at most 5,000 open files per process (ulimit -Hn), and up to 4,096 requests at a time need up to 8,448 in "
+            f"the router{REMEDY}",
         ),
         (
             on_disk(99),
@@ -121,7 +127,40 @@ def test_a_doubt_is_a_warning(limits: MachineLimits, line: str) -> None:
 
 def test_agents_need_open_files_as_well() -> None:
     found = machine_findings(replace(NEEDS, episodes=70_000), LIMITS)
-    assert "4,096 requests at a time and 70,000 agents need 74,352" in found.errors[0]
+    assert "4,096 requests at a time and 70,000 agents need 74,352" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "requests"),
+    [
+        ("", 2 * 64),  # two steps of 64 samples
+        ("--max-staleness 3", 4 * 64),
+        ("--max-staleness 3 --num-rollout 2", 2 * 64),
+        ("--eval-interval 1", 2 * 64 + 1024),  # half of the slots
+        ("--over-sampling-batch-size 16 --dynamic-sampling-filter-path any.filter", 2 * 128),
+        ("--dynamic-sampling-filter-path any.filter", 2048),  # as many as the acceptance rate asks for
+        ("--stale-policy mask", 2048),
+        ("--sglang-server-concurrency 10", 20),
+    ],
+)
+def test_no_more_requests_count_than_admission_lets_in_flight(flags: str, requests: int, tmp_path: Path) -> None:
+    words = (
+        "--rollout-batch-size 8 --n-samples-per-prompt 8 --sglang-server-concurrency 1024 --rollout-num-gpus 2 "
+        f"--max-staleness 1 {flags}"
+    )
+    run = load_run(["--config", QUICKSTART, *words.split()])
+    if "eval" not in flags:
+        run = replace(run, evaluation=replace(run.evaluation, eval_interval=None))
+    needs = machine_needs(run, read_shape(run.model.hf_checkpoint), tmp_path)
+    assert needs.requests == requests
+    assert needs.first_requests == min(64, requests)
+
+
+def test_a_critic_of_unknown_size_refuses_nothing(tmp_path: Path) -> None:
+    run = load_run(["--config", QUICKSTART, "--save", str(tmp_path / "save"), "--advantage-estimator", "ppo"])
+    shape = read_shape(run.model.hf_checkpoint)
+    save, _ = machine_needs(run, shape, tmp_path / "run").disks
+    assert save.usual == 2 * checkpoint_bytes(run, shape) == 4 * save.least
 
 
 def test_the_needs_follow_from_flags_and_shape(tmp_path: Path) -> None:
@@ -161,12 +200,13 @@ def test_the_soft_limit_of_open_files_becomes_the_hard_one() -> None:
 
 
 def test_a_run_that_needs_more_open_files_than_there_may_be_is_refused_before_it_starts(tmp_path: Path) -> None:
-    flags = f"--config {QUICKSTART} --sglang-server-concurrency 4096 --run-dir {tmp_path / 'run'}"
+    more = "--sglang-server-concurrency 4096 --rollout-batch-size 512"
+    flags = f"--config {QUICKSTART} {more} --run-dir {tmp_path / 'run'}"
     command = f"ulimit -n 1024 && exec {sys.executable} train_async.py {flags}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=50)
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert "error: at most 1,024 open files per process (ulimit -Hn), and " in ended.stderr
+    assert "error: at most 1,024 open files per process (ulimit -Hn), and the 4,096 requests" in ended.stderr
     assert not (tmp_path / "run").exists()
 
 
