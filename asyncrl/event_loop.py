@@ -64,7 +64,7 @@ class PeerTimer:
         self._loop = asyncio.get_running_loop()
         self._blocked_s = _BLOCKED.get()
         self._expired = expired
-        self._wait(seconds, 0.0)
+        self._wait(max(0.0, seconds), 0.0)  # a time in the past would count as a block
 
     def when(self) -> float:
         """Return the loop's time at which the peer's time ends, unless the loop is blocked before."""

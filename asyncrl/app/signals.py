@@ -79,9 +79,11 @@ class Signals:
         if task is None:
             raise AssertionError("called from a task")
 
+        timers = list[asyncio.TimerHandle]()
+
         def end() -> None:
             if self.received == signal.SIGTERM and ends_early():
-                loop.call_later(grace_s, task.cancel)
+                timers.append(loop.call_later(grace_s, task.cancel))
             else:
                 task.cancel()
 
@@ -92,6 +94,8 @@ class Signals:
             yield
         finally:
             self.remember()
+            for timer in timers:  # the task has ended by itself
+                timer.cancel()
 
     def hold(self) -> None:
         """Install the handlers: at the start, and again after a library has installed others."""

@@ -167,6 +167,16 @@ def test_the_end_of_a_deadline_can_move_either_way(given_s: float, end_s: float)
     assert run_virtually(run())[0] == end_s
 
 
+def test_a_deadline_in_the_past_is_over_at_once() -> None:
+    async def run() -> float:
+        with pytest.raises(TimeoutError):
+            async with Deadline(-5.0):
+                await asyncio.Event().wait()
+        return loop_time()
+
+    assert run_virtually(run())[0] == 0.0
+
+
 @pytest.mark.parametrize("seconds", [None, float("inf")])
 def test_a_deadline_may_be_without_limit(seconds: float | None) -> None:
     async def run() -> None:

@@ -62,7 +62,8 @@ def leave(code: int) -> NoReturn:
 class EndTimer:
     """Ends the program if its clean-up takes too long.  ``with`` around the run: its end starts the time limit.
 
-    The program ends with the line and the exit code of the run's error, or with 0 if there was none.
+    The program ends with the line and the exit code of the run's error, or with the signal's code if a signal ended
+    the run, early or not; else with 0.
     """
 
     def __init__(self, signal_code: Callable[[], int | None], seconds: float = ENDING_S) -> None:
@@ -92,7 +93,7 @@ class EndTimer:
         late = f"the program did not end within {self._seconds:g} s of its run; it ends at once, in {stack_line()}"
         code = self._signal_code()
         if error is None or code is not None:
-            end_now(0 if error is None else code or 0, f"warning: {late}")
+            end_now(code or 0, f"warning: {late}")
         code = 2 if isinstance(error, ConfigError) else 1
         bug = "" if isinstance(error, AsyncRLError) else " (a bug in asyncrl)"
         end_now(code, f"error: {type(error).__name__}: {first_line(error)}{bug}\nwarning: {late}")

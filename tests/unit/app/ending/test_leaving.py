@@ -79,6 +79,7 @@ def test_a_program_without_hung_threads_exits_as_usual() -> None:
         ("raise TrainerFailed('rank 0: out of memory')", "None", 1, "error: TrainerFailed: rank 0: out of memory\n"),
         ("raise KeyError('x')", "None", 1, "error: KeyError: 'x' (a bug in asyncrl)\n"),
         ("raise asyncio.CancelledError", "143", 143, ""),
+        ("pass", "143", 143, ""),  # an early end: the run has saved, and raises nothing
     ],
 )
 def test_a_clean_up_that_hangs_ends_with_the_code_and_the_line_of_the_run(
