@@ -52,7 +52,7 @@ def all_faults() -> tuple[Fault, ...]:
         for target in VICTIMS
         for moment in ("random", "update", "commit")
     ]
-    faults += [Fault(kind="full", target=disk, lifted_after_s=15.0) for disk in DISKS]
+    faults += [Fault(kind="full", target=disk, lifted_after_s=5.0 if disk == "run-dir" else 15.0) for disk in DISKS]
     faults += [
         Fault(kind="reward", target="hung"),
         Fault(kind="reward", target="slow", lifted_after_s=20.0),
