@@ -3,8 +3,8 @@
 Ray itself lets a driver work on for a minute after GCS has ended, and then ends it from C++: no ``finally`` runs, and
 no error is shown.  After the raylet's end it does so at once.
 
-    a cluster of this run       the kernel reports their end as it happens (pidfd)
-    a cluster that was joined   a connection to each of their ports once a second
+    a cluster of this run       the kernel reports their end as it happens (pidfd); where it may not, a look each second
+    a cluster that was joined   a connection to each of their ports once a second, until all fail for UNREACHABLE_S
 """
 
 import asyncio
@@ -16,15 +16,19 @@ from types import ModuleType
 import psutil
 
 from asyncrl.errors import plainly
-from asyncrl.event_loop import Deadline
+from asyncrl.event_loop import Deadline, loop_time
 
 NAMES = {"gcs_server": "GCS", "raylet": "raylet"}
 """Names of Ray's processes in messages, by the names of their programs."""
 TRY_EVERY_S = 1.0
 TRY_S = 1.0
 """Seconds for one connection."""
-MOST_FAILED = 2
-"""Failed connections in a row with which a process counts as ended, so after 4 s at most."""
+UNREACHABLE_S = 40.0
+"""Seconds of failed connections after which a process of a joined cluster counts as ended.
+
+A cluster with fault tolerance restarts its GCS within that time.  Ray ends the driver after 60 s, so that some seconds
+remain for a checkpoint.
+"""
 
 
 def own_parts() -> dict[str, int]:
@@ -93,27 +97,40 @@ async def _first(waits: Sequence[Awaitable[str]]) -> str:
 
 async def _exits(name: str, pid: int) -> str:
     """Return once a process has ended."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop, ended, line = asyncio.get_running_loop(), asyncio.Event(), f"Ray's {name} (process {pid}) has ended"
     try:
         number = os.pidfd_open(pid)
     except ProcessLookupError:
-        return f"Ray's {name} (process {pid}) has ended"
+        return line
+    except OSError:  # some containers do not allow or know the call
+        while _is_running(pid):  # noqa: ASYNC110 (nothing reports the end)
+            await asyncio.sleep(TRY_EVERY_S)
+        return line
     try:
         loop.add_reader(number, ended.set)
         await ended.wait()
     finally:
         loop.remove_reader(number)
         os.close(number)
-    return f"Ray's {name} (process {pid}) has ended"
+    return line
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 async def _refuses(name: str, host: str, port: int) -> str:
-    """Return once nothing listens at a port of another program any more."""
-    failed = 0
-    while failed < MOST_FAILED:
-        failed = 0 if await _connects(host, port) else failed + 1
+    """Return once nothing has listened at a port of another program for UNREACHABLE_S seconds."""
+    answered = loop_time()
+    while (silent_s := loop_time() - answered) < UNREACHABLE_S:
         await asyncio.sleep(TRY_EVERY_S)
-    return f"Ray's {name} at {host}:{port} cannot be reached"
+        began = loop_time()
+        if await _connects(host, port):
+            answered = began
+    return f"Ray's {name} at {host}:{port} could not be reached for {silent_s:.0f} s"
 
 
 async def _connects(host: str, port: int) -> bool:

@@ -34,6 +34,8 @@ REMEMBER_EVERY_MS = 2000
 """Milliseconds between two looks at the driver's descendants.  A process may overwrite its environment."""
 EMPTY_LOOKS = 3
 """Looks in a row without a process after which none is left.  Between fork and exec, a process may escape a look."""
+LOOK_EVERY_MS = 500
+"""Milliseconds between two looks at the driver itself, where the kernel does not report its end."""
 BEFORE_S = 0.05
 """Seconds by which a part must end before the driver to be its cause.
 
@@ -52,8 +54,8 @@ def main(driver: int, mark: str) -> None:
     watch = _Watch(driver)
     os.write(1, READY)
     is_over = watch.wait()
-    if not is_over:
-        _say(watch.why())
+    if not is_over and (line := watch.why(bool(_marked(mark.encode(), set(watch.spared), watch.known)))):
+        _say(line)
     end(mark.encode(), grace_s=0.0 if is_over else GRACE_S, spared=watch.spared, known=watch.known)
 
 
@@ -63,6 +65,7 @@ class _Watch:
     def __init__(self, driver: int) -> None:
         self.spared = set[int]()
         self._driver = driver
+        self._started = _start(driver)
         self._others = _below(driver)
         """Descendants of the driver from before the session."""
         self.known = dict[int, int]()
@@ -76,17 +79,16 @@ class _Watch:
 
     def wait(self) -> bool:
         """Return once the driver has ended or is over, and whether it is over."""
-        try:
-            ended = os.pidfd_open(self._driver)
-        except ProcessLookupError:
-            return False
-        self._waiting.register(ended, select.POLLIN)
+        ended = _opened(self._driver)
+        if ended is not None:
+            self._waiting.register(ended, select.POLLIN)
         text = b""
         while True:
-            ready = {number for number, _ in self._waiting.poll(REMEMBER_EVERY_MS)}
+            ready = {number for number, _ in self._waiting.poll(LOOK_EVERY_MS if ended is None else REMEMBER_EVERY_MS)}
             if not ready:
                 self.known.update(_below(self._driver).items() - self._others.items())
-            if ended in ready and 0 not in ready:
+            has_ended = ended in ready if ended is not None else _start(self._driver) != self._started
+            if (has_ended or self._started is None) and 0 not in ready:
                 return False
             if 0 in ready:
                 got = os.read(0, 65_536)
@@ -99,13 +101,18 @@ class _Watch:
                 self._ended.append((time.monotonic(), self._parts.pop(number)))
                 self._waiting.unregister(number)
 
-    def why(self) -> str:
-        """Return a line on the end of the driver."""
-        now = time.monotonic()
+    def why(self, has_left: bool) -> str | None:
+        """Return a line on the end of the driver, which ``has_left`` processes; None if there is nothing to say."""
+        now, status = time.monotonic(), _status(self._driver)
+        is_killed = status is not None and status & 0x7F == signal.SIGKILL  # as waitpid(2) returns it
         gone = " and ".join(name for at, name in self._ended if now - at >= BEFORE_S)
-        if gone and not _is_killed(self._driver):
-            return f"error: {gone} ended, and Ray ended the program (process {self._driver}) with it"
-        return f"error: the program (process {self._driver}) was killed; its processes are ended now"
+        program = f"the program (process {self._driver})"
+        if gone and not is_killed:
+            return f"error: {gone} ended, and Ray ended {program} with it"
+        if not is_killed and not has_left:
+            return None  # it ended at once, and has said why
+        how = "was killed" if is_killed else "ended without its clean-up"
+        return f"error: {program} {how}; its processes are ended now"
 
     def _is_over(self, line: str) -> bool:
         """Take in a line of the driver; return whether it is the last one."""
@@ -115,22 +122,38 @@ class _Watch:
         if word == PART:
             name, pid = more
             part = f"Ray's {name} (process {pid})"
-            try:
-                number = os.pidfd_open(int(pid))
-            except ProcessLookupError:
-                self._ended.append((time.monotonic(), part))
-            else:
+            number = _opened(int(pid))
+            if number is not None:
                 self._parts[number] = part
                 self._waiting.register(number, select.POLLIN)
+            elif _start(int(pid)) is None:
+                self._ended.append((time.monotonic(), part))
         return word == OVER
 
 
-def _is_killed(pid: int) -> bool:
-    """Whether SIGKILL ended the process; False if its parent has taken the exit code already."""
+def _opened(pid: int) -> int | None:
+    """Return a descriptor of the process; None if it is gone, or in containers that do not allow or know the call."""
     try:
-        return int(_read(pid, "stat").split()[-1]) & 0x7F == signal.SIGKILL  # as waitpid(2) returns it
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _start(pid: int) -> int | None:
+    """Return the start time of a process that runs; None if it has ended."""
+    try:
+        state, _, start = _stat(pid)
     except (OSError, IndexError, ValueError):
-        return False
+        return None
+    return None if state in b"ZX" else start
+
+
+def _status(pid: int) -> int | None:
+    """Return how the process ended; None if its parent has taken the status already."""
+    try:
+        return int(_read(pid, "stat").split()[-1])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _say(line: str) -> None:
@@ -203,12 +226,13 @@ def _below(root: int) -> dict[int, int]:
 def _kill(pid: int, mark: bytes, known: Mapping[int, int]) -> None:
     """Kill a process if it is still of the session; a process id may be used again at any time."""
     with contextlib.suppress(OSError):
-        handle = os.pidfd_open(pid)
+        handle = _opened(pid)  # without it, a process may end between the look and the signal
         try:
             if _is_ours(pid, mark, known):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL) if handle is None else signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
 
 
 def _stat(pid: int) -> tuple[bytes, int, int]:

@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "ASYNCRL_SESSION"
 """Environment variable that every process started during the session inherits."""
+PROGRAM = reaper.__file__
+"""The reaper's program, which is in its command line."""
 WAIT_S = reaper.LIMIT_S + 3.0
 
 
@@ -24,7 +26,7 @@ class Reaper:
 
     def __init__(self, mark: str) -> None:
         """Start the reaper.  Raises ServerFailed."""
-        command = [sys.executable, "-P", "-S", "-E", reaper.__file__, str(os.getpid()), mark]
+        command = [sys.executable, "-P", "-S", "-E", PROGRAM, str(os.getpid()), mark]
         try:
             self._process = subprocess.Popen(
                 command,

@@ -21,7 +21,7 @@ import psutil
 from asyncrl.engines.cluster.calls import INTERNALS as CALLS
 from asyncrl.engines.cluster.placement import INTERNALS as PLACEMENT
 from asyncrl.engines.cluster.ray_health import own_parts
-from asyncrl.engines.cluster.reaper_process import Reaper, reaped
+from asyncrl.engines.cluster.reaper_process import PROGRAM, Reaper, reaped
 from asyncrl.errors import ServerFailed
 from asyncrl.internals import Internal, check_internals
 
@@ -183,7 +183,8 @@ def end(processes: list[psutil.Process]) -> None:
 def kill_descendants() -> int:
     """Kill every process below this one, trackers included, and return their number.  Takes a few seconds at most.
 
-    For a program that ends at once: a signal handler may call it, because it takes no lock and logs nothing.
+    The reaper lives on: it ends processes of the session that are not below this one any more.  For a program that ends
+    at once: a signal handler may call it, because it takes no lock and logs nothing.
     """
     # Processes whose parents die from now on become children of this one, so none escapes the next look.
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -192,7 +193,7 @@ def kill_descendants() -> int:
         with suppress(ChildProcessError):  # there is none
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        left = [process for process in _descendants() if _is_running(process)]
+        left = [process for process in _descendants() if _is_running(process) and not _has(process, PROGRAM)]
         if not left:
             break
         for process in left:
@@ -221,11 +222,12 @@ def _descendants(spared: Collection[int] = ()) -> list[psutil.Process]:
         if process.pid in spared:
             with suppress(psutil.NoSuchProcess):
                 others |= {process, *process.children(recursive=True)}
-    return [process for process in everyone if process not in others and not _is_resource_tracker(process)]
+    return [process for process in everyone if process not in others and not _has(process, _TRACKER)]
 
 
-def _is_resource_tracker(process: psutil.Process) -> bool:
+def _has(process: psutil.Process, text: str) -> bool:
+    """Whether ``text`` is in a process's command line."""
     try:
-        return any(_TRACKER in word for word in process.cmdline())
+        return any(text in word for word in process.cmdline())
     except psutil.Error:  # it has ended
         return False

@@ -30,11 +30,28 @@ with reaped(lambda: [spared.pid]) as reaper:
 """
 
 
+WITHOUT_PIDFD = """
+import tempfile
+from asyncrl.engines.cluster import reaper_process
+with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
+    file.write(f'''
+import errno, os, runpy
+def refused(pid):
+    raise OSError(errno.ENOSYS, "not here")
+os.pidfd_open = refused
+runpy.run_path({reaper_process.PROGRAM!r}, run_name="__main__")
+os.unlink(__file__)
+''')
+reaper_process.PROGRAM = file.name
+"""
+"""Has the session start a reaper for which the kernel refuses descriptors of processes."""
+
+
 @contextmanager
-def driver() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def driver(before: str = "") -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A driver that runs the line it reads, and its processes: of no session, orphan, child, spared, reaper."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", DRIVER], text=True, **pipes) as program:  # type: ignore[call-overload]
+    with subprocess.Popen([sys.executable, "-c", before + DRIVER], text=True, **pipes) as program:  # type: ignore[call-overload]
         processes = [psutil.Process(int(word)) for word in program.stdout.readline().split()]
         try:
             yield program, processes
@@ -94,6 +111,41 @@ def test_the_reaper_outlives_signals(number: signal.Signals) -> None:
         reaper.send_signal(number)
         program.kill()
         assert end([orphan, reaper])
+
+
+def test_an_end_at_once_leaves_the_reaper_and_what_is_not_below_the_program() -> None:
+    with driver() as (program, (other, orphan, child, spared, reaper)):
+        line = "from asyncrl.app.ending.leaving import end_now; end_now(3, 'at once')\n"
+        _, errors = program.communicate(line, timeout=20.0)
+        assert program.returncode == 3
+        assert end([other, child, spared, orphan, reaper])
+        gone = f"error: the program (process {program.pid}) ended without its clean-up; its processes are ended now\n"
+        assert errors == f"at once\n{gone}"
+
+
+def test_an_end_at_once_that_leaves_nothing_has_no_second_line() -> None:
+    with driver() as (program, (_, orphan, _, _, reaper)):
+        orphan.kill()
+        line = "from asyncrl.app.ending.leaving import end_now; end_now(3, 'at once')\n"
+        assert program.communicate(line, timeout=20.0)[1] == "at once\n"
+        assert end([reaper])
+
+
+def test_a_container_without_pidfd_leaves_no_process_either() -> None:
+    with driver(WITHOUT_PIDFD) as (program, (other, orphan, child, _, reaper)):
+        program.kill()
+        assert end([orphan, child, reaper])
+        assert is_running(other)
+
+
+def test_an_end_in_order_needs_no_pidfd() -> None:
+    with driver(WITHOUT_PIDFD) as (program, (_, orphan, child, spared, reaper)):
+        time.sleep(1.2)  # some looks at the driver
+        assert is_running(reaper)
+        _, errors = program.communicate("pass\n", timeout=15.0)
+        assert (program.returncode, errors) == (0, "")
+        assert not any(map(is_running, [orphan, child, reaper]))
+        assert is_running(spared)
 
 
 def test_the_line_names_the_process_of_ray_that_ended_first() -> None:
