@@ -4,6 +4,7 @@
     ├── ConfigError            the run description is wrong; nothing was started          exit code 2
     │   ├── DataError          a prompt file is missing, malformed or lacks a key          exit code 2
     │   └── PluginError        a user function does not import or has the wrong shape      exit code 2
+    ├── NotNow                 nothing was started, and a later start may succeed          exit code 1
     ├── EngineError            a rollout engine failed
     │   ├── EngineTimeout      no answer in time; the request was aborted                  [retry]
     │   ├── EngineLost         the connection or the server is gone                        [retry]
@@ -37,6 +38,7 @@ After a [retry] error the request is sent again with the tokens generated so far
 Any other exception is a bug and ends the run.  Arguments are kept in ``args``, so every error can be pickled.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -55,6 +57,13 @@ class DataError(ConfigError):
 
 class PluginError(ConfigError):
     """A user function does not import or has the wrong shape."""
+
+
+class NotNow(AsyncRLError):
+    """The state of a machine, a disk or another run prevents this run; nothing was started.
+
+    The same command may succeed later or elsewhere, so launchers try it again.
+    """
 
 
 class EngineError(AsyncRLError):
@@ -194,6 +203,28 @@ class GpuSharingFailed(AsyncRLError):
 
 class Stalled(AsyncRLError, TimeoutError):
     """Nothing moved for too long."""
+
+
+_LASTING = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""Errors of the operating system by which a path is wrong; any other may be an outage or a full disk."""
+
+
+def unusable(line: str, error: OSError) -> ConfigError | NotNow:
+    """Return the error with ``line`` for a path that cannot be used: ConfigError if the path is wrong, else NotNow."""
+    return ConfigError(line) if error.errno in _LASTING else NotNow(line)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from asyncrl.engines.cluster.actors import PORTS
 from asyncrl.engines.megatron.setup.settings import Resolver
 from asyncrl.engines.sglang.server_flags import known_router_flags, known_server_flags
 from asyncrl.engines.weight_sync.disk import check_disk
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, NotNow
 from asyncrl.hooks.prompt_source import UserPrompts
 from asyncrl.models.described import otherwise
 from asyncrl.models.overrides import overridden, server_changes
@@ -114,12 +114,14 @@ class Checked:
 def check(run: RunConfig) -> Checked:
     """Read and resolve everything that the run names, and compare its needs with this machine.
 
-    Doubts about the machine become notes of ``Checked.run``.  Raises ConfigError, DataError or PluginError.
+    Doubts about the machine become notes of ``Checked.run``.  Raises ConfigError, DataError or PluginError, and NotNow
+    if this machine cannot run it.
     """
     check_flags(run)
     model = check_model(run)
     found = look_at_machine(run, model.shape)
-    refuse(found.errors)
+    if found.errors:
+        raise NotNow("\n".join(found.errors))
     return check_files(replace(run, notes=(*run.notes, *found.warnings)), model)
 
 

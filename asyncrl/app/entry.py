@@ -2,7 +2,7 @@
 
 0    trained to the end                      130  interrupted (Ctrl-C)
 1    failed, with one line naming the cause   143  terminated (SIGTERM), after a checkpoint if there was time
-2    the configuration is wrong; nothing was started
+2    the configuration is wrong; nothing was started, and a second start would not help
 
 A dry run ends with 0 or 2.
 """
@@ -42,7 +42,7 @@ from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.checkpoint.directory import latest
 from asyncrl.engines.megatron.checkpoint.held import SaveLease, held
-from asyncrl.errors import AsyncRLError, ConfigError
+from asyncrl.errors import AsyncRLError, ConfigError, NotNow, unusable
 from asyncrl.metrics.closing import closing_table
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.history import History
@@ -98,7 +98,7 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
     if isinstance(error, SystemExit):  # of --help
         return int(error.code or 0)
     if isinstance(error, AsyncRLError):
-        _say(str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}")
+        _say(str(error) if isinstance(error, ConfigError | NotNow) else f"{type(error).__name__}: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     if log is None:
         _print_traceback(error)
@@ -246,14 +246,17 @@ def _sinks(run: RunConfig, run_dir: Path, history: History, trackers: Trackers) 
 
 
 def _open_run_dir(run: RunConfig) -> Path:
-    """Create the run directory with the resolved configuration and the package versions.  Raises ConfigError."""
+    """Create the run directory with the resolved configuration and the package versions.
+
+    Raises ConfigError or NotNow.
+    """
     run_dir = place_of(run, datetime.now())
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         _write_settings(run_dir / f"{run.name}.toml", resolved(run))
         (run_dir / VERSIONS_FILE).write_bytes(orjson.dumps(_versions(), option=orjson.OPT_INDENT_2))
     except OSError as error:
-        raise ConfigError(f"--run-dir {run_dir}: {error.strerror}") from error
+        raise unusable(f"--run-dir {run_dir}: {error.strerror}", error) from error
     return run_dir
 
 

@@ -262,7 +262,7 @@ class Play:
             raise AssertionError("there is no second run")
         self._to_its_end(second)
         attempt = second.ended(self._fault_at, is_signalled=False)
-        wanted = 0 if self.fault.target == "ports" else 2
+        wanted = 0 if self.fault.target == "ports" else 1
         if attempt.code != wanted:
             why = f"the second run ended with {attempt.code}, not {wanted}"
             return (f"{end}; {why}" if end.startswith(BROKEN) else f"{BROKEN}: {why}"), attempt.said or said

@@ -19,7 +19,7 @@ def test_a_folder_has_one_run_that_resumes_at_once_after_a_kill(tmp_path: Path) 
     first.wait_for_steps(6, START_S)
 
     second = run(tmp_path / "other", *flags)
-    assert second.code == 2
+    assert second.code == 1
     assert second.output.startswith(f"error: save {saved} is held by run ")
     assert second.output.count("\n") == 1
     assert not (tmp_path / "other").exists()

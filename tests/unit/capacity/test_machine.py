@@ -204,7 +204,7 @@ def test_a_run_that_needs_more_open_files_than_there_may_be_is_refused_before_it
     flags = f"--config {QUICKSTART} {more} --run-dir {tmp_path / 'run'}"
     command = f"ulimit -n 1024 && exec {sys.executable} train_async.py {flags}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=50)
-    assert ended.returncode == 2, ended.stderr
+    assert ended.returncode == 1, "launchers try it again, perhaps on another machine"
     assert ended.stderr.count("\n") == 1
     assert "error: at most 1,024 open files per process (ulimit -Hn), and the 4,096 requests" in ended.stderr
     assert not (tmp_path / "run").exists()

@@ -17,7 +17,7 @@ import orjson
 
 from asyncrl.config.areas import CheckpointConfig
 from asyncrl.engines.megatron.checkpoint.checksums import check_files
-from asyncrl.errors import CheckpointFailed, ConfigError
+from asyncrl.errors import CheckpointFailed, ConfigError, unusable
 from asyncrl.models.shape import ModelShape
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -54,7 +54,9 @@ def latest(root: Path) -> Path | None:
         text = tracker.read_text().strip()
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unusable(f"{tracker}: cannot be read: {error}", error) from error
+    except ValueError as error:
         raise ConfigError(f"{tracker}: cannot be read: {error}") from error
     if text != RELEASE and not text.isdecimal():
         raise ConfigError(f"{tracker}: contains {text[:40]!r}, neither the number of a checkpoint nor {RELEASE!r}")
@@ -136,13 +138,13 @@ def check_save(checkpoint: CheckpointConfig) -> None:
 
 
 def _check_writable(save: Path) -> None:
-    """Raise ConfigError if ``save`` is not writable, before hours of training are lost."""
+    """Raise ConfigError or NotNow if ``save`` is not writable, before hours of training are lost."""
     try:
         save.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=save):
             pass
     except OSError as error:
-        raise ConfigError(f"save {save}: cannot be written to: {error.strerror}") from error
+        raise unusable(f"save {save}: cannot be written to: {error.strerror}", error) from error
 
 
 def notes_of(shape: ModelShape, run: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from asyncrl.daemon_threads import in_daemon_thread
 from asyncrl.engines.megatron.checkpoint.directory import check_save
 from asyncrl.engines.megatron.checkpoint.lease import HEARTBEAT_S, Claim, release, renew, take
 from asyncrl.engines.megatron.checkpoint.writes import fence
-from asyncrl.errors import ConfigError, LeaseLost
+from asyncrl.errors import LeaseLost, unusable
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ class SaveLease:
 def held(checkpoint: CheckpointConfig, say: Callable[[str], None]) -> Iterator[SaveLease | None]:
     """Hold the lease of ``--save`` during the body; None without ``--save``.
 
-    Removes what earlier runs left unfinished there.  Raises ConfigError if another run holds the folder.
+    Removes what earlier runs left unfinished there.  Raises NotNow if another run holds the folder or
+    the disk does not answer, and ConfigError if the folder cannot be used.
     """
     if checkpoint.save is None:
         yield None
@@ -74,7 +75,7 @@ def held(checkpoint: CheckpointConfig, say: Callable[[str], None]) -> Iterator[S
         claim = take(checkpoint.save, say)
         fence(claim)
     except OSError as error:
-        raise ConfigError(f"save {checkpoint.save}: its lease cannot be taken: {error}") from error
+        raise unusable(f"save {checkpoint.save}: its lease cannot be taken: {error}", error) from error
     lease = SaveLease(claim)
     try:
         yield lease

@@ -26,7 +26,7 @@ from uuid import uuid4
 
 import orjson
 
-from asyncrl.errors import ConfigError, LeaseLost
+from asyncrl.errors import LeaseLost, NotNow
 
 FOLDER = ".lease"
 HEARTBEAT_S = 2.0
@@ -69,7 +69,7 @@ def take(root: Path, say: Callable[[str], None]) -> Claim:
     """Claim the existing folder ``root`` for this process, and return the claim.
 
     Blocks for at most EXPIRES_S seconds while it is unknown whether the last holder still lives; ``say`` gets a line
-    then.  Raises ConfigError, with one line that names the holder, if it does; or OSError.
+    then.  Raises NotNow, with one line that names the holder, if it does; or OSError.
     """
     (root / FOLDER).mkdir(exist_ok=True)
     while True:
@@ -126,7 +126,7 @@ def release(claim: Claim) -> None:
 
 
 def _has_ended(root: Path, token: int, say: Callable[[str], None]) -> bool:
-    """Watch the claim until it has ended: True, or until there is a newer one: False.  Raises ConfigError.
+    """Watch the claim until it has ended: True, or until there is a newer one: False.  Raises NotNow.
 
     A claim has ended if it was released, if its process is dead, or if it has expired.
     """
@@ -138,7 +138,7 @@ def _has_ended(root: Path, token: int, say: Callable[[str], None]) -> bool:
         if _newest(root) != token:
             return False
         if (now := _beat(root, token)) != beat and holder is not None:
-            raise ConfigError(f"save {root} is held by {holder}: end that run, or give another folder")
+            raise NotNow(f"save {root} is held by {holder}: end that run, or give another folder")
         beat = now
         if time.monotonic() >= deadline:
             return True

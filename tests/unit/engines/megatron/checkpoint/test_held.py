@@ -1,6 +1,7 @@
 """The lease of ``--save`` during a run."""
 
 import asyncio
+import errno
 import logging
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from asyncrl.engines.megatron.checkpoint import held as module
 from asyncrl.engines.megatron.checkpoint import lease
 from asyncrl.engines.megatron.checkpoint.held import held
 from asyncrl.engines.megatron.checkpoint.lease import Claim, release, take
-from asyncrl.errors import ConfigError, LeaseLost
+from asyncrl.errors import ConfigError, LeaseLost, NotNow
 from tests.unit.engines.megatron.checkpoint.test_directory import written
 
 
@@ -94,6 +95,20 @@ def test_a_folder_that_cannot_be_claimed_is_one_line(tmp_path: Path) -> None:
     (tmp_path / ".lease").write_text("")
     with (
         pytest.raises(ConfigError, match=rf"save {tmp_path}: its lease cannot be taken: .*exists"),
+        held(CheckpointConfig(save=tmp_path), quiet),
+    ):
+        raise AssertionError("the run began")
+
+
+def test_a_disk_that_does_not_answer_is_tried_again_by_launchers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(root: Path, say: object) -> Claim:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(module, "take", take)
+    with (
+        pytest.raises(NotNow, match=rf"save {tmp_path}: its lease cannot be taken: .*Stale"),
         held(CheckpointConfig(save=tmp_path), quiet),
     ):
         raise AssertionError("the run began")

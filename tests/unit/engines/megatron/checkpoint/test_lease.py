@@ -12,7 +12,7 @@ import pytest
 
 from asyncrl.engines.megatron.checkpoint import lease
 from asyncrl.engines.megatron.checkpoint.lease import Claim, check, release, renew, take
-from asyncrl.errors import ConfigError, LeaseLost
+from asyncrl.errors import LeaseLost, NotNow
 
 HOLDER = """
 import sys, time
@@ -72,7 +72,7 @@ def test_tokens_increase_and_the_newest_claim_stays(root: Path) -> None:
 
 def test_a_second_run_is_told_who_holds_the_folder(root: Path, holder: subprocess.Popen[str]) -> None:
     run, began = line_of(holder), time.monotonic()
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(NotNow) as error:
         take(root, quiet)
     assert time.monotonic() - began < 2.0
     assert str(error.value).startswith(f"save {root} is held by run {run} (process {holder.pid} on ")
