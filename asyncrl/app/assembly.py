@@ -5,7 +5,7 @@ checks.check ──▶ Checked ──▶ run_training: deploy, publish the first
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -122,18 +122,26 @@ async def run_training(
             with ending, plainly(), blocked_time(parts.loop_lag.blocked_s):
                 async with asyncio.TaskGroup() as watchers:
                     watching = _watching(watchers, checked, running, rewards, parts, health)
-                    if lease is not None:
-                        watching.append(watchers.create_task(lease.watch(), name="save-lease"))
+                    holding = [] if lease is None else [watchers.create_task(lease.watch(), name="save-lease")]
                     watching.append(watchers.create_task(failed_rows.run(), name="failed-rows"))
                     watching += await _begin(watchers, running, parts, phase, gauges, logs)
-                    await train(parts, _plan(checked, run_dir), report)
+                    await train(parts, _plan(checked, run_dir), report, lambda: _cancel(holding))
                     if health.problem:
                         raise ServerFailed(_with_checkpoint(health.problem, early_end))
                     if logs is not None:
                         await logs.finish()
-                    for task in watching:
-                        task.cancel()
+                    _cancel((*watching, *holding))
         phase("stopping")
+
+
+def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks.
+
+    The watch of the lease ends before the last save: the final weights do not depend on the lease, and the commit of
+    the last checkpoint looks at it itself.
+    """
+    for task in tasks:
+        task.cancel()
 
 
 async def _begin(

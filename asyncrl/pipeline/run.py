@@ -107,10 +107,13 @@ class Parts:
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
 
 
-async def train(parts: Parts, plan: RunPlan, report: Callable[[StepFacts], None]) -> None:
+async def train(
+    parts: Parts, plan: RunPlan, report: Callable[[StepFacts], None], on_last_save: Callable[[], None] = lambda: None
+) -> None:
     """Train to the last step, pass each step's facts to ``report``, and save the final weights.
 
-    A run that is asked to end early writes a checkpoint instead.  Nothing is in flight when this returns.  Raises the
+    A run that is asked to end early writes a checkpoint instead.  ``on_last_save`` is called when all steps are trained
+    and reported, before the final weights are saved.  Nothing is in flight when this returns.  Raises the
     named error that ended the run.
     """
     with plainly():
@@ -128,6 +131,7 @@ async def train(parts: Parts, plan: RunPlan, report: Callable[[StepFacts], None]
             scheduling.cancel()
             welcoming.cancel()
             if not is_over:
+                on_last_save()
                 await run.save()
 
 
@@ -305,7 +309,8 @@ class _Run:
             await self._to_trainer()
             await self._checkpoint(state, must_succeed=True)
             await self._checkpoints.finish(must_succeed=True)
-        self._parts.early_end.saved_step = self._checkpoints.saved_step
+        if self._checkpoints.saved_step > self._plan.first_step:
+            self._parts.early_end.saved_step = self._checkpoints.saved_step
 
     async def _to_trainer(self) -> None:
         """Give time-shared GPUs to the trainer.  Interrupted requests resume when the engines hold the GPUs again."""

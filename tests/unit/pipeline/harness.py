@@ -154,6 +154,8 @@ class World:
     """Four times the slots by default."""
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
     facts: list[StepFacts] = field(default_factory=list)
+    last_saves: list[tuple[int, int, int]] = field(default_factory=list)
+    """Trained batches, reported steps and saved models when the last save was announced."""
 
     def run(self) -> "World":
         """Run to the end on a virtual clock; ``seconds`` is the time on it."""
@@ -194,13 +196,16 @@ class World:
         if self.ends_early_s is not None:
             asyncio.get_running_loop().call_later(self.ends_early_s, self.early_end.ask, "SIGTERM", 10.0)
         if self.source is None:
-            await train(self._parts(), plan, self.facts.append)
+            await train(self._parts(), plan, self.facts.append, self._note_last_save)
             return
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 fetching = tasks.create_task(self.source.run())
                 await train(self._parts(), plan, self.facts.append)
                 fetching.cancel()
+
+    def _note_last_save(self) -> None:
+        self.last_saves.append((len(self.trainer.batches), len(self.facts), len(self.trainer.saved)))
 
     def request(self, request_id: str, prompt: Prompt, seed: int, step: int) -> Request:
         """A request as the sampler makes it."""

@@ -37,6 +37,21 @@ def test_whenever_it_is_asked_nothing_is_lost_or_repeated(asked_s: float, coloca
     assert groups.trained == len(counts)
 
 
+def test_a_run_that_has_trained_no_step_has_saved_nothing() -> None:
+    first = World(**PLAN, checkpoints=FakeCheckpoints(), ends_early_s=12.0).run()
+    assert first.checkpoints is not None
+    (step,) = first.checkpoints.written
+    before = RunState.from_json(orjson.loads(orjson.dumps(first.checkpoints.written[step])))
+    second = World(**PLAN, before=before, checkpoints=FakeCheckpoints(), ends_early_s=0.1).run()
+    assert second.trainer.batches == []
+    assert second.early_end.saved_step is None
+
+
+def test_the_last_save_is_announced_once_all_steps_are_reported() -> None:
+    assert World(**PLAN, checkpoints=FakeCheckpoints()).run().last_saves == [(30, 30, 0)]
+    assert World(**PLAN, checkpoints=FakeCheckpoints(), ends_early_s=12.0).run().last_saves == []
+
+
 def test_a_run_that_waits_for_a_batch_does_not_wait_any_longer() -> None:
     world = World(steps=4, lengths=lambda request: 10_000, seconds_per_token=1.0, watchdog_s=1e6)
     world.checkpoints, world.ends_early_s = FakeCheckpoints(), 50.0
