@@ -29,6 +29,14 @@ RESTARTS="$CHECKPOINTS/restarts"    # number of restarts in a row, and the check
 read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")  # on it, this script runs
 export MASTER_ADDR="${MASTER_ADDR:-$first}"
 
+# At a preemption, Slurm signals this script only with send_user_signal.  Otherwise it sends SIGTERM to the job's steps,
+# which end the processes on the other machines, before the checkpoint.
+settings=$(scontrol show config 2>/dev/null || true)
+if [[ "$settings" == *PreemptType*preempt/* && "$settings" != *preempt/none* && "$settings" != *send_user_signal* ]]; then
+    echo "warning: this cluster preempts jobs without PreemptParameters=send_user_signal: a preempted run ends without" \
+        "a checkpoint and resumes from the one before; ask for it, or set --save-interval-minutes" >&2
+fi
+
 # The first machine's script is no job step, because Slurm sends a step's signals to every process of it, and trainer and
 # engines must live until the checkpoint is written.
 main_pid="" others_pid=""

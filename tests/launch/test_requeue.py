@@ -28,7 +28,8 @@ wait
 """
 SCONTROL = """#!/usr/bin/env bash
 echo "scontrol $*" >>"$CALLS"
-[[ "$1" != show ]] || printf 'node-a\\nnode-b\\n'
+[[ "$*" != "show config" ]] || echo "${SETTINGS:-}"
+[[ "$*" != "show hostnames"* ]] || printf 'node-a\\nnode-b\\n'
 """
 RUN = """
 echo "rank $NODE_RANK of $MASTER_ADDR: $*" >>"$CALLS"
@@ -103,6 +104,22 @@ def test_a_preempted_job_saves_and_is_requeued_before_the_other_machines_end(job
 def test_the_exit_code_decides(code: int, again: bool, job: dict[str, str]) -> None:
     assert ended({**job, "CODE": str(code)})[0] == code
     assert is_requeued(job) == again
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "is_told"),
+    [
+        ("preempt/none", "(null)", False),
+        ("preempt/partition_prio", "(null)", True),
+        ("preempt/qos", "send_user_signal", False),
+    ],
+)
+def test_a_cluster_that_would_signal_the_other_machines_is_told(
+    kind: str, parameters: str, is_told: bool, job: dict[str, str]
+) -> None:
+    settings = f"PreemptMode             = REQUEUE\nPreemptParameters       = {parameters}\nPreemptType = {kind}\n"
+    _, said = ended({**job, "CODE": "0", "SETTINGS": settings})
+    assert ("warning: this cluster preempts jobs without PreemptParameters=send_user_signal" in said) == is_told
 
 
 def test_failures_without_progress_end_the_job(job: dict[str, str]) -> None:
