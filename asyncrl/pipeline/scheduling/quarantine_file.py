@@ -14,12 +14,15 @@ import orjson
 
 from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import ConfigError
+from asyncrl.event_loop import Deadline
 from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
 
 logger = logging.getLogger(__name__)
 
 QUARANTINE_FILE = "quarantine.jsonl"
 """File in the folder of ``--save``, or without it in the run directory."""
+LAST_FLUSH_S = 5.0
+"""Seconds for the last rows.  On a file server that is away, they would keep the run."""
 
 
 class QuarantineFile:
@@ -41,14 +44,18 @@ class QuarantineFile:
         self._has_lines.set()
 
     async def run(self) -> NoReturn:
-        """Write rows until cancelled; the last ones are written then."""
+        """Write rows until cancelled; the last ones are written then, within LAST_FLUSH_S."""
         try:
             while True:
                 await self._has_lines.wait()
                 self._has_lines.clear()
                 await self.flush()
         finally:
-            await self.flush()
+            try:
+                async with Deadline(LAST_FLUSH_S):
+                    await self.flush()
+            except TimeoutError:
+                logger.warning("%s: rows that failed last were not written within %g s", self._path, LAST_FLUSH_S)
 
     async def flush(self) -> None:
         """Write the rows that are not in the file yet, also those of a write that a cancellation left alone."""

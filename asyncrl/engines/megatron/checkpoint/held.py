@@ -16,6 +16,9 @@ from asyncrl.errors import LeaseLost, unusable
 
 logger = logging.getLogger(__name__)
 
+RELEASE_S = 5.0
+"""Seconds for the release of a lease.  On a file server that is away, it would keep the program."""
+
 
 class SaveLease:
     """A lease that a thread renews, whatever the main thread and the event loop do."""
@@ -36,10 +39,12 @@ class SaveLease:
         self._stopping.set()
         if self._renewing.done() and self._renewing.exception() is not None:
             return  # the folder is another run's
+        releasing = in_daemon_thread(lambda: release(self.claim), "lease-release")
         try:
-            release(self.claim)
-        except OSError as error:
-            logger.warning("save %s: its lease was not released, and expires: %s", self.claim.root, error)
+            releasing.result(timeout=RELEASE_S)
+        except OSError as error:  # a timeout is one
+            why = f"no answer within {RELEASE_S:g} s" if isinstance(error, TimeoutError) else error
+            logger.warning("save %s: its lease was not released, and expires: %s", self.claim.root, why)
 
     def _renew(self) -> None:
         """Give heartbeats until the lease is released or lost.  Runs in the thread."""

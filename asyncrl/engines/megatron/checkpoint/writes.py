@@ -65,11 +65,13 @@ def fence(claim: Claim) -> None:
         path.unlink(missing_ok=True)
     for path in root.glob(f"iter_*{PARTIAL}"):
         # Renamed first: that takes the source of a commit away at once, while deleting takes seconds.
-        path.rename(path.with_name(path.name + DELETED))
+        with suppress(FileNotFoundError):  # the other run has just named or removed it
+            path.rename(path.with_name(path.name + DELETED))
     for path in root.glob("iter_*.outdated"):
         folder = path.with_suffix("")
         if not folder.exists():
-            path.rename(folder)
+            with suppress(FileNotFoundError):
+                path.rename(folder)
         else:
             shutil.rmtree(path, ignore_errors=True)
     for path in root.glob(f"iter_*{DELETED}"):

@@ -1,8 +1,11 @@
 """Rows that keep failing: counted over resumed runs, left out, and named in a file."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import orjson
@@ -10,6 +13,7 @@ import pytest
 
 from asyncrl.engines.fake import FakeCheckpoints
 from asyncrl.errors import EngineLost, FailureBudgetSpent, RewardFailed, SampleFailed
+from asyncrl.pipeline.scheduling import quarantine_file
 from asyncrl.pipeline.scheduling.quarantine import FailedRow, Quarantine
 from asyncrl.pipeline.scheduling.quarantine_file import QUARANTINE_FILE, QuarantineFile, open_quarantine, read_rows
 from asyncrl.pipeline.scheduling.run_state import RunState
@@ -173,6 +177,29 @@ def test_the_file_keeps_the_last_line_of_a_row_and_survives_a_torn_one(tmp_path:
     assert not again.leaves_out(prompt(2))
     lowered, _ = open_quarantine(1, tmp_path, None)
     assert lowered.num_left_out == 1, "a limit holds for failures from now on"
+
+
+def test_a_disk_that_does_not_answer_does_not_keep_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = Event()
+    monkeypatch.setattr(quarantine_file, "LAST_FLUSH_S", 0.2)
+    monkeypatch.setattr(quarantine_file, "_append", lambda path, lines: answers.wait(20.0))
+
+    async def ended() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            file = QuarantineFile(tmp_path / QUARANTINE_FILE)
+            running = tasks.create_task(file.run())
+            file.write(FailedRow(row=1, digest="1"))
+            await asyncio.sleep(0.05)
+            running.cancel()
+
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(ended())
+    answers.set()
+    assert time.monotonic() - began < 10.0
+    assert "rows that failed last were not written within 0.2 s" in caplog.text
 
 
 def test_a_file_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import logging
+import time
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -89,6 +91,23 @@ def test_an_outage_of_the_file_system_ends_nothing(
         asyncio.run(long_enough())
     assert len(beats) >= 5
     assert caplog.text.count("no heartbeat of its lease: [Errno 116] Stale file handle") == 2  # once for each outage
+
+
+def test_a_disk_that_does_not_answer_does_not_keep_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = Event()
+
+    def hangs(claim: Claim) -> None:
+        answers.wait(20.0)
+
+    monkeypatch.setattr(module, "release", hangs)
+    monkeypatch.setattr(module, "RELEASE_S", 0.2)
+    with caplog.at_level(logging.WARNING), held(CheckpointConfig(save=tmp_path), quiet):
+        began = time.monotonic()
+    answers.set()
+    assert time.monotonic() - began < 10.0
+    assert "its lease was not released, and expires: no answer within 0.2 s" in caplog.text
 
 
 def test_a_folder_that_cannot_be_claimed_is_one_line(tmp_path: Path) -> None:

@@ -110,6 +110,22 @@ def test_a_replaced_checkpoint_returns_if_its_replacement_fails(
     assert (read_notes(made.folder) or {})["run"] == {"of": "before"}
 
 
+@pytest.mark.parametrize("name", ["iter_0000010.partial", "iter_0000010.outdated"])
+def test_a_folder_that_the_old_run_renames_first_stops_no_start(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, rename = claim(tmp_path), Path.rename
+    (tmp_path / name).mkdir()
+
+    def meanwhile(path: Path, to: Path) -> Path:
+        shutil.rmtree(path)
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", meanwhile)
+    fence(own)
+    assert names(tmp_path) == []
+
+
 def test_the_next_run_removes_what_earlier_runs_left(tmp_path: Path) -> None:
     written(tmp_path, 5)
     open_partial(target(tmp_path, 10))
