@@ -97,7 +97,9 @@ def _found(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> Star
     if start.step >= run.rollout.num_rollout:
         raise ConfigError(
             f"num-rollout {run.rollout.num_rollout}: the checkpoint {origin.folder} has done {start.step} steps; "
-            "num-rollout counts those"
+            "num-rollout counts those; if the final weights are missing: python -m "
+            f"asyncrl.engines.megatron.weights.convert to-hf {origin.folder.parent} TARGET --hf-checkpoint "
+            f"{run.model.hf_checkpoint}"
         )
     logger.info("resuming from %s, step %d", origin.folder, start.step)
     return replace(start, changes=_changes(notes["run"].get("settings"), run))

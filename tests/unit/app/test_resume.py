@@ -118,8 +118,11 @@ def test_other_prompts_are_refused(
 
 def test_a_run_that_is_done_is_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
     saved(tmp_path)
-    with pytest.raises(ConfigError, match=r"num-rollout 2: .*iter_0000002 has done 2 steps; num-rollout counts those"):
+    with pytest.raises(
+        ConfigError, match=r"num-rollout 2: .*iter_0000002 has done 2 steps; num-rollout counts those"
+    ) as error:
         find_start(configured("--num-rollout", "2"), prompts(), SHAPE)
+    assert f"convert to-hf {tmp_path / 'saved'} TARGET --hf-checkpoint " in str(error.value)
 
 
 def test_broken_notes_are_refused(tmp_path: Path, configured: Callable[..., RunConfig]) -> None:
