@@ -74,6 +74,8 @@ class _Watch:
         """Names of the parts by the descriptors (pidfd) that become readable when they end."""
         self._ended: list[tuple[float, str]] = []
         """Times and names of the parts that have ended."""
+        self._over_at = 0.0
+        """The time at which the driver's end was noticed."""
         self._waiting = select.poll()
         self._waiting.register(0, select.POLLIN)
 
@@ -89,6 +91,8 @@ class _Watch:
                 self.known.update(_below(self._driver).items() - self._others.items())
             has_ended = ended in ready if ended is not None else _start(self._driver) != self._started
             if (has_ended or self._started is None) and 0 not in ready:
+                # Before any look at other processes, which may take longer than BEFORE_S.
+                self._over_at = time.monotonic()
                 return False
             if 0 in ready:
                 got = os.read(0, 65_536)
@@ -103,9 +107,9 @@ class _Watch:
 
     def why(self, has_left: bool) -> str | None:
         """Return a line on the end of the driver, which ``has_left`` processes; None if there is nothing to say."""
-        now, status = time.monotonic(), _status(self._driver)
+        status = _status(self._driver)
         is_killed = status is not None and status & 0x7F == signal.SIGKILL  # as waitpid(2) returns it
-        gone = " and ".join(name for at, name in self._ended if now - at >= BEFORE_S)
+        gone = " and ".join(name for at, name in self._ended if self._over_at - at >= BEFORE_S)
         program = f"the program (process {self._driver})"
         if gone and not is_killed:
             return f"error: {gone} ended, and Ray ended {program} with it"
