@@ -23,6 +23,8 @@ OVER = "over"
 """Line that the driver writes at an orderly end."""
 PART = "part"
 """First word of a line with a name and a process id, of a process without which Ray ends the driver."""
+AT_ONCE = "at-once"
+"""Line that the driver writes before it kills its processes and ends at once.  It has said why."""
 SPARE = "spare"
 """First word of a line with the id of a process that ends by itself."""
 GRACE_S = 3.0
@@ -74,6 +76,8 @@ class _Watch:
         """Names of the parts by the descriptors (pidfd) that become readable when they end."""
         self._ended: list[tuple[float, str]] = []
         """Times and names of the parts that have ended."""
+        self._has_said = False
+        """Whether the driver has announced its end at once."""
         self._over_at = 0.0
         """The time at which the driver's end was noticed."""
         self._waiting = select.poll()
@@ -111,16 +115,17 @@ class _Watch:
         is_killed = status is not None and status & 0x7F == signal.SIGKILL  # as waitpid(2) returns it
         gone = " and ".join(name for at, name in self._ended if self._over_at - at >= BEFORE_S)
         program = f"the program (process {self._driver})"
-        if gone and not is_killed:
+        if gone and not is_killed and not self._has_said:
             return f"error: {gone} ended, and Ray ended {program} with it"
-        if not is_killed and not has_left:
-            return None  # it ended at once, and has said why
+        if self._has_said and not has_left:
+            return None
         how = "was killed" if is_killed else "ended without its clean-up"
         return f"error: {program} {how}; its processes are ended now"
 
     def _is_over(self, line: str) -> bool:
         """Take in a line of the driver; return whether it is the last one."""
         word, *more = line.split()
+        self._has_said |= word == AT_ONCE
         if word == SPARE:
             self.spared.add(int(more[0]))
         if word == PART:

@@ -18,6 +18,8 @@ VARIABLE = "ASYNCRL_SESSION"
 """Environment variable that every process started during the session inherits."""
 PROGRAM = reaper.__file__
 """The reaper's program, which is in its command line."""
+_running: list["Reaper"] = []
+"""The reaper of this process's session, if there is one: a signal handler has no other way to it."""
 WAIT_S = reaper.LIMIT_S + 3.0
 
 
@@ -51,6 +53,11 @@ class Reaper:
         for name, pid in parts.items():
             self._write(f"{reaper.PART} {name} {pid}")
 
+    def announce(self) -> None:
+        """Say that the program ends at once, with a line about it.  Takes no lock and logs nothing."""
+        with suppress(OSError, ValueError):
+            os.write(self._process.stdin.fileno(), f"{reaper.AT_ONCE}\n".encode())  # type: ignore[union-attr]
+
     def finish(self, spared: Collection[int]) -> None:
         """Have the reaper end what is left, without the processes ``spared``, and return once it has."""
         for pid in spared:
@@ -72,6 +79,12 @@ class Reaper:
             logger.warning("the process that ends leftovers is gone: %s", error)
 
 
+def announce_end_at_once() -> None:
+    """Tell the reaper that the program ends at once.  A signal handler may call it."""
+    for process in tuple(_running):
+        process.announce()
+
+
 @contextmanager
 def reaped(spared: Callable[[], Collection[int]]) -> Iterator[Reaper]:
     """Mark all processes that start in the body, and end all that are left after it; also if this process is killed.
@@ -83,9 +96,11 @@ def reaped(spared: Callable[[], Collection[int]]) -> Iterator[Reaper]:
     os.environ[VARIABLE] = value
     try:
         process = Reaper(f"{VARIABLE}={value}")
+        _running.append(process)
         try:
             yield process
         finally:
+            _running.remove(process)
             process.finish(spared())
     finally:
         if before is None:

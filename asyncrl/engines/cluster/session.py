@@ -21,7 +21,7 @@ import psutil
 from asyncrl.engines.cluster.calls import INTERNALS as CALLS
 from asyncrl.engines.cluster.placement import INTERNALS as PLACEMENT
 from asyncrl.engines.cluster.ray_health import own_parts
-from asyncrl.engines.cluster.reaper_process import PROGRAM, Reaper, reaped
+from asyncrl.engines.cluster.reaper_process import PROGRAM, Reaper, announce_end_at_once, reaped
 from asyncrl.errors import ServerFailed
 from asyncrl.internals import Internal, check_internals
 
@@ -186,6 +186,7 @@ def kill_descendants() -> int:
     The reaper lives on: it ends processes of the session that are not below this one any more.  For a program that ends
     at once: a signal handler may call it, because it takes no lock and logs nothing.
     """
+    announce_end_at_once()
     # Processes whose parents die from now on become children of this one, so none escapes the next look.
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     killed, deadline = set[int](), time.monotonic() + STOP_GRACE_S

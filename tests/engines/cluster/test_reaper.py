@@ -48,15 +48,15 @@ reaper_process.PROGRAM = file.name
 
 
 @contextmanager
-def driver(before: str = "") -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def driver(before: str = "", program: str = DRIVER) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A driver that runs the line it reads, and its processes: of no session, orphan, child, spared, reaper."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", before + DRIVER], text=True, **pipes) as program:  # type: ignore[call-overload]
-        processes = [psutil.Process(int(word)) for word in program.stdout.readline().split()]
+    with subprocess.Popen([sys.executable, "-c", before + program], text=True, **pipes) as running:  # type: ignore[call-overload]
+        processes = [psutil.Process(int(word)) for word in running.stdout.readline().split()]
         try:
-            yield program, processes
+            yield running, processes
         finally:
-            program.kill()
+            running.kill()
             for process in processes:
                 if process.is_running():
                     process.kill()
@@ -128,6 +128,16 @@ def test_an_end_at_once_that_leaves_nothing_has_no_second_line() -> None:
         orphan.kill()
         line = "from asyncrl.app.ending.leaving import end_now; end_now(3, 'at once')\n"
         assert program.communicate(line, timeout=20.0)[1] == "at once\n"
+        assert end([reaper])
+
+
+def test_an_end_without_a_word_has_a_line_although_nothing_is_left() -> None:
+    silent = DRIVER.replace('reaper.tell({"GCS": child.pid})', "pass")
+    with driver(program=silent) as (program, (_, orphan, child, spared, reaper)):
+        for process in (orphan, child, spared):
+            process.kill()
+        _, errors = program.communicate("child.wait(); spared.wait(); os._exit(1)\n", timeout=20.0)
+        assert "ended without its clean-up; its processes are ended now" in errors
         assert end([reaper])
 
 
