@@ -199,7 +199,7 @@ class CircuitBreaker:
                         raise RewardFailed(text) from error
         finally:
             if self.is_open and self._num_waiting == 1:
-                self._close()  # nobody is left to probe; the next failures open it again
+                self._close()  # no call is left to probe; the next failures open it again
                 self._failures, self._since = 0, None
             self._num_waiting -= 1
             if self.is_open:

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add_option(parser, "--checkpoint", Path, "folder to keep the model in, or one that has it")
     add_option(parser, "--deadline-s", float, "seconds for the whole benchmark", 900.0)
     parser.add_argument("--profile", action="store_true", help="table of the kernels that take longest")
-    replay_help = "train each batch a second time with routing replay of its own routes; for mixtures"
+    replay_help = "train each batch a second time with routing replay of the trainer's routes; for mixtures"
     parser.add_argument("--replay", action="store_true", help=replay_help)
     impls = get_args(TransformerImpl)
     add_option(parser, "--transformer-impl", str, "implementation of the layers", "auto", choices=impls)

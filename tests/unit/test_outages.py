@@ -256,7 +256,7 @@ def test_silent_functions_do_not_open_the_breaker() -> None:
 
 
 def test_an_outage_ends_when_the_last_answer_that_waits_for_it_is_cancelled() -> None:
-    """What fails later is an outage of its own, with a limit of its own."""
+    """A later failure begins another outage, with the whole limit."""
 
     async def main() -> tuple[float, float | None]:
         breaker, service = CircuitBreaker("it", holds_groups=True), Service((0.0, 1e9))

@@ -76,7 +76,7 @@ class RowRoutes:
     """False where a router chooses for itself: at missing rows, and at padding."""
     are_all_known: bool
     own: "OwnChoices | None" = None
-    """What the routers would have chosen; None: not compared."""
+    """The choices of the routers; None: not compared."""
 
 
 class OwnChoices:
