@@ -162,6 +162,10 @@ class ServerFailed(AsyncRLError):
     """A process that we started died or did not get ready."""
 
 
+class ForeignServer(ServerFailed):
+    """Another program answers at the address of one of our servers; it accepts every key, or not the run's."""
+
+
 class TrainerFailed(AsyncRLError):
     """A trainer rank died, raised or did not answer in time."""
 

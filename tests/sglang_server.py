@@ -29,6 +29,10 @@ from tests.unit.engines.weight_sync.weight_sets import SendsWeights, scaled
 START_S = 300.0
 """Limit for the start: SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
 
+KEY = "key-of-tests"
+"""The key of every server and router here."""
+BEARER = {"Authorization": f"Bearer {KEY}"}
+
 SILENCE_S = 150.0
 """Limit for the silence within an answer: the first repetition penalty waits for a compiler, half a minute if busy."""
 
@@ -97,11 +101,13 @@ def start_servers(
         model = make_model(folder / "model")
     engine_port, nccl_port, router_port, prometheus_port = free_ports(4)
     engine_url, router_url = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{router_port}"
-    router = router_command(RouterLaunch(worker_urls=(engine_url,), port=router_port, prometheus_port=prometheus_port))
+    router = router_command(
+        RouterLaunch(worker_urls=(engine_url,), port=router_port, key=KEY, prometheus_port=prometheus_port)
+    )
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
         for name, command in (("server", _server_command(model, engine_port, nccl_port, flags)), ("router", router)):
-            process = ServerProcess(name, command.arguments, command.environment, folder / f"{name}.log")
+            process = ServerProcess(name, command.arguments, command.environment, folder / f"{name}.log", command.key)
             stack.callback(process.stop)
         asyncio.run(_until_ready(engine_url, router_url))
         yield Servers(
@@ -118,6 +124,7 @@ def _server_command(model: Path, port: int, nccl_port: int, flags: Flags | None)
         ServerLaunch(
             model_path=model,
             port=port,
+            key=KEY,
             nccl_port=nccl_port,
             device="cpu",
             dtype="float32",
@@ -129,7 +136,7 @@ def _server_command(model: Path, port: int, nccl_port: int, flags: Flags | None)
 
 
 async def _until_ready(engine_url: str, router_url: str) -> None:
-    async with HttpClient() as http:
+    async with HttpClient(KEY) as http:
         await wait_for_server(http, engine_url, START_S)
         await wait_for_router(http, router_url, (engine_url,), START_S)
 
@@ -145,7 +152,7 @@ def main_process(servers: Servers) -> psutil.Process:
 @contextlib.asynccontextmanager
 async def open_sglang(servers: Servers, routes: RoutesShape | None = None) -> AsyncIterator[Place]:
     """Open a client of ``servers`` inside the test's event loop."""
-    async with HttpClient() as http:
+    async with HttpClient(KEY) as http:
         control = ServerControl(http, servers.engine_url, timeout_s=30.0)
         yield Place(
             engine=SGLangEngine(

@@ -5,6 +5,7 @@ checks.check ──▶ Checked ──▶ run_training: deploy, publish the first
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ from asyncrl.config.derived import (
     use_rollout_logprobs,
     use_routing_replay,
 )
+from asyncrl.config.passthrough import API_KEY
 from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.data.tokenizer import TextTokenizer
 from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device, routes_shape
@@ -250,6 +252,7 @@ def _deployment(checked: Checked, device: Device, run_dir: Path) -> Deployment:
         server_flags=checked.model.server_flags,
         router_flags=run.router,
         logs=run_dir / LOGS_FOLDER,
+        key=str(run.sglang.get(API_KEY) or secrets.token_urlsafe()),
         origin=checked.start.origin,
         pause_mode="retract" if run.rollout.weight_update_mode == "retract" else "in_place",
         disk=_disk(run, run_dir),
@@ -382,6 +385,7 @@ def _evaluator(
         function=running_eval_function(
             function,
             running.url,
+            running.key,
             [each.settings for each in checked.held_out],
             evaluation.eval_function_path,
         ),

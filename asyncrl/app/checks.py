@@ -35,6 +35,7 @@ from asyncrl.config.derived import (
     weight_bytes,
 )
 from asyncrl.config.eval_sets import eval_sets
+from asyncrl.config.passthrough import API_KEY
 from asyncrl.config.resolved import flat
 from asyncrl.data.end_tokens import end_tokens
 from asyncrl.data.prompts import load_prompts
@@ -75,7 +76,7 @@ class CheckedModel:
     shape: ModelShape
     """The shape in ``config``, with the run's shape flags applied."""
     server_flags: dict[str, FlagWords]
-    """The SGLang server's flags: the user's, and shape flags that override ``config.json``."""
+    """The SGLang server's flags: the user's but for the key, and shape flags that override ``config.json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +289,7 @@ def _server_flags(run: RunConfig, config: Mapping[str, Any], shape: ModelShape) 
 
     Raises ConfigError.
     """
-    flags = {**_tokenizer_flags(run), **run.sglang}
+    flags = {**_tokenizer_flags(run), **{name: value for name, value in run.sglang.items() if name != API_KEY}}
     changes = server_changes(config, shape)
     if not changes:
         return flags

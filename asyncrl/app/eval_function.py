@@ -22,11 +22,14 @@ def load_eval_function(path: str | None, args: SlimeArgs) -> EvalFn | BlockingEv
 
 
 def running_eval_function(
-    loaded: EvalFn | BlockingEval, url: str, sets: Sequence[EvalSet], path: str | None = None
+    loaded: EvalFn | BlockingEval, url: str, key: str, sets: Sequence[EvalSet], path: str | None = None
 ) -> EvalFn:
-    """Return the function of ``path`` for engines that answer at ``url``; one of slime's shape runs in a thread."""
+    """Return the function of ``path`` for engines that answer ``key`` at ``url``.
+
+    One of slime's shape runs in a thread.
+    """
     if isinstance(loaded, BlockingEval):
-        return ThreadedEval(loaded, _args_of(url, sets))
+        return ThreadedEval(loaded, _args_of(url, key, sets))
     return UserCalls(f"{EVAL.flag} '{path}'").of_async(loaded)
 
 
@@ -50,11 +53,12 @@ class ThreadedEval:
         return await asyncio.wrap_future(self._busy)
 
 
-def _args_of(url: str, sets: Sequence[EvalSet]) -> dict[str, Any]:
+def _args_of(url: str, key: str, sets: Sequence[EvalSet]) -> dict[str, Any]:
     address = urlsplit(url)
     return {
         "sglang_router_ip": address.hostname,
         "sglang_router_port": address.port,
+        "sglang_api_key": key,
         "eval_datasets": [_for_slime(each) for each in sets],
     }
 

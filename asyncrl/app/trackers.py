@@ -11,6 +11,8 @@ from uuid import uuid4
 
 from asyncrl.config import RunConfig, TrackerConfig, flat
 from asyncrl.config.areas.ranges import refuse
+from asyncrl.config.knobs import knobs
+from asyncrl.config.secret_names import is_secret, masked
 from asyncrl.errors import ConfigError
 from asyncrl.metrics.trackers.process import TrackerProcess
 from asyncrl.metrics.trackers.sink import TrackerLimits, TrackerSink
@@ -109,6 +111,7 @@ def trackio_options(run: RunConfig) -> dict[str, Any]:
 
 
 def public_settings(run: RunConfig) -> dict[str, Any]:
-    """Return the settings of ``run`` without API keys, for a service outside; paths are texts."""
-    shown = {name: value for name, value in flat(run).items() if "api_key" not in name and name != "wandb_key"}
-    return {name: str(value) if isinstance(value, Path) else value for name, value in shown.items()}
+    """Return the settings of ``run`` without secrets, for a service outside; paths are texts."""
+    ours = {knob.field for knob in knobs().values()}  # flat has no secrets of ours, and ``reward_key`` is none
+    shown = {name: value for name, value in flat(run).items() if name in ours or not is_secret(name)}
+    return {name: str(value) if isinstance(value, Path) else masked(value) for name, value in shown.items()}

@@ -13,7 +13,7 @@ from asyncrl.config.custom_file import read_custom
 from asyncrl.config.eval_file import read_eval_file
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
 from asyncrl.config.notes import notes_of
-from asyncrl.config.passthrough import owned, without_false
+from asyncrl.config.passthrough import api_key_problems, owned, without_false
 from asyncrl.config.problems import contradictions, missing_files
 from asyncrl.config.slime.accepted import asked_for, unlike
 from asyncrl.config.toml_file import read_toml
@@ -37,7 +37,14 @@ def load_run(argv: Sequence[str], *, program: Program = "train_async.py") -> Run
     refuse(_asynchronous(given.values) if program == "train.py" else [])
     implied = _imply(given.values, given.foreign, program)
     run = replace(_assembled(path, given), attributes=attributes)
-    refuse([*([] if run.output.dry_run else missing_files(run)), *unlike(run), *contradictions(run)])
+    refuse(
+        [
+            *([] if run.output.dry_run else missing_files(run)),
+            *unlike(run),
+            *api_key_problems(run),
+            *contradictions(run),
+        ]
+    )
     return replace(run, notes=(*implied, *notes_of(run)))
 
 

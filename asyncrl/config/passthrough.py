@@ -13,7 +13,13 @@ _CLUSTER = "an engine runs on one node; use --rollout-num-gpus and --rollout-num
 _REPLICAS = ("dp-size", "data-parallel-size")
 _TENSOR_PARALLEL = "use --rollout-num-gpus-per-engine"
 
+_ONE_KEY = "a run has one key for engines and router; --sglang-api-key chooses it"
+_BESIDE_THE_KEY = "SGLang does not ask for the run's key there; leave it out"
+
 _PD = "every engine does prefill and decode; leave it out"
+
+API_KEY = "api-key"
+"""The SGLang flag with the key of the run, which asyncrl hands to engines and router outside the command line."""
 
 OWNED = {
     "sglang-": {
@@ -37,6 +43,11 @@ OWNED = {
         "port": _LAUNCHER,
         "nccl-port": _LAUNCHER,
         "config": "give each server flag as --sglang-FLAG",
+        "admin-api-key": _ONE_KEY,
+        "tokenizer-worker-num": "SGLang takes no key with several of these processes; leave it out",
+        "grpc-port": _BESIDE_THE_KEY,
+        "grpc-mode": _BESIDE_THE_KEY,
+        "smg-grpc-mode": _BESIDE_THE_KEY,
         "weight-version": "asyncrl sets it with each weight update",
         "incremental-streaming-output": "asyncrl always turns it on",
         "router-ip": "asyncrl starts the router; --no-use-router does without it",
@@ -57,6 +68,10 @@ OWNED = {
         "worker-urls": _LAUNCHER,
         "host": _LAUNCHER,
         "port": _LAUNCHER,
+        "api-key": _ONE_KEY,
+        "control-plane-api-keys": _ONE_KEY,
+        "jwt-issuer": _ONE_KEY,
+        "jwt-audience": _ONE_KEY,
         "pd-disaggregation": _PD,
         "prefill": _PD,
         "decode": _PD,
@@ -121,6 +136,15 @@ def owned(sglang: Collection[str], router: Collection[str]) -> list[str]:
         for name in names
         if name in OWNED[prefix]
     ] + [f"--sglang-{name} without --sglang-enable-dp-attention: {_CLUSTER}" for name in replicas]
+
+
+def api_key_problems(run: RunConfig) -> list[str]:
+    """One line, without the key, if ``--sglang-api-key`` cannot be sent as a bearer token."""
+    key = run.sglang.get(API_KEY, "")
+    is_word = isinstance(key, str) and key.isascii() and key.isprintable() and " " not in key
+    return must(
+        is_word, "--sglang-api-key must be one word of printable ASCII characters; leave it out for a random key"
+    )
 
 
 def check_passthrough(run: RunConfig, server_flags: Collection[str], router_flags: Collection[str]) -> None:

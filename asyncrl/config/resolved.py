@@ -11,6 +11,7 @@ from asyncrl.config.areas import FlagWords, RunConfig, Secret
 from asyncrl.config.derived import filled_in
 from asyncrl.config.eval_sets import EvalSet, eval_sets
 from asyncrl.config.knobs import AREAS, PASSED_THROUGH, knobs
+from asyncrl.config.secret_names import is_secret
 from asyncrl.config.values import shown
 
 UNIMPORTANT_AREAS = frozenset({"checkpoint", "failures", "evaluation", "output", "trackers"})
@@ -26,8 +27,6 @@ MOST_CHANGES = 12
 """The maximum number of lines for changes that matter."""
 _LONGEST = 60
 """The maximum length of a value in such a line, in characters."""
-_SECRET_WORDS = frozenset({"key", "token", "password", "secret"})
-"""Words in the names of other programs' flags whose values are not kept."""
 
 
 def resolved(run: RunConfig) -> str:
@@ -52,7 +51,10 @@ def resolved(run: RunConfig) -> str:
     lines += [f"# {each.name}: {_of_set(each)}" for each in (eval_sets(run) if run.eval_entries else ())]
     for title, flags in {"# Passed through": _passed(run), "# Flags of slime and Megatron": run.foreign}.items():
         lines += ["", title] if flags else []
-        lines += [f"{_key(name)} = {shown(value)}" for name, value in flags.items()]
+        lines += [
+            f"# {name} is secret and not written" if is_secret(name) else f"{_key(name)} = {shown(value)}"
+            for name, value in flags.items()
+        ]
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -60,18 +62,17 @@ def flat(run: RunConfig) -> dict[str, Any]:
     """Return the value of every flag, keyed by the name with underscores, including the server's and the router's.
 
     Accepted flags of slime and Megatron, and the other keys of ``--custom-config-path``, are included as well.  Secrets
-    are None.
+    are None, except those of that file, which its user functions read.
     """
     ours = {knob.field: _public(getattr(getattr(run, knob.area), knob.field)) for knob in knobs().values()}
     others = {name: _number(value) for name, value in run.foreign.items()} | _passed(run)
-    return {name.replace("-", "_"): value for name, value in others.items()} | run.attributes | ours
+    passed = {name.replace("-", "_"): None if is_secret(name) else value for name, value in others.items()}
+    return passed | run.attributes | ours
 
 
 def kept(run: RunConfig) -> dict[str, str]:
     """Return the settings that a checkpoint keeps, as TOML values by name: given ones, and derived defaults."""
-    passed = {
-        name: value for name, value in _passed(run).items() if not _SECRET_WORDS & set(re.split(r"[-_]", name.lower()))
-    }
+    passed = {name: value for name, value in _passed(run).items() if not is_secret(name)}
     return {name: shown(value) for name, value in (passed | filled_in(run) | _given(run)).items()}
 
 

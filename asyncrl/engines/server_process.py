@@ -1,5 +1,6 @@
 """Server processes that log to a file, die with their parent, and leave no child process behind."""
 
+import contextlib
 import ctypes
 import os
 import re
@@ -41,8 +42,18 @@ class ServerProcess:
     long as the server should.  Use it from one thread at a time.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
-        """Start the server.  ``environment`` is added to this process's.  Raises ServerFailed."""
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        key: str | None = None,
+    ) -> None:
+        """Start the server.  ``environment`` is added to this process's, and ``key`` is its standard input.
+
+        Raises ServerFailed.
+        """
         self.name = name
         self.log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +62,7 @@ class ServerProcess:
             try:
                 self._process = subprocess.Popen(
                     list(arguments),
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL if key is None else subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **environment},
@@ -60,6 +71,8 @@ class ServerProcess:
                 )
             except OSError as error:
                 raise ServerFailed(f"{name} did not start: {error}") from error
+        if key is not None:
+            _write(self._process, key)
 
     @property
     def pid(self) -> int:
@@ -133,6 +146,15 @@ class ServerProcess:
             except ProcessLookupError:
                 continue
         return family
+
+
+def _write(process: "subprocess.Popen[bytes]", key: str) -> None:
+    """Write a line to the process's standard input and close it; the line fits into the pipe's buffer."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # the process has ended, and its log says why
+        process.stdin.write(f"{key}\n".encode())
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
 
 
 def _die_with_parent() -> None:

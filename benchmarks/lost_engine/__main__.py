@@ -35,6 +35,8 @@ from benchmarks.sync_vs_async.workload import write_checkpoint
 TOKEN_FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
 GROUP_FATES = ("trained", "filtered", "stale", "failed", "in_flight", "partial", "buffered", "training")
 """Final states of a group, then the states before."""
+KEY = "key-of-the-benchmark"
+"""The key of the engines, which the benchmark asks for their weight version."""
 VICTIMS = {"server": "sglang.launch_server", "scheduler": "sglang::scheduler"}
 """Part of the command line of the process to kill: SGLang's HTTP server, or the scheduler, which holds the GPU."""
 EXIT_CODE = "exit code after SIGTERM"
@@ -153,6 +155,7 @@ def _arguments(asked: argparse.Namespace, checkpoint: Path, prompts: Path) -> li
         "max-staleness": asked.staleness,
         "max-tokens-per-gpu": asked.max_tokens_per_gpu,
         "lr": 1e-6,
+        "sglang-api-key": KEY,
     }
     if asked.kill == HANG:
         flags |= HANG_S
@@ -169,7 +172,8 @@ def _urls(run: BackgroundRun) -> list[str]:
 
 
 def _version(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/model_info", timeout=10.0) as answer:
+    asked = urllib.request.Request(f"{url}/model_info", headers={"Authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(asked, timeout=10.0) as answer:
         return str(orjson.loads(answer.read())["weight_version"])
 
 

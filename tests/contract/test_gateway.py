@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from asyncrl.types import FinishReason
-from tests.sglang_server import Servers
+from tests.sglang_server import BEARER, Servers
 from tests.unit.rollouts.gateway.world import World, run
 
 pytestmark = pytest.mark.timeout(400)
@@ -37,7 +37,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_answers_have_the_same_fields(servers: Servers, tmp_path: Path, name: str) -> None:
-    theirs = asyncio.run(_post(servers.engine_url, SAME[name], {}))
+    theirs = asyncio.run(_post(servers.engine_url, SAME[name], BEARER))
 
     async def test(world: World) -> None:
         client = world.episode(lambda *_: "It rains in Paris", finish=FinishReason.LENGTH)
@@ -50,7 +50,7 @@ def test_answers_have_the_same_fields(servers: Servers, tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_errors_have_the_same_status_and_text(servers: Servers, tmp_path: Path, name: str) -> None:
-    status, body = asyncio.run(_post(servers.engine_url, REFUSED[name], {}))
+    status, body = asyncio.run(_post(servers.engine_url, REFUSED[name], BEARER))
 
     async def test(world: World) -> None:
         client = world.episode(lambda *_: "It rains.")

@@ -25,6 +25,7 @@ FLAGS = f"""
 --num-rollout {STEPS} --rollout-batch-size {GROUPS} --n-samples-per-prompt {len(clients.CLIENTS)}
 --rollout-max-response-len 128 --max-staleness 0 --lr 1e-4 --no-use-tensorboard
 --sglang-server-concurrency 32 --sglang-max-total-tokens 65536 --sglang-tool-call-parser hermes
+--sglang-api-key {clients.API_KEY}
 """
 """The prompt data is required; the data source does not read it."""
 END_THINK, END = IDS["</think>"], IDS["<|im_end|>"]

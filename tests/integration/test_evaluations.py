@@ -30,8 +30,9 @@ def evaluate(args, rollout_id, data_source, evaluation=False):
     for row in rows:
         params = {"temperature": data_set.temperature, "max_new_tokens": data_set.max_response_len}
         body = json.dumps({"text": row[data_set.input_key], "sampling_params": params}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {args.sglang_api_key}"}
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(url, body, headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             lengths.append(json.load(answer)["meta_info"]["completion_tokens"])
     rewards = [float(length > 0) for length in lengths]

@@ -55,9 +55,11 @@ class ServerActor(NetworkPlace):
     def __init__(self) -> None:
         self._server: ServerProcess | None = None
 
-    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
+    def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path, key: str
+    ) -> None:
         """Start the server; returns before it is ready.  Raises ServerFailed."""
-        self._server = ServerProcess(name, arguments, environment, log_path)
+        self._server = ServerProcess(name, arguments, environment, log_path, key)
 
     def check(self) -> None:
         """Raise ServerFailed, with the cause from the log, if the server has ended."""

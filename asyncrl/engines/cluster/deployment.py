@@ -9,6 +9,7 @@ On shared GPUs the ranks load last: after the engines have loaded, measured the 
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,7 +42,15 @@ from asyncrl.engines.weight_sync.cuda_ipc import TensorUpdater
 from asyncrl.engines.weight_sync.disk import DiskUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.engines.weight_sync.round import PauseMode
-from asyncrl.errors import EngineError, EngineTimeout, GpuSharingFailed, ServerFailed, UpdateInterrupted, plainly
+from asyncrl.errors import (
+    EngineError,
+    EngineTimeout,
+    ForeignServer,
+    GpuSharingFailed,
+    ServerFailed,
+    UpdateInterrupted,
+    plainly,
+)
 from asyncrl.event_loop import Deadline
 from asyncrl.models.shape import ModelShape
 from asyncrl.protocols import GpuSharing, WeightUpdater
@@ -66,6 +75,8 @@ class Deployment:
     router_flags: Flags = field(default_factory=dict)
     logs: Path
     """Folder for the servers' output."""
+    key: str = field(default_factory=secrets.token_urlsafe, repr=False)
+    """The key of this run, which engines and router want with every request; random unless the user chose it."""
     origin: Origin | None = None
     """The checkpoint of the trainer's first weights; None for the weights in the model's folder."""
     pause_mode: PauseMode = "in_place"
@@ -121,6 +132,8 @@ class Running:
     engine: SGLangEngine
     url: str
     """URL of the router; of the first engine without a router."""
+    key: str = field(repr=False)
+    """The key that engines and router want with every request."""
     trainer: RayTrainer
     updater: WeightUpdater
     load_probe: EngineLoads
@@ -195,7 +208,7 @@ async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str
     GpuSharingFailed or WeightUpdateFailed.
     """
     async with contextlib.AsyncExitStack() as stack:
-        http = await stack.enter_async_context(HttpClient())
+        http = await stack.enter_async_context(HttpClient(deployment.key))
         phase("placing trainer and engines")
         placement = await reserve(ray, deployment.layout, deployment.cluster.start_timeout_s)
         builder = _Builder(placement, deployment, http, phase)
@@ -247,6 +260,7 @@ class _Builder:
         return Running(
             engine=engine,
             url=router_url or urls[0],
+            key=self._deployment.key,
             trainer=trainer,
             updater=await self._updater(controls, membership, trainer, ranks[0]),
             load_probe=EngineLoads(self._http, urls),
@@ -312,6 +326,7 @@ class _Builder:
             model_path=trainer.model.hf_checkpoint,
             host=host,
             port=port,
+            key=deployment.key,
             nccl_port=nccl_port,
             device=trainer.device,
             dtype=trainer.dtype,
@@ -356,7 +371,12 @@ class _Builder:
     async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
         host, port, prometheus_port = await self._addresses.router(server.actor)
         launch = RouterLaunch(
-            worker_urls=urls, host=host, port=port, prometheus_port=prometheus_port, flags=self._deployment.router_flags
+            worker_urls=urls,
+            host=host,
+            port=port,
+            key=self._deployment.key,
+            prometheus_port=prometheus_port,
+            flags=self._deployment.router_flags,
         )
         url = f"http://{host}:{port}"
         await self._start(server, router_command(launch))
@@ -369,7 +389,7 @@ class _Builder:
 
     async def _start(self, server: Server, command: Command) -> None:
         log = self._deployment.logs / f"{server.name}.log"
-        call = server.actor.start.remote(server.name, command.arguments, command.environment, log)
+        call = server.actor.start.remote(server.name, command.arguments, command.environment, log, command.key)
         await answered(call, f"starting {server.name}", self._cluster.start_timeout_s, ServerFailed)
 
     async def _ready(self, server: Server, waiting: Awaitable[None]) -> None:
@@ -382,6 +402,8 @@ class _Builder:
                     watch.cancel()
         except EngineTimeout as error:
             raise ServerFailed(f"{server.name}: {error} (start-timeout-s)") from error
+        except ForeignServer as error:
+            raise ForeignServer(f"{server.name}: {error}") from error
 
     # ---- trainer and weights
 

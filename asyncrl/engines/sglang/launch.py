@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from asyncrl.engines.sglang.keyed_launch import ROUTER, SERVER
 from asyncrl.engines.sglang.labels import SAVES_GRAPHS
 
 Flags = Mapping[str, str | bool | tuple[str, ...]]
@@ -23,18 +24,6 @@ on the interval, because tokens are stamped one by one (``plugin/token_versions`
 
 A longer interval loses more tokens with a server and shows progress in larger steps.  The silence between chunks also
 grows: it is 102 s where a request gets only 5 tokens a second, and must stay below ``--request-timeout-s`` (300 s).
-"""
-
-_ROUTER_PROGRAM = """
-import sys
-sys.modules["sglang"] = None
-from sglang_router.launch_router import main
-sys.exit(main())
-"""
-"""The router's launcher without its optional import of sglang.
-
-The router is a Rust program, but its launcher imports all of sglang for tracing if it can.  A start takes 2 s without
-the import and 20 s with it.
 """
 
 CPU_FLAGS: dict[str, str | bool] = {
@@ -62,6 +51,8 @@ With two spinning threads on two cores, 16 requests once took 22 s instead of 0.
 """
 
 
+_KEYED_LAUNCH = (sys.executable, "-m", "asyncrl.engines.sglang.keyed_launch")
+
 _EXPERT_PARALLEL = ("ep-size", "expert-parallel-size", "ep")
 """The names of SGLang's flag for expert parallelism."""
 
@@ -82,10 +73,11 @@ The idle check does not report released caches as a leak.  slime sets the same v
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The command line of a process; ``environment`` is added to the parent's."""
+    """The command line of a process; ``environment`` is added to the parent's, and ``key`` goes to standard input."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
+    key: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +86,8 @@ class ServerLaunch:
 
     model_path: Path
     port: int
+    key: str = field(repr=False)
+    """The key of the run, without which the server answers nothing but health checks."""
     nccl_port: int
     """The port of the rendezvous of the server's ranks.
 
@@ -123,6 +117,8 @@ class RouterLaunch:
 
     worker_urls: tuple[str, ...]
     port: int
+    key: str = field(repr=False)
+    """The key of the run: the router wants it from clients, and sends it to the servers."""
     prometheus_port: int
     """The port of the router's metrics.  The router always opens one, so two routers on a machine need two ports."""
     host: str = "127.0.0.1"
@@ -159,8 +155,9 @@ def server_command(launch: ServerLaunch) -> Command:
         **(SHARED_FLAGS if launch.device == "cuda" and launch.shared_gpus is not None else {}),
     }
     return Command(
-        arguments=(sys.executable, "-m", "sglang.launch_server", *_arguments({**defaults, **launch.flags})),
+        arguments=(*_KEYED_LAUNCH, SERVER, *_arguments({**defaults, **launch.flags})),
         environment=_environment(launch),
+        key=launch.key,
     )
 
 
@@ -170,6 +167,7 @@ def router_command(launch: RouterLaunch) -> Command:
         "host": launch.host,
         "port": str(launch.port),
         "prometheus-port": str(launch.prometheus_port),
+        "prometheus-host": launch.host,  # the router's default is every interface
         "policy": "cache_aware",
         "disable-retries": True,  # the client retries, and keeps the tokens
         "disable-circuit-breaker": True,  # the run's own failure budget decides
@@ -180,12 +178,9 @@ def router_command(launch: RouterLaunch) -> Command:
     }
     workers = ("--worker-urls", *launch.worker_urls)
     return Command(
-        arguments=(
-            *(sys.executable, "-c", _ROUTER_PROGRAM),
-            *workers,
-            *_arguments({**defaults, **launch.flags}),
-        ),
+        arguments=(*_KEYED_LAUNCH, ROUTER, *workers, *_arguments({**defaults, **launch.flags})),
         environment={},
+        key=launch.key,
     )
 
 

@@ -34,6 +34,7 @@ def running(updater: Updater) -> Running:
     return Running(
         engine=rest,
         url="",
+        key="",
         trainer=rest,
         updater=updater,  # type: ignore[arg-type]
         load_probe=rest,

@@ -18,7 +18,7 @@ from asyncrl.engines.sglang.launch import Flags
 from asyncrl.token_columns import Routes
 from asyncrl.types import Chunk, FinishReason, Request
 from tests.generation import PROMPT, Answer, answers, ask, interrupted, until
-from tests.sglang_server import Servers, open_sglang, start_servers
+from tests.sglang_server import KEY, Servers, open_sglang, start_servers
 from tests.tiny_model import tiny_mixture
 
 pytestmark = [pytest.mark.timeout(360), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
@@ -145,7 +145,7 @@ def test_a_resumed_answer_asks_for_the_rows_that_are_new(mixture: Servers) -> No
 
 def test_a_retracted_answer_has_each_row_once_also_if_it_is_aborted_then(mixture: Servers) -> None:
     async def run() -> None:
-        async with open_sglang(mixture, SHAPE) as place, HttpClient() as http, asyncio.TaskGroup() as tasks:
+        async with open_sglang(mixture, SHAPE) as place, HttpClient(KEY) as http, asyncio.TaskGroup() as tasks:
             control = EngineControl(http, mixture.engine_url, timeout_s=30.0)
             requests = [asking(ask(place, seed, 300)) for seed in range(4)]
             chunks: list[list[Chunk]] = [[] for _ in requests]

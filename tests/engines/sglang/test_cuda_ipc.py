@@ -14,7 +14,7 @@ from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.weight_sync.cuda_ipc import TensorUpdater
 from asyncrl.types import Weights
-from tests.sglang_server import Servers
+from tests.sglang_server import KEY, Servers
 from tests.unit.engines.weight_sync.weight_sets import SendsWeights, Teacher, scaled, weight_set
 
 TOKENS = tuple(range(2, 34))
@@ -49,7 +49,7 @@ class SharesWeights(SendsWeights):
 
 async def _served(servers: Servers, sharer: SharesWeights, version: int, *, is_time_shared: bool) -> Sequence[float]:
     """Publish a version, with engine and trainer time-sharing the GPUs or not, and score some tokens."""
-    async with HttpClient() as http:
+    async with HttpClient(KEY) as http:
         control = EngineControl(http, servers.engine_url, timeout_s=30.0)
         gpus = SharedGpus([control], sharer, holder="engines", timeout_s=30.0)
         updater = TensorUpdater([control], sharer, ranks_per_engine=1, timeout_s=30.0)

@@ -16,7 +16,7 @@ from asyncrl.errors import EngineError, EngineTimeout
 from asyncrl.types import Chunk, FinishReason, Weights
 from tests.generation import PROMPT, Answer, answer, answers, ask, full, interrupted, until
 from tests.ports import free_ports
-from tests.sglang_server import Servers, main_process, open_sglang
+from tests.sglang_server import BEARER, KEY, Servers, main_process, open_sglang
 
 pytestmark = [pytest.mark.timeout(360), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
@@ -38,7 +38,7 @@ def test_a_retracted_request_that_is_interrupted_keeps_all_its_tokens(servers: S
     """SGLang aborts a queued request without its unsent tokens: a retracted request must send them before."""
 
     async def run() -> None:
-        async with open_sglang(servers) as place, HttpClient() as http, asyncio.TaskGroup() as tasks:
+        async with open_sglang(servers) as place, HttpClient(KEY) as http, asyncio.TaskGroup() as tasks:
             requests = [ask(place, seed, 500) for seed in range(4)]
             whole = await answers(place.engine, requests)
             control = EngineControl(http, servers.engine_url, timeout_s=30.0)
@@ -68,7 +68,7 @@ def test_a_server_whose_scheduler_hangs_does_not_answer_a_probe(servers: Servers
     (scheduler,) = (each for each in children if "sglang::scheduler" in " ".join(each.cmdline()))
 
     async def run() -> None:
-        async with HttpClient() as http:
+        async with HttpClient(KEY) as http:
             control = EngineControl(http, servers.engine_url, timeout_s=30.0)
             scheduler.suspend()
             try:
@@ -87,7 +87,7 @@ def test_a_server_whose_scheduler_hangs_does_not_answer_a_probe(servers: Servers
 def test_load_is_reported_per_server_and_dead_servers_are_omitted(servers: Servers) -> None:
     async def run() -> None:
         dead = f"http://127.0.0.1:{free_ports(1)[0]}"
-        async with open_sglang(servers) as place, HttpClient() as http:
+        async with open_sglang(servers) as place, HttpClient(KEY) as http:
             probe = EngineLoads(http, (dead, servers.engine_url))
             answers = await interrupted(place.engine, [ask(place, seed, 5000) for seed in range(4)], probe=probe)
             (busy,), (idle,) = answers[0].loads, await full(probe, 0)
@@ -100,7 +100,7 @@ def test_load_is_reported_per_server_and_dead_servers_are_omitted(servers: Serve
 
 def test_a_server_can_be_emptied_only_when_nothing_runs(servers: Servers) -> None:
     async def run() -> None:
-        async with open_sglang(servers) as place, HttpClient() as http, asyncio.TaskGroup() as tasks:
+        async with open_sglang(servers) as place, HttpClient(KEY) as http, asyncio.TaskGroup() as tasks:
             first = asyncio.Event()
             busy = tasks.create_task(place.engine.generate(ask(place, 1, 5000), lambda _: first.set()))
             await first.wait()
@@ -115,7 +115,7 @@ def test_a_server_can_be_emptied_only_when_nothing_runs(servers: Servers) -> Non
 
 def test_getting_a_server_ready_does_not_change_its_answers(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        async with open_sglang(servers) as place, HttpClient() as http:
+        async with open_sglang(servers) as place, HttpClient(KEY) as http:
             before = await answer(place.engine, ask(place, 1, 20))
             await EngineControl(http, servers.engine_url, timeout_s=30.0).get_ready(30.0)
             assert (await answer(place.engine, ask(place, 1, 20))).token_ids == before.token_ids
@@ -162,7 +162,7 @@ def test_packed_and_plain_answers_are_equal(servers: Servers) -> None:
             "return_logprob": True,
             "extra_key": rid,  # no cached prefix
         }
-        call = urllib.request.Request(f"{servers.engine_url}/generate", orjson.dumps(body), JSON)
+        call = urllib.request.Request(f"{servers.engine_url}/generate", orjson.dumps(body), {**JSON, **BEARER})
         with urllib.request.urlopen(call, timeout=60) as answer:
             lines: list[bytes] = answer.read().split(b"\n")
         return [orjson.loads(line[6:]) for line in lines if line.startswith(b"data: {")]

@@ -13,7 +13,7 @@ from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, missing_warning
 from asyncrl.engines.sglang.launch import ServerLaunch, server_command
 from tests.ports import free_ports
-from tests.sglang_server import START_S, Servers
+from tests.sglang_server import KEY, START_S, Servers
 
 pytestmark = pytest.mark.timeout(2 * START_S)  # starts two servers, if no test before it has started the first one
 
@@ -23,17 +23,19 @@ def url_without_plugins(servers: Servers, tmp_path: Path) -> Iterator[str]:
     """The URL of another server that has none of our plug-ins but the platform, which a CPU needs."""
     port, nccl_port = free_ports(2)
     command = server_command(
-        ServerLaunch(model_path=servers.model, port=port, nccl_port=nccl_port, device="cpu", dtype="float32", seed=1)
+        ServerLaunch(
+            model_path=servers.model, port=port, key=KEY, nccl_port=nccl_port, device="cpu", dtype="float32", seed=1
+        )
     )
     environment = {**command.environment, "SGLANG_PLUGINS": "asyncrl_cpu"}
     with contextlib.ExitStack() as stack:
-        process = ServerProcess("server without plug-ins", command.arguments, environment, tmp_path / "server.log")
+        process = ServerProcess("server without plug-ins", command.arguments, environment, tmp_path / "server.log", KEY)
         stack.callback(process.stop)
         yield f"http://127.0.0.1:{port}"
 
 
 async def plugins_of(url: str) -> EnginePlugins:
-    async with HttpClient() as http:
+    async with HttpClient(KEY) as http:
         await wait_for_server(http, url, START_S)
         return await EngineControl(http, url, timeout_s=30.0).plugins()
 

@@ -36,16 +36,18 @@ def test_tensor_parallel_ranks_rendezvous_at_the_given_port(servers: Servers) ->
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_flag_of_ours_is_known_to_the_installed_sglang(device: Literal["cpu", "cuda"]) -> None:
     launch = ServerLaunch(
-        model_path=Path("m"), port=1, nccl_port=2, device=device, dtype="float32", seed=1, returns_routes=True
+        model_path=Path("m"), port=1, key="k", nccl_port=2, device=device, dtype="float32", seed=1, returns_routes=True
     )
     assert flags(server_command(launch).arguments) <= known_server_flags()
-    router = RouterLaunch(worker_urls=("http://x",), port=1, prometheus_port=2)
+    router = RouterLaunch(worker_urls=("http://x",), port=1, key="k", prometheus_port=2)
     assert flags(router_command(router).arguments) <= known_router_flags()
 
 
 def test_flags_of_the_user_override_ours() -> None:
     users: dict[str, str | bool] = {"stream-interval": "4", "disable-overlap-schedule": False, "enable-metrics": True}
-    launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device="cpu", dtype="float32", seed=1, flags=users)
+    launch = ServerLaunch(
+        model_path=Path("m"), port=1, key="k", nccl_port=2, device="cpu", dtype="float32", seed=1, flags=users
+    )
     arguments = server_command(launch).arguments
     assert arguments[arguments.index("--stream-interval") + 1] == "4"
     assert "--disable-overlap-schedule" not in arguments
@@ -54,7 +56,9 @@ def test_flags_of_the_user_override_ours() -> None:
 
 def test_a_flag_with_several_words_has_them_as_arguments() -> None:
     users: Flags = {"cuda-graph-bs": ("1", "2", "4"), "enable-metrics": True}
-    launch = ServerLaunch(model_path=Path("m"), port=1, nccl_port=2, device="cpu", dtype="float32", seed=1, flags=users)
+    launch = ServerLaunch(
+        model_path=Path("m"), port=1, key="k", nccl_port=2, device="cpu", dtype="float32", seed=1, flags=users
+    )
     assert server_command(launch).arguments[-5:] == ("--cuda-graph-bs", "1", "2", "4", "--enable-metrics")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.sglang_server import Servers
+from tests.sglang_server import BEARER, Servers
 
 pytestmark = [pytest.mark.timeout(360), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
 
@@ -66,7 +66,7 @@ FAILED_SAMPLING: dict[str, dict[str, Any]] = {
 
 def ask(servers: Servers, body: dict[str, Any]) -> tuple[int, Any]:
     """The status and the parsed answer; None for an answer that is not JSON."""
-    data, headers = json.dumps({**PLAIN, **body}).encode(), {"Content-Type": "application/json"}
+    data, headers = json.dumps({**PLAIN, **body}).encode(), {"Content-Type": "application/json", **BEARER}
     try:
         with urllib.request.urlopen(
             urllib.request.Request(f"{servers.engine_url}/generate", data, headers), timeout=60

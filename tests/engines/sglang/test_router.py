@@ -15,6 +15,7 @@ from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.launch import RouterLaunch, router_command
 from asyncrl.errors import EngineLost
 from tests.ports import free_ports
+from tests.sglang_server import KEY
 
 AWAY_S = 4.0
 """Time without an engine: several health checks of the router."""
@@ -42,7 +43,7 @@ async def stand_in(port: int) -> AsyncIterator[None]:
 def test_a_restarted_engine_gets_requests_before_and_after_the_router_notices_it(tmp_path: Path) -> None:
     async def run(port: int, router: str) -> None:
         url = f"http://127.0.0.1:{port}"
-        async with HttpClient() as http:
+        async with HttpClient(KEY) as http:
             engine = SGLangEngine(http, (url,), router_url=router, request_timeout_s=10.0)
             async with stand_in(port):
                 await wait_for_router(http, router, (url,), 30.0)
@@ -60,10 +61,14 @@ def test_a_restarted_engine_gets_requests_before_and_after_the_router_notices_it
 
     port, router_port, prometheus_port = free_ports(3)
     launch = RouterLaunch(
-        worker_urls=(f"http://127.0.0.1:{port}",), port=router_port, prometheus_port=prometheus_port, flags=HEALTH_FLAGS
+        worker_urls=(f"http://127.0.0.1:{port}",),
+        port=router_port,
+        key=KEY,
+        prometheus_port=prometheus_port,
+        flags=HEALTH_FLAGS,
     )
     command = router_command(launch)
-    process = ServerProcess("router", command.arguments, command.environment, tmp_path / "router.log")
+    process = ServerProcess("router", command.arguments, command.environment, tmp_path / "router.log", command.key)
     try:
         asyncio.run(run(port, f"http://127.0.0.1:{router_port}"))
     finally:

@@ -22,7 +22,7 @@ from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
 from asyncrl.types import Chunk, FinishReason, Request, Sample, SamplingParams, Span, Weights
-from tests.sglang_server import ServerControl, Servers, a_free_port
+from tests.sglang_server import KEY, ServerControl, Servers, a_free_port
 from tests.unit.engines.weight_sync.weight_sets import Teacher, WritesWeights, weight_set
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::SyntaxWarning")]
@@ -134,7 +134,7 @@ async def _through(disk: Path, control: EngineControl, sender: WritesWeights) ->
 
 
 async def _update_in_flight(servers: Servers, mode: Mode, disk: Path | None) -> UpdatedAnswers:
-    async with HttpClient() as http, contextlib.AsyncExitStack() as stack:
+    async with HttpClient(KEY) as http, contextlib.AsyncExitStack() as stack:
         control = Control(http, servers.engine_url)
         sender = WritesWeights(servers.model, weight_set)
         way = _broadcasting(control, sender, mode) if disk is None else _through(disk, control, sender)

@@ -28,6 +28,8 @@ from tests.integration.episodes.thinking_model import TOOL
 from tests.integration.launcher import MARK
 
 ENVIRONMENT = "tests.unit.rollouts.environments.toy_environment"
+API_KEY = "key-of-the-clients"
+"""The key that the run is told to use, for the log-probs of another engine."""
 SERVER = "sglang.launch_server"
 MOST_TURNS = 3
 NUM_QUESTIONS = 10
@@ -175,7 +177,7 @@ def _append(file: Path, line: bytes) -> None:
 
 async def _scores(token_ids: tuple[int, ...], start: int, versions: set[int]) -> tuple[float, ...]:
     """Return the log-probs of an engine that serves the version that wrote the tokens."""
-    async with HttpClient() as http:
+    async with HttpClient(API_KEY) as http:
         for url in await asyncio.to_thread(lambda: [*engine_urls()]):
             try:
                 served = (await http.look(f"{url}/model_info", SCORE_S))["weight_version"]

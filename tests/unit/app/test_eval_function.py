@@ -30,13 +30,14 @@ def test_it_gets_the_router_and_the_sets_and_runs_off_the_event_loop() -> None:
         return {"a": {"rewards": [1.0], "truncated": [False]}}
 
     sets = eval_sets(quickstart("--eval-top-p", "0.7"))
-    running = running_eval_function(BlockingEval(mine, SlimeArgs(lr=1)), "http://10.0.0.1:3000", sets)
+    running = running_eval_function(BlockingEval(mine, SlimeArgs(lr=1)), "http://10.0.0.1:3000", "key", sets)
     outcome: Any = asyncio.run(running(PASS))
     assert outcome.rewards == {"a": (1.0,)}
     assert outcome.columns == {"a": {"rewards": [1.0], "truncated": [False]}}
     assert seen["thread"] is not threading.current_thread()
     args = seen["args"]
     assert (args.lr, args.sglang_router_ip, args.sglang_router_port, seen["step"]) == (1, "10.0.0.1", 3000, 3)
+    assert args.sglang_api_key == "key"
     (only,) = args.eval_datasets
     assert (only.name, only.top_p, only.n_samples_per_eval_prompt, only.rm_type) == ("arithmetic", 0.7, 2, "number")
 
@@ -48,7 +49,7 @@ def test_a_native_function_runs_on_the_event_loop_and_is_named_if_it_blocks_it(
         time.sleep(0.06)  # noqa: ASYNC251
         return threading.current_thread()
 
-    outcome: Any = asyncio.run(running_eval_function(mine, "http://a:1", (), "mine.py:mine")(PASS))
+    outcome: Any = asyncio.run(running_eval_function(mine, "http://a:1", "key", (), "mine.py:mine")(PASS))
     assert outcome is threading.current_thread()
     assert "--eval-function-path 'mine.py:mine' blocked the event loop for " in caplog.text
 

@@ -56,7 +56,8 @@ class EngineControl:
         """Return once the server generates and its garbage collectors skip the objects that it has loaded.
 
         Otherwise each full collection stops the server for 0.5 s or more and finds nothing (``asyncrl.app.gc_tuning``).
-        A server that cannot freeze these objects still counts as ready.  Raises EngineTimeout after ``timeout_s``.
+        A server that cannot freeze these objects still counts as ready.  Raises EngineTimeout after ``timeout_s``, and
+        ForeignServer if the server is not of this run.
         """
         await wait_for_server(self._http, self.url, timeout_s)
         try:
@@ -222,26 +223,38 @@ def _still_s(answer: Mapping[str, object]) -> float | None:
 
 
 async def wait_for_server(http: HttpClient, url: str, timeout_s: float) -> None:
-    """Return once the server generates.  Raises EngineTimeout."""
-    await _poll(http, f"{url}/health", timeout_s, lambda answer: True)
+    """Return once the server, which must know the client's key, generates.
+
+    ``/health`` answers everybody, so it shows nothing about whose server it is.  Raises EngineTimeout or ForeignServer.
+    """
+    await _poll(http, f"{url}/health", timeout_s, lambda answer: True, keyed=f"{url}/model_info")
 
 
 async def wait_for_router(http: HttpClient, url: str, engine_urls: tuple[str, ...], timeout_s: float) -> None:
-    """Return once the router lists every engine as healthy.  Raises EngineTimeout."""
+    """Return once the router, which must know the client's key, lists every engine as healthy.
+
+    Raises EngineTimeout or ForeignServer.
+    """
 
     def lists_all(answer: object) -> bool:
         workers = answer.get("workers", []) if isinstance(answer, dict) else []
         return set(engine_urls) <= {worker["url"] for worker in workers if worker["is_healthy"]}
 
-    await _poll(http, f"{url}/workers", timeout_s, lists_all)
+    await _poll(http, f"{url}/workers", timeout_s, lists_all, keyed=f"{url}/workers")
 
 
-async def _poll(http: HttpClient, url: str, timeout_s: float, is_ready: Callable[[object], bool]) -> None:
-    last = "it has not answered yet"
+async def _poll(
+    http: HttpClient, url: str, timeout_s: float, is_ready: Callable[[object], bool], *, keyed: str
+) -> None:
+    """Ask ``url`` until ``is_ready``; before the first question the server at ``keyed`` must know the key."""
+    last, is_ours = "it has not answered yet", False
     try:
         async with Deadline(timeout_s):
             while True:
                 try:
+                    if not is_ours:
+                        await http.check_key(keyed, _PROBE_S)
+                        is_ours = True
                     answer = await http.look(url, _PROBE_S)
                 except EngineError as error:
                     last = str(error)

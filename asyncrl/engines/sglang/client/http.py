@@ -1,6 +1,7 @@
 """HTTP requests to SGLang and its router.  The one place where HTTP, socket and deadline errors become EngineErrors."""
 
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +13,7 @@ import orjson
 from asyncrl.engines.sglang.client.events import EventReader
 from asyncrl.engines.sglang.client.payload import read_event
 from asyncrl.engines.sglang.client.streams import Silent, Streams
-from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout
+from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, ForeignServer
 from asyncrl.event_loop import Deadline
 
 _CONNECT_S = 10.0
@@ -26,6 +27,8 @@ _SAID = 2000
 """Bytes of an error page that an error message quotes at most."""
 _ROUTING_KEY = b"X-SMG-Routing-Key"
 """Header of sglang-router 0.3.2; SGLang and the router's other policies ignore it."""
+_UNAUTHORIZED = 401
+_MEND = "end the other program, or start again: ports are chosen at random"
 _FAILURES = (aiohttp.ClientError, OSError)
 """Exceptions of a failed connection; a TimeoutError is an OSError."""
 _TRY_LATER = frozenset({408, 425, 429})
@@ -39,10 +42,15 @@ class HttpClient:
     Every method raises EngineTimeout, EngineLost or EngineRejected.
     """
 
+    def __init__(self, key: str | None = None) -> None:
+        """Send ``key`` with every request as ``Authorization: Bearer``; None for servers that want none."""
+        self._key = key
+
     async def __aenter__(self) -> Self:
-        self._streams = Streams(_CONNECT_S, _KEEP_ALIVE_S)
-        self._data = _session()
-        self._control = _session()
+        authorization = {} if self._key is None else _authorization(self._key)
+        self._streams = Streams(_CONNECT_S, _KEEP_ALIVE_S, authorization)
+        self._data = _session(authorization)
+        self._control = _session(authorization)
         return self
 
     async def __aexit__(
@@ -101,6 +109,32 @@ class HttpClient:
         """GET on the control connections and return the answer."""
         return await _exchange(self._control, "GET", url, None, timeout_s)
 
+    async def check_key(self, url: str, timeout_s: float) -> None:
+        """GET ``url`` with another key and then with ours.  Raises ForeignServer unless only ours is accepted.
+
+        Without a key every server is accepted.  The other key comes first, so that a server which accepts any never
+        sees ours.
+        """
+        if self._key is None:
+            return
+        said = await self._status(url, secrets.token_urlsafe(), timeout_s)
+        if said != _UNAUTHORIZED:
+            raise ForeignServer(f"{url} answers {said} to a wrong key, so it is no server of this run; {_MEND}")
+        if await self._status(url, self._key, timeout_s) == _UNAUTHORIZED:
+            raise ForeignServer(f"{url} refuses this run's key, so it is no server of this run; {_MEND}")
+
+    async def _status(self, url: str, key: str, timeout_s: float) -> int:
+        with _named_errors(url, timeout_s):
+            async with (
+                Deadline(timeout_s),
+                self._control.get(url, headers=_authorization(key), allow_redirects=False) as response,
+            ):
+                return response.status
+
+
+def _authorization(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
 
 class _Connector(aiohttp.TCPConnector):
     """Opens connections within _CONNECT_S.  aiohttp's limit would count the time for which our loop is blocked."""
@@ -116,12 +150,12 @@ class _Connector(aiohttp.TCPConnector):
             return await super().connect(req, traces, timeout)
 
 
-def _session() -> aiohttp.ClientSession:
+def _session(authorization: Mapping[str, str]) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=_Connector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),  # a cookie lookup at each request costs time
         timeout=aiohttp.ClientTimeout(total=None),  # ``Deadline`` limits every wait
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", **authorization},
     )
 
 

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import ssl
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 from urllib.parse import SplitResult, urlsplit
 
@@ -29,14 +29,18 @@ class Silent(TimeoutError):
 class Streams:
     """A pool of connections to any number of servers.  ``close`` closes the unused ones."""
 
-    def __init__(self, connect_s: float, keep_alive_s: float) -> None:
-        """Set the deadline of a connection (``connect_s``) and the lifetime of an unused one (``keep_alive_s``)."""
+    def __init__(self, connect_s: float, keep_alive_s: float, headers: Mapping[str, str] | None = None) -> None:
+        """Set the deadline of a connection (``connect_s``) and the lifetime of an unused one (``keep_alive_s``).
+
+        ``headers`` are further headers of every request.
+        """
         # Invariant: only the event loop's thread uses the pool and its connections: no lock is needed.  A connection is
         # either in ``_unused`` or in one ``exchange``; if it were in both, two answers would mix.
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
         self._unused: defaultdict[str, deque[_Connection]] = defaultdict(deque)
         self._servers: dict[str, tuple[SplitResult, bytes]] = {}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
 
     async def post(self, url: str, body: bytes, idle_s: float, take: Take, header: bytes = b"") -> int:
         """POST JSON and return the status once the whole answer has gone through ``take``.
@@ -63,7 +67,7 @@ class Streams:
         parts = urlsplit(url)
         head = (
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nAccept: */*\r\n"
-            "Content-Type: application/json\r\nContent-Length: "
+            f"{self._headers}Content-Type: application/json\r\nContent-Length: "
         )
         self._servers[url] = parts, head.encode()
         return self._servers[url]

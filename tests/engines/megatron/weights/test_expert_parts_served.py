@@ -22,7 +22,7 @@ from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.types import UpdateReport, Weights
 from tests.engines.megatron.tiny import VOCAB, free_port, one_rank, random_batch, trainer_settings, write_checkpoint
-from tests.engines.megatron.weights.test_fp8_served import START_S, Sender, a_port, until_it_answers
+from tests.engines.megatron.weights.test_fp8_served import KEY, START_S, Sender, a_port, until_it_answers
 
 NUM_PARTS = 2
 MOST = 1.1
@@ -90,6 +90,7 @@ def serving(path: Path, folder: Path) -> Iterator[tuple[ServerProcess, str]]:
     launch = ServerLaunch(
         model_path=path,
         port=port,
+        key=KEY,
         nccl_port=nccl_port,
         device="cpu",
         dtype="float32",
@@ -98,7 +99,7 @@ def serving(path: Path, folder: Path) -> Iterator[tuple[ServerProcess, str]]:
         flags=FLAGS,
     )
     command = server_command(launch)
-    server = ServerProcess("sglang", command.arguments, command.environment | CORES, folder / "sglang.log")
+    server = ServerProcess("sglang", command.arguments, command.environment | CORES, folder / "sglang.log", command.key)
     try:
         yield server, f"http://127.0.0.1:{port}"
     finally:
@@ -140,7 +141,7 @@ def test_each_rank_receives_the_experts_that_it_holds(tmp_path: Path, caplog: py
     settings = trainer_settings(path, update_weight_buffer_size=200_000, num_expert_parts=NUM_PARTS)
 
     async def whole_run(server: ServerProcess, url: str, rank: MegatronRank) -> None:
-        async with HttpClient() as http:
+        async with HttpClient(KEY) as http:
             await until_it_answers(http, server, url)
             engine = SGLangEngine(http, (url,), router_url=None, request_timeout_s=120.0)
             run = Run(

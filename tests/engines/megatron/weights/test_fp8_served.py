@@ -23,6 +23,7 @@ from asyncrl.types import Weights
 from tests.engines.megatron.tiny import free_port, one_rank, random_batch, trainer_settings, write_checkpoint
 from tests.engines.megatron.weights.fp8_checkpoints import IN_FULL, in_fp8
 
+KEY = "key-of-tests"
 START_S = 300.0
 """Limit for the start: SGLang imports for 40 s on two idle cores, and for minutes on busy ones."""
 WHOLE_BLOCKS: dict[str, Any] = {
@@ -90,7 +91,7 @@ async def until_it_answers(http: HttpClient, server: ServerProcess, url: str) ->
 
 
 async def update_both_ways(server: ServerProcess, url: str, rank: MegatronRank, folder: Path) -> None:
-    async with HttpClient() as http:
+    async with HttpClient(KEY) as http:
         await until_it_answers(http, server, url)
         control = EngineControl(http, url, timeout_s=60.0)
         broadcast = BroadcastUpdater(
@@ -119,10 +120,10 @@ def test_fp8_updates_stay_direct_copies_even_after_an_update_by_disk(tmp_path: P
     in_fp8(path, block=(128, 128), in_full=IN_FULL)
     port, nccl_port = free_port(), free_port()
     launch = ServerLaunch(
-        model_path=path, port=port, nccl_port=nccl_port, device="cpu", dtype="bfloat16", seed=1, flags=FLAGS
+        model_path=path, port=port, key=KEY, nccl_port=nccl_port, device="cpu", dtype="bfloat16", seed=1, flags=FLAGS
     )
     command = server_command(launch)
-    server = ServerProcess("sglang", command.arguments, command.environment, tmp_path / "sglang.log")
+    server = ServerProcess("sglang", command.arguments, command.environment, tmp_path / "sglang.log", command.key)
     try:
         with one_rank(trainer_settings(path, dtype="bfloat16", update_weight_buffer_size=300_000)) as rank:
             assert len(rank.weight_buckets()) > 1

@@ -101,7 +101,7 @@ def test_a_server_on_shared_gpus_is_told_which_and_gives_memory_back() -> None:
     def command(device: Literal["cpu", "cuda"], gpus: tuple[str, ...] | None) -> Any:
         dtype: Literal["float32", "bfloat16"] = "bfloat16" if device == "cuda" else "float32"
         launch = ServerLaunch(
-            model_path=Path("m"), port=1, nccl_port=2, device=device, dtype=dtype, seed=1, shared_gpus=gpus
+            model_path=Path("m"), port=1, key="k", nccl_port=2, device=device, dtype=dtype, seed=1, shared_gpus=gpus
         )
         return server_command(launch)
 
