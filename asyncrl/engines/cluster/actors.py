@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from asyncrl.engines.listening import loopback_variables
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.internals import naming_imports
@@ -88,6 +89,7 @@ class RankActor(NetworkPlace):
         # Invariant: the variable exists before any native thread.  Each update group sets and resets it; adding it then
         # could move the environment while native threads read it.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "0")
+        os.environ.update(loopback_variables(address))
         if settings.device == "cpu":  # Ray hides no GPU from an actor that requested none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         with naming_imports():

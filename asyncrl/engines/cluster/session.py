@@ -21,6 +21,7 @@ import psutil
 from asyncrl.engines.cluster.calls import INTERNALS as CALLS
 from asyncrl.engines.cluster.placement import INTERNALS as PLACEMENT
 from asyncrl.engines.cluster.ray_health import own_parts
+from asyncrl.engines.cluster.ray_token import protect_token
 from asyncrl.engines.cluster.reaper_process import PROGRAM, Reaper, announce_end_at_once, reaped
 from asyncrl.errors import ServerFailed
 from asyncrl.internals import Internal, check_internals
@@ -36,6 +37,8 @@ INTERNALS = (
         used_in=__name__,
     ),
     Internal(name="ray._private.worker.shutdown", used_in=__name__),
+    Internal(name="ray._private.ray_constants.ENABLE_RAY_CLUSTER", used_in=__name__),
+    Internal(name="ray._private.services.get_node_ip_address", attributes=("ENABLE_RAY_CLUSTER",), used_in=__name__),
     Internal(name="ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV", used_in=__name__),
     Internal(name="ray._common.utils.get_ray_address_file", attributes=("ray_current_cluster",), used_in=__name__),
 )
@@ -121,6 +124,22 @@ def _no_handlers(ray: ModuleType) -> Iterator[None]:
         utils.set_sigterm_handler = theirs
 
 
+@contextmanager
+def _on_loopback(ray: ModuleType) -> Iterator[None]:
+    """Have ``ray.init`` start its cluster at 127.0.0.1, where it listens on the loopback interface alone.
+
+    Ray replaces a given 127.0.0.1 by the address of the default route and then listens on every interface, except where
+    it knows no clusters, as on macOS.
+    """
+    constants = ray._private.ray_constants  # noqa: SLF001 (there is no public way)
+    # Invariant: main thread only, and only while ``ray.init`` runs: the module is patched for the whole process.
+    theirs, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = theirs
+
+
 def _connect(ray: ModuleType, num_cpus: int) -> None:
     """Join the cluster of ``RAY_ADDRESS`` or of ``ray start`` on this machine, or start a new one."""
     address = os.environ.get("RAY_ADDRESS", "")
@@ -132,7 +151,9 @@ def _connect(ray: ModuleType, num_cpus: int) -> None:
             ray.init(**quietly)
         else:
             cpus = max(num_cpus, os.cpu_count() or 1)
-            ray.init(address="local", include_dashboard=False, num_cpus=cpus, **quietly)
+            protect_token()
+            with _on_loopback(ray):
+                ray.init(address="local", include_dashboard=False, num_cpus=cpus, **quietly)
     except Exception as error:  # Ray raises RuntimeError, ConnectionError, RayError and the bare Exception
         raise ServerFailed(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
 

@@ -2,6 +2,7 @@
 
 import functools
 
+from asyncrl.engines.listening import INTERNALS as LISTENING
 from asyncrl.engines.megatron.checkpoint.checked_files import INTERNALS as CHECKED_FILES
 from asyncrl.engines.megatron.checkpoint.saver import INTERNALS as CHECKPOINT
 from asyncrl.engines.megatron.checkpoint.state import INTERNALS as STATE
@@ -40,6 +41,7 @@ TRAINER = (
     *KERNELS,
     *LAYERS,
     *LEARNER,
+    *LISTENING,
     *MIXTURE,
     *MODEL,
     *OFFLOAD,

@@ -22,6 +22,7 @@ from asyncrl.capacity.layout import check_layout
 from asyncrl.capacity.trainer import RankWorkload, has_copy
 from asyncrl.config.areas import CheckpointConfig
 from asyncrl.config.derived import critic_load, has_critic, ref_load, uses_reference
+from asyncrl.engines.listening import bind_stores
 from asyncrl.engines.megatron.checkpoint.directory import Origin, as_written, check_model, find_origin, notes_of
 from asyncrl.engines.megatron.checkpoint.saver import Saver
 from asyncrl.engines.megatron.checkpoint.state import load_state, sharded_state
@@ -85,6 +86,7 @@ class MegatronRank:
         critic = critic_shape(settings, self._shape) if has_critic(settings.train) else None
         _check_other_models(settings, self._shape, critic)
         self._device = _device(settings.device, rank)
+        bind_stores()
         _join_trainers(settings, rank, world_size, f"tcp://{master_address}:{master_port}")
         check_alike(settings)
         emulate_cuda()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from asyncrl.engines.listening import loopback_variables
 from asyncrl.engines.sglang.keyed_launch import ROUTER, SERVER
 from asyncrl.engines.sglang.labels import SAVES_GRAPHS
 
@@ -185,7 +186,11 @@ def router_command(launch: RouterLaunch) -> Command:
 
 
 def _environment(launch: ServerLaunch) -> dict[str, str]:
-    found = SERVER_ENVIRONMENT | ({} if launch.shared_gpus is None else SHARED_ENVIRONMENT)
+    found = (
+        SERVER_ENVIRONMENT
+        | loopback_variables(launch.host)
+        | ({} if launch.shared_gpus is None else SHARED_ENVIRONMENT)
+    )
     if launch.device == "cpu":
         return found | CPU_ENVIRONMENT
     if launch.shared_gpus is not None:

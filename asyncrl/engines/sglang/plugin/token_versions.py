@@ -30,6 +30,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asyncrl.engines.listening import INTERNALS as LISTENING
+from asyncrl.engines.listening import bind_stores
 from asyncrl.engines.sglang.labels import STAMPS, STOOD_STILL, cache_key, is_cache_key
 from asyncrl.engines.sglang.packed import pack
 from asyncrl.engines.sglang.plugin import asked_fields, request_check, routes
@@ -97,6 +99,8 @@ def activate() -> None:
     """Register all hooks, or none with one warning if SGLang's internals differ.  SGLang calls this."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    if unlike(LISTENING) is None:
+        bind_stores()
     stamps = TokenStamps()
     updates = {f"{_UPDATER}.update_weights_from_{source}": stamps.after_update for source in _UPDATES}
     before: dict[str, Callable[..., Any]] = {

@@ -1,0 +1,37 @@
+"""The token without which Ray runs nothing: random, and in a file that only its owner reads."""
+
+import logging
+import os
+import secrets
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+PRIVATE = 0o600
+_OTHERS = 0o077
+
+
+def protect_token() -> None:
+    """Make Ray's token file, or close an existing one to other users; Ray makes one that every user can read.
+
+    Nothing happens if the variable RAY_AUTH_TOKEN has the token.  Warns if RAY_AUTH_MODE switches the token off.
+    """
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode.lower() != "token":
+        logger.warning("RAY_AUTH_MODE=%s: whoever reaches Ray's ports can run programs as this user", mode)
+    elif not os.environ.get("RAY_AUTH_TOKEN"):
+        path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+        try:
+            _protect(path)
+        except OSError as error:  # Ray says what it needs
+            logger.warning("%s with Ray's token is not protected from other users: %s", path, error.strerror)
+
+
+def _protect(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file:
+            file.write(secrets.token_hex(32))
+    except FileExistsError:
+        if path.stat().st_mode & _OTHERS:
+            path.chmod(PRIVATE)

@@ -1,0 +1,74 @@
+"""The addresses on which torch listens: one address for rendezvous stores, the loopback interface on a single machine.
+
+torch's own rendezvous stores listen on every interface, and gloo and NCCL on the interface of the default route.
+Nobody has to show a key there.
+"""
+
+import importlib
+import os
+import socket
+from collections.abc import MutableMapping
+from typing import Any
+
+from asyncrl.internals import Internal
+
+_STORE = "torch.distributed.rendezvous.TCPStore"
+
+INTERNALS = (
+    Internal(name=_STORE, used_in=__name__),
+    Internal(
+        name="torch.distributed.rendezvous._create_c10d_store", attributes=("TCPStore", "is_master"), used_in=__name__
+    ),
+)
+"""Names that may change with the library: see docs/internals.md."""
+
+LOOPBACK = "127.0.0.1"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the interface for gloo, and for the first contact between NCCL's ranks."""
+
+
+def loopback_variables(host: str, environment: MutableMapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that keep gloo and NCCL on the loopback interface, if ``host`` is there; else none.
+
+    Variables that are set already, in ``environment`` or else in this process's, keep their values.
+    """
+    known = os.environ if environment is None else environment
+    return {name: known.get(name, "lo") for name in _INTERFACES} if host == LOOPBACK else {}
+
+
+def bind_stores() -> None:
+    """Have each store that torch's rendezvous makes in this process listen at its host's address alone.
+
+    Stores that cannot, because the address is not this machine's or a store has the port, listen as torch has it.
+    """
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of this name
+    theirs = rendezvous.TCPStore
+    if getattr(theirs, "is_bound", False):
+        return
+
+    # Invariant: ``_create_c10d_store`` looks the name up in this module at each call, and passes keywords only.
+    def bound(**asked: Any) -> Any:
+        listener = _listener(asked["host_name"], asked["port"]) if asked.get("is_master") else None
+        if listener is None:
+            return theirs(**asked)
+        port = listener.getsockname()[1]
+        return theirs(**{**asked, "port": port, "master_listen_fd": listener.detach()})
+
+    bound.is_bound = True  # type: ignore[attr-defined]
+    rendezvous.TCPStore = bound
+
+
+def _listener(host: str, port: int) -> socket.socket | None:
+    """Return a socket that is bound to the address, or None if it cannot be."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError:
+        return None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        return None
+    return listener
