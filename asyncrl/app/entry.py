@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import platform
+import stat
 import subprocess
 import sys
 import time
@@ -60,6 +61,9 @@ PACKAGES = ("megatron-core", "numpy", "ray", "sglang", "sglang-router", "torch",
 """Packages whose versions are recorded, because they determine a run's results."""
 USER_THREADS = 64
 """Threads for ``asyncio.to_thread`` in user code on the driver's event loop.  No call of ours uses them."""
+PRIVATE = 0o700
+"""The mode of a run directory, which has prompts, answers, settings and logs."""
+_OTHERS = 0o077
 
 
 def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
@@ -77,8 +81,10 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
             raise_open_files()
             lease = logs.enter_context(held(run.checkpoint, lambda line: console.print(Text(line), soft_wrap=True)))
             checked = check(run)
-            run_dir = _open_run_dir(checked.run)
+            run_dir, warning = _open_run_dir(checked.run)
             logs.enter_context(open_logging(run_dir, console))
+            if warning is not None:
+                logger.warning("%s", warning)
             log = run_dir / LOG_FILE
             _run(checked, run_dir, console, signals, lease)
         except BaseException as error:  # noqa: BLE001 (the one place where every exception ends)
@@ -245,19 +251,36 @@ def _sinks(run: RunConfig, run_dir: Path, history: History, trackers: Trackers) 
     return [JsonlSink(run_dir), history, *files, *trackers.sinks]
 
 
-def _open_run_dir(run: RunConfig) -> Path:
-    """Create the run directory with the resolved configuration and the package versions.
+def _open_run_dir(run: RunConfig) -> tuple[Path, str | None]:
+    """Create the run directory with the resolved configuration and the package versions; return it and a warning.
 
     Raises ConfigError or NotNow.
     """
     run_dir = place_of(run, datetime.now())
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        warning = make_private(run_dir)
         _write_settings(run_dir / f"{run.name}.toml", resolved(run))
         (run_dir / VERSIONS_FILE).write_bytes(orjson.dumps(_versions(), option=orjson.OPT_INDENT_2))
     except OSError as error:
         raise unusable(f"--run-dir {run_dir}: {error.strerror}", error) from error
-    return run_dir
+    return run_dir, warning
+
+
+def make_private(folder: Path) -> str | None:
+    """Make ``folder``, or close an existing one of this user to other users, whatever the umask.
+
+    A folder that is meant for all users, as /tmp is, and one of another user stay as they are, with the warning that is
+    returned.  Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        return f"--run-dir {folder} belongs to another user, who can read and change the files of this run"
+    if found.st_mode & stat.S_ISVTX:
+        return f"--run-dir {folder} is open to all users, who can read the files of this run"
+    if found.st_mode & _OTHERS:
+        folder.chmod(PRIVATE)
+    return None
 
 
 def _write_settings(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """The addresses on which torch listens: one address for rendezvous stores, the loopback interface on a single machine.
 
 torch's own rendezvous stores listen on every interface, and gloo and NCCL on the interface of the default route.
-Nobody has to show a key there.
+None of them asks for a key.
 """
 
 import importlib

@@ -4,7 +4,7 @@
 #   MASTER_ADDR   address of the first machine; required for more than one
 #   NODE_RANK     0 on the first machine (default), any other value on the machines that join it
 #   PYTHON        command that runs Python (default: uv run python)
-#   RAY_AUTH_MODE  token, if a token exists (ray get-auth-token --generate), the same on all machines; else disabled
+#   RAY_TOKEN_FILE  file with Ray's token that all machines read (default: RUNS/.ray_auth_token); made if it is missing
 #   RAY_worker_niceness  niceness of trainer and engines (default: 0; with Ray's 15 they only get spare CPU time)
 #   RAY_JOB_ADDRESS  dashboard of an existing Ray cluster, http://HOST:8265; the run is submitted to it as a job
 
@@ -18,15 +18,6 @@ export RAY_worker_niceness="${RAY_worker_niceness:-0}"
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 PROGRAM="$ROOT/train_async.py"
 WAIT_FOR_GPUS="$ROOT/configs/launch/wait_for_gpus.py"
-
-# Ray's defaults for this differ between starting a cluster and joining one.
-if [[ -z "${RAY_AUTH_MODE:-}" ]]; then
-    if [[ -n "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" || -f "$HOME/.ray/auth_token" ]]; then
-        export RAY_AUTH_MODE=token
-    else
-        export RAY_AUTH_MODE=disabled
-    fi
-fi
 
 # launch NODES GPUS_PER_NODE FLAG...
 launch() {
@@ -57,6 +48,28 @@ is_dry() {
     return "$dry"
 }
 
+# Whoever has Ray's token can run programs on every machine.  Unless the caller's environment has one, the first machine
+# writes a random one into the file system that all machines share anyway, readable for its owner alone.
+use_token() {
+    local file="${RAY_TOKEN_FILE:-${RUNS:-$PWD/runs}/.ray_auth_token}" deadline=$((SECONDS + JOIN_TIMEOUT_S))
+    export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
+    [[ "$RAY_AUTH_MODE" == token && -z "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" ]] || return 0
+    if [[ "$1" == make && ! -s "$file" ]]; then
+        mkdir -p "$(dirname "$file")"
+        (umask 077 && head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$file.new")
+        mv "$file.new" "$file"
+    fi
+    until [[ -s "$file" ]]; do
+        if ((SECONDS >= deadline)); then
+            echo "error: no token of Ray in $file (RAY_TOKEN_FILE) within $JOIN_TIMEOUT_S s (JOIN_TIMEOUT_S)" >&2
+            exit 1
+        fi
+        sleep 2
+    done
+    chmod 600 "$file"
+    export RAY_AUTH_TOKEN_PATH="$file"
+}
+
 # Lend this machine's GPUs until the first machine stops Ray.  The first machine may start later.
 join_ray() {
     local deadline=$((SECONDS + JOIN_TIMEOUT_S))
@@ -67,6 +80,7 @@ join_ray() {
         fi
         sleep 2
     done
+    use_token wait
     exec "${RAY[@]}" start --address "$MASTER_ADDR:$RAY_PORT" --num-gpus "$1" --block --disable-usage-stats \
         --temp-dir "$RAY_FOLDER"
 }
@@ -76,6 +90,7 @@ join_ray() {
 lead_ray() {
     local nodes="$1" gpus="$2" program_pid="" code=0
     shift 2
+    use_token make
     trap end_children EXIT
     trap 'stop INT 130' INT
     trap 'stop TERM 143' TERM

@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"engines.sglang", "engines.sglang.client", "engines.weight_sync", "models"}
     | CONFIG,
     "engines.megatron": MEGATRON_INPUTS
-    | {"capacity", "engines.weight_sync", "engines.megatron.checkpoint", "engines.megatron.model", EMULATION}
+    | {"capacity", "engines", "engines.weight_sync", "engines.megatron.checkpoint", "engines.megatron.model", EMULATION}
     | {"engines.megatron.fast_step", "engines.megatron.train", "engines.megatron.weights"},
     "engines.megatron.fast_step": MEGATRON_INPUTS | {"engines.megatron.model"},
     "engines.megatron.checkpoint": MEGATRON_INPUTS | {"engines"},
@@ -71,9 +71,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines.megatron.train": MEGATRON_INPUTS | {"algorithms", "engines.megatron.model", "engines.megatron.weights"},
     "engines.megatron.weights": MEGATRON_INPUTS
     | {"engines.weight_sync", "engines.megatron.checkpoint", "engines.megatron.model", EMULATION},
-    "engines.sglang": LEAVES,
+    "engines.sglang": LEAVES | {"engines"},
     "engines.sglang.client": LEAVES | {"engines.sglang", "engines.weight_sync"},
-    "engines.sglang.plugin": LEAVES | {"engines.sglang", "engines.weight_sync"},
+    "engines.sglang.plugin": LEAVES | {"engines", "engines.sglang", "engines.weight_sync"},
     "engines.weight_sync": LEAVES | {"engines"},
     "held_out": {"types"},
     "filters": LEAVES | {"buffer"},

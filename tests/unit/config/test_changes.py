@@ -63,6 +63,6 @@ def test_long_values_are_cut(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_kept(tmp_path: Path) -> None:
-    run = load(tmp_path, "--sglang-api-key", "abc", "--router-api-key", "abc", "--wandb-key", "abc", "--use-wandb")
+    run = load(tmp_path, "--sglang-api-key", "abc", "--wandb-key", "abc", "--use-wandb")
     assert not [name for name, value in kept(run).items() if "abc" in value]
     assert kept(run)["label-key"] == '"label"'
