@@ -197,7 +197,7 @@ def eval_max_response_len(evaluation: EvalConfig, rollout: RolloutConfig) -> int
 
 
 def max_engine_restarts(failures: FailureConfig, cluster: ClusterConfig) -> int:
-    """The maximum number of restarts over all engines.
+    """The maximum number of restarts of one engine within an hour.
 
     The default is 0 with ``--colocate``: an engine cannot start while the trainer holds its GPUs.
     """

@@ -136,6 +136,8 @@ class StepFacts:
     the engines serve other weights than the trainer held."""
     mismatch: Mapping[str, float] = field(default_factory=dict)
     """Differences between the log-probs of engines and trainer by metric name (``metrics/mismatch``)."""
+    num_engines: int | None = None
+    """Engines that get requests after the step; None if unknown."""
     update_wait_s: float | None = None
     """Seconds that training waited until its weights were copied, or sent, for the update after this step."""
     hooks_s: float | None = None

@@ -76,6 +76,7 @@ METRICS: tuple[Metric, ...] = (
         "attempt",
         "ended on purpose: for a weight update (--weight-update-mode abort), or to give the trainer the GPUs",
     ),
+    Metric("engines/serving", "engine", "engines that get requests, now; fewer while one is lost"),
     Metric("samples/in_flight", "sample", "slots in use, now"),
     Metric("samples/slots", "sample", "slots in total"),
     Metric("samples/limit", "sample", "slots that the engines' KV caches can serve, now"),

@@ -105,6 +105,8 @@ class Parts:
     gpu_sharing: GpuSharing | None = None
     """None: trainer and engines have separate GPUs.  Otherwise the engines hold the GPUs when the run begins."""
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
+    num_serving: Callable[[], int] | None = None
+    """Returns the number of engines that get requests; None if unknown."""
 
 
 async def train(
@@ -249,6 +251,7 @@ class _Run:
             late_update_s=late_update_s,
             step_s=loop_time() - start,
             loop_lag_ms=parts.loop_lag.take_max_ms(),
+            num_engines=None if parts.num_serving is None else parts.num_serving(),
             logprob_diff=trained.logprob_diff,
             update_wait_s=update_wait_s,
             hooks_s=hooks_s,

@@ -15,8 +15,9 @@ class FailureConfig:
     ] = 3
     max_engine_restarts: Annotated[
         int | None,
-        "Maximum number of engine restarts in the run, over all engines; a failed restart is retried and counts. The "
-        "next failure ends the run. Default: 3, or 0 with --colocate.",
+        "Maximum number of restarts of one engine within an hour; a failed start counts. Without one left, the run "
+        "continues with the other engines until one is an hour old. Default: 3, or 0 with --colocate, where every "
+        "engine is needed.",
     ] = None
     max_failed_groups: Annotated[int, "Number of failed groups in a row that ends the run."] = 16
     max_failed_saves: Annotated[

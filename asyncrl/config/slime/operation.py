@@ -37,7 +37,7 @@ _UPDATES: Sequence[Rows] = (
 )
 
 _FAILURES: Sequence[Rows] = (
-    true_anyway("engines restart, at most --max-engine-restarts times", "use-fault-tolerance"),
+    true_anyway("engines restart, at most --max-engine-restarts times an hour each", "use-fault-tolerance"),
     without_effect(
         "a server that ended is noticed within half a second, and --request-timeout-s limits the silence of others",
         "rollout-health-check-interval",

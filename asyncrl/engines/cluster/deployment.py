@@ -170,13 +170,13 @@ class Running:
                 return
 
     async def look_for_the_dead(self) -> None:
-        """Raise ServerFailed if a server has ended, or ends within ``LOOK_S`` seconds."""
-        await _look_for_the_dead(self.servers)
+        """Raise ServerFailed if an engine that should run has ended, or ends within ``LOOK_S`` seconds."""
+        await _look_for_the_dead(self.supervisor.watched)
 
     async def watch(self) -> None:
         """Restart engines that end; run until cancelled.
 
-        Raises ServerFailed if the router ends, or an engine after the last permitted restart.
+        Raises ServerFailed if the router ends, or too few engines have a restart left.
         """
         engines = [engine.server for engine in self.supervisor.engines]
         others = [server.watch() for server in self.servers if server not in engines]
@@ -266,7 +266,11 @@ class _Builder:
             load_probe=EngineLoads(self._http, urls),
             servers=tuple(self._servers),
             supervisor=EngineSupervisor(
-                engines, membership, engine, max_restarts=max_engine_restarts(failures, cluster)
+                engines,
+                membership,
+                engine,
+                max_restarts=max_engine_restarts(failures, cluster),
+                min_engines=cluster.num_engines if cluster.colocate else 1,
             ),
             release_resources=self._placement.release_resources,
             gpu_sharing=SharedGpus(controls, trainer, holder="trainer", timeout_s=failures.control_timeout_s)

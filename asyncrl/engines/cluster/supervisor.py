@@ -4,12 +4,15 @@
                                                                                              ─▶ through the router
 
 Samples that were on the engine keep the tokens that had arrived.  They resume on another engine, or on this one once it
-is back.
+is back.  An engine whose restarts of the last hour are used up is left out until one of them is an hour old; meanwhile
+the run continues with the others.
 """
 
 import asyncio
 import itertools
 import logging
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +29,8 @@ AGAIN_S = 10.0
 """Seconds by which the wait before each further start attempt grows; the obstacle may be gone by then."""
 ASK_EVERY_S = 10.0
 """Seconds between two liveness probes of a running engine."""
+WINDOW_S = 3600.0
+"""Seconds for which a restart counts."""
 
 
 class Pool(Protocol):
@@ -56,33 +61,83 @@ class StartedEngine:
     """
 
 
+class RestartBudget:
+    """The restarts of one engine: at most ``most`` within ``WINDOW_S`` seconds, on the event loop's clock."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._spent = deque[float]()
+        """The times of the restarts that count."""
+
+    @property
+    def num_spent(self) -> int:
+        """The number of restarts that counted at the last call of ``spend`` or ``wait_s``."""
+        return len(self._spent)
+
+    def spend(self) -> bool:
+        """Count one more restart; return False, and count nothing, if none is left."""
+        if self.wait_s() > 0:
+            return False
+        self._spent.append(asyncio.get_running_loop().time())
+        return True
+
+    def wait_s(self) -> float:
+        """Return the seconds until a restart is left: 0 if there is one, and infinity if there never is."""
+        now = asyncio.get_running_loop().time()
+        while self._spent and now - self._spent[0] >= WINDOW_S:
+            self._spent.popleft()
+        if len(self._spent) < self._most:
+            return 0.0
+        return self._spent[0] + WINDOW_S - now if self._spent else math.inf
+
+
 class EngineSupervisor:
     """Restarts the engines of a run when they end or stop answering."""
 
     def __init__(
-        self, engines: Sequence[StartedEngine], membership: EngineMembership[Any], pool: Pool, *, max_restarts: int
+        self,
+        engines: Sequence[StartedEngine],
+        membership: EngineMembership[Any],
+        pool: Pool,
+        *,
+        max_restarts: int,
+        min_engines: int = 1,
     ) -> None:
-        """Allow ``max_restarts`` restarts of all engines together; the next end or failed start ends the run."""
+        """Allow ``max_restarts`` restarts of each engine within ``WINDOW_S``; a failed start counts.
+
+        The run ends once fewer than ``min_engines`` engines may run or start.
+        """
         self.engines = tuple(engines)
         self._membership = membership
         self._pool = pool
         self._max_restarts = max_restarts
-        self._restarts = 0
+        self._min_engines = min_engines
+        self._left_out = 0
+        """The number of engines whose restarts are used up."""
+        self._lost = set[str]()
+
+    @property
+    def watched(self) -> tuple[Server, ...]:
+        """The servers of the engines that are not known to be lost."""
+        return tuple(engine.server for engine in self.engines if engine.server.name not in self._lost)
 
     async def keep(self) -> None:
-        """Run until cancelled.  Raises ServerFailed when no restarts are left."""
+        """Run until cancelled.  Raises ServerFailed when too few engines have a restart left."""
         await together([self._keep(engine) for engine in self.engines])
 
     async def _keep(self, engine: StartedEngine) -> None:
         watch: Callable[[], Awaitable[None]] = partial(self._watch, engine)
+        budget = RestartBudget(self._max_restarts)
         while True:
             try:
                 await watch()
             except ServerFailed as error:
-                self._count(error)
+                why = error
+            self._lost.add(engine.server.name)
             self._pool.leave(engine.url)
-            await self._bring_back(engine)
+            await self._bring_back(engine, budget, why)
             self._pool.join(engine.url)
+            self._lost.discard(engine.server.name)
             logger.info("%s is back, with the present weights", engine.server.name)
             watch = partial(self._watch_and_route, engine)
 
@@ -102,23 +157,51 @@ class EngineSupervisor:
                 tasks.create_task(self._pool.route(engine.url), name=f"route-{engine.server.name}")
                 await self._watch(engine)
 
-    async def _bring_back(self, engine: StartedEngine) -> None:
-        """Restart the engine until it has the current weights.
+    async def _bring_back(self, engine: StartedEngine, budget: RestartBudget, why: ServerFailed) -> None:
+        """Restart the engine, which ended because of ``why``, until it has the current weights.
 
         Each failed start, and each end before it has them, counts as a restart.
         """
         for attempt in itertools.count():
             self._membership.mark_lost(engine.url)
+            is_allowed = budget.spend()
+            if is_allowed:
+                spent = f"restart {budget.num_spent} of at most {self._max_restarts} an hour"
+                logger.warning("%s; restarting it (%s)", why, spent)
+            else:
+                self._leave_out(why, budget.wait_s())
             await engine.server.stop()
+            if not is_allowed:
+                await self._restart_left(budget)
+                logger.warning("%s: a restart is left again, and it is started", engine.server.name)
             await asyncio.sleep(attempt * AGAIN_S)
             try:
                 await engine.start()
                 self._membership.mark_restarted(engine.url)
                 await self._served(engine)
             except ServerFailed as error:
-                self._count(error)
+                why = error
             else:
                 return
+
+    def _leave_out(self, why: ServerFailed, wait_s: float) -> None:
+        """Warn that the run continues without one more engine.  Raises ServerFailed if too few are left."""
+        self._left_out += 1
+        left = len(self.engines) - self._left_out
+        spent = f"{why}; its restarts are used up (at most {self._max_restarts} an hour: max-engine-restarts)"
+        if left < self._min_engines:
+            raise ServerFailed(f"{spent}; engines left: {left}, needed: {self._min_engines}") from why
+        again = "not started again" if math.isinf(wait_s) else f"started again in {wait_s:.0f} s"
+        logger.warning("%s; the run continues with %d of %d engines; it is %s", spent, left, len(self.engines), again)
+
+    async def _restart_left(self, budget: RestartBudget) -> None:
+        """Return once the engine has a restart left, which this spends."""
+        while not budget.spend():
+            wait_s = budget.wait_s()
+            if math.isinf(wait_s):
+                await asyncio.get_running_loop().create_future()
+            await asyncio.sleep(wait_s)
+        self._left_out -= 1
 
     async def _served(self, engine: StartedEngine) -> None:
         with plainly():
@@ -126,12 +209,6 @@ class EngineSupervisor:
                 watching = tasks.create_task(self._watch(engine), name=f"keep-{engine.server.name}")
                 await self._membership.wait_until_synced(engine.url)
                 watching.cancel()
-
-    def _count(self, error: ServerFailed) -> None:
-        if self._restarts == self._max_restarts:
-            raise error
-        self._restarts += 1
-        logger.warning("%s; restarting it (restart %d of at most %d)", error, self._restarts, self._max_restarts)
 
 
 async def _ask(engine: StartedEngine) -> None:

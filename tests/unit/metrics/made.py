@@ -187,6 +187,7 @@ def facts(
         late_update_s=0.5,
         step_s=4.0,
         loop_lag_ms=1.5,
+        num_engines=2,
         logprob_diff=logprob_diff,
         update_wait_s=None if update is None else 0.25,
         mismatch=MISMATCH,

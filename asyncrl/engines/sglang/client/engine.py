@@ -80,6 +80,11 @@ class SGLangEngine:
         self._calls_in_flight = CallsInFlight()
         self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
 
+    @property
+    def num_serving(self) -> int:
+        """The number of engines that get requests."""
+        return len(self._engine_urls)
+
     def leave(self, url: str) -> None:
         """Send no more requests to this engine, which is down."""
         self._away.add(url)

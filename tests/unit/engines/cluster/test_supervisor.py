@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ class FakeServer:
     """Time from which its first life no longer answers probes."""
     answer: Exception = field(default_factory=lambda: EngineTimeout("silent for 30 s"))
     """The error of such a probe, after 30 s."""
+    probe_s: float = 0.0
+    """Seconds that any other probe takes."""
 
     async def watch(self) -> None:
         await asyncio.sleep(self.lives[self.started])
@@ -39,6 +42,7 @@ class FakeServer:
         await asyncio.sleep(0.1)
 
     async def probe(self) -> None:
+        await asyncio.sleep(self.probe_s)
         if self.started == 0 and asyncio.get_running_loop().time() >= self.hangs_at:
             await asyncio.sleep(PROBE_S)
             raise self.answer
@@ -82,24 +86,26 @@ def kept(
     then: Callable[[EngineMembership[Member]], None] | None = None,
     refusals: Sequence[Exception] = (),
     unresponsive_at: float | None = None,
-    **hangs: Any,
+    min_engines: int = 1,
+    update_every_s: float = 20.0,
+    **about: Any,
 ) -> Log:
-    """Run a supervisor for ``seconds``, with an update every 20 seconds; ``then`` is called at the end.
+    """Run a supervisor for ``seconds``, with an update every ``update_every_s``; ``then`` is called at the end.
 
-    ``refusals`` are the errors of each engine's next starts; ``hangs`` are fields of each FakeServer.  The engine "a"
+    ``refusals`` are the errors of each engine's next starts; ``about`` are fields of each FakeServer.  The engine "a"
     is marked unresponsive once, at ``unresponsive_at``.
     """
     log, membership = Log(), EngineMembership([Member(url) for url in lives])
-    servers = [FakeServer(url, each, refusals=list(refusals), **hangs) for url, each in lives.items()]
+    servers = [FakeServer(url, each, refusals=list(refusals), **about) for url, each in lives.items()]
     engines = [
         StartedEngine(url=each.name, server=each, start=each.start, probe=each.probe)  # type: ignore[arg-type]
         for each in servers
     ]
-    supervisor = EngineSupervisor(engines, membership, log, max_restarts=max_restarts)
+    supervisor = EngineSupervisor(engines, membership, log, max_restarts=max_restarts, min_engines=min_engines)
 
     async def update() -> None:
         while True:
-            await asyncio.sleep(20.0)
+            await asyncio.sleep(update_every_s)
             membership.mark_synced(membership.present)
 
     async def main() -> None:
@@ -144,7 +150,7 @@ def test_an_unresponsive_engine_is_killed_and_restarted() -> None:
 
 def test_unresponsive_engine_counts_as_lost_and_reports_reason() -> None:
     with pytest.raises(ExceptionGroup) as error:
-        kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 0, 50.0, unresponsive_at=5.0)
+        kept({"a": [1000.0, 1000.0], "b": [1000.0]}, 0, 50.0, unresponsive_at=5.0, min_engines=2)
     assert error.group_contains(ServerFailed, match="a does not answer")
 
 
@@ -177,16 +183,64 @@ def test_an_engine_that_does_not_start_is_started_again() -> None:
     assert log.said == [(5.0, "a leaves"), (80.0, "a joins"), (95.0, "a is routed")]
 
 
-def test_a_failed_restart_counts_as_a_loss() -> None:
+def test_a_failed_restart_counts_as_a_restart() -> None:
     with pytest.raises(ExceptionGroup) as error:
-        kept({"a": [5.0, 1000.0], "b": [1000.0]}, 2, 60.0, refusals=REFUSALS)
-    assert error.group_contains(ServerFailed, match="not ready within 10 s")
+        kept({"a": [5.0, 1000.0]}, 2, 60.0, refusals=REFUSALS + REFUSALS)
+    assert error.group_contains(ServerFailed, match="10 s; its restarts are used up .* engines left: 0, needed: 1")
 
 
-def test_too_many_engine_losses_end_the_run() -> None:
+HOUR = 3600.0
+NEVER = 1e9
+
+
+def test_the_run_continues_without_an_engine_whose_restarts_are_used_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Ends at 5 and, back from 20, at 35: the second end finds no restart until the first is an hour old, at 3605."""
+    log = kept({"a": [5.0, 15.0, NEVER], "b": [NEVER]}, 1, HOUR + 60)
+    times = [at for at, text in log.said if text in ("a leaves", "a joins")]
+    assert times == [5.0, 20.0, 35.0, HOUR + 20.0]
+    assert "the run continues with 1 of 2 engines; it is started again in 3570 s" in caplog.text
+
+
+def test_the_run_ends_when_no_engine_has_a_restart_left() -> None:
     with pytest.raises(ExceptionGroup) as error:
-        kept({"a": [5.0, 1000.0], "b": [6.0]}, 1, 50.0)
-    assert error.group_contains(ServerFailed, match="b ended")
+        kept({"a": [5.0, 15.0], "b": [500.0, 20.0]}, 1, HOUR)
+    assert error.group_contains(ServerFailed, match="b ended; its restarts are used up .* engines left: 0")
+
+
+def test_an_engine_without_restarts_is_never_started_again() -> None:
+    log = kept({"a": [5.0], "b": [NEVER]}, 0, 5 * HOUR)
+    assert log.said == [(5.0, "a leaves")]
+
+
+def test_where_all_engines_are_needed_the_first_one_without_a_restart_ends_the_run() -> None:
+    with pytest.raises(ExceptionGroup) as error:
+        kept({"a": [5.0], "b": [NEVER]}, 0, 50.0, min_engines=2)
+    assert error.group_contains(ServerFailed, match="a ended; its restarts are used up .* engines left: 1, needed: 2")
+
+
+def test_only_the_engines_that_are_not_lost_are_watched() -> None:
+    engines = [
+        StartedEngine(url=each.name, server=each, start=each.start, probe=each.probe)  # type: ignore[arg-type]
+        for each in (FakeServer("a", [5.0]), FakeServer("b", [NEVER]))
+    ]
+    supervisor = EngineSupervisor(engines, EngineMembership([Member("a"), Member("b")]), Log(), max_restarts=0)
+
+    async def main() -> list[str]:
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(supervisor.keep())
+            await asyncio.sleep(9.0)
+            keeping.cancel()
+        return [server.name for server in supervisor.watched]
+
+    assert run_virtually(main())[0] == ["b"]
+
+
+def test_sixty_four_engines_outlive_a_month_of_one_death_per_thousand_hours_each() -> None:
+    month = 30 * 24 * HOUR
+    draw = random.Random(3)
+    lives = {f"e{number}": [draw.expovariate(1 / (1000 * HOUR)) for _ in range(20)] for number in range(64)}
+    log = kept(lives, 3, month, update_every_s=HOUR, probe_s=month)
+    assert sum(text.endswith("leaves") for _, text in log.said) > 30
 
 
 def test_membership_knows_which_engines_are_present_and_which_wait() -> None:
