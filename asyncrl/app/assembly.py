@@ -351,7 +351,7 @@ def _parts(
         source=source,
         gpu_sharing=running.gpu_sharing,
         early_end=early_end,
-        num_serving=lambda: running.engine.num_serving,
+        num_serving=lambda: len(running.engine.urls),
     )
 
 

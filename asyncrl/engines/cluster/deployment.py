@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,18 +25,19 @@ from asyncrl.engines.cluster.addresses import Addresses
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.cluster.placement import Layout, Placement, reserve
 from asyncrl.engines.cluster.ray_trainer import RayTrainer
+from asyncrl.engines.cluster.router import RouterSupervisor, StartedRouter
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.cluster.supervisor import EngineSupervisor, StartedEngine
 from asyncrl.engines.gpu_sharing import SharedGpus, release_engines
 from asyncrl.engines.megatron.checkpoint.directory import Origin
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
-from asyncrl.engines.sglang.client.control import EngineControl, wait_for_router
+from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.loads import EngineLoads
 from asyncrl.engines.sglang.client.routes import RoutesShape
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, Plugin, missing_warning, start_hint
-from asyncrl.engines.sglang.launch import Command, Flags, RouterLaunch, ServerLaunch, router_command, server_command
+from asyncrl.engines.sglang.launch import Command, Flags, RouterLaunch, ServerLaunch, server_command
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.cuda_ipc import TensorUpdater
 from asyncrl.engines.weight_sync.disk import DiskUpdater
@@ -137,8 +138,9 @@ class Running:
     trainer: RayTrainer
     updater: WeightUpdater
     load_probe: EngineLoads
-    servers: tuple[Server, ...]
     supervisor: EngineSupervisor
+    router: RouterSupervisor | None = None
+    """None without a router."""
     release_resources: Callable[[], None]
     """Ends the ranks, for another deployment in the same session; a run leaves this to Ray's shutdown."""
     gpu_sharing: GpuSharing | None = None
@@ -174,13 +176,11 @@ class Running:
         await _look_for_the_dead(self.supervisor.watched)
 
     async def watch(self) -> None:
-        """Restart engines that end; run until cancelled.
+        """Restart engines and router when they end; run until cancelled.
 
-        Raises ServerFailed if the router ends, or too few engines have a restart left.
+        Raises ServerFailed if too few engines have a restart left.
         """
-        engines = [engine.server for engine in self.supervisor.engines]
-        others = [server.watch() for server in self.servers if server not in engines]
-        await together([*others, self.supervisor.keep()])
+        await together([self.supervisor.keep(), *([] if self.router is None else [self.router.keep()])])
 
 
 def pick_device(ray: ModuleType, wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
@@ -242,7 +242,7 @@ class _Builder:
         self._phase(f"loading the model: {cluster.num_engines} SGLang, {cluster.num_trainer_ranks} Megatron")
         try:
             async with Deadline(cluster.start_timeout_s):
-                engines, router_url, ranks = await self._loaded()
+                engines, router, ranks = await self._loaded()
         except TimeoutError as error:
             raise ServerFailed(f"not ready within {cluster.start_timeout_s:g} s (start-timeout-s)") from error
         trainer = self._trainer(ranks)
@@ -251,7 +251,7 @@ class _Builder:
         engine = SGLangEngine(
             self._http,
             urls,
-            router_url=router_url,
+            router_url=None if router is None else router.url,
             request_timeout_s=failures.request_timeout_s,
             routes=self._deployment.routes,
         )
@@ -259,12 +259,11 @@ class _Builder:
         membership = EngineMembership[EngineControl](controls)
         return Running(
             engine=engine,
-            url=router_url or urls[0],
+            url=urls[0] if router is None else router.url,
             key=self._deployment.key,
             trainer=trainer,
             updater=await self._updater(controls, membership, trainer, ranks[0]),
-            load_probe=EngineLoads(self._http, urls),
-            servers=tuple(self._servers),
+            load_probe=EngineLoads(self._http, lambda: engine.urls),
             supervisor=EngineSupervisor(
                 engines,
                 membership,
@@ -272,6 +271,7 @@ class _Builder:
                 max_restarts=max_engine_restarts(failures, cluster),
                 min_engines=cluster.num_engines if cluster.colocate else 1,
             ),
+            router=None if router is None else RouterSupervisor(router, engine),
             release_resources=self._placement.release_resources,
             gpu_sharing=SharedGpus(controls, trainer, holder="trainer", timeout_s=failures.control_timeout_s)
             if cluster.colocate
@@ -279,24 +279,24 @@ class _Builder:
             plugins=self._plugins,
         )
 
-    async def _loaded(self) -> tuple[tuple[StartedEngine, ...], str | None, tuple[Any, ...]]:
-        """Load engines and ranks; return the engines, the router's URL and the ranks.
+    async def _loaded(self) -> tuple[tuple[StartedEngine, ...], StartedRouter | None, tuple[Any, ...]]:
+        """Load engines and ranks; return the engines, the router and the ranks.
 
         They load at the same time, except on shared GPUs, where the ranks load after the engines.
         """
         ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(self._cluster.num_trainer_ranks))
         if not self._cluster.colocate:
-            (engines, router_url), _ = await together([self._engines([]), self._load(ranks)])
-            return engines, router_url, ranks
+            (engines, router), _ = await together([self._engines([]), self._load(ranks)])
+            return engines, router, ranks
         gpus = await self._every(ranks, "GPUs", lambda actor, _: actor.gpus.remote())
-        engines, router_url = await self._engines(gpus)
+        engines, router = await self._engines(gpus)
         try:
             await release_engines([self._control(engine.url) for engine in engines], self._failures.control_timeout_s)
         except GpuSharingFailed:
             await _look_for_the_dead(self._servers)
             raise
         await self._load(ranks)
-        return engines, router_url, ranks
+        return engines, router, ranks
 
     async def stop(self) -> None:
         """End every server, and remove the folder of weights, if there is one."""
@@ -305,15 +305,15 @@ class _Builder:
 
     # ---- engines and router
 
-    async def _engines(self, gpus: Sequence[Sequence[str]]) -> tuple[tuple[StartedEngine, ...], str | None]:
-        """Start the engines and, if configured, the router; return the engines and the router's URL once ready.
+    async def _engines(self, gpus: Sequence[Sequence[str]]) -> tuple[tuple[StartedEngine, ...], StartedRouter | None]:
+        """Start the engines and, if configured, the router; return both once ready.
 
         ``gpus`` are the GPUs of each rank if engines share them, otherwise empty.
         """
         cluster = self._cluster
         # Only the router's actor starts now, because its process takes seconds.  The router itself starts later: it
         # would probe engines that are still loading.
-        router = self._server("router", self._placement.anywhere(ServerActor)) if cluster.use_router else None
+        router = self._server("router", partial(self._placement.anywhere, ServerActor)) if cluster.use_router else None
         engines = await together([self._engine(number, gpus) for number in range(cluster.num_engines)])
         said = {name: each for name, each in self._plugins.items() if each is not None}
         if warning := missing_warning(said, self._deployment.needed_plugins):
@@ -324,8 +324,9 @@ class _Builder:
     async def _engine(self, number: int, gpus: Sequence[Sequence[str]]) -> StartedEngine:
         deployment, trainer, cluster = self._deployment, self._deployment.trainer, self._cluster
         each = cluster.rollout_num_gpus_per_engine
-        server = self._server(f"sglang-{number}", self._placement.engine(ServerActor, number))
-        host, port, nccl_port = await self._addresses.engine(server.actor)
+        server = self._server(f"sglang-{number}", partial(self._placement.engine, ServerActor, number))
+        actor = server.actor
+        host, port, nccl_port = await self._addresses.engine(actor)
         launch = ServerLaunch(
             model_path=trainer.model.hf_checkpoint,
             host=host,
@@ -342,24 +343,29 @@ class _Builder:
             if cluster.colocate
             else None,
         )
-        url = f"http://{host}:{port}"
 
-        async def start() -> None:
-            await self._start(server, server_command(launch))
-            await self._ready(server, self._control(url).get_ready(cluster.start_timeout_s))
+        async def start() -> EngineControl:
+            nonlocal actor, launch
+            if server.actor is not actor:  # it was replaced, maybe on another machine
+                host, port, nccl_port = await self._addresses.engine(server.actor)
+                actor, launch = server.actor, replace(launch, host=host, port=port, nccl_port=nccl_port)
+            control = self._control(f"http://{launch.host}:{launch.port}")
+            await self._run(server, server_command(launch), lambda: control.get_ready(cluster.start_timeout_s))
+            return control
 
-        await self._first_start(start)
-        self._plugins[server.name] = await self._plugins_of(server, self._control(url))
-        probe = partial(self._control(url).probe, self._failures.request_timeout_s)
-        return StartedEngine(url=url, server=server, start=start, probe=probe)
+        control = await self._first_start(start)
+        self._plugins[server.name] = await self._plugins_of(server, control)
+        return StartedEngine(
+            control=control, server=server, start=start, probe_timeout_s=self._failures.request_timeout_s
+        )
 
-    async def _first_start(self, start: Callable[[], Awaitable[None]]) -> None:
+    async def _first_start(self, start: Callable[[], Awaitable[EngineControl]]) -> EngineControl:
         """Start an engine for the first time.
 
         Raises ServerFailed, with a hint if the engine must release memory and lacks the plug-in for it.
         """
         try:
-            await start()
+            return await start()
         except ServerFailed as error:
             if "memory_saver" in self._deployment.needed_plugins and (hint := start_hint("memory_saver")):
                 raise ServerFailed(f"{error}; --colocate: {hint}") from error
@@ -372,23 +378,27 @@ class _Builder:
             logger.warning("%s did not say which plug-ins of asyncrl it has: %s", server.name, error)
             return None
 
-    async def _route(self, server: Server, urls: tuple[str, ...]) -> str:
-        host, port, prometheus_port = await self._addresses.router(server.actor)
-        launch = RouterLaunch(
-            worker_urls=urls,
-            host=host,
-            port=port,
+    async def _route(self, server: Server, urls: tuple[str, ...]) -> StartedRouter:
+        nowhere = RouterLaunch(
+            worker_urls=(),
+            host="",
+            port=0,
             key=self._deployment.key,
-            prometheus_port=prometheus_port,
+            prometheus_port=0,
             flags=self._deployment.router_flags,
         )
-        url = f"http://{host}:{port}"
-        await self._start(server, router_command(launch))
-        await self._ready(server, wait_for_router(self._http, url, urls, self._cluster.start_timeout_s))
-        return url
+        router = StartedRouter(server, self._addresses, self._http, self._run, nowhere)
+        await router.start(urls, self._cluster.start_timeout_s)
+        return router
 
-    def _server(self, name: str, actor: Any) -> Server:
-        self._servers.append(Server(name=name, actor=actor, timeout_s=self._failures.control_timeout_s))
+    async def _run(self, server: Server, command: Command, wait: Callable[[], Awaitable[None]]) -> None:
+        """Start a server and return once it is ready."""
+        await self._start(server, command)
+        await self._ready(server, wait())
+
+    def _server(self, name: str, create: Callable[[], Any]) -> Server:
+        timeout_s, kill = self._failures.control_timeout_s, self._placement.kill
+        self._servers.append(Server(name=name, actor=create(), timeout_s=timeout_s, create=create, kill=kill))
         return self._servers[-1]
 
     async def _start(self, server: Server, command: Command) -> None:

@@ -96,6 +96,10 @@ class Placement:
         """Create an actor that needs no reserved resources."""
         return self._ray.remote(kind).options(num_cpus=0).remote()
 
+    def kill(self, actor: Any) -> None:
+        """End an actor at once.  No-op if it has ended."""
+        self._ray.kill(actor)
+
     def release_resources(self) -> None:
         """End trainer ranks and engines, and free their resources.  The router has no reserved resources."""
         self._ray.util.remove_placement_group(self._group)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.server import Server
-from asyncrl.engines.weight_sync.membership import EngineMembership
+from asyncrl.engines.weight_sync.membership import EngineMembership, Member
 from asyncrl.errors import EngineError, EngineTimeout, ServerFailed, plainly
 
 logger = logging.getLogger(__name__)
@@ -42,23 +42,39 @@ class Pool(Protocol):
     def join(self, url: str) -> None:
         """Send requests to this engine again."""
 
+    def move(self, url: str, new_url: str) -> None:
+        """Expect this engine, which gets no requests, back at ``new_url``."""
+
     async def route(self, url: str) -> None:
         """Return once the router may send requests to this engine again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Control(Member, Protocol):
+    """The supervisor's way to an engine."""
+
+    async def probe(self, timeout_s: float) -> None:
+        """Return once the process that uses the GPU answers.  Raises EngineTimeout or another EngineError."""
+
+
+@dataclass(slots=True, kw_only=True)
 class StartedEngine:
-    """An engine, with functions to start and probe it."""
+    """An engine, with a function to start it."""
 
-    url: str
+    control: Control
+    """Has the engine's URL, and changes with it."""
     server: Server
-    start: Callable[[], Awaitable[None]]
-    """Starts the engine and returns once it is ready.  Raises ServerFailed."""
-    probe: Callable[[], Awaitable[None]]
-    """Returns once the process that uses the GPU answers.
+    start: Callable[[], Awaitable[Control]]
+    """Starts the engine and returns once it is ready; at another URL if its actor was replaced.
 
-    Raises EngineTimeout after the deadline of a request, or another EngineError.
+    Raises ServerFailed.
     """
+    probe_timeout_s: float
+    """Deadline in seconds of a liveness probe."""
+
+    @property
+    def url(self) -> str:
+        """The engine's present URL."""
+        return self.control.url
 
 
 class RestartBudget:
@@ -170,13 +186,13 @@ class EngineSupervisor:
                 logger.warning("%s; restarting it (%s)", why, spent)
             else:
                 self._leave_out(why, budget.wait_s())
-            await engine.server.stop()
+            await engine.server.renew()
             if not is_allowed:
                 await self._restart_left(budget)
                 logger.warning("%s: a restart is left again, and it is started", engine.server.name)
             await asyncio.sleep(attempt * AGAIN_S)
             try:
-                await engine.start()
+                await self._start(engine)
                 self._membership.mark_restarted(engine.url)
                 await self._served(engine)
             except ServerFailed as error:
@@ -203,6 +219,15 @@ class EngineSupervisor:
             await asyncio.sleep(wait_s)
         self._left_out -= 1
 
+    async def _start(self, engine: StartedEngine) -> None:
+        """Start the engine, and let everyone know if it has another URL.  Raises ServerFailed."""
+        before, control = engine.url, await engine.start()
+        if control.url != before:
+            logger.info("%s has moved from %s to %s", engine.server.name, before, control.url)
+            engine.control = control
+            self._membership.move(before, control)
+            self._pool.move(before, control.url)
+
     async def _served(self, engine: StartedEngine) -> None:
         with plainly():
             async with asyncio.TaskGroup() as tasks:
@@ -216,7 +241,7 @@ async def _ask(engine: StartedEngine) -> None:
     while True:
         await asyncio.sleep(ASK_EVERY_S)
         try:
-            await engine.probe()
+            await engine.control.probe(engine.probe_timeout_s)
         except EngineTimeout as error:
             raise ServerFailed(f"{engine.server.name} lives and does not answer: {error}") from error
         except EngineError:  # it has died, which ``watch`` notices, or it is an SGLang without this command

@@ -8,7 +8,7 @@ Uses neither processes nor HTTP: the supervisor and the weight updater report ch
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Member(Protocol):
@@ -53,6 +53,13 @@ class EngineMembership[M: Member]:
         self._lost.discard(url)
         self._waiting.add(url)
         self._change()
+
+    def move(self, url: str, member: Any) -> None:
+        """Replace a lost engine by ``member``, an ``M`` at another URL, which is lost as well."""
+        # Not annotated as M: it would not be covariant, and each updater sees the engines as its own Protocol.
+        self._all = {each.url: each for each in (member if known == url else at for known, at in self._all.items())}
+        self._lost.discard(url)
+        self._lost.add(member.url)
 
     def mark_unresponsive(self, url: str, why: str) -> None:
         """Mark a running engine unresponsive.  No-op if it is already lost."""

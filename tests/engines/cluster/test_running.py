@@ -38,7 +38,6 @@ def running(updater: Updater) -> Running:
         trainer=rest,
         updater=updater,  # type: ignore[arg-type]
         load_probe=rest,
-        servers=(),
         supervisor=rest,
         release_resources=lambda: None,
     )

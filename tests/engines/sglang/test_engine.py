@@ -88,7 +88,7 @@ def test_load_is_reported_per_server_and_dead_servers_are_omitted(servers: Serve
     async def run() -> None:
         dead = f"http://127.0.0.1:{free_ports(1)[0]}"
         async with open_sglang(servers) as place, HttpClient(KEY) as http:
-            probe = EngineLoads(http, (dead, servers.engine_url))
+            probe = EngineLoads(http, lambda: (dead, servers.engine_url))
             answers = await interrupted(place.engine, [ask(place, seed, 5000) for seed in range(4)], probe=probe)
             (busy,), (idle,) = answers[0].loads, await full(probe, 0)
             assert (busy.running, busy.waiting) == (4, 0)

@@ -13,6 +13,7 @@ from asyncrl.engines.sglang.client.control import wait_for_router
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.kept_sets import KeptSets
 from asyncrl.engines.sglang.client.least_busy import LeastBusy
+from asyncrl.engines.sglang.client.router import introduce
 from asyncrl.engines.sglang.client.routes import RouteReader, RoutesShape
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.labels import PACKED, Asked, cache_key
@@ -37,6 +38,9 @@ ROUTER_S = 300.0
 After each such period a warning is logged, and the wait continues.
 """
 
+ROUTER_AGAIN_S = 5.0
+"""Seconds after which the router is told of a restarted engine again, if it did not answer."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -44,8 +48,8 @@ class SGLangEngine:
     """``RolloutEngine`` over ``engine_urls``.  With ``router_url`` None it sends each request to the least busy engine.
 
     Bypasses the router while an engine is down and until the router lists it as healthy again, because the router
-    notices both too late: it refuses requests that only the restarted engine could take.  Without any engine, requests
-    wait.
+    notices both too late: it refuses requests that only the restarted engine could take.  Also bypasses a router that
+    is down, and one that has just lost a request.  Without any engine, requests wait.
 
     ``request_timeout_s`` is the longest silence on a connection, and must be longer than a pause for a weight update.
     """
@@ -71,7 +75,11 @@ class SGLangEngine:
         self._router_url = router_url
         self._direct = LeastBusy(engine_urls)
         self._routed = LeastBusy((router_url,)) if router_url else self._direct
+        self._router_is_up = asyncio.Event()
+        self._router_is_up.set()
         self._away = set[str]()
+        self._moved = set[str]()
+        """Earlier URLs of engines, which the router may still know."""
         self._idle_s = request_timeout_s
         self._interrupt_s = interrupt_timeout_s
         self._trail = VersionTrail()
@@ -81,9 +89,9 @@ class SGLangEngine:
         self._prefix, self._counter = uuid.uuid4().hex[:8], itertools.count()
 
     @property
-    def num_serving(self) -> int:
-        """The number of engines that get requests."""
-        return len(self._engine_urls)
+    def urls(self) -> tuple[str, ...]:
+        """The engines that get requests."""
+        return tuple(self._engine_urls)
 
     def leave(self, url: str) -> None:
         """Send no more requests to this engine, which is down."""
@@ -99,19 +107,38 @@ class SGLangEngine:
         self._engine_urls.append(url)
         self._direct.add(url)
 
+    def move(self, url: str, new_url: str) -> None:
+        """Expect this engine, which has left, back at ``new_url``."""
+        self._away.discard(url)
+        self._away.add(new_url)
+        self._moved.add(url)
+
     async def route(self, url: str) -> None:
         """Return once the router, if there is one, lists this engine as healthy; requests may use the router again."""
         while self._router_url is not None:
+            await self._router_is_up.wait()
             try:
+                await introduce(self._http, self._router_url, url, self._moved)
                 await wait_for_router(self._http, self._router_url, (url,), ROUTER_S)
                 break
-            except EngineTimeout as error:
+            except EngineError as error:
                 logger.warning("%s: requests go to the engines directly", error)
+                await asyncio.sleep(ROUTER_AGAIN_S)
         self._away.discard(url)
+
+    def bypass_router(self) -> None:
+        """Send requests to the engines directly: the router is down."""
+        self._router_is_up.clear()
+
+    def use_router(self, url: str) -> None:
+        """Send requests to the router again, which is at ``url`` and lists the engines."""
+        self._router_url, self._routed = url, LeastBusy((url,))
+        self._router_is_up.set()
 
     @property
     def _choices(self) -> "LeastBusy":
-        return self._direct if self._away else self._routed
+        is_direct = self._away or not self._router_is_up.is_set() or self._routed.is_avoided
+        return self._direct if is_direct else self._routed
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         """See ``RolloutEngine.generate``."""

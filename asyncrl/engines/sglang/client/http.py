@@ -109,6 +109,10 @@ class HttpClient:
         """GET on the control connections and return the answer."""
         return await _exchange(self._control, "GET", url, None, timeout_s)
 
+    async def delete(self, url: str, timeout_s: float) -> None:
+        """DELETE on the control connections and ignore the body of the answer."""
+        await _exchange(self._control, "DELETE", url, None, timeout_s, is_read=False)
+
     async def check_key(self, url: str, timeout_s: float) -> None:
         """GET ``url`` with another key and then with ours.  Raises ForeignServer unless only ours is accepted.
 

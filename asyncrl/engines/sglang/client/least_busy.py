@@ -41,6 +41,12 @@ class LeastBusy:
         """Wait until there is at least one server."""
         await self._is_some.wait()
 
+    @property
+    def is_avoided(self) -> bool:
+        """Whether every server lost a request recently."""
+        now = asyncio.get_running_loop().time()
+        return all(until > now for until in self._avoid_until.values())
+
     def lease(self, routing_key: str | None = None) -> str:
         """Choose a server and count one more request on it until ``release``."""
         now = asyncio.get_running_loop().time()

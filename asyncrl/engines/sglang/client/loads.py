@@ -1,6 +1,7 @@
 """The load of each server, as the server reports it."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncrl.engines.sglang.client.http import HttpClient
@@ -12,16 +13,16 @@ _LOOK_S = 2.0
 
 
 class EngineLoads:
-    """A ``LoadProbe`` over ``engine_urls``."""
+    """A ``LoadProbe`` over the engines whose URLs ``engine_urls`` returns."""
 
-    def __init__(self, http: HttpClient, engine_urls: tuple[str, ...]) -> None:
+    def __init__(self, http: HttpClient, engine_urls: Callable[[], Sequence[str]]) -> None:
         self._http = http
         self._engine_urls = engine_urls
 
     async def loads(self) -> tuple[EngineLoad, ...]:
         """See ``LoadProbe.loads``.  The loads are in the order of the URLs."""
         async with asyncio.TaskGroup() as looks:
-            asked = [looks.create_task(self._look(url), name=f"load-{url}") for url in self._engine_urls]
+            asked = [looks.create_task(self._look(url), name=f"load-{url}") for url in self._engine_urls()]
         return tuple(load for load in (task.result() for task in asked) if load is not None)
 
     async def _look(self, url: str) -> EngineLoad | None:

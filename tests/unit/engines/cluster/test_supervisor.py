@@ -24,6 +24,7 @@ class FakeServer:
 
     name: str
     lives: list[float]
+    url: str = ""
     started: int = 0
     refusals: list[Exception] = field(default_factory=list)
     """Errors that its next starts raise, one each."""
@@ -33,30 +34,49 @@ class FakeServer:
     """The error of such a probe, after 30 s."""
     probe_s: float = 0.0
     """Seconds that any other probe takes."""
+    dead_actors: int = 0
+    """The number of its next restarts that find the actor dead; the server then moves to another URL."""
+
+    def __post_init__(self) -> None:
+        self.url = self.name
 
     async def watch(self) -> None:
         await asyncio.sleep(self.lives[self.started])
         raise ServerFailed(f"{self.name} ended")
 
-    async def stop(self) -> None:
+    async def renew(self) -> None:
         await asyncio.sleep(0.1)
+        if self.dead_actors:
+            self.dead_actors -= 1
+            self.url += "2"
 
-    async def probe(self) -> None:
+    async def probe(self, timeout_s: float) -> None:
         await asyncio.sleep(self.probe_s)
         if self.started == 0 and asyncio.get_running_loop().time() >= self.hangs_at:
-            await asyncio.sleep(PROBE_S)
+            await asyncio.sleep(timeout_s)
             raise self.answer
 
-    async def start(self) -> None:
+    async def start(self) -> "At":
         await asyncio.sleep(10.0)
         if self.refusals:
             raise self.refusals.pop(0)
         self.started += 1
+        return At(self.url, self)
 
 
 @dataclass
 class Member:
     url: str
+
+
+@dataclass
+class At(Member):
+    """A server at one of its URLs."""
+
+    server: FakeServer
+
+    async def probe(self, timeout_s: float) -> None:
+        await self.server.probe(timeout_s)
 
 
 @dataclass
@@ -67,6 +87,9 @@ class Log:
 
     def leave(self, url: str) -> None:
         self._say(f"{url} leaves")
+
+    def move(self, url: str, new_url: str) -> None:
+        self._say(f"{url} moves to {new_url}")
 
     def join(self, url: str) -> None:
         self._say(f"{url} joins")
@@ -98,7 +121,7 @@ def kept(
     log, membership = Log(), EngineMembership([Member(url) for url in lives])
     servers = [FakeServer(url, each, refusals=list(refusals), **about) for url, each in lives.items()]
     engines = [
-        StartedEngine(url=each.name, server=each, start=each.start, probe=each.probe)  # type: ignore[arg-type]
+        StartedEngine(control=At(each.name, each), server=each, start=each.start, probe_timeout_s=PROBE_S)  # type: ignore[arg-type]
         for each in servers
     ]
     supervisor = EngineSupervisor(engines, membership, log, max_restarts=max_restarts, min_engines=min_engines)
@@ -220,7 +243,7 @@ def test_where_all_engines_are_needed_the_first_one_without_a_restart_ends_the_r
 
 def test_only_the_engines_that_are_not_lost_are_watched() -> None:
     engines = [
-        StartedEngine(url=each.name, server=each, start=each.start, probe=each.probe)  # type: ignore[arg-type]
+        StartedEngine(control=At(each.name, each), server=each, start=each.start, probe_timeout_s=PROBE_S)  # type: ignore[arg-type]
         for each in (FakeServer("a", [5.0]), FakeServer("b", [NEVER]))
     ]
     supervisor = EngineSupervisor(engines, EngineMembership([Member("a"), Member("b")]), Log(), max_restarts=0)
@@ -241,6 +264,14 @@ def test_sixty_four_engines_outlive_a_month_of_one_death_per_thousand_hours_each
     lives = {f"e{number}": [draw.expovariate(1 / (1000 * HOUR)) for _ in range(20)] for number in range(64)}
     log = kept(lives, 3, month, update_every_s=HOUR, probe_s=month)
     assert sum(text.endswith("leaves") for _, text in log.said) > 30
+
+
+def test_an_engine_whose_actor_died_comes_back_at_another_url() -> None:
+    def look(membership: EngineMembership[Member]) -> None:
+        assert [member.url for member in membership.present] == ["a2", "b"]
+
+    log = kept({"a": [5.0, 1000.0], "b": [1000.0]}, 3, 50.0, look, dead_actors=1)
+    assert log.said == [(5.0, "a leaves"), (15.1, "a moves to a2"), (20.0, "a2 joins"), (35.0, "a2 is routed")]
 
 
 def test_membership_knows_which_engines_are_present_and_which_wait() -> None:
