@@ -79,7 +79,7 @@ def test_the_error_of_a_failed_start_names_a_missing_plug_in(monkeypatch: pytest
     assert hint is not None
     assert hint.startswith("the plug-in asyncrl_memory_saver of SGLang is not there: install asyncrl")
 
-    async def dies() -> None:
+    async def dies() -> Any:
         raise ServerFailed("sglang-0 ended with code 1: no graphs")
 
     def failure(plugins: tuple[str, ...]) -> str:
