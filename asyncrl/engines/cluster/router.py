@@ -56,9 +56,7 @@ class Pool(Protocol):
 class StartedRouter:
     """The router's process; its URL changes only if its machine or its ports are lost."""
 
-    def __init__(
-        self, server: Server, addresses: Addresses, http: HttpClient, run: Run, launch: RouterLaunch
-    ) -> None:
+    def __init__(self, server: Server, addresses: Addresses, http: HttpClient, run: Run, launch: RouterLaunch) -> None:
         """Take key and flags from ``launch``; ``start`` finds the rest."""
         self.server = server
         self._addresses = addresses

@@ -60,6 +60,11 @@ class HttpClient:
         await self._data.close()
         await self._control.close()
 
+    @property
+    def key_of_worker(self) -> dict[str, str]:
+        """The key in the words of the router, which sends it to ask an engine for its model."""
+        return {} if self._key is None else {"api_key": self._key}
+
     async def stream(
         self,
         url: str,

@@ -24,4 +24,4 @@ async def introduce(http: HttpClient, router_url: str, url: str, gone: set[str])
         await http.delete(f"{router_url}/workers/{known[each]}", LIST_S)
     gone.clear()
     if url not in known:
-        await http.command(f"{router_url}/workers", {"url": url}, LIST_S)
+        await http.command(f"{router_url}/workers", {"url": url, **http.key_of_worker}, LIST_S)
