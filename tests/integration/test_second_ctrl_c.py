@@ -4,7 +4,11 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.integration.launcher import QUICKSTART, START_S, Launched
+
+pytestmark = pytest.mark.timeout(600)
 
 HANGS = """
 import time
