@@ -27,7 +27,10 @@ def shutdown():
         time.sleep(100)  # as Ray does, for the one that does not end
 atexit.register(shutdown)
 ray.init, ray.shutdown = init, shutdown
-ray._private = types.SimpleNamespace(utils=types.SimpleNamespace(set_sigterm_handler=set_sigterm_handler))
+ray._private = types.SimpleNamespace(
+    utils=types.SimpleNamespace(set_sigterm_handler=set_sigterm_handler),
+    ray_constants=types.SimpleNamespace(ENABLE_RAY_CLUSTER=True),
+)
 sys.modules["ray"] = ray
 kill = lambda: os.kill(os.getpid(), signal.SIGTERM)
 during_init = during_shutdown = lambda: None
