@@ -87,11 +87,20 @@ finally:
 """
 
 
+SOON = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Settings of Ray that notice a lost machine in seconds; by default it takes 15 s."""
+
+
 @pytest.mark.timeout(240)
 def test_an_actor_that_died_hangs_or_lost_its_machine_is_replaced() -> None:
     """Ray gets its own folder: in its default folder other programs would find this cluster, and join it."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # pytest's folder is too long for Ray's sockets
-    own = {"RAY_TMPDIR": folder, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    own = {"RAY_TMPDIR": folder, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", **SOON}
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | own
     try:
         done = subprocess.run(
