@@ -5,14 +5,14 @@ two more copies and writes the rows by index, which delays the next pass of a sm
 in one or two bytes an expert:
 
     a pass ends ──────────▶ its rows are written to their places, on the stream of the pass
-    rows are asked for ───▶ they are gathered on the device, and copied to the host at once
+    rows are asked for ───▶ those of all requests are gathered on the device, and copied to the host at once
 
 Invariant: rows are read on the scheduler's thread, for positions whose pass it has processed.  It processes a pass
 after an event that the pass's stream records later than the write, so that the read needs no other order.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from asyncrl.internals import Internal
 
@@ -50,6 +50,14 @@ INTERNALS = (
     Internal(name=_CAPTURER, attributes=("num_layers", "topk_size"), used_in=__name__),
 )
 """Names that may change with the library: see docs/internals.md."""
+
+
+class Span(NamedTuple):
+    """The positions of a request from ``start`` to the one before ``stop``, whose rows are read."""
+
+    req_pool_idx: int
+    start: int
+    stop: int
 
 
 def register() -> None:
@@ -107,6 +115,21 @@ def around_get(
         raise ValueError(f"{start_len=} must be non-negative")
     places = req_to_token_pool.req_to_token[req_pool_idx][min(start_len, seqlen - 1) : seqlen - 1]
     return store[places].cpu()
+
+
+def read(capturer: Any, req_to_token_pool: Any, spans: Sequence[Span], layers: slice | list[int]) -> list[bytes]:
+    """Return, for each span, its rows of ``layers`` in one or two bytes an expert."""
+    import numpy as np
+    import torch
+
+    store, table = vars(capturer)[_STORE], req_to_token_pool.req_to_token
+    at = np.concatenate([np.arange(start, stop) + index * table.shape[1] for index, start, stop in spans])
+    places = table.view(-1)[torch.from_numpy(at).to(table.device)]
+    rows = store[:, layers][places] if isinstance(layers, slice) else store[places][:, layers]
+    data = memoryview(rows.cpu().numpy().tobytes())
+    size = len(data) // len(at)
+    ends = np.cumsum([span.stop - span.start for span in spans]) * size
+    return [bytes(data[end - (span.stop - span.start) * size : end]) for span, end in zip(spans, ends, strict=True)]
 
 
 def is_narrow(config: Any) -> bool:

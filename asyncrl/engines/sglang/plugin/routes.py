@@ -4,30 +4,35 @@ SGLang 0.5.16 sends the routes of a request once, with its last event, and loses
 retraction.  After a retraction it also computes them anew, possibly with other weights.  These hooks send the rows of
 each event's tokens with the event, of mixture layers only, in one or two bytes an expert:
 
-    an event is filled (``accept``) ────▶ it gets the rows that were not sent yet
+    an event is filled (``accept``) ────▶ the positions whose rows were not sent yet are noted
+    a pass's events go out (``to_payload``) ─▶ the noted rows of all of them are read at once
     a request is retracted ─────────────▶ its rows are kept before SGLang frees their places
-    a request ends (``_maybe_collect``) ─▶ the rest of its rows, narrowed
+    a request ends (``_maybe_collect``) ─▶ the rest of its rows, of mixture layers
     events that waited are joined ──────▶ so are their rows, of which SGLang keeps the last part only
 
 ``req.routed_experts_start_len`` is SGLang's first row to send; moved on with each event, it makes SGLang itself collect
-only the rest.
+only the rest.  A read costs the scheduler's thread about 0.1 ms of calls, and it waits for the device: one a pass.
 
-Invariant: the first three run on the scheduler's thread, the last on the event loop of the HTTP server.  A row is read
-only for positions before the last token: SGLang writes a pass's rows before it appends the pass's token.
+Invariant: all but the last run on the scheduler's thread, the last on the event loop of the HTTP server.  A row is read
+only for positions before the last token: SGLang writes a pass's rows before it appends the pass's token.  Between the
+note and the read, SGLang neither runs a pass nor frees places: both are in one call of ``_stream_output_generation``.
 """
 
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from asyncrl.engines.sglang.labels import ROUTES
 from asyncrl.engines.sglang.plugin import route_store
 from asyncrl.engines.sglang.plugin.activation import note
+from asyncrl.engines.sglang.plugin.route_store import Span
 from asyncrl.internals import Internal, unlike
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_ACCEPT = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept"
+_EVENTS = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
+_ACCEPT = f"{_EVENTS}.accept"
+_PAYLOAD = f"{_EVENTS}.to_payload"
 _RELEASE = "sglang.srt.managers.schedule_batch.release_req"
 _COLLECT = (
     "sglang.srt.managers.scheduler_components.batch_result_processor."
@@ -42,20 +47,11 @@ _UNLIKE = (AttributeError, ImportError, IndexError, KeyError, RuntimeError, Type
 
 INTERNALS = (
     Internal(name=_ACCEPT, parameters=("self",), keywords=("req",), used_in=__name__),
+    Internal(name=_PAYLOAD, parameters=("self",), keywords=("dp_rank", "is_idle_batch"), used_in=__name__),
     Internal(name=_RELEASE, attributes=("req", "req_to_token_pool"), used_in=__name__),
     Internal(name=_COLLECT, parameters=("self", "req"), is_exact=True, used_in=__name__),
     Internal(name=_CAPTURER, used_in=__name__),
-    Internal(
-        name="sglang.srt.state_capturer.routed_experts.RoutedExpertsCapturer.get_topk",
-        keywords=("req_pool_idx", "seqlen", "req_to_token_pool", "start_len"),
-        parameters=("self",),
-        used_in=__name__,
-    ),
-    Internal(
-        name="sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator",
-        attributes=("rids", "routed_experts"),
-        used_in=__name__,
-    ),
+    Internal(name=_EVENTS, attributes=("rids", "routed_experts"), used_in=__name__),
     Internal(
         name="sglang.srt.managers.schedule_batch.Req",
         attributes=(
@@ -69,7 +65,8 @@ INTERNALS = (
         used_in=__name__,
     ),
     Internal(name=f"{_SCHEDULER}.run_batch", parameters=("self", "batch"), used_in=__name__),
-    Internal(name=_SCHEDULER, attributes=("model_config", "req_to_token_pool", "tp_worker"), used_in=__name__),
+    Internal(name=_SCHEDULER, attributes=("req_to_token_pool", "server_args", "tp_worker"), used_in=__name__),
+    Internal(name="sglang.srt.environ.envs.SGLANG_USE_PICKLE_IPC", used_in=__name__),
     Internal(name="sglang.srt.layers.moe.topk.TopK", attributes=("layer_id", "topk_config"), used_in=__name__),
 )
 """Names that may change with the library: see docs/internals.md."""
@@ -93,6 +90,7 @@ def activate(*, serves_http: bool) -> None:
     rows = RouteRows()
     HookRegistry.register(f"{_SCHEDULER}.run_batch", rows.before_run_batch, HookType.BEFORE)
     HookRegistry.register(_ACCEPT, rows.around_accept, HookType.AROUND)
+    HookRegistry.register(_PAYLOAD, rows.before_payload, HookType.BEFORE)
     HookRegistry.register(_RELEASE, rows.before_release, HookType.BEFORE)
     HookRegistry.register(_COLLECT, rows.after_collection, HookType.AFTER)
     if serves_http:
@@ -117,6 +115,32 @@ def _careful[**P](hook: Callable[P, None]) -> Callable[P, None]:
     return careful
 
 
+class SentRows(NamedTuple):
+    """Rows on their way to the process that writes them in base64.
+
+    That process asks an event's rows for ``numpy().tobytes()``.  A tensor takes 0.1 ms more to pickle and to read.
+    """
+
+    data: bytes
+
+    def numpy(self) -> Self:
+        """Return these rows."""
+        return self
+
+    def tobytes(self) -> bytes:
+        """Return the bytes of the rows."""
+        return self.data
+
+
+class _Noted(NamedTuple):
+    """The rows of an event, until all events of a pass are there."""
+
+    held: bytes
+    """Rows that were read before, which go first."""
+    span: Span | None
+    """The rows to read."""
+
+
 class RouteRows:
     """The hooks of one scheduler process."""
 
@@ -124,68 +148,84 @@ class RouteRows:
         self.is_working = True
         """Whether rows are sent with events.  Once False, it stays False."""
         self._scheduler: Any = None
-        self._layers: list[int] | None = None
-        """The mixture layers; None until they are first needed."""
-        self._dtype: Any = None
+        self._layers: Any = None
+        """The mixture layers, as an index of a row; None until they are first needed."""
+        self._is_pickled = False
+        """Whether rows travel as pickled objects to the process that writes them in base64."""
 
     def before_run_batch(self, scheduler: Any, *batch: Any, **named: Any) -> None:
         """Note the scheduler, which has the map from a request's positions to rows."""
         self._scheduler = scheduler
 
     def around_accept(self, accept: Callable[..., None], events: Any, *, req: Any) -> None:
-        """Give the event of a request, if it gets one now, the rows that were not sent yet."""
+        """Note the rows of a request that were not sent yet, if the request gets an event now."""
         before = len(events.rids)
         accept(events, req=req)
         if len(events.rids) > before and req.return_routed_experts:
-            self._fill(events, req)
+            self._note(events, req)
 
     @_careful
-    def _fill(self, events: Any, req: Any) -> None:
+    def _note(self, events: Any, req: Any) -> None:
         if req.routed_experts is None:  # it has not ended, or it was aborted while it waited
-            if req.req_pool_idx is not None:
-                self._hold(req, self._scheduler.req_to_token_pool)
-            events.routed_experts[-1] = vars(req).pop(_HELD, None)
+            held, span = vars(req).pop(_HELD, b""), self._span_of(req)
+            events.routed_experts[-1] = _Noted(held, span) if held or span else None
+
+    def before_payload(self, events: Any, *args: Any, **named: Any) -> None:
+        """Give the events of a pass their rows."""
+        if events.routed_experts is not None:
+            self._fill(events)
+            events.routed_experts[:] = [None if isinstance(each, _Noted) else each for each in events.routed_experts]
+
+    @_careful
+    def _fill(self, events: Any) -> None:
+        noted = [(place, each) for place, each in enumerate(events.routed_experts) if isinstance(each, _Noted)]
+        parts = iter(self._read([each.span for _, each in noted if each.span], self._scheduler.req_to_token_pool))
+        for place, each in noted:
+            rows = each.held + (next(parts) if each.span else b"")
+            events.routed_experts[place] = self._sendable(rows) if rows else None
 
     @_careful
     def before_release(self, *args: Any, req: Any, req_to_token_pool: Any, **named: Any) -> None:
         """Keep the rows of a request that is retracted; they are sent with its tokens."""
-        if req.return_routed_experts and req.req_pool_idx is not None:
-            self._hold(req, req_to_token_pool)
+        if req.return_routed_experts and (span := self._span_of(req)):
+            setattr(req, _HELD, vars(req).get(_HELD, b"") + self._read([span], req_to_token_pool)[0])
 
     @_careful
     def after_collection(self, result: None, processor: Any, req: Any) -> None:
-        """Narrow the rows that SGLang collected, and put the held ones in front."""
+        """Keep the mixture layers of the rows that SGLang collected, and put the held rows in front."""
         if req.routed_experts is not None:
-            import torch
+            rest = req.routed_experts[:, self._mixtures()].numpy().tobytes()
+            req.routed_experts = self._sendable(vars(req).pop(_HELD, b"") + rest)
 
-            held = vars(req).pop(_HELD, None)
-            rest = self._narrowed(req.routed_experts)
-            req.routed_experts = rest if held is None else torch.cat([held, rest])
+    def _span_of(self, req: Any) -> Span | None:
+        """Return the rows to send of all positions but the last, and move the first row to send on."""
+        stop = len(req.origin_input_ids) + len(req.output_ids_through_stop) - 1
+        start = req.routed_experts_start_len
+        if req.req_pool_idx is None or stop <= start or not len(req.output_ids_through_stop):
+            return None
+        req.routed_experts_start_len = stop
+        return Span(req.req_pool_idx, start, stop)
 
-    def _hold(self, req: Any, pool: Any) -> None:
-        """Hold the rows of all positions but the last, and move the first row to send on."""
-        import torch
+    def _read(self, spans: list[Span], pool: Any) -> list[bytes]:
         from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
         capturer = get_global_experts_capturer()
-        stop = len(req.origin_input_ids) + len(req.output_ids_through_stop) - 1
-        if capturer is None or stop <= req.routed_experts_start_len or not len(req.output_ids_through_stop):
-            return
-        rows = capturer.get_topk(
-            req_pool_idx=req.req_pool_idx,
-            seqlen=stop + 1,
-            req_to_token_pool=pool,
-            start_len=req.routed_experts_start_len,
-        )
-        held, rows = vars(req).get(_HELD), self._narrowed(rows)
-        setattr(req, _HELD, rows if held is None else torch.cat([held, rows]))
-        req.routed_experts_start_len = stop
+        if capturer is None or not spans:
+            return [b""] * len(spans)
+        return route_store.read(capturer, pool, spans, self._mixtures())
 
-    def _narrowed(self, rows: Any) -> Any:
-        """Return the rows of mixture layers in one or two bytes an expert."""
+    def _mixtures(self) -> Any:
         if self._layers is None:
-            self._layers, self._dtype = _mixture_layers(self._scheduler), _dtype_of(self._scheduler)
-        return rows[:, self._layers].to(self._dtype)
+            self._layers, self._is_pickled = _mixture_layers(self._scheduler), _is_pickled(self._scheduler)
+        return self._layers
+
+    def _sendable(self, rows: bytes) -> Any:
+        """Return rows as the next process can read them."""
+        import torch
+
+        if self._is_pickled:
+            return SentRows(rows)
+        return torch.frombuffer(bytearray(rows), dtype=torch.uint8) if rows else torch.empty(0, dtype=torch.uint8)
 
 
 def after_join(result: Any, manager: Any, events: Any, *rest: Any, **named: Any) -> None:
@@ -200,18 +240,21 @@ def _part_of(event: Any) -> Any:
     return meta.get(ROUTES) if isinstance(meta, Mapping) else None
 
 
-def _mixture_layers(scheduler: Any) -> list[int]:
-    """Return the numbers of the layers whose experts are captured."""
+def _mixture_layers(scheduler: Any) -> slice | list[int]:
+    """Return the numbers of the layers whose experts are captured; a slice, which copies nothing, if it can be one."""
     from sglang.srt.layers.moe.topk import TopK
 
     model = scheduler.tp_worker.model_runner.model
-    return sorted({each.layer_id for each in model.modules() if isinstance(each, TopK) and each.layer_id is not None})
+    found = sorted({each.layer_id for each in model.modules() if isinstance(each, TopK) and each.layer_id is not None})
+    if found and found == list(range(found[0], found[-1] + 1)):
+        return slice(found[0], found[-1] + 1)
+    return found
 
 
-def _dtype_of(scheduler: Any) -> Any:
-    import torch
+def _is_pickled(scheduler: Any) -> bool:
+    from sglang.srt.environ import envs
 
-    return torch.uint8 if route_store.is_narrow(scheduler.model_config.hf_text_config) else torch.uint16
+    return bool(envs.SGLANG_USE_PICKLE_IPC.get()) and not scheduler.server_args.skip_tokenizer_init
 
 
 def _warn(why: str) -> None:

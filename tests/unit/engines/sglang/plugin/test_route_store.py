@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.engines.sglang.plugin.route_store import around_forward_end, around_get, around_init
+from asyncrl.engines.sglang.plugin.route_store import Span, around_forward_end, around_get, around_init, read
 
 LAYERS, CHOSEN, PLACES = 3, 2, 10
 
@@ -58,6 +58,17 @@ def test_rows_are_read_from_the_places_of_a_requests_tokens(num_experts: int, dt
     assert len(around_get(stock, capturer, 1, 6, pool, 9)) == 0
     with pytest.raises(ValueError, match="start_len=-1"):
         around_get(stock, capturer, 1, 6, pool, -1)
+
+
+@pytest.mark.parametrize("layers", [slice(1, 3), [0, 2]])
+def test_the_rows_of_several_requests_are_read_at_once(layers: slice | list[int]) -> None:
+    capturer = capturer_of(300)
+    rows = torch.randint(300, (5, LAYERS, CHOSEN), dtype=torch.int32)
+    run_pass(capturer, [7, 2, 4, 9, 3], rows)
+    pool = SimpleNamespace(req_to_token=torch.tensor([[4, 9, 0, 0], [7, 2, 3, 0]]))
+    found = read(capturer, pool, [Span(1, 0, 3), Span(0, 1, 2), Span(0, 0, 1)], layers)
+    expected = [rows[[0, 1, 4]], rows[[3]], rows[[2]]]
+    assert found == [each[:, layers].to(torch.int16).numpy().tobytes() for each in expected]
 
 
 def test_nothing_is_pinned_on_the_host() -> None:

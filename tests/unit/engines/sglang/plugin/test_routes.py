@@ -1,14 +1,17 @@
 """The rows of a request go out with its tokens, each once, also if it is retracted."""
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.engines.sglang.plugin import routes
+from asyncrl.engines.sglang.plugin import route_store, routes
+from asyncrl.engines.sglang.plugin.route_store import Span
 from asyncrl.engines.sglang.plugin.routes import RouteRows, after_join
 
 
@@ -16,14 +19,16 @@ class Capturer:
     """Rows by position: layer 0 is dense, so it has zeros."""
 
     version = 0
+    reads = 0
 
-    def get_topk(self, *, req_pool_idx: int, seqlen: int, req_to_token_pool: Any, start_len: int) -> torch.Tensor:
-        assert (req_pool_idx, req_to_token_pool) == (3, "pool")
-        return self.rows(start_len, seqlen - 1)
+    def read(self, capturer: Any, pool: Any, spans: list[Span], layers: slice) -> list[bytes]:
+        assert (capturer, pool) == (self, "pool")
+        self.reads += 1
+        return [self.rows(start, stop)[:, layers].numpy().tobytes() for _, start, stop in spans]
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         first = torch.arange(start, stop, dtype=torch.int32)[:, None] + torch.tensor([0, 1, 2]) + 10 * self.version
-        found = torch.stack([first, first + 1], dim=2).to(torch.int32)
+        found = torch.stack([first, first + 1], dim=2).to(torch.uint8)
         found[:, 0] = 0
         return found
 
@@ -31,12 +36,13 @@ class Capturer:
 class Server:
     """The parts of a scheduler that the hooks touch, with requests of 4 prompt tokens."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_pickled: bool = True) -> None:
         self.capturer = Capturer()
         module = SimpleNamespace(get_global_experts_capturer=lambda: self.capturer)
         monkeypatch.setitem(__import__("sys").modules, "sglang.srt.state_capturer.routed_experts", module)
-        monkeypatch.setattr(routes, "_mixture_layers", lambda scheduler: [1, 2])
-        monkeypatch.setattr(routes, "_dtype_of", lambda scheduler: torch.uint8)
+        monkeypatch.setattr(route_store, "read", self.capturer.read)
+        monkeypatch.setattr(routes, "_mixture_layers", lambda scheduler: slice(1, 3))
+        monkeypatch.setattr(routes, "_is_pickled", lambda scheduler: is_pickled)
         self.hooks = RouteRows()
         self.hooks.before_run_batch(SimpleNamespace(req_to_token_pool="pool"))
         self.request: Any = SimpleNamespace(
@@ -47,7 +53,7 @@ class Server:
             routed_experts=None,
             routed_experts_start_len=1,
         )
-        self.sent: list[torch.Tensor | None] = []
+        self.sent: list[Any] = []
 
     def write(self, count: int) -> None:
         self.request.output_ids_through_stop += [0] * count
@@ -61,6 +67,7 @@ class Server:
                 events.routed_experts.append(req.routed_experts)
 
         self.hooks.around_accept(accept, events, req=self.request)
+        self.hooks.before_payload(events, dp_rank=None, is_idle_batch=False)
         assert events.routed_experts[0] is None
         self.sent += events.routed_experts[1:]
 
@@ -87,8 +94,14 @@ def narrow(start: int, stop: int, version: int = 0) -> list[Any]:
     return found
 
 
-def told(sent: list[torch.Tensor | None]) -> list[Any]:
-    return [row for each in sent if each is not None for row in each.tolist()]
+def read(rows: Any) -> Any:
+    """Rows as they are after their way to the next process."""
+    data = pickle.loads(pickle.dumps(rows)).numpy().tobytes()
+    return np.frombuffer(data, np.uint8).reshape(-1, 2, 2)
+
+
+def told(sent: list[Any]) -> list[Any]:
+    return [row for each in sent if each is not None for row in read(each).tolist()]
 
 
 def test_each_event_has_the_rows_of_its_tokens_and_the_last_one_the_rest(server: Server) -> None:
@@ -97,9 +110,37 @@ def test_each_event_has_the_rows_of_its_tokens_and_the_last_one_the_rest(server:
         server.stream(is_due=count != 5)
     server.write(3)
     server.finish()
-    assert [None if each is None else len(each) for each in server.sent] == [3, 7, 3]  # from position 1
+    assert [None if each is None else len(read(each)) for each in server.sent] == [3, 7, 3]  # from position 1
     assert told(server.sent) == narrow(1, 14)
-    assert {each.dtype for each in server.sent if each is not None} == {torch.uint8}
+
+
+def test_the_rows_of_a_passs_events_are_read_at_once(server: Server) -> None:
+    events = SimpleNamespace(rids=[], routed_experts=[])
+
+    def accept(events: Any, *, req: Any) -> None:
+        events.rids.append("mine")
+        events.routed_experts.append(req.routed_experts)
+
+    server.write(2)
+    requests = [SimpleNamespace(**vars(server.request) | {"routed_experts_start_len": start}) for start in (1, 5, 0)]
+    for request in requests:
+        server.hooks.around_accept(accept, events, req=request)
+    server.hooks.before_payload(events)
+    assert server.capturer.reads == 1
+    assert [None if each is None else read(each).tolist() for each in events.routed_experts] == [
+        narrow(1, 5),
+        None,  # its rows were sent
+        narrow(0, 5),
+    ]
+
+
+def test_rows_are_tensors_where_the_next_process_reads_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch, is_pickled=False)
+    server.write(2)
+    server.stream()
+    server.finish()
+    assert all(isinstance(each, torch.Tensor) for each in server.sent)
+    assert told(server.sent) == narrow(1, 5)
 
 
 def test_a_retracted_request_keeps_the_rows_it_was_sampled_with(server: Server) -> None:
@@ -120,7 +161,7 @@ def test_a_retracted_request_without_unsent_tokens_is_sent_once(server: Server) 
     server.stream()
     server.retract()
     server.stream()
-    assert [None if each is None else len(each) for each in server.sent] == [5, None]
+    assert [None if each is None else len(read(each)) for each in server.sent] == [5, None]
 
 
 def test_rows_that_were_kept_come_with_the_next_event_if_nothing_was_streamed_between(server: Server) -> None:
