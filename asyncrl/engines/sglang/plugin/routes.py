@@ -4,18 +4,18 @@ SGLang 0.5.16 sends the routes of a request once, with its last event, and loses
 retraction.  After a retraction it also computes them anew, possibly with other weights.  These hooks send the rows of
 each event's tokens with the event, of mixture layers only, in one or two bytes an expert:
 
-    an event is filled (``accept``) ────▶ the positions whose rows were not sent yet are noted
-    a pass's events go out (``to_payload``) ─▶ the noted rows of all of them are read at once
-    a request is retracted ─────────────▶ its rows are kept before SGLang frees their places
-    a request ends (``_maybe_collect``) ─▶ the rest of its rows, of mixture layers
-    events that waited are joined ──────▶ so are their rows, of which SGLang keeps the last part only
+    a request ends (``_maybe_collect``), or its event is filled (``accept``) ─▶ the rows to send are noted
+    a pass's events go out (``to_payload``) ──▶ the noted rows of all of them are read at once
+    a request is retracted ───────────────────▶ its rows are kept before SGLang frees their places
+    events that waited are joined ────────────▶ so are their rows, of which SGLang keeps the last part only
 
-``req.routed_experts_start_len`` is SGLang's first row to send; moved on with each event, it makes SGLang itself collect
-only the rest.  A read costs the scheduler's thread about 0.1 ms of calls, and it waits for the device: one a pass.
+``req.routed_experts_start_len`` is SGLang's first row to send; it moves on with each event.  A read costs the
+scheduler's thread about 0.1 ms of calls, and it waits for the device: one a pass.
 
 Invariant: all but the last run on the scheduler's thread, the last on the event loop of the HTTP server.  A row is read
 only for positions before the last token: SGLang writes a pass's rows before it appends the pass's token.  Between the
-note and the read, SGLang neither runs a pass nor frees places: both are in one call of ``_stream_output_generation``.
+note and the read, SGLang starts no pass, so that the places of a request that ended still have its rows.  Rows that
+were noted before another pass are not read.
 """
 
 import functools
@@ -92,7 +92,7 @@ def activate(*, serves_http: bool) -> None:
     HookRegistry.register(_ACCEPT, rows.around_accept, HookType.AROUND)
     HookRegistry.register(_PAYLOAD, rows.before_payload, HookType.BEFORE)
     HookRegistry.register(_RELEASE, rows.before_release, HookType.BEFORE)
-    HookRegistry.register(_COLLECT, rows.after_collection, HookType.AFTER)
+    HookRegistry.register(_COLLECT, rows.around_collection, HookType.AROUND)
     if serves_http:
         HookRegistry.register(_JOIN, after_join, HookType.AFTER)
 
@@ -139,6 +139,8 @@ class _Noted(NamedTuple):
     """Rows that were read before, which go first."""
     span: Span | None
     """The rows to read."""
+    num_passes: int
+    """Passes that had started.  The rows of ``span`` are at their places until another one starts."""
 
 
 class RouteRows:
@@ -152,10 +154,12 @@ class RouteRows:
         """The mixture layers, as an index of a row; None until they are first needed."""
         self._is_pickled = False
         """Whether rows travel as pickled objects to the process that writes them in base64."""
+        self._num_passes = 0
 
     def before_run_batch(self, scheduler: Any, *batch: Any, **named: Any) -> None:
-        """Note the scheduler, which has the map from a request's positions to rows."""
+        """Note the scheduler, which has the map from a request's positions to rows, and that a pass starts."""
         self._scheduler = scheduler
+        self._num_passes += 1
 
     def around_accept(self, accept: Callable[..., None], events: Any, *, req: Any) -> None:
         """Note the rows of a request that were not sent yet, if the request gets an event now."""
@@ -167,8 +171,18 @@ class RouteRows:
     @_careful
     def _note(self, events: Any, req: Any) -> None:
         if req.routed_experts is None:  # it has not ended, or it was aborted while it waited
-            held, span = vars(req).pop(_HELD, b""), self._span_of(req)
-            events.routed_experts[-1] = _Noted(held, span) if held or span else None
+            events.routed_experts[-1] = self._noted(req)
+
+    def around_collection(self, collect: Callable[..., None], processor: Any, req: Any) -> None:
+        """Note the rest of the rows of a request that ends, instead of reading them."""
+        if req.return_routed_experts:
+            self._note_rest(req)
+        if not self.is_working:
+            collect(processor, req)
+
+    @_careful
+    def _note_rest(self, req: Any) -> None:
+        req.routed_experts = self._noted(req)
 
     def before_payload(self, events: Any, *args: Any, **named: Any) -> None:
         """Give the events of a pass their rows."""
@@ -178,7 +192,11 @@ class RouteRows:
 
     @_careful
     def _fill(self, events: Any) -> None:
-        noted = [(place, each) for place, each in enumerate(events.routed_experts) if isinstance(each, _Noted)]
+        noted = [
+            (place, each)
+            for place, each in enumerate(events.routed_experts)
+            if isinstance(each, _Noted) and each.num_passes == self._num_passes
+        ]
         parts = iter(self._read([each.span for _, each in noted if each.span], self._scheduler.req_to_token_pool))
         for place, each in noted:
             rows = each.held + (next(parts) if each.span else b"")
@@ -190,12 +208,8 @@ class RouteRows:
         if req.return_routed_experts and (span := self._span_of(req)):
             setattr(req, _HELD, vars(req).get(_HELD, b"") + self._read([span], req_to_token_pool)[0])
 
-    @_careful
-    def after_collection(self, result: None, processor: Any, req: Any) -> None:
-        """Keep the mixture layers of the rows that SGLang collected, and put the held rows in front."""
-        if req.routed_experts is not None:
-            rest = req.routed_experts[:, self._mixtures()].numpy().tobytes()
-            req.routed_experts = self._sendable(vars(req).pop(_HELD, b"") + rest)
+    def _noted(self, req: Any) -> _Noted:
+        return _Noted(vars(req).pop(_HELD, b""), self._span_of(req), self._num_passes)
 
     def _span_of(self, req: Any) -> Span | None:
         """Return the rows to send of all positions but the last, and move the first row to send on."""

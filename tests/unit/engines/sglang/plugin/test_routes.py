@@ -76,10 +76,14 @@ class Server:
         self.request.req_pool_idx = self.request.routed_experts = None
 
     def finish(self) -> None:
-        start, stop = self.request.routed_experts_start_len, 4 + len(self.request.output_ids_through_stop)
-        self.request.routed_experts = self.capturer.rows(start, stop - 1)
-        self.hooks.after_collection(None, None, self.request)
+        self.hooks.around_collection(self.collect, None, self.request)
+        self.request.req_pool_idx = None  # SGLang frees the request's places
         self.stream()
+
+    def collect(self, processor: None, req: Any) -> None:
+        """SGLang's own way, which the hooks use only if they are disabled."""
+        assert not self.hooks.is_working
+        req.routed_experts = "stock"
 
 
 @pytest.fixture
@@ -134,13 +138,22 @@ def test_the_rows_of_a_passs_events_are_read_at_once(server: Server) -> None:
     ]
 
 
+def test_rows_that_another_pass_may_have_overwritten_are_missing(server: Server) -> None:
+    server.write(3)
+    server.hooks.around_collection(server.collect, None, server.request)
+    server.hooks.before_run_batch(SimpleNamespace(req_to_token_pool="pool"))
+    server.stream()
+    assert server.sent == [None]
+
+
 def test_rows_are_tensors_where_the_next_process_reads_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(monkeypatch, is_pickled=False)
     server.write(2)
     server.stream()
+    server.write(1)
     server.finish()
     assert all(isinstance(each, torch.Tensor) for each in server.sent)
-    assert told(server.sent) == narrow(1, 5)
+    assert told(server.sent) == narrow(1, 6)
 
 
 def test_a_retracted_request_keeps_the_rows_it_was_sampled_with(server: Server) -> None:
@@ -222,6 +235,8 @@ def test_another_sglang_disables_the_hooks_with_one_warning(server: Server, capl
         server.stream()
     assert server.sent == [None, None]
     assert not server.hooks.is_working
+    server.finish()
+    assert server.sent[-1] == "stock"
     assert len(caplog.records) == 1
 
 
