@@ -129,7 +129,7 @@ def kept(
     async def update() -> None:
         while True:
             await asyncio.sleep(update_every_s)
-            membership.mark_synced(membership.present)
+            membership.mark_synced(membership.present, membership.num_changes)
 
     async def main() -> None:
         if unresponsive_at is not None:
