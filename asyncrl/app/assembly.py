@@ -385,7 +385,7 @@ def _evaluator(
     return FunctionEvaluator(
         function=running_eval_function(
             function,
-            running.url,
+            lambda: running.url,
             running.key,
             [each.settings for each in checked.held_out],
             evaluation.eval_function_path,

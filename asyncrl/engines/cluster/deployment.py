@@ -131,8 +131,6 @@ class Running:
     """A deployment that is ready."""
 
     engine: SGLangEngine
-    url: str
-    """URL of the router; of the first engine without a router."""
     key: str = field(repr=False)
     """The key that engines and router want with every request."""
     trainer: RayTrainer
@@ -147,6 +145,11 @@ class Running:
     """The time-sharing of the GPUs, which the trainer holds first; None if trainer and engines have separate GPUs."""
     plugins: Mapping[str, EnginePlugins | None] = field(default_factory=dict)
     """Our plug-ins in each engine, by the engine's name; None if the engine did not answer."""
+
+    @property
+    def url(self) -> str:
+        """The present URL of the router; of the first engine without a router."""
+        return self.supervisor.engines[0].url if self.router is None else self.router.router.url
 
     async def serve(self, weights: Weights) -> None:
         """Have all engines, which have no requests, serve the trainer's current weights as ``weights``.
@@ -259,7 +262,6 @@ class _Builder:
         membership = EngineMembership[EngineControl](controls)
         return Running(
             engine=engine,
-            url=urls[0] if router is None else router.url,
             key=self._deployment.key,
             trainer=trainer,
             updater=await self._updater(controls, membership, trainer, ranks[0]),
