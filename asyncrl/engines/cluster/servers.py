@@ -69,14 +69,12 @@ class Servers:
         deployment, trainer, cluster = self._deployment, self._deployment.trainer, self._cluster
         each = cluster.rollout_num_gpus_per_engine
         server = self._server(f"sglang-{number}", partial(self._placement.engine, ServerActor, number))
-        actor = server.actor
-        host, port, nccl_port = await self._addresses.engine(actor)
         launch = ServerLaunch(
             model_path=trainer.model.hf_checkpoint,
-            host=host,
-            port=port,
+            host="",
+            port=0,
             key=deployment.key,
-            nccl_port=nccl_port,
+            nccl_port=0,
             device=trainer.device,
             dtype=trainer.dtype,
             seed=trainer.model.seed,
@@ -88,13 +86,17 @@ class Servers:
             else None,
         )
 
+        started_by: Any = None
+
         async def start() -> EngineControl:
-            nonlocal actor, launch
-            if server.actor is not actor:  # it was replaced, maybe on another machine
+            nonlocal launch, started_by
+            # A replaced actor may be on another machine.  After a failed start, another program may have the ports.
+            if server.actor is not started_by:
                 host, port, nccl_port = await self._addresses.engine(server.actor)
-                actor, launch = server.actor, replace(launch, host=host, port=port, nccl_port=nccl_port)
-            control = self.control(f"http://{launch.host}:{launch.port}")
+                launch = replace(launch, host=host, port=port, nccl_port=nccl_port)
+            control, started_by = self.control(f"http://{launch.host}:{launch.port}"), None
             await self._run(server, server_command(launch), lambda: control.get_ready(cluster.start_timeout_s))
+            started_by = server.actor
             return control
 
         control = await self._first_start(start)
