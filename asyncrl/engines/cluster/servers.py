@@ -48,7 +48,7 @@ class Servers:
         cluster = self._cluster
         # Only the router's actor starts now, because its process takes seconds.  The router itself starts later: it
         # would probe engines that are still loading.
-        router = self._server("router", partial(self._placement.anywhere, ServerActor)) if cluster.use_router else None
+        router = self._server("router", partial(self._placement.here, ServerActor)) if cluster.use_router else None
         engines = await together([self._engine(number, gpus) for number in range(cluster.num_engines)])
         said = {name: each for name, each in self.plugins.items() if each is not None}
         if warning := missing_warning(said, self._deployment.needed_plugins):
