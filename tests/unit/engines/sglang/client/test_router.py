@@ -1,0 +1,63 @@
+"""The router's list of engines, changed by several engines that moved at the same time."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from asyncrl.engines.sglang.client.router import introduce
+from asyncrl.errors import EngineRejected
+from tests.virtual_time import run_virtually
+
+
+@dataclass
+class Router:
+    """The HTTP interface of a router that answers after a second; ``engines`` are its ids by URL."""
+
+    engines: dict[str, str]
+    key_of_worker: dict[str, str] = field(default_factory=dict)
+
+    async def look(self, url: str, timeout_s: float) -> Any:
+        await asyncio.sleep(1.0)
+        return {"workers": [{"url": url, "id": number} for url, number in self.engines.items()]}
+
+    async def delete(self, url: str, timeout_s: float) -> None:
+        await asyncio.sleep(1.0)
+        names = {number: name for name, number in self.engines.items()}
+        number = url.rpartition("/")[2]
+        if number not in names:
+            raise EngineRejected(f"{url} answered 404")
+        del self.engines[names[number]]
+
+    async def command(self, url: str, body: dict[str, str], timeout_s: float) -> None:
+        self.engines[body["url"]] = body["url"]
+
+
+def test_engines_that_move_at_the_same_time_are_all_introduced_and_each_old_url_is_removed_once() -> None:
+    router: Any = Router({"a": "1", "b": "2", "c": "3"})
+    gone = {"a", "b", "unknown"}
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for url in ("a2", "b2"):
+                tasks.create_task(introduce(router, "router", url, gone))
+            await asyncio.sleep(1.5)
+            gone.add("d")  # it moves meanwhile
+
+    run_virtually(run())
+    assert router.engines.keys() == {"a2", "b2", "c"}
+    assert gone == {"d"}, "the next engine that is introduced has it removed"
+
+
+def test_an_engine_that_could_not_be_removed_is_removed_later() -> None:
+    router: Any = Router({"a": "1"})
+    gone = {"a"}
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_later(1.5, router.engines.update, {"a": "9"})  # the removal names its old id
+        await introduce(router, "router", "a2", gone)
+
+    with pytest.raises(EngineRejected, match="404"):
+        run_virtually(run())
+    assert gone == {"a"}
