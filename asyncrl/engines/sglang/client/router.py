@@ -18,7 +18,17 @@ async def listed(http: HttpClient, router_url: str) -> dict[str, str]:
 async def introduce(http: HttpClient, router_url: str, url: str, gone: set[str]) -> None:
     """Have the router use the engine at ``url`` once it is healthy, and no longer those in ``gone``.
 
-    ``gone`` loses the engines that the router no longer knows.  Raises EngineError.
+    Raises EngineError.
+    """
+    await remove(http, router_url, gone)
+    if url not in await listed(http, router_url):
+        await http.command(f"{router_url}/workers", {"url": url, **http.key_of_worker}, LIST_S)
+
+
+async def remove(http: HttpClient, router_url: str, gone: set[str]) -> None:
+    """Have the router no longer use the engines in ``gone``, which then has none that the router does not know.
+
+    Raises EngineError.
     """
     known = await listed(http, router_url)
     gone.intersection_update(known)
@@ -32,5 +42,3 @@ async def introduce(http: HttpClient, router_url: str, url: str, gone: set[str])
         except EngineError:
             gone.add(each)
             raise
-    if url not in known:
-        await http.command(f"{router_url}/workers", {"url": url, **http.key_of_worker}, LIST_S)

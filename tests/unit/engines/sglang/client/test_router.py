@@ -1,4 +1,4 @@
-"""The router's list of engines, changed by several engines that moved at the same time."""
+"""The router's list of engines, changed by engines that move, leave for long and come back."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.router import introduce
 from asyncrl.errors import EngineRejected
 from tests.virtual_time import run_virtually
@@ -17,10 +18,19 @@ class Router:
 
     engines: dict[str, str]
     key_of_worker: dict[str, str] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    """The destination of each request."""
 
     async def look(self, url: str, timeout_s: float) -> Any:
         await asyncio.sleep(1.0)
-        return {"workers": [{"url": url, "id": number} for url, number in self.engines.items()]}
+        return {"workers": [{"url": url, "id": number, "is_healthy": True} for url, number in self.engines.items()]}
+
+    async def check_key(self, url: str, timeout_s: float) -> None:
+        return
+
+    async def ask(self, url: str, body: dict[str, Any], timeout_s: float) -> Any:
+        self.asked.append(url.removesuffix("/generate"))
+        return {"meta_info": {"input_token_logprobs": [[None, 1, None], [-0.5, 2, None]]}}
 
     async def delete(self, url: str, timeout_s: float) -> None:
         await asyncio.sleep(1.0)
@@ -61,3 +71,23 @@ def test_an_engine_that_could_not_be_removed_is_removed_later() -> None:
     with pytest.raises(EngineRejected, match="404"):
         run_virtually(run())
     assert gone == {"a"}
+
+
+def test_requests_use_the_router_again_once_it_has_forgotten_an_engine_that_left_for_long() -> None:
+    router: Any = Router({"a": "1", "b": "2"})
+    engine = SGLangEngine(router, ("a", "b"), router_url="router", request_timeout_s=1.0)
+
+    async def run() -> None:
+        engine.leave("a")
+        await engine.score((1, 2), 1)
+        await engine.forget("a")
+        assert router.engines.keys() == {"b"}
+        await engine.score((1, 2), 1)
+        engine.join("a")
+        await engine.score((1, 2), 1)
+        await engine.route("a")
+        await engine.score((1, 2), 1)
+
+    run_virtually(run())
+    assert router.asked == ["b", "router", "b", "router"]
+    assert router.engines.keys() == {"a", "b"}
