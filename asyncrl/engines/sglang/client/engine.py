@@ -17,7 +17,7 @@ from asyncrl.engines.sglang.client.router import introduce, remove
 from asyncrl.engines.sglang.client.routes import RouteReader, RoutesShape
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.labels import PACKED, Asked, cache_key
-from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
+from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, ForeignServer, plainly
 from asyncrl.event_loop import Deadline
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
 
@@ -139,7 +139,7 @@ class SGLangEngine:
             try:
                 await tell(self._router_url)
                 break
-            except EngineError as error:
+            except (EngineError, ForeignServer) as error:
                 logger.warning("%s: requests go to the engines directly", error)
                 await asyncio.sleep(ROUTER_AGAIN_S)
         self._away.discard(url)

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.engines.sglang.client.engine import SGLangEngine
 from asyncrl.engines.sglang.client.router import introduce
-from asyncrl.errors import EngineRejected
+from asyncrl.errors import EngineRejected, ForeignServer
 from tests.virtual_time import run_virtually
 
 
@@ -18,6 +18,8 @@ class Router:
 
     engines: dict[str, str]
     key_of_worker: dict[str, str] = field(default_factory=dict)
+    num_foreign: int = 0
+    """The number of checks of the key in which another program answers."""
     asked: list[str] = field(default_factory=list)
     """The destination of each request."""
 
@@ -26,7 +28,9 @@ class Router:
         return {"workers": [{"url": url, "id": number, "is_healthy": True} for url, number in self.engines.items()]}
 
     async def check_key(self, url: str, timeout_s: float) -> None:
-        return
+        if self.num_foreign:
+            self.num_foreign -= 1
+            raise ForeignServer(f"{url} answers 404 to a wrong key")
 
     async def ask(self, url: str, body: dict[str, Any], timeout_s: float) -> Any:
         self.asked.append(url.removesuffix("/generate"))
@@ -90,4 +94,12 @@ def test_requests_use_the_router_again_once_it_has_forgotten_an_engine_that_left
 
     run_virtually(run())
     assert router.asked == ["b", "router", "b", "router"]
+    assert router.engines.keys() == {"a", "b"}
+
+
+def test_another_program_at_the_routers_port_is_no_reason_to_restart_an_engine() -> None:
+    router: Any = Router({"b": "2"}, num_foreign=1)
+    engine = SGLangEngine(router, ("a", "b"), router_url="router", request_timeout_s=1.0)
+    _, seconds = run_virtually(engine.route("a"))
+    assert seconds > 5.0, "the router, which is restarted meanwhile, is asked again"
     assert router.engines.keys() == {"a", "b"}
