@@ -53,8 +53,7 @@ class Servers:
         said = {name: each for name, each in self.plugins.items() if each is not None}
         if warning := missing_warning(said, self._deployment.needed_plugins):
             logger.warning("%s", warning)
-        urls = tuple(engine.url for engine in engines)
-        return tuple(engines), await self._route(router, urls) if router else None
+        return tuple(engines), await self._route(router, engines) if router else None
 
     def control(self, url: str) -> EngineControl:
         """Return the control commands of the engine at ``url``."""
@@ -124,7 +123,8 @@ class Servers:
             logger.warning("%s did not say which plug-ins of asyncrl it has: %s", server.name, error)
             return None
 
-    async def _route(self, server: Server, urls: tuple[str, ...]) -> StartedRouter:
+    async def _route(self, server: Server, engines: Sequence[StartedEngine]) -> StartedRouter:
+        """Start the router.  Raises ServerFailed, also if an engine ends meanwhile: the router would wait for it."""
         nowhere = RouterLaunch(
             worker_urls=(),
             host="",
@@ -134,7 +134,14 @@ class Servers:
             flags=self._deployment.router_flags,
         )
         router = StartedRouter(server, self._addresses, self._http, self._run, nowhere)
-        await router.start(urls, self._cluster.start_timeout_s)
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                watching = [
+                    tasks.create_task(each.server.watch(), name=f"watch-{each.server.name}") for each in engines
+                ]
+                await router.start([each.url for each in engines], self._cluster.start_timeout_s)
+                for watch in watching:
+                    watch.cancel()
         return router
 
     async def _run(self, server: Server, command: Command, wait: Callable[[], Awaitable[None]]) -> None:
