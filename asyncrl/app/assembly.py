@@ -35,9 +35,10 @@ from asyncrl.config.derived import (
 from asyncrl.config.passthrough import API_KEY
 from asyncrl.data.streaming.stream import PromptStream
 from asyncrl.data.tokenizer import TextTokenizer
-from asyncrl.engines.cluster.deployment import Deployment, Running, deployed, pick_device, routes_shape
+from asyncrl.engines.cluster.deployment import Running, deployed, pick_device
 from asyncrl.engines.cluster.ray_health import RayHealth
 from asyncrl.engines.cluster.ray_trainer import RayCheckpointer
+from asyncrl.engines.cluster.settings import Deployment, routes_shape
 from asyncrl.engines.megatron.checkpoint.held import SaveLease
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.sglang.launch import expert_parallel_size
@@ -385,7 +386,7 @@ def _evaluator(
     return FunctionEvaluator(
         function=running_eval_function(
             function,
-            running.url,
+            lambda: running.url,
             running.key,
             [each.settings for each in checked.held_out],
             evaluation.eval_function_path,

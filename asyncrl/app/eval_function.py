@@ -1,8 +1,9 @@
 """The user's evaluation function, with what it needs of the running engines."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,14 +23,14 @@ def load_eval_function(path: str | None, args: SlimeArgs) -> EvalFn | BlockingEv
 
 
 def running_eval_function(
-    loaded: EvalFn | BlockingEval, url: str, key: str, sets: Sequence[EvalSet], path: str | None = None
+    loaded: EvalFn | BlockingEval, url: Callable[[], str], key: str, sets: Sequence[EvalSet], path: str | None = None
 ) -> EvalFn:
-    """Return the function of ``path`` for engines that answer ``key`` at ``url``.
+    """Return the function of ``path`` for engines that answer ``key`` at the URL that ``url`` returns.
 
     One of slime's shape runs in a thread.
     """
     if isinstance(loaded, BlockingEval):
-        return ThreadedEval(loaded, _args_of(url, key, sets))
+        return ThreadedEval(loaded, partial(_args_of, url, key, sets))
     return UserCalls(f"{EVAL.flag} '{path}'").of_async(loaded)
 
 
@@ -39,8 +40,8 @@ class ThreadedEval:
     A thread cannot be stopped: a call that is too late runs to its end, and calls before that are refused.
     """
 
-    def __init__(self, function: BlockingEval, more: Mapping[str, Any]) -> None:
-        """``more`` are attributes of the function's ``args`` that only a running deployment has."""
+    def __init__(self, function: BlockingEval, more: Callable[[], Mapping[str, Any]]) -> None:
+        """``more`` returns the attributes of the function's ``args`` that only a running deployment has."""
         self._function = function
         self._more = more
         self._busy: Future[EvalOutcome] | None = None
@@ -49,12 +50,13 @@ class ThreadedEval:
         """Call the function.  Raises its exception, or RuntimeError while an earlier call is not over."""
         if self._busy is not None and not self._busy.done():
             raise RuntimeError("the call before is not over, and its thread cannot be stopped")
-        self._busy = in_daemon_thread(lambda: self._function(evaluation.weights.step, self._more), "evaluation")
+        more = self._more()
+        self._busy = in_daemon_thread(lambda: self._function(evaluation.weights.step, more), "evaluation")
         return await asyncio.wrap_future(self._busy)
 
 
-def _args_of(url: str, key: str, sets: Sequence[EvalSet]) -> dict[str, Any]:
-    address = urlsplit(url)
+def _args_of(url: Callable[[], str], key: str, sets: Sequence[EvalSet]) -> dict[str, Any]:
+    address = urlsplit(url())
     return {
         "sglang_router_ip": address.hostname,
         "sglang_router_port": address.port,

@@ -105,12 +105,17 @@ def _is_balanced(row: Mapping[str, Any]) -> bool:
     )
 
 
-def verdict(attempts: Sequence[Attempt], found: Figures, *, num_steps: int, may_fail: bool) -> str:
+def verdict(
+    attempts: Sequence[Attempt], found: Figures, *, num_steps: int, may_fail: bool, must_continue: bool = False
+) -> str:
     """Return TO_THE_END, DOCUMENTED, or BROKEN with all reasons.
 
-    ``may_fail``: the fault is one of the rewards, which costs groups by design.
+    ``may_fail``: the fault is one of the rewards, which costs groups by design.  ``must_continue``: the fault must not
+    end the run.
     """
     why = [reason for attempt in attempts for reason in _reasons(attempt)]
+    if must_continue and attempts[0].code not in (0, None):
+        why.append("the fault ended the run")
     last = attempts[-1]
     done = sorted({row["step"] for attempt in attempts for row in attempt.rows})
     if last.code != 0:
@@ -188,7 +193,7 @@ COLUMNS = (
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the lines of a Markdown table of the rows ``as_json``."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    for row in sorted(rows, key=lambda each: each["life"]):
+    for row in rows:
         lost = row["figures"] or {}
         after = row["next_step_s"]
         cells = (

@@ -20,6 +20,8 @@ VICTIMS = {
     "gcs": "gcs/gcs_server",
 }
 """Part of the command line of each process that is killed or stopped."""
+RESTARTED = ("router", "actor", "front", "scheduler")
+"""The processes that a run restarts while it continues; see docs/running.md."""
 DISKS = ("run-dir", "save", "transport")
 REWARDS = ("hung", "slow", "away")
 SECONDS = ("ports", "save")
@@ -42,6 +44,13 @@ class Fault:
     def name(self) -> str:
         """The name in tables and in ``--only``."""
         return f"{self.kind}-{self.target}"
+
+    @property
+    def must_continue(self) -> bool:
+        """Whether the run continues by itself, without a resume."""
+        if self.kind in ("kill", "stop"):
+            return self.target in RESTARTED or self.name == "stop-driver"
+        return self.kind in ("reward", "second") or self.name == "full-run-dir"
 
 
 def all_faults() -> tuple[Fault, ...]:

@@ -238,7 +238,13 @@ class Play:
         if why_not:
             return replace(row, verdict=f"{SKIPPED}: {why_not}")
         found = figures(attempts, self._state())
-        end = verdict(attempts, found, num_steps=NUM_STEPS, may_fail=fault.kind == "reward")
+        end = verdict(
+            attempts,
+            found,
+            num_steps=NUM_STEPS,
+            may_fail=fault.kind == "reward",
+            must_continue=fault.must_continue,
+        )
         if self._fault_at is None:
             end = f"{BROKEN}: the run ended before the fault"
         said = next((each.said for each in attempts if each.said), "")

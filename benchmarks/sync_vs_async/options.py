@@ -10,7 +10,7 @@ from asyncrl.capacity.trainer import RankWorkload, trainer_memory, trainer_probl
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
 from asyncrl.config.areas.parallel import ParallelConfig, parallel_problems
 from asyncrl.config.areas.ranges import refuse
-from asyncrl.engines.cluster.deployment import Deployment, routes_shape
+from asyncrl.engines.cluster.settings import Deployment, routes_shape
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import ConfigError
 from asyncrl.models.shape import shape_of

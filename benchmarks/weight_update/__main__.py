@@ -38,8 +38,9 @@ from asyncrl.app.signals import Signals
 from asyncrl.config.areas import ClusterConfig, FailureConfig, ModelConfig, TrainConfig
 from asyncrl.config.areas.parallel import parallel_problems
 from asyncrl.config.areas.ranges import refuse
-from asyncrl.engines.cluster.deployment import Deployment, Running, deployed
+from asyncrl.engines.cluster.deployment import Running, deployed
 from asyncrl.engines.cluster.session import ray_session
+from asyncrl.engines.cluster.settings import Deployment
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.errors import AsyncRLError, ConfigError, plainly
 from asyncrl.types import UpdateReport, Weights

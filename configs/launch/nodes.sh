@@ -51,13 +51,16 @@ is_dry() {
 # Whoever has Ray's token can run programs on every machine.  Unless the caller's environment has one, the first machine
 # writes a random one into the file system that all machines share anyway, readable for its owner alone.
 use_token() {
-    local file="${RAY_TOKEN_FILE:-${RUNS:-$PWD/runs}/.ray_auth_token}" deadline=$((SECONDS + JOIN_TIMEOUT_S))
+    local file="${RAY_TOKEN_FILE:-${RUNS:-$PWD/runs}/.ray_auth_token}" deadline=$((SECONDS + JOIN_TIMEOUT_S)) made
     export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
     [[ "$RAY_AUTH_MODE" == token && -z "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" ]] || return 0
     if [[ "$1" == make && ! -s "$file" ]]; then
         mkdir -p "$(dirname "$file")"
-        (umask 077 && head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$file.new")
-        mv "$file.new" "$file"
+        # Another run may make it at the same time: the first token stays, unless it is an empty file.
+        made="$file.$HOSTNAME.$$"
+        (umask 077 && head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$made")
+        ln "$made" "$file" 2>/dev/null || [[ -s "$file" ]] || mv "$made" "$file"
+        rm -f "$made"
     fi
     until [[ -s "$file" ]]; do
         if ((SECONDS >= deadline)); then

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from benchmarks.chaos import disks, holds
-from benchmarks.chaos.__main__ import main
+from benchmarks.chaos.__main__ import Share, main
 from benchmarks.chaos.accounts import (
     DOCUMENTED,
     TO_THE_END,
@@ -117,6 +117,16 @@ def test_the_verdict_names_what_is_wrong_with_an_end(first: dict[str, Any], end:
     assert judged(attempt(range(4), **first), attempt(range(4, 8)))[1] == end
 
 
+def test_a_run_that_ends_though_it_can_continue_is_broken() -> None:
+    attempts = attempt(range(4), 1, said="error: X"), attempt(range(4, 8))
+    found = figures(attempts, state(8))
+    end = verdict(attempts, found, num_steps=8, may_fail=False, must_continue=True)
+    assert end == "BROKEN: the fault ended the run"
+    continued = {fault.name for fault in all_faults() if fault.must_continue}
+    assert {"kill-router", "stop-actor", "kill-front", "kill-scheduler", "stop-driver", "second-save"} <= continued
+    assert not {"kill-driver", "kill-rank", "stop-rank", "kill-gcs", "kill-raylet"} & continued
+
+
 def test_a_run_that_never_trains_to_the_end_is_broken() -> None:
     failed = attempt(range(4), 1, said="error: X")
     found = figures([failed], state(4))
@@ -140,6 +150,20 @@ def test_the_table_has_a_line_for_each_life() -> None:
     *_, line = table([orjson.loads(orjson.dumps(told.as_json()))])
     assert line == "| 3 | kill-gcs | random | killed, 0 | a \\| b |  | 0 | 0 | 0 | 0 (0.0 s) | trained to the end |"
     assert summary([told.as_json()]) == "1 lives: 1 trained to the end"
+
+
+def test_shares_play_all_lives_once_and_write_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [list(Share(number, 3).lives(8)) for number in (1, 2, 3)] == [[0, 3, 6], [1, 4, 7], [2, 5]]
+    told = {each: Told(life=each, seed=0, fault="kill-gcs", moment="random", verdict=TO_THE_END) for each in range(4)}
+    lines = [orjson.dumps(told[each].as_json()) + b"\n" for each in (3, 0, 1)]
+    (tmp_path / "lives.jsonl").write_bytes(b"".join(lines))
+    assert main(["--lives", "4", "--share", "2/2", "--out", str(tmp_path)]) == 0, "both lives are there"
+    rows = (tmp_path / "table.md").read_text().splitlines()[2:5]
+    assert [row[:5] for row in rows] == ["| 0 |", "| 1 |", "| 3 |"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["lives.jsonl", "table.md"]
+    with pytest.raises(SystemExit):
+        main(["--share", "3/2"])
+    assert "argument --share: must be I/N with I from 1 to N, got 3/2" in capsys.readouterr().err
 
 
 def test_the_process_that_comes_to_an_armed_moment_waits(tmp_path: Path) -> None:

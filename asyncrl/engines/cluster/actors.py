@@ -15,6 +15,7 @@ from typing import Any
 from asyncrl.engines.listening import loopback_variables
 from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.server_process import ServerProcess
+from asyncrl.errors import ServerFailed
 from asyncrl.internals import naming_imports
 
 CONCURRENT = "concurrent"
@@ -42,12 +43,18 @@ class NetworkPlace:
         return str(ray.util.get_node_ip_address())
 
     def free_ports(self, count: int) -> tuple[int, ...]:
-        """Return ``count`` different TCP ports that no process listens on now.
+        """Return ``count`` different TCP ports that no process listens on now.  Raises ServerFailed if there are fewer.
 
-        No process of this node, of this run or another, gets one of them from this method before this process ends.
+        No other process of this node, of this run or another, gets one of them from this method before this process
+        ends or calls it again: a server that did not start at the earlier ports no longer needs them.
         """
+        while _RESERVATIONS:
+            _RESERVATIONS.pop().close()
         candidates = random.sample(PORTS, len(PORTS))
-        return tuple(islice((port for port in candidates if _is_free(port) and _reserved(port)), count))
+        found = tuple(islice((port for port in candidates if _is_free(port) and _reserved(port)), count))
+        if len(found) < count:
+            raise ServerFailed(f"{count} free ports are needed, and {PORTS[0]} to {PORTS[-1]} have {len(found)}")
+        return found
 
 
 class ServerActor(NetworkPlace):

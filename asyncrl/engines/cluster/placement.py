@@ -92,9 +92,15 @@ class Placement:
             return self._actor(self._ray.remote(kind), bundle, gpus=0)
         return self._actor(self._ray.remote(kind), layout.num_rank_bundles + number, gpus=layout.gpus_per_engine)
 
-    def anywhere(self, kind: type) -> Any:
-        """Create an actor that needs no reserved resources."""
-        return self._ray.remote(kind).options(num_cpus=0).remote()
+    def here(self, kind: type) -> Any:
+        """Create an actor on this program's machine, without reserved resources.
+
+        On another machine, it could be lost with that machine.  If that joined the cluster after the start of a run on
+        one machine, servers there could not be reached: they would listen on the loopback interface.
+        """
+        node = self._ray.get_runtime_context().get_node_id()
+        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        return self._ray.remote(kind).options(num_cpus=0, scheduling_strategy=strategy).remote()
 
     def kill(self, actor: Any) -> None:
         """End an actor at once.  No-op if it has ended."""

@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 from pathlib import Path
+from uuid import uuid4
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,20 @@ def protect_token() -> None:
 
 def _protect(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file:
-            file.write(secrets.token_hex(32))
-    except FileExistsError:
+    if path.exists() and path.stat().st_size:
         if path.stat().st_mode & _OTHERS:
             path.chmod(PRIVATE)
+        return
+    # Complete under another name: an empty token, of a full disk for example, would keep every later run from starting.
+    made = path.with_name(f"{path.name}.{uuid4().hex}")
+    try:
+        with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file:
+            file.write(secrets.token_hex(32))
+        if path.exists():  # an empty one
+            made.replace(path)
+        else:
+            path.hardlink_to(made)
+    except FileExistsError:  # another run was faster
+        return
+    finally:
+        made.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,6 +22,8 @@ PROGRAM = reaper.__file__
 _running: list["Reaper"] = []
 """The reaper of this process's session, if there is one: a signal handler has no other way to it."""
 WAIT_S = reaper.LIMIT_S + 3.0
+START_S = 60.0
+"""Seconds for the reaper to start, which takes it 20 ms where Python is on a local disk."""
 
 
 class Reaper:
@@ -40,6 +43,10 @@ class Reaper:
         except OSError as error:
             raise ServerFailed(f"the process that ends leftovers did not start: {error}") from error
         with self._process.stdout as output:  # type: ignore[union-attr]
+            if not select.select([output], [], [], START_S)[0]:
+                self._process.kill()
+                self._process.communicate()
+                raise ServerFailed(f"the process that ends leftovers did not start within {START_S:g} s")
             if output.readline() != reaper.READY:
                 raise ServerFailed(f"the process that ends leftovers ended with code {self._process.wait()}")
 

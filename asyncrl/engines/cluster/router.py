@@ -54,7 +54,7 @@ class Pool(Protocol):
 
 
 class StartedRouter:
-    """The router's process; its URL changes only if its machine or its ports are lost."""
+    """The router's process; its URL changes only if it cannot be restarted there."""
 
     def __init__(self, server: Server, addresses: Addresses, http: HttpClient, run: Run, launch: RouterLaunch) -> None:
         """Take key and flags from ``launch``; ``start`` finds the rest."""
@@ -74,7 +74,7 @@ class StartedRouter:
     async def start(self, engine_urls: Sequence[str], timeout_s: float, *, at: str | None = None) -> None:
         """Start the router and return once it lists all engines as healthy.  Raises ServerFailed.
 
-        It keeps the URL ``at``, if that is on the machine of its actor.
+        It keeps the URL ``at``, if its actor still has that address.
         """
         if self._actor is not self.server.actor or at is None:
             host, port, prometheus_port = await self._addresses.router(self.server.actor)

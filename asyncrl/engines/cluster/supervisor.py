@@ -48,6 +48,9 @@ class Pool(Protocol):
     async def route(self, url: str) -> None:
         """Return once the router may send requests to this engine again."""
 
+    async def forget(self, url: str) -> None:
+        """Return once the router sends no requests to this engine, which has left for long."""
+
 
 class Control(Member, Protocol):
     """The supervisor's way to an engine."""
@@ -188,7 +191,7 @@ class EngineSupervisor:
                 self._leave_out(why, budget.wait_s())
             await engine.server.renew()
             if not is_allowed:
-                await self._restart_left(budget)
+                await self._restart_left(engine, budget)
                 logger.warning("%s: a restart is left again, and it is started", engine.server.name)
             await asyncio.sleep(attempt * AGAIN_S)
             try:
@@ -210,13 +213,17 @@ class EngineSupervisor:
         again = "not started again" if math.isinf(wait_s) else f"started again in {wait_s:.0f} s"
         logger.warning("%s; the run continues with %d of %d engines; it is %s", spent, left, len(self.engines), again)
 
-    async def _restart_left(self, budget: RestartBudget) -> None:
+    async def _restart_left(self, engine: StartedEngine, budget: RestartBudget) -> None:
         """Return once the engine has a restart left, which this spends."""
-        while not budget.spend():
-            wait_s = budget.wait_s()
-            if math.isinf(wait_s):
-                await asyncio.get_running_loop().create_future()
-            await asyncio.sleep(wait_s)
+        with plainly():
+            async with asyncio.TaskGroup() as tasks:
+                forgetting = tasks.create_task(self._pool.forget(engine.url), name=f"forget-{engine.server.name}")
+                while not budget.spend():
+                    wait_s = budget.wait_s()
+                    if math.isinf(wait_s):
+                        await asyncio.get_running_loop().create_future()
+                    await asyncio.sleep(wait_s)
+                forgetting.cancel()
         self._left_out -= 1
 
     async def _start(self, engine: StartedEngine) -> None:

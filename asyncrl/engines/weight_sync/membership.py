@@ -28,7 +28,8 @@ class EngineMembership[M: Member]:
         # ``_wake_waiters``.  A waiter that checks its condition before the change therefore always sees it.
         self._all: Mapping[str, M] = {member.url: member for member in members}
         self._lost = set[str]()
-        self._waiting = set[str]()
+        self._waiting = dict[str, int]()
+        """``num_changes`` at the restart of each engine that waits for weights, by its URL."""
         self._unresponsive = dict[str, str]()
         self._changed_event = asyncio.Event()
         self.num_changes = 0
@@ -44,14 +45,14 @@ class EngineMembership[M: Member]:
         if url in self._lost:
             return
         self._lost.add(url)
-        self._waiting.discard(url)
+        self._waiting.pop(url, None)
         self._unresponsive.pop(url, None)
         self._change()
 
     def mark_restarted(self, url: str) -> None:
         """Mark an engine that was started again, and has other weights than the trainer."""
         self._lost.discard(url)
-        self._waiting.add(url)
+        self._waiting[url] = self.num_changes + 1
         self._change()
 
     def move(self, url: str, member: Any) -> None:
@@ -73,9 +74,14 @@ class EngineMembership[M: Member]:
             await self._changed_event.wait()
         return self._unresponsive[url]
 
-    def mark_synced(self, members: Iterable[Member]) -> None:
-        """Mark engines that have received the trainer's weights."""
-        self._waiting.difference_update(member.url for member in members)
+    def mark_synced(self, members: Iterable[Member], since: int) -> None:
+        """Mark engines that have received the trainer's weights; they were chosen when ``num_changes`` was ``since``.
+
+        An engine that was restarted after that may have lost them again, and keeps waiting.
+        """
+        for member in members:
+            if self._waiting.get(member.url, since) <= since:
+                self._waiting.pop(member.url, None)
         self._wake_waiters()
 
     async def wait_for_rejoined(self) -> None:

@@ -128,7 +128,7 @@ class PausedRound[E: Pausable]:
         If pausing fails, the engines resume.  After a later failure they stay paused until an update succeeds, because
         their weights may be a mix of old and new.  Raises WeightUpdateFailed, or UpdateInterrupted if an engine died.
         """
-        engines, clock = self.engines, asyncio.get_running_loop().time
+        engines, since, clock = self.engines, self.since, asyncio.get_running_loop().time
         if not engines:
             return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         began = clock()
@@ -138,7 +138,7 @@ class PausedRound[E: Pausable]:
             stood_still = await receive()
             self._is_mixed = False
             await gather("resuming", {engine.url: engine.continue_generation() for engine in engines}, self._timeout_s)
-        self._membership.mark_synced(engines)
+        self._membership.mark_synced(engines, since)
         pause_s = clock() - (paused if stood_still is None else stood_still)
         return UpdateReport(pause_s=pause_s, total_s=max(pause_s, clock() - began), num_bytes=num_bytes)
 

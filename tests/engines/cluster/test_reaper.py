@@ -6,9 +6,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
+
+from asyncrl.engines.cluster import reaper_process
+from asyncrl.errors import ServerFailed
 
 DRIVER = """
 import os, subprocess, sys, time
@@ -163,3 +167,11 @@ def test_the_line_names_the_process_of_ray_that_ended_first() -> None:
         _, errors = program.communicate("child.kill(); child.wait(); time.sleep(0.5); os._exit(1)\n", timeout=20.0)
         assert errors.startswith(f"error: Ray's GCS (process {child.pid}) ended, and Ray ended the program")
         assert end([reaper])
+
+
+def test_a_reaper_that_does_not_start_is_a_named_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hangs.py").write_text("import time; time.sleep(100)")
+    monkeypatch.setattr(reaper_process, "PROGRAM", str(tmp_path / "hangs.py"))
+    monkeypatch.setattr(reaper_process, "START_S", 0.1)
+    with pytest.raises(ServerFailed, match="did not start within"), reaper_process.reaped(frozenset):
+        raise AssertionError("the session must not begin")

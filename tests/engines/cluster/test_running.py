@@ -33,7 +33,6 @@ def running(updater: Updater) -> Running:
     rest: Any = SimpleNamespace()
     return Running(
         engine=rest,
-        url="",
         key="",
         trainer=rest,
         updater=updater,  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ PASS: Any = SimpleNamespace(weights=SimpleNamespace(step=3))
 
 
 def threaded(function: Any) -> ThreadedEval:
-    return ThreadedEval(BlockingEval(function, SlimeArgs()), {})
+    return ThreadedEval(BlockingEval(function, SlimeArgs()), dict)
 
 
 def test_it_gets_the_router_and_the_sets_and_runs_off_the_event_loop() -> None:
@@ -30,7 +30,8 @@ def test_it_gets_the_router_and_the_sets_and_runs_off_the_event_loop() -> None:
         return {"a": {"rewards": [1.0], "truncated": [False]}}
 
     sets = eval_sets(quickstart("--eval-top-p", "0.7"))
-    running = running_eval_function(BlockingEval(mine, SlimeArgs(lr=1)), "http://10.0.0.1:3000", "key", sets)
+    urls = iter(("http://10.0.0.1:3000", "http://10.0.0.2:4000"))
+    running = running_eval_function(BlockingEval(mine, SlimeArgs(lr=1)), lambda: next(urls), "key", sets)
     outcome: Any = asyncio.run(running(PASS))
     assert outcome.rewards == {"a": (1.0,)}
     assert outcome.columns == {"a": {"rewards": [1.0], "truncated": [False]}}
@@ -40,6 +41,9 @@ def test_it_gets_the_router_and_the_sets_and_runs_off_the_event_loop() -> None:
     assert args.sglang_api_key == "key"
     (only,) = args.eval_datasets
     assert (only.name, only.top_p, only.n_samples_per_eval_prompt, only.rm_type) == ("arithmetic", 0.7, 2, "number")
+    asyncio.run(running(PASS))
+    moved = seen["args"]
+    assert (moved.sglang_router_ip, moved.sglang_router_port) == ("10.0.0.2", 4000), "the router was started elsewhere"
 
 
 def test_a_native_function_runs_on_the_event_loop_and_is_named_if_it_blocks_it(
@@ -49,7 +53,7 @@ def test_a_native_function_runs_on_the_event_loop_and_is_named_if_it_blocks_it(
         time.sleep(0.06)  # noqa: ASYNC251
         return threading.current_thread()
 
-    outcome: Any = asyncio.run(running_eval_function(mine, "http://a:1", "key", (), "mine.py:mine")(PASS))
+    outcome: Any = asyncio.run(running_eval_function(mine, lambda: "http://a:1", "key", (), "mine.py:mine")(PASS))
     assert outcome is threading.current_thread()
     assert "--eval-function-path 'mine.py:mine' blocked the event loop for " in caplog.text
 

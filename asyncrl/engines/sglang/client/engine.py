@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from asyncrl.engines.sglang.client.answer import Answer
@@ -13,11 +13,11 @@ from asyncrl.engines.sglang.client.control import wait_for_router
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.client.kept_sets import KeptSets
 from asyncrl.engines.sglang.client.least_busy import LeastBusy
-from asyncrl.engines.sglang.client.router import introduce
+from asyncrl.engines.sglang.client.router import introduce, remove
 from asyncrl.engines.sglang.client.routes import RouteReader, RoutesShape
 from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.labels import PACKED, Asked, cache_key
-from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, plainly
+from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, ForeignServer, plainly
 from asyncrl.event_loop import Deadline
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
 
@@ -48,8 +48,9 @@ class SGLangEngine:
     """``RolloutEngine`` over ``engine_urls``.  With ``router_url`` None it sends each request to the least busy engine.
 
     Bypasses the router while an engine is down and until the router lists it as healthy again, because the router
-    notices both too late: it refuses requests that only the restarted engine could take.  Also bypasses a router that
-    is down, and one that has just lost a request.  Without any engine, requests wait.
+    notices both too late: it refuses requests that only the restarted engine could take.  An engine that is down for
+    long is removed from the router instead.  Also bypasses a router that is down, and one that has just lost a request.
+    Without any engine, requests wait.
 
     ``request_timeout_s`` is the longest silence on a connection, and must be longer than a pause for a weight update.
     """
@@ -78,8 +79,8 @@ class SGLangEngine:
         self._router_is_up = asyncio.Event()
         self._router_is_up.set()
         self._away = set[str]()
-        self._moved = set[str]()
-        """Earlier URLs of engines, which the router may still know."""
+        self._gone = set[str]()
+        """URLs without an engine that the router may still know."""
         self._idle_s = request_timeout_s
         self._interrupt_s = interrupt_timeout_s
         self._trail = VersionTrail()
@@ -104,6 +105,8 @@ class SGLangEngine:
 
         All engines get their requests directly until ``route`` has returned.
         """
+        self._away.add(url)
+        self._gone.discard(url)
         self._engine_urls.append(url)
         self._direct.add(url)
 
@@ -111,17 +114,32 @@ class SGLangEngine:
         """Expect this engine, which has left, back at ``new_url``."""
         self._away.discard(url)
         self._away.add(new_url)
-        self._moved.add(url)
+        self._gone.add(url)
 
     async def route(self, url: str) -> None:
         """Return once the router, if there is one, lists this engine as healthy; requests may use the router again."""
+
+        async def introduced(router_url: str) -> None:
+            await introduce(self._http, router_url, url, self._gone)
+            await wait_for_router(self._http, router_url, (url,), ROUTER_S)
+
+        await self._tell_router(url, introduced)
+
+    async def forget(self, url: str) -> None:
+        """Return once the router, if there is one, no longer lists this engine, which has left for long.
+
+        Requests may use the router again.
+        """
+        self._gone.add(url)
+        await self._tell_router(url, lambda router_url: remove(self._http, router_url, self._gone))
+
+    async def _tell_router(self, url: str, tell: Callable[[str], Awaitable[None]]) -> None:
         while self._router_url is not None:
             await self._router_is_up.wait()
             try:
-                await introduce(self._http, self._router_url, url, self._moved)
-                await wait_for_router(self._http, self._router_url, (url,), ROUTER_S)
+                await tell(self._router_url)
                 break
-            except EngineError as error:
+            except (EngineError, ForeignServer) as error:
                 logger.warning("%s: requests go to the engines directly", error)
                 await asyncio.sleep(ROUTER_AGAIN_S)
         self._away.discard(url)

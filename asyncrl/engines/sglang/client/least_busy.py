@@ -39,7 +39,8 @@ class LeastBusy:
 
     async def some(self) -> None:
         """Wait until there is at least one server."""
-        await self._is_some.wait()
+        while not self._busy:  # the server that ended the wait may be gone again
+            await self._is_some.wait()
 
     @property
     def is_avoided(self) -> bool:

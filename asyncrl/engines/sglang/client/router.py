@@ -3,6 +3,7 @@
 from typing import Any
 
 from asyncrl.engines.sglang.client.http import HttpClient
+from asyncrl.errors import EngineError
 
 LIST_S = 5.0
 """Deadline in seconds of one request.  The router answers at once, also while it starts to use an engine."""
@@ -15,13 +16,29 @@ async def listed(http: HttpClient, router_url: str) -> dict[str, str]:
 
 
 async def introduce(http: HttpClient, router_url: str, url: str, gone: set[str]) -> None:
-    """Have the router use the engine at ``url`` once it is healthy, and no longer those in ``gone``, which is emptied.
+    """Have the router use the engine at ``url`` once it is healthy, and no longer those in ``gone``.
+
+    Raises EngineError.
+    """
+    await remove(http, router_url, gone)
+    if url not in await listed(http, router_url):
+        await http.command(f"{router_url}/workers", {"url": url, **http.key_of_worker}, LIST_S)
+
+
+async def remove(http: HttpClient, router_url: str, gone: set[str]) -> None:
+    """Have the router no longer use the engines in ``gone``, which then has none that the router does not know.
 
     Raises EngineError.
     """
     known = await listed(http, router_url)
-    for each in gone & known.keys():
-        await http.delete(f"{router_url}/workers/{known[each]}", LIST_S)
-    gone.clear()
-    if url not in known:
-        await http.command(f"{router_url}/workers", {"url": url, **http.key_of_worker}, LIST_S)
+    gone.intersection_update(known)
+    # Invariant: an engine leaves ``gone`` before the await, because other calls have the same set: the router refuses
+    # to remove an engine twice.
+    while gone & known.keys():
+        each = (gone & known.keys()).pop()
+        gone.discard(each)
+        try:
+            await http.delete(f"{router_url}/workers/{known[each]}", LIST_S)
+        except EngineError:
+            gone.add(each)
+            raise

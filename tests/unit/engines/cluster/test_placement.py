@@ -25,12 +25,18 @@ class Ray:
 
     def __init__(self, machines: str = "aaaaaaaa") -> None:
         self.util = SimpleNamespace(
-            scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=lambda **chosen: chosen),
+            scheduling_strategies=SimpleNamespace(
+                PlacementGroupSchedulingStrategy=lambda **chosen: chosen,
+                NodeAffinitySchedulingStrategy=lambda node, soft: {"node": node, "soft": soft},
+            ),
             placement_group_table=lambda group: {"bundles_to_node_id": dict(enumerate(machines))},
         )
 
     def nodes(self) -> list[dict[str, bool]]:
         return [{"Alive": True}]
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: "this machine")
 
     def remote(self, kind: type | None = None, **about: Any) -> Any:
         if kind is None:
@@ -50,6 +56,11 @@ def test_ranks_have_a_second_thread() -> None:
     place: Any = Placement(Ray(), layout(is_shared=False), "group")  # type: ignore[arg-type]
     assert place.rank(object, 0)["concurrency_groups"] == {CONCURRENT: 1}
     assert "concurrency_groups" not in place.engine(object, 0)
+
+
+def test_the_router_runs_on_this_machine_whatever_other_machines_there_are() -> None:
+    place: Any = Placement(Ray(), layout(is_shared=False), "group")  # type: ignore[arg-type]
+    assert place.here(object)["scheduling_strategy"] == {"node": "this machine", "soft": False}
 
 
 def test_without_sharing_every_rank_and_engine_has_separate_gpus() -> None:

@@ -15,6 +15,7 @@ from asyncrl.errors import EngineRejected, EngineTimeout, ServerFailed
 from tests.virtual_time import run_virtually
 
 ROUTER_S = 15.0
+FORGET_S = 1.0
 PROBE_S = 30.0
 
 
@@ -98,6 +99,10 @@ class Log:
         await asyncio.sleep(ROUTER_S)
         self._say(f"{url} is routed")
 
+    async def forget(self, url: str) -> None:
+        await asyncio.sleep(FORGET_S)
+        self._say(f"{url} is forgotten")
+
     def _say(self, text: str) -> None:
         self.said.append((round(asyncio.get_running_loop().time(), 3), text))
 
@@ -129,7 +134,7 @@ def kept(
     async def update() -> None:
         while True:
             await asyncio.sleep(update_every_s)
-            membership.mark_synced(membership.present)
+            membership.mark_synced(membership.present, membership.num_changes)
 
     async def main() -> None:
         if unresponsive_at is not None:
@@ -232,7 +237,7 @@ def test_the_run_ends_when_no_engine_has_a_restart_left() -> None:
 
 def test_an_engine_without_restarts_is_never_started_again() -> None:
     log = kept({"a": [5.0], "b": [NEVER]}, 0, 5 * HOUR)
-    assert log.said == [(5.0, "a leaves")]
+    assert log.said == [(5.0, "a leaves"), (6.1, "a is forgotten")]
 
 
 def test_where_all_engines_are_needed_the_first_one_without_a_restart_ends_the_run() -> None:

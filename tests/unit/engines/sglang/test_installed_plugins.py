@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from asyncrl.app.assembly import _record_plugins
-from asyncrl.engines.cluster.deployment import Deployment, _Builder
+from asyncrl.engines.cluster.servers import Servers
+from asyncrl.engines.cluster.settings import Deployment
 from asyncrl.engines.sglang.client.control import EngineControl
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, missing_warning, read_plugins, start_hint
 from asyncrl.engines.sglang.labels import PLUGINS
@@ -83,9 +84,9 @@ def test_the_error_of_a_failed_start_names_a_missing_plug_in(monkeypatch: pytest
         raise ServerFailed("sglang-0 ended with code 1: no graphs")
 
     def failure(plugins: tuple[str, ...]) -> str:
-        builder: Any = SimpleNamespace(_deployment=SimpleNamespace(needed_plugins=plugins))
+        servers: Any = SimpleNamespace(_deployment=SimpleNamespace(needed_plugins=plugins))
         with pytest.raises(ServerFailed) as error:
-            asyncio.run(_Builder._first_start(builder, dies))  # noqa: SLF001
+            asyncio.run(Servers._first_start(servers, dies))  # noqa: SLF001
         return str(error.value)
 
     assert failure(("stamps",)) == "sglang-0 ended with code 1: no graphs"
@@ -111,9 +112,9 @@ def test_a_run_continues_when_an_engine_cannot_name_its_plug_ins(caplog: pytest.
         raise EngineRejected("404")
 
     control: Any = SimpleNamespace(plugins=refuses)
-    builder: Any = SimpleNamespace()
+    servers: Any = SimpleNamespace()
     server: Any = SimpleNamespace(name="sglang-0")
-    asking = _Builder._plugins_of(builder, server, control)  # noqa: SLF001
+    asking = Servers._plugins_of(servers, server, control)  # noqa: SLF001
     assert asyncio.run(asking) is None
     assert "sglang-0 did not say which plug-ins of asyncrl it has: 404" in caplog.text
 

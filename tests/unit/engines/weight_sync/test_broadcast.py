@@ -355,6 +355,27 @@ def test_a_restarted_engine_joins_the_next_group_and_is_synced_after_it() -> Non
     ]
 
 
+def test_an_engine_that_is_restarted_while_others_resume_waits_for_the_next_update() -> None:
+    async def a_starts_again(step: str) -> None:
+        if step == "continue" and membership.num_changes == 0:
+            membership.mark_lost("a")
+            membership.mark_restarted("a")
+
+    membership: EngineMembership[WeightReceiver] = EngineMembership((Engine("a"), Engine("b", step=a_starts_again)))
+
+    async def run() -> None:
+        updater = updater_of(membership, Trainer())
+        await updater.connect()
+        for version in (1, 2):
+            await updater.snapshot()
+            await updater.publish(Weights(version=version, step=version))
+            async with asyncio.timeout(1.0):
+                await (updater.wait_for_rejoined() if version == 1 else membership.wait_until_synced("a"))
+
+    run_virtually(run())
+    assert membership.num_changes == 2
+
+
 def test_without_engines_training_continues_and_a_restarted_engine_gets_its_update() -> None:
     a = Engine("a", records=True)
     membership: EngineMembership[WeightReceiver] = EngineMembership((a,))

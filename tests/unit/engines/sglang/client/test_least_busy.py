@@ -1,5 +1,7 @@
 """Requests go to the engine with the fewest, and those of one episode to the same engine."""
 
+import asyncio
+
 from asyncrl.engines.sglang.client.least_busy import BUSIER_BY, REMEMBERED_KEYS, LeastBusy
 from tests.virtual_time import run_virtually
 
@@ -50,3 +52,24 @@ def test_old_keys_are_forgotten() -> None:
     servers = LeastBusy(("one",))
     leased(servers, *map(str, range(REMEMBERED_KEYS + 10)))
     assert len(servers._last) == REMEMBERED_KEYS  # noqa: SLF001
+
+
+def test_a_request_waits_on_if_the_only_server_is_gone_again_at_once() -> None:
+    async def run() -> str:
+        servers = LeastBusy(("one",))
+        servers.remove("one")
+
+        async def lease() -> str:
+            await servers.some()
+            return servers.lease()
+
+        async with asyncio.TaskGroup() as tasks:
+            leasing = tasks.create_task(lease())
+            await asyncio.sleep(1.0)
+            servers.add("one")
+            servers.remove("one")
+            await asyncio.sleep(1.0)
+            servers.add("two")
+        return leasing.result()
+
+    assert run_virtually(run()) == ("two", 2.0)
