@@ -1,4 +1,4 @@
-"""The sockets on which a run listens, the table of docs/security.md that lists them, and the places that show a secret."""
+"""The sockets of a run, the table of docs/security.md that lists them, and the places that show a secret."""
 
 import contextlib
 import re

@@ -87,9 +87,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     victim.kill()
     outcome = launched.finish(RUN_S)
     assert outcome.code == 0, outcome.output
-    return Clients(
-        outcome=outcome, samples=_read(samples), model=model, listeners=listeners, tellers=tellers
-    )
+    return Clients(outcome=outcome, samples=_read(samples), model=model, listeners=listeners, tellers=tellers)
 
 
 def _has_samples_of_the_second_step(samples: Path) -> bool:
