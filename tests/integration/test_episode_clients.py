@@ -28,12 +28,8 @@ FLAGS = f"""
 --sglang-server-concurrency 32 --sglang-max-total-tokens 65536 --sglang-tool-call-parser hermes
 """
 """The prompt data is required; the data source does not read it."""
-TRACKER_KEY = "0123456789" * 4
-SECRETS = f"""
-sglang-api-key = "{clients.API_KEY}"
-wandb-key = "{TRACKER_KEY}"
-"""
-"""A file of the run's user; on the command line, every user of the machine would see them."""
+SECRETS = f'sglang-api-key = "{clients.API_KEY}"\n'
+"""A file of the run's user; on the command line, every user of the machine would see the key."""
 END_THINK, END = IDS["</think>"], IDS["<|im_end|>"]
 DROPPING = ("verifiers", "ten questions")
 """Clients that ask further questions: the template then shows the answers before without their thinking."""
@@ -51,7 +47,7 @@ class Clients:
     listeners: list[Listener]
     """The sockets on which the processes of the run listened after the first step."""
     tellers: list[str]
-    """The command lines and environments that had a secret in them then."""
+    """The command lines and environments that had the key in them then."""
 
     def of(self, *names: str) -> Iterator[list[dict[str, Any]]]:
         """The samples of each episode of these clients."""
@@ -79,7 +75,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     launched.wait_for_steps(1, START_S)
     processes = launched.processes()
     listeners = listening(processes, rows())
-    tellers = [each for secret in (clients.API_KEY, TRACKER_KEY) for each in showing(secret, [], processes)]
+    tellers = showing(clients.API_KEY, [], processes)
     victim = server(launched)
     launched.wait_until(lambda: _has_samples_of_the_second_step(samples), "a sample of the second step", START_S)
     victim.suspend()  # no turn that it has ends any more
@@ -124,12 +120,11 @@ def test_the_run_listens_where_the_page_on_security_says(trained: Clients) -> No
     assert not_found(trained.listeners, table) == []
 
 
-def test_given_keys_are_in_no_file_command_line_or_environment(trained: Clients) -> None:
+def test_a_given_key_is_in_no_file_command_line_or_environment(trained: Clients) -> None:
     assert trained.tellers == []
     run_dir = trained.outcome.run_dir
     assert "# sglang-api-key is secret and not written" in next(run_dir.glob("*.toml")).read_text()
-    for secret in (clients.API_KEY, TRACKER_KEY):
-        assert showing(secret, [run_dir], []) == []
+    assert showing(clients.API_KEY, [run_dir], []) == []
 
 
 def test_every_token_of_episodes_is_accounted_for(trained: Clients) -> None:
