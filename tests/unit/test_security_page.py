@@ -31,7 +31,8 @@ def test_a_table_is_read() -> None:
 
 def test_a_socket_on_every_interface_is_unlisted_where_the_page_has_the_loopback_interface() -> None:
     table = rows(TABLE)
-    assert unlisted(LISTENS, table) == not_found(LISTENS, table) == []
+    assert unlisted(LISTENS, table) == []
+    assert not_found(LISTENS, table) == []
     wide = [*LISTENS, Listener("raylet", "all"), Listener("train.py", "all"), Listener("other", "127.0.0.1")]
     assert unlisted(wide, table) == [Listener("other", "127.0.0.1"), Listener("raylet", "all")]
 
