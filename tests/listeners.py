@@ -12,7 +12,7 @@ import psutil
 from tests.programs import words_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
-ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|")
+ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|[^|]+\|[^|]+\|$")
 """The process, its socket, the address on one machine, and the address on several machines."""
 OPTIONAL = "(some runs)"
 """The words behind a socket that not every run has."""

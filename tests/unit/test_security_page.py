@@ -9,11 +9,11 @@ import psutil
 from tests.listeners import Listener, Row, listening, not_found, rows, showing, unlisted
 
 TABLE = """
-| process | socket | one machine | several machines | who connects |
-|---|---|---|---|---|
-| `raylet` | tasks | `127.0.0.1` | `node` | a token |
-| `raylet` | objects | `127.0.0.1` | `node` | a token |
-| `train.py` | gateway (some runs) | `127.0.0.1`, `all` | `node` | a key |
+| process | socket | one machine | several machines | asks for | could |
+|---|---|---|---|---|---|
+| `raylet` | tasks | `127.0.0.1` | `node` | a token | read |
+| `raylet` | objects | `127.0.0.1` | `node` | a token | read |
+| `train.py` | gateway (some runs) | `127.0.0.1`, `all` | `node` | a key | read |
 """
 LISTENS = [Listener("raylet", "127.0.0.1"), Listener("raylet", "127.0.0.1")]
 
@@ -26,7 +26,15 @@ def test_a_table_is_read() -> None:
         several_machines=frozenset({"node"}),
     )
     assert len(rows(TABLE)) == 3
+    assert rows("| `--key` | you | `a` | `b` |") == ()
+
+
+def test_every_row_of_the_page_has_known_addresses() -> None:
     assert len(rows()) > 10
+    for row in rows():
+        assert row.one_machine | row.several_machines
+        assert row.one_machine <= {"127.0.0.1"}
+        assert row.several_machines <= {"127.0.0.1", "node", "all"}
 
 
 def test_a_socket_on_every_interface_is_unlisted_where_the_page_has_the_loopback_interface() -> None:
