@@ -13,7 +13,7 @@ RAY=("${PYTHON[@]}" -m ray.scripts.scripts)
 RAY_PORT="${RAY_PORT:-6379}"                 # Ray's default
 JOIN_TIMEOUT_S="${JOIN_TIMEOUT_S:-1800}"     # time limit for all machines to join
 END_TIMEOUT_S="${END_TIMEOUT_S:-60}"         # time limit for Ray to stop; Ray itself waits 30 s for its processes
-RAY_FOLDER="${RAY_FOLDER:-/tmp/asyncrl-ray}" # not /tmp/ray, where other programs would find this Ray and join it
+RAY_FOLDER="${RAY_FOLDER:-}"                 # default: use_folder's; not /tmp/ray, where other programs would join
 export RAY_worker_niceness="${RAY_worker_niceness:-0}"
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 PROGRAM="$ROOT/train_async.py"
@@ -73,6 +73,19 @@ use_token() {
     export RAY_AUTH_TOKEN_PATH="$file"
 }
 
+# Ray makes its folder writable for every user of the machine, so it is in one that only this user enters.
+use_folder() {
+    [[ -z "$RAY_FOLDER" ]] || return 0
+    local outer="/tmp/asyncrl-$UID"
+    mkdir -p -m 700 "$outer"
+    if [[ -L "$outer" || ! -O "$outer" ]]; then
+        echo "error: $outer for Ray's files belongs to another user; remove it, or set RAY_FOLDER" >&2
+        exit 1
+    fi
+    chmod 700 "$outer"
+    RAY_FOLDER="$outer/cluster"
+}
+
 # Lend this machine's GPUs until the first machine stops Ray.  The first machine may start later.
 join_ray() {
     local deadline=$((SECONDS + JOIN_TIMEOUT_S))
@@ -84,6 +97,7 @@ join_ray() {
         sleep 2
     done
     use_token wait
+    use_folder
     exec "${RAY[@]}" start --address "$MASTER_ADDR:$RAY_PORT" --num-gpus "$1" --block --disable-usage-stats \
         --temp-dir "$RAY_FOLDER"
 }
@@ -94,11 +108,12 @@ lead_ray() {
     local nodes="$1" gpus="$2" program_pid="" code=0
     shift 2
     use_token make
+    use_folder
     trap end_children EXIT
     trap 'stop INT 130' INT
     trap 'stop TERM 143' TERM
     "${RAY[@]}" start --head --node-ip-address "$MASTER_ADDR" --port "$RAY_PORT" --num-gpus "$gpus" --block \
-        --disable-usage-stats --include-dashboard false --temp-dir "$RAY_FOLDER" &
+        --disable-usage-stats --include-dashboard false --no-monitor --temp-dir "$RAY_FOLDER" &
     local ray_pid=$!
     export RAY_ADDRESS="$MASTER_ADDR:$RAY_PORT"
     # In the background, because bash handles a signal only after a foreground command has ended.

@@ -69,6 +69,11 @@ class Launched:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        """The process id of the program itself."""
+        return self._process.pid
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the program itself."""
         self._process.send_signal(number)
@@ -102,6 +107,10 @@ class Launched:
     def members(self) -> list[psutil.Process]:
         """Every process of this run."""
         return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self._mark]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of this run, and those below it whose title has replaced their environment."""
+        return list({*self.members(), *psutil.Process(self.pid).children(recursive=True)})
 
     def end_in_time(self, code: int) -> Outcome:
         """Assert that the run, which just got a signal, ends with ``code`` and leaves nothing, in 25 s if alone."""

@@ -16,6 +16,7 @@ from asyncrl.data.tokenizer import load_tokenizer
 from tests.integration.episodes import clients
 from tests.integration.episodes.thinking_model import IDS, thinking_model
 from tests.integration.launcher import FATES, RUN_S, START_S, Launched, Outcome
+from tests.listeners import Listener, listening, not_found, rows, showing, unlisted
 from tests.programs import words_of
 
 STEPS, GROUPS = 2, 3
@@ -25,9 +26,10 @@ FLAGS = f"""
 --num-rollout {STEPS} --rollout-batch-size {GROUPS} --n-samples-per-prompt {len(clients.CLIENTS)}
 --rollout-max-response-len 128 --max-staleness 0 --lr 1e-4 --no-use-tensorboard
 --sglang-server-concurrency 32 --sglang-max-total-tokens 65536 --sglang-tool-call-parser hermes
---sglang-api-key {clients.API_KEY}
 """
 """The prompt data is required; the data source does not read it."""
+SECRETS = f'sglang-api-key = "{clients.API_KEY}"\n'
+"""A file of the run's user; on the command line, every user of the machine would see the key."""
 END_THINK, END = IDS["</think>"], IDS["<|im_end|>"]
 DROPPING = ("verifiers", "ten questions")
 """Clients that ask further questions: the template then shows the answers before without their thinking."""
@@ -42,6 +44,10 @@ class Clients:
     outcome: Outcome
     samples: list[dict[str, Any]]
     model: Path
+    listeners: list[Listener]
+    """The sockets on which the processes of the run listened after the first step."""
+    tellers: list[str]
+    """The command lines and environments that had the key in them then."""
 
     def of(self, *names: str) -> Iterator[list[dict[str, Any]]]:
         """The samples of each episode of these clients."""
@@ -57,7 +63,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     """Two steps; an engine was killed when the samples of the second one were generated."""
     folder = tmp_path_factory.mktemp("clients")
     model, samples = thinking_model(folder / "model"), folder / "samples.jsonl"
+    (folder / "agents.toml").write_text(SECRETS)
     functions = {
+        "--config": str(folder / "agents.toml"),
         "--hf-checkpoint": str(model),
         "--data-source-path": f"asyncrl.rollouts.environments.verifiers:prompts(env_id='{clients.ENVIRONMENT}')",
         "--custom-generate-function-path": f"{MODULE}:episode",
@@ -65,6 +73,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     }
     launched = Launched(folder / "run", [*FLAGS.split(), *(word for pair in functions.items() for word in pair)])
     launched.wait_for_steps(1, START_S)
+    processes = launched.processes()
+    listeners = listening(processes, rows())
+    tellers = showing(clients.API_KEY, [], processes)
     victim = server(launched)
     launched.wait_until(lambda: _has_samples_of_the_second_step(samples), "a sample of the second step", START_S)
     victim.suspend()  # no turn that it has ends any more
@@ -72,7 +83,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Clients:
     victim.kill()
     outcome = launched.finish(RUN_S)
     assert outcome.code == 0, outcome.output
-    return Clients(outcome=outcome, samples=_read(samples), model=model)
+    return Clients(outcome=outcome, samples=_read(samples), model=model, listeners=listeners, tellers=tellers)
 
 
 def _has_samples_of_the_second_step(samples: Path) -> bool:
@@ -101,6 +112,19 @@ def test_every_client_trains_although_an_engine_is_killed(trained: Clients) -> N
     assert "was ended by signal 9" in (trained.outcome.run_dir / "run.log").read_text()
     assert all(math.isfinite(row["train/grad_norm"]) and row["train/grad_norm"] > 0 for row in rows)
     assert trained.outcome.left == ()
+
+
+def test_the_run_listens_where_the_page_on_security_says(trained: Clients) -> None:
+    table = rows()
+    assert unlisted(trained.listeners, table) == []
+    assert not_found(trained.listeners, table) == []
+
+
+def test_a_given_key_is_in_no_file_command_line_or_environment(trained: Clients) -> None:
+    assert trained.tellers == []
+    run_dir = trained.outcome.run_dir
+    assert "# sglang-api-key is secret and not written" in next(run_dir.glob("*.toml")).read_text()
+    assert showing(clients.API_KEY, [run_dir], []) == []
 
 
 def test_every_token_of_episodes_is_accounted_for(trained: Clients) -> None:

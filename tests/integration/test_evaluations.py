@@ -1,10 +1,14 @@
 """Evaluations of real runs: sets with settings of a file, and a function that asks the router itself."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
 import pytest
 
-from tests.integration.launcher import QUICKSTART, ROOT, Outcome, run
+from asyncrl.engines.cluster.ray_files import session_folder
+from tests.integration.launcher import QUICKSTART, ROOT, RUN_S, START_S, Launched, Outcome, run
+from tests.listeners import showing
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -21,9 +25,23 @@ eval:
 """
 FUNCTION = """
 import json
+import urllib.error
 import urllib.request
+from pathlib import Path
+
+def status(url):
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 def evaluate(args, rollout_id, data_source, evaluation=False):
+    router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+    told = {"key": args.sglang_api_key, "without key": status(f"{router}/workers")}
+    new = Path(__file__).with_name("told.new")
+    new.write_text(json.dumps(told))
+    new.rename(new.with_suffix(".json"))
     (data_set,) = args.eval_datasets
     rows = [json.loads(line) for line in open(data_set.path).read().splitlines()][:4]
     lengths = []
@@ -31,13 +49,49 @@ def evaluate(args, rollout_id, data_source, evaluation=False):
         params = {"temperature": data_set.temperature, "max_new_tokens": data_set.max_response_len}
         body = json.dumps({"text": row[data_set.input_key], "sampling_params": params}).encode()
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {args.sglang_api_key}"}
-        url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-        request = urllib.request.Request(url, body, headers)
+        request = urllib.request.Request(f"{router}/generate", body, headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             lengths.append(json.load(answer)["meta_info"]["completion_tokens"])
     rewards = [float(length > 0) for length in lengths]
     return {data_set.name: {"rewards": rewards, "truncated": [length == 48 for length in lengths]}}
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A run whose evaluation function told its key."""
+
+    outcome: Outcome
+    key: str
+    ray_token: str
+    status_without_key: int
+    tellers: list[str]
+    """The command lines and environments that had a secret in them during the run."""
+    ray_logs: Path
+
+
+@pytest.fixture(scope="module")
+def by_function(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    folder = tmp_path_factory.mktemp("asked")
+    (folder / "mine.py").write_text(FUNCTION)
+    data = ("aime", str(HELD_OUT), "--eval-max-response-len", "48")
+    function = ("--eval-function-path", f"{folder}/mine.py:evaluate")
+    launched = Launched(folder / "run", (*QUICKSTART, *STEPS, *data, *function))
+    launched.wait_until((folder / "told.json").exists, "an evaluation", START_S)
+    told = orjson.loads((folder / "told.json").read_bytes())
+    token, processes = (Path.home() / ".ray" / "auth_token").read_text(), launched.processes()
+    tellers = [each for secret in (told["key"], token) for each in showing(secret, [], processes)]
+    (ray_logs,) = session_folder().glob(f"session_*_{launched.pid}/logs")
+    outcome = launched.finish(RUN_S)
+    assert outcome.code == 0, outcome.output
+    return Asked(
+        outcome=outcome,
+        key=told["key"],
+        ray_token=token,
+        status_without_key=told["without key"],
+        tellers=tellers,
+        ray_logs=ray_logs,
+    )
 
 
 def trained(folder: Path, *flags: str) -> Outcome:
@@ -64,8 +118,22 @@ def test_each_set_of_a_file_is_answered_with_its_own_settings(tmp_path: Path) ->
         )
 
 
-def test_a_function_of_slimes_shape_generates_through_the_router(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(FUNCTION)
-    data = ("aime", str(HELD_OUT), "--eval-max-response-len", "48")
-    rows = trained(tmp_path, *data, "--eval-function-path", f"{tmp_path}/mine.py:evaluate").rows
-    assert [row["eval/aime/reward"] for row in rows if "eval/step" in row] == [1.0, 1.0]
+def test_a_function_of_slimes_shape_generates_through_the_router(by_function: Asked) -> None:
+    assert [row["eval/aime/reward"] for row in by_function.outcome.rows if "eval/step" in row] == [1.0, 1.0]
+
+
+def test_a_random_key_and_rays_token_are_in_no_file_command_line_or_environment(by_function: Asked) -> None:
+    assert len(by_function.key) > 40
+    assert by_function.tellers == []
+    for secret in (by_function.key, by_function.ray_token):
+        assert showing(secret, [by_function.outcome.run_dir, by_function.ray_logs], []) == []
+
+
+def test_the_router_of_a_run_refuses_requests_without_its_key(by_function: Asked) -> None:
+    assert by_function.status_without_key == 401
+
+
+def test_other_users_enter_neither_the_run_directory_nor_rays(by_function: Asked) -> None:
+    assert by_function.outcome.run_dir.stat().st_mode & 0o777 == 0o700
+    assert session_folder().parent.stat().st_mode & 0o777 == 0o700
+    assert (by_function.ray_logs / "raylet.out").exists()

@@ -153,7 +153,12 @@ def test_the_first_machine_starts_the_cluster_and_the_run(script: str, stand_in:
     done = launched(script, "--num-rollout", "3", **stand_in, MASTER_ADDR="10.0.0.1")
     assert done.returncode == 7, "the program's own exit code"
     told = calls(stand_in)
-    assert any("start --head --node-ip-address 10.0.0.1 --port 6379 --num-gpus 8 --block" in call for call in told)
+    (started,) = (call for call in told if "start --head" in call)
+    assert "start --head --node-ip-address 10.0.0.1 --port 6379 --num-gpus 8 --block" in started
+    assert "--no-monitor" in started.split()
+    folder = Path(started.split("--temp-dir ")[1])
+    assert folder == Path(f"/tmp/asyncrl-{os.getuid()}/cluster")
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
     assert f"{WAITING} {GPUS[script]} 1800" in told, "it waits for all GPUs"
     (run,) = [call for call in told if "train_async.py" in call]
     assert run.endswith(" --num-rollout 3")

@@ -43,8 +43,9 @@ ELSEWHERE = {
     "fp8_utils.py",
     "loader.py",
     "fused_moe_triton/layer.py",
+    "monitor.py",
 }
-"""Folders of a run, and files of SGLang."""
+"""Folders of a run, and files of SGLang and Ray."""
 
 
 def is_there(name: str, page: Path) -> bool:

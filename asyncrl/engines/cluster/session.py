@@ -20,8 +20,8 @@ import psutil
 
 from asyncrl.engines.cluster.calls import INTERNALS as CALLS
 from asyncrl.engines.cluster.placement import INTERNALS as PLACEMENT
+from asyncrl.engines.cluster.ray_files import protect_token, session_folder
 from asyncrl.engines.cluster.ray_health import own_parts
-from asyncrl.engines.cluster.ray_token import protect_token
 from asyncrl.engines.cluster.reaper_process import PROGRAM, Reaper, announce_end_at_once, reaped
 from asyncrl.errors import ServerFailed
 from asyncrl.internals import Internal, check_internals
@@ -152,8 +152,9 @@ def _connect(ray: ModuleType, num_cpus: int) -> None:
         else:
             cpus = max(num_cpus, os.cpu_count() or 1)
             protect_token()
+            folder = str(session_folder())
             with _on_loopback(ray):
-                ray.init(address="local", include_dashboard=False, num_cpus=cpus, **quietly)
+                ray.init(address="local", include_dashboard=False, num_cpus=cpus, _temp_dir=folder, **quietly)
     except Exception as error:  # Ray raises RuntimeError, ConnectionError, RayError and the bare Exception
         raise ServerFailed(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
 

@@ -40,6 +40,13 @@ def test_ports_of_ray_workers_are_not_chosen() -> None:
     assert actors.PORTS[-1] < 32_768  # the kernel's first, for outgoing connections
 
 
+def test_ray_can_be_started_without_its_autoscaler() -> None:
+    """The launch script's flag is hidden in Ray; the autoscaler's metrics would listen on every interface."""
+    from ray.scripts.scripts import start
+
+    assert "--no-monitor" in {name for option in start.params for name in option.opts}
+
+
 def test_a_port_is_chosen_once_while_the_process_lives_that_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
     few = NetworkPlace().free_ports(8)
     NetworkPlace().free_ports(0)

@@ -1,10 +1,12 @@
-"""The token without which Ray runs nothing: random, and in a file that only its owner reads."""
+"""The files of Ray that only this user reads: the token without which Ray runs nothing, and the files of a session."""
 
 import logging
 import os
 import secrets
 from pathlib import Path
 from uuid import uuid4
+
+from asyncrl.errors import ServerFailed
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,29 @@ def protect_token() -> None:
             _protect(path)
         except OSError as error:  # Ray says what it needs
             logger.warning("%s with Ray's token is not protected from other users: %s", path, error.strerror)
+
+
+def session_folder() -> Path:
+    """Return a folder for Ray's logs and sockets, in one that only this user enters.
+
+    Ray makes its own folders writable for every user, who could put another program's socket in the place of Ray's.
+    RAY_TMPDIR overrides the place, which is then as open as Ray makes it.
+
+    Raises ServerFailed.
+    """
+    if "RAY_TMPDIR" in os.environ:
+        return Path(os.environ["RAY_TMPDIR"]) / "ray"
+    folder = Path(os.environ.get("TMPDIR") or "/tmp") / f"asyncrl-{os.getuid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or folder.is_symlink():
+            raise ServerFailed(f"{folder} for Ray's files belongs to another user; remove it, or set RAY_TMPDIR")
+        if found.st_mode & _OTHERS:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise ServerFailed(f"no folder {folder} for Ray's files (RAY_TMPDIR): {error.strerror}") from error
+    return folder / "ray"
 
 
 def _protect(path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Rendezvous stores of torch listen at one address, and gloo and NCCL stay on the loopback interface."""
+
+import importlib
+import os
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import pytest
+
+from asyncrl.engines import listening
+from asyncrl.engines.listening import bind_stores, loopback_variables
+
+
+def addresses(port: int) -> set[str]:
+    """The addresses at which this process listens on ``port``."""
+    return {
+        each.laddr.ip.removeprefix("::ffff:")
+        for each in psutil.Process().net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+    }
+
+
+def test_a_store_listens_at_its_hosts_address_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    theirs = importlib.import_module("torch.distributed").TCPStore
+    monkeypatch.setattr(rendezvous, "TCPStore", theirs)  # an earlier test may have bound it
+    bind_stores()
+    bound = rendezvous.TCPStore
+    assert bound is not theirs
+    bind_stores()
+    assert rendezvous.TCPStore is bound
+    asked = {"world_size": 1, "is_master": True, "timeout": timedelta(seconds=5), "multi_tenant": False}
+    store = bound(host_name="127.0.0.1", port=0, **asked)
+    assert addresses(store.port) == {"127.0.0.1"}
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def test_an_address_of_another_machine_is_left_to_torch() -> None:
+    assert listening._listener("203.0.113.7", 0) is None  # noqa: SLF001
+
+
+def test_only_a_run_on_one_machine_stays_on_the_loopback_interface() -> None:
+    assert loopback_variables("10.0.0.1", {}) == {}
+    given = {"GLOO_SOCKET_IFNAME": "eth7"}
+    assert loopback_variables("127.0.0.1", given) == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "lo"}
+    assert set(loopback_variables("127.0.0.1")) == {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+    assert loopback_variables("127.0.0.1", os.environ) == loopback_variables("127.0.0.1")
