@@ -6,11 +6,8 @@ from typing import Any
 
 import torch
 
-from asyncrl.internals import Internal, check_internals
 from asyncrl.quick_imports import quick_imports
 
-INTERNALS = (Internal(name="torch.compile", used_in=__name__),)
-"""Names that may change with the library: see docs/internals.md."""
 UNUSED = ("flash_attn", "flashinfer", "wandb")
 """Libraries that Megatron imports if it can, and that a trainer on a CPU does not use: 2 s of CPU time."""
 
@@ -21,7 +18,6 @@ def cpu_imports() -> Iterator[None]:
 
     ``emulate_cuda`` forbids compilation anyway; but a call of ``torch.compile`` imports the compiler, in 1 s.
     """
-    check_internals(INTERNALS)
     compiled = torch.compile
     torch.compile = _as_it_is  # type: ignore[assignment]
     try:
