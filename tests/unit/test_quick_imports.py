@@ -1,10 +1,10 @@
 import gc
-import importlib
+import importlib.metadata
 import sys
 
 import pytest
 
-from asyncrl.quick_imports import quick_imports
+from asyncrl.quick_imports import packages_distributions, quick_imports
 
 
 def test_a_hidden_library_cannot_be_imported_in_the_block_alone() -> None:
@@ -23,3 +23,11 @@ def test_a_failed_import_leaves_nothing_hidden() -> None:
         importlib.import_module("no_such_library")
     assert sys.modules.get("colorsys", sys) is not None
     assert gc.isenabled()
+
+
+def test_packages_have_the_distributions_that_the_standard_library_finds() -> None:
+    expected = importlib.metadata.packages_distributions()
+    found = packages_distributions()
+    assert {name: sorted(each) for name, each in found.items()} == {
+        name: sorted(each) for name, each in expected.items()
+    }
