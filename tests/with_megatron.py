@@ -3,12 +3,13 @@
 import gc
 import importlib
 import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.megatron_imports import megatron_imports
 
 MANY_THREADS = 100
 
@@ -16,8 +17,7 @@ MANY_THREADS = 100
 def import_megatron() -> None:
     """Import Megatron before pytest turns warnings into errors: importing it warns about absent libraries."""
     torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with megatron_imports():
         importlib.import_module("asyncrl.engines.megatron.rank")
         importlib.import_module("megatron.core.models.mimo.optimizer")  # get_megatron_optimizer imports it when called
 

@@ -16,6 +16,7 @@ LEAVES = {"types", "token_columns", "errors", "episodes", "internals", "protocol
     "event_loop",
     "outages",
     "plain_text",
+    "quick_imports",
 }
 MODELS = {"models", "models.families"}
 CONFIG = {"config", "config.areas", "config.slime"}
@@ -34,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "outages": {"errors", "event_loop", "protocols"},
     "plain_text": set(),
     "protocols": {"types"},
+    "quick_imports": set(),
     "algorithms": set(),
     "buffer": {"types", "token_columns", "errors"},
     "capacity": CONFIG | {"errors", "models"},

@@ -8,6 +8,7 @@ import os
 import random
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from asyncrl.engines.megatron.setup.settings import TrainerSettings
 from asyncrl.engines.server_process import ServerProcess
 from asyncrl.errors import ServerFailed
 from asyncrl.internals import naming_imports
+from asyncrl.quick_imports import quick_imports
 
 CONCURRENT = "concurrent"
 """Ray's concurrency group for calls that cannot wait until a training step has ended.
@@ -99,7 +101,7 @@ class RankActor(NetworkPlace):
         os.environ.update(loopback_variables(address))
         if settings.device == "cpu":  # Ray hides no GPU from an actor that requested none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        with naming_imports():
+        with naming_imports(), _imports_for(settings.device):
             from asyncrl.engines.megatron.rank import MegatronRank
 
         self._rank = MegatronRank(settings, rank, world_size, address, port)
@@ -110,6 +112,15 @@ class RankActor(NetworkPlace):
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the rank, on the thread of the caller's concurrency group, by default the main group's."""
         return getattr(self._rank, method)(*args, **kwargs)
+
+
+def _imports_for(device: str) -> AbstractContextManager[None]:
+    """The context in which to import Megatron."""
+    if device != "cpu":
+        return quick_imports()
+    from asyncrl.engines.megatron.setup.cpu_imports import cpu_imports
+
+    return cpu_imports()
 
 
 def _is_free(port: int) -> bool:

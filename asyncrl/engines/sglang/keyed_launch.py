@@ -9,9 +9,11 @@ Every user of a machine can read the command lines of its processes, and childre
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from asyncrl.internals import Internal, check_internals
+from asyncrl.quick_imports import quick_imports
 
 _THIS = "asyncrl.engines.sglang.keyed_launch"  # ``__name__`` is ``__main__`` here
 
@@ -67,15 +69,17 @@ def _read_key() -> str:
 
 def _serve(flags: list[str], key: str) -> None:
     """Do what ``python -m sglang.launch_server`` does."""
-    from sglang.launch_server import run_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
-    from sglang.srt.utils import kill_process_tree
+    with quick_imports():
+        from sglang.launch_server import run_server
+        from sglang.srt.plugins import load_plugins
+        from sglang.srt.server_args import prepare_server_args
+        from sglang.srt.utils import kill_process_tree
 
-    check_internals(INTERNALS)
-    load_plugins()
-    server_args = prepare_server_args(flags)
-    server_args.api_key = HiddenKey(key)
+        check_internals(INTERNALS)
+        load_plugins()
+        server_args = prepare_server_args(flags)
+        server_args.api_key = HiddenKey(key)
+        import_module("sglang.srt.entrypoints.http_server")  # most of sglang; run_server would import it next
     try:
         run_server(server_args)
     finally:

@@ -7,7 +7,6 @@ The program is one of the ranks that call ``run``.
 
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,29 +17,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, model_parallel_cuda_manual_seed
 
-from asyncrl.engines.megatron.model.attention import packed_row
-from asyncrl.engines.megatron.model.build import build_model
-from asyncrl.engines.megatron.model.packing import Example, Packing, microbatches, part_of
-from asyncrl.engines.megatron.model.routing import RoutingReplay
-from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
-from asyncrl.engines.megatron.weights.fp8 import BlockFp8, fp8_of
-from asyncrl.engines.megatron.weights.gathering import whole_weights
-from asyncrl.engines.megatron.weights.hf_weights import (
-    export_bucket,
-    export_hf,
-    load_hf,
-    plan_buckets,
-    splits_of,
-    to_hf,
-)
-from asyncrl.engines.megatron.weights.sharding import all_weights, local_weights
+    from asyncrl.engines.megatron.model.attention import packed_row
+    from asyncrl.engines.megatron.model.build import build_model
+    from asyncrl.engines.megatron.model.packing import Example, Packing, microbatches, part_of
+    from asyncrl.engines.megatron.model.routing import RoutingReplay
+    from asyncrl.engines.megatron.setup.cpu_emulation import emulate_cuda
+    from asyncrl.engines.megatron.weights.fp8 import BlockFp8, fp8_of
+    from asyncrl.engines.megatron.weights.gathering import whole_weights
+    from asyncrl.engines.megatron.weights.hf_weights import (
+        export_bucket,
+        export_hf,
+        load_hf,
+        plan_buckets,
+        splits_of,
+        to_hf,
+    )
+    from asyncrl.engines.megatron.weights.sharding import all_weights, local_weights
+
 from asyncrl.models.shape import ModelShape, read_shape
 from asyncrl.token_columns import Routes
 

@@ -7,7 +7,6 @@ The last line of the output is JSON: the result of ``run`` for each case that ha
 
 import json
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
     from asyncrl.engines.megatron.rank import MegatronRank
 
 from asyncrl.config.areas.parallel import ParallelConfig

@@ -7,7 +7,6 @@ The last line of the output is JSON: the result of ``run`` for each case that ha
 
 import json
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,8 +16,9 @@ from typing import Any
 
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
     from asyncrl.engines.megatron.rank import MegatronRank
 
 from asyncrl.config.areas.parallel import ParallelConfig

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from asyncrl.config.areas import ModelConfig, TrainConfig
 from asyncrl.engines.cluster.actors import NetworkPlace
@@ -26,6 +25,8 @@ def write_checkpoint(
     folder: Path, *, moe: bool = False, tied: bool = False, dtype: str = "float32", **shape: Any
 ) -> Path:
     """Write a random model whose norms and weights are so far from their initial values that errors show."""
+    import transformers  # here, because the processes of tests import this module and write no checkpoint
+
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,

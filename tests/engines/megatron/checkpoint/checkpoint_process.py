@@ -6,15 +6,15 @@ python -m tests.engines.megatron.checkpoint.checkpoint_process CHECKPOINT ROOT
 import resource
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
     from tests.engines.megatron.tiny import one_rank, random_batch, trainer_settings
 
 from tests.save_targets import target as target_of

@@ -7,15 +7,15 @@ The last line of the output is JSON: the lines of the check, or its error, by ca
 
 import json
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
     from asyncrl.engines.megatron.rank import MegatronRank
 
 from asyncrl.config.areas.parallel import ParallelConfig

@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.engines.megatron.fast_step.head import plain_logprobs
-from asyncrl.engines.megatron.model.logprobs import FurtherIds, TokenLogprobs, over_kept_ids, token_logprobs
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
+    from asyncrl.engines.megatron.fast_step.head import plain_logprobs
+    from asyncrl.engines.megatron.model.logprobs import FurtherIds, TokenLogprobs, over_kept_ids, token_logprobs
 
 TEMPERATURE = 0.7
 COUNTS = np.array([3, 0, 1, 5, 0, 0, 2, 2, 2, 4, 0, 7, 1], np.int32)

@@ -7,7 +7,6 @@ The last line of the output is JSON: the result of ``run`` for each case.
 
 import json
 import sys
-import warnings
 from array import array
 from dataclasses import replace
 from functools import partial
@@ -16,8 +15,9 @@ from typing import Any
 
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
     from asyncrl.engines.megatron.rank import MegatronRank
 
 from asyncrl.compat import SlimeArgs

@@ -7,7 +7,6 @@ The last line of the output is JSON: the result of ``trained`` for each case.
 
 import json
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +14,9 @@ from typing import Any, Self
 
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
     from asyncrl.engines.megatron.rank import MegatronRank
 
 from asyncrl.config.areas.parallel import ParallelConfig

@@ -11,14 +11,14 @@ import json
 import os
 import runpy
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
     from megatron.core import dist_checkpointing
 
     import asyncrl.engines.megatron.checkpoint.saver  # noqa: F401 (without it Megatron's writer starts a process)

@@ -16,8 +16,12 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
-from asyncrl.engines.megatron.weights.update_group import join_update_group
-from asyncrl.engines.megatron.weights.weight_sender import _Sending
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
+    from asyncrl.engines.megatron.weights.update_group import join_update_group
+    from asyncrl.engines.megatron.weights.weight_sender import _Sending
+
 from asyncrl.engines.sglang.labels import DIRECT
 from asyncrl.engines.sglang.plugin.direct import DirectUpdates, around_join
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon

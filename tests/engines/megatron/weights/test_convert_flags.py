@@ -1,13 +1,13 @@
 """The flags of slime's converters, as its guides print them."""
 
-import warnings
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+from tests.megatron_imports import megatron_imports
+
+with megatron_imports():
     from asyncrl.engines.megatron.weights import convert
 
 from asyncrl.engines.megatron.checkpoint.directory import read_notes

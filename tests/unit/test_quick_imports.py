@@ -1,0 +1,33 @@
+import gc
+import importlib.metadata
+import sys
+
+import pytest
+
+from asyncrl.quick_imports import packages_distributions, quick_imports
+
+
+def test_a_hidden_library_cannot_be_imported_in_the_block_alone() -> None:
+    sys.modules.pop("this", None)
+    with quick_imports("colorsys", "os"):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("colorsys")
+        assert importlib.import_module("os").getpid() > 0  # it was imported before
+        assert not gc.isenabled()
+    assert importlib.import_module("colorsys").rgb_to_hsv(1.0, 0.0, 0.0) == (0.0, 1.0, 1.0)
+    assert gc.isenabled()
+
+
+def test_a_failed_import_leaves_nothing_hidden() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"), quick_imports("colorsys"):
+        importlib.import_module("no_such_library")
+    assert sys.modules.get("colorsys", sys) is not None
+    assert gc.isenabled()
+
+
+def test_packages_have_the_distributions_that_the_standard_library_finds() -> None:
+    expected = importlib.metadata.packages_distributions()
+    found = packages_distributions()
+    assert {name: sorted(each) for name, each in found.items()} == {
+        name: sorted(each) for name, each in expected.items()
+    }
