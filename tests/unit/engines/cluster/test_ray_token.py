@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.engines.cluster.ray_token import protect_token
+from asyncrl.engines.cluster.ray_files import protect_token
 
 
 @pytest.fixture
