@@ -7,8 +7,8 @@ import pytest
 from asyncrl.quick_imports import packages_distributions, quick_imports
 
 
-def test_a_hidden_library_cannot_be_imported_in_the_block_alone() -> None:
-    sys.modules.pop("this", None)
+def test_a_hidden_library_cannot_be_imported_in_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with quick_imports("colorsys", "os"):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("colorsys")
@@ -18,10 +18,11 @@ def test_a_hidden_library_cannot_be_imported_in_the_block_alone() -> None:
     assert gc.isenabled()
 
 
-def test_a_failed_import_leaves_nothing_hidden() -> None:
+def test_a_failed_import_leaves_nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with pytest.raises(ModuleNotFoundError, match="no_such_library"), quick_imports("colorsys"):
         importlib.import_module("no_such_library")
-    assert sys.modules.get("colorsys", sys) is not None
+    assert "colorsys" not in sys.modules
     assert gc.isenabled()
 
 
