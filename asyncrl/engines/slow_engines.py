@@ -57,6 +57,12 @@ class SlowEngines:
         self._min_left = max(2, num_engines // 2 + 1)
         self._last = dict[str, DecodingSpeed]()
         """The speeds of the last observation, by URL."""
+        self._measured = dict[str, DecodingSpeed]()
+        """The last fresh speed by URL.
+
+        The others are idle while the run waits for the answers of the slow engine, and are compared by their earlier
+        speed.
+        """
         self._below = dict[str, int]()
         """Observations in a row in which an engine was below the share, by URL."""
         self._slow = dict[str, str]()
@@ -67,28 +73,30 @@ class SlowEngines:
         self.num_found = 0
         """Engines found slow so far."""
 
-    def observe(self, speeds: Mapping[str, DecodingSpeed], num_serving: int) -> None:
-        """Take one observation of ``num_serving`` engines, by URL; engines that did not answer are left out.
+    def observe(self, speeds: Mapping[str, DecodingSpeed | None]) -> None:
+        """Take one observation of all serving engines, by URL; None for an engine that did not answer.
 
         At most one engine is found slow at once, because the median changes without it.
         """
-        fresh = {url: speed for url, speed in speeds.items() if self._is_fresh(url, speed)}
-        self._last = dict(speeds)
-        if len(fresh) < MIN_ENGINES:
+        answers = {url: speed for url, speed in speeds.items() if speed is not None}
+        fresh = {url: speed for url, speed in answers.items() if self._is_fresh(url, speed)}
+        self._last = answers
+        self._measured = {url: speed for url, speed in (self._measured | fresh).items() if url in speeds}
+        if len(self._measured) < MIN_ENGINES:
             return
-        together = median(speed.tokens_per_s for speed in fresh.values())
-        each = median(speed.per_request for speed in fresh.values())
+        together = median(speed.tokens_per_s for speed in self._measured.values())
+        each = median(speed.per_request for speed in self._measured.values())
         ratios = {url: max(speed.tokens_per_s / together, speed.per_request / each) for url, speed in fresh.items()}
         for url, ratio in ratios.items():
             self._below[url] = self._below.get(url, 0) + 1 if ratio < self._share else 0
-        slow = [url for url in ratios if self._below[url] >= NUM_BELOW]
         self._kept.intersection_update(url for url, below in self._below.items() if below)
+        slow = [url for url in ratios if self._below[url] >= NUM_BELOW]
         if slow:
-            self._report(min(slow, key=ratios.__getitem__), fresh, each, num_serving)
+            self._report(min(slow, key=ratios.__getitem__), each, len(speeds))
 
     async def wait_until_slow(self, url: str) -> str:
         """Return the reason once this engine is slow; observations before the call do not count."""
-        for known in (self._below, self._slow, self._last):
+        for known in (self._below, self._last, self._measured, self._slow):
             known.pop(url, None)
         while url not in self._slow:
             await self._found_event.wait()
@@ -103,11 +111,11 @@ class SlowEngines:
         is_new = last is None or last.tokens_per_s != speed.tokens_per_s
         return speed.running >= MIN_RUNNING and speed.tokens_per_s > 0 and is_new
 
-    def _report(self, url: str, speeds: Mapping[str, DecodingSpeed], usual: float, num_serving: int) -> None:
+    def _report(self, url: str, usual: float, num_serving: int) -> None:
         """Find the engine slow, or warn once if too few engines would be left."""
         why = (
-            f"decodes {speeds[url].per_request:.1f} tokens/s per request, and the median of {len(speeds)} engines is "
-            f"{usual:.1f} (--slow-engine-share {self._share:g})"
+            f"decodes {self._measured[url].per_request:.1f} tokens/s per request, and the median of "
+            f"{len(self._measured)} engines is {usual:.1f} (--slow-engine-share {self._share:g})"
         )
         if num_serving > self._min_left:
             self.num_found += 1
@@ -116,4 +124,4 @@ class SlowEngines:
             self._found_event = asyncio.Event()
         elif url not in self._kept:
             self._kept.add(url)
-            logger.warning("%s %s; it stays, because %d of the others must serve", url, why, self._min_left)
+            logger.warning("%s %s; it stays, because at least %d engines must serve", url, why, self._min_left)

@@ -166,10 +166,8 @@ class EngineSupervisor:
         while True:
             await asyncio.sleep(OBSERVE_EVERY_S)
             serving = [engine for engine in self.engines if engine.server.name not in self._lost]
-            speeds = dict(
-                zip([engine.url for engine in serving], await together(list(map(_speed, serving))), strict=True)
-            )
-            self._slow.observe({url: speed for url, speed in speeds.items() if speed is not None}, len(serving))
+            speeds = await together([_speed(engine) for engine in serving])
+            self._slow.observe({engine.url: speed for engine, speed in zip(serving, speeds, strict=True)})
 
     async def _keep(self, engine: StartedEngine) -> None:
         watch: Callable[[], Awaitable[None]] = partial(self._watch, engine)

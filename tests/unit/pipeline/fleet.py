@@ -22,12 +22,19 @@ START_S = 20.0
 class Engine:
     """A fake engine, its server and its control."""
 
-    def __init__(self, number: int, create: Callable[..., FakeEngine], seconds_per_token: float, noise: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        create: Callable[..., FakeEngine],
+        seconds_per_token: float,
+        draws: random.Random,
+        noise: float,
+    ) -> None:
         self.url = self.name = f"engine-{number}"
         self.starts = 0
         self._create = partial(create, seconds_per_token=seconds_per_token)
         self._calls = CallsInFlight()
-        self._noise = random.Random(number), noise
+        self._noise = draws, noise
         self._renewed()
 
     def _renewed(self) -> None:
@@ -88,6 +95,7 @@ class Fleet:
         speeds: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
         noise: float = 0.3,
         share: float = 0.5,
+        seed: int = 0,
         seconds_per_token: float,
         **about: Any,
     ) -> None:
@@ -95,7 +103,8 @@ class Fleet:
         self.engines = {
             engine.url: engine
             for engine in (
-                Engine(number, create, seconds_per_token / speed, noise) for number, speed in enumerate(speeds)
+                Engine(number, create, seconds_per_token / speed, random.Random(seed + number), noise)
+                for number, speed in enumerate(speeds)
             )
         }
         self._choices = LeastBusy(tuple(self.engines))
