@@ -90,9 +90,9 @@ class SlowEngines:
         for url, ratio in ratios.items():
             self._below[url] = self._below.get(url, 0) + 1 if ratio < self._share else 0
         self._kept.intersection_update(url for url, below in self._below.items() if below)
-        slow = [url for url in ratios if self._below[url] >= NUM_BELOW]
+        slow = [url for url in ratios if self._below[url] >= NUM_BELOW and url not in self._slow]
         if slow:
-            self._report(min(slow, key=ratios.__getitem__), each, len(speeds))
+            self._report(min(slow, key=ratios.__getitem__), each, len(speeds.keys() - self._slow.keys()))
 
     async def wait_until_slow(self, url: str) -> str:
         """Return the reason once this engine is slow; observations before the call do not count."""

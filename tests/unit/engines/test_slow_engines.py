@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from asyncrl.engines.slow_engines import NUM_BELOW, DecodingSpeed, SlowEngines
+from tests.virtual_time import run_virtually
 
 Speeds = Mapping[str, tuple[float, int] | None]
 """Tokens per second of all requests, and running requests, by engine."""
@@ -94,23 +95,23 @@ def test_an_engine_stays_if_half_of_the_engines_would_be_left(caplog: pytest.Log
 
 
 def test_the_slowest_of_several_is_drained_first_and_its_past_is_forgotten() -> None:
-    async def main() -> tuple[str, SlowEngines]:
-        engines = SlowEngines(0.5, 7)
-        waiting = asyncio.create_task(engines.wait_until_slow("e"))
-        await asyncio.sleep(0)
-        observed(engines, {**FAST, "f": (305.0, 31), "g": (305.0, 32), "d": (32.0, 32), "e": (16.0, 32)})
-        return await waiting, engines
+    async def main() -> str:
+        engines, found = SlowEngines(0.5, 7), asyncio.Event()
 
-    why, engines = asyncio.run(main())
+        async def wait() -> str:
+            why = await engines.wait_until_slow("e")
+            found.set()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await engines.wait_until_slow("e")
+            return why
+
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(wait())
+            await asyncio.sleep(0)
+            observed(engines, {**FAST, "f": (305.0, 31), "g": (305.0, 32), "d": (32.0, 32), "e": (16.0, 32)})
+            await found.wait()
+        return waiting.result()
+
+    why, _ = run_virtually(main())
     assert why.startswith("decodes 0.5 tokens/s per request, and the median of 7 engines is 9.7")
-    again = asyncio.run(forgotten(engines, "e"))
-    assert again
-
-
-async def forgotten(engines: SlowEngines, url: str) -> bool:
-    """Whether a new wait for the engine does not end at once."""
-    waiting = asyncio.create_task(engines.wait_until_slow(url))
-    await asyncio.sleep(0)
-    waits = not waiting.done()
-    waiting.cancel()
-    return waits

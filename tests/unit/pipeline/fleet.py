@@ -43,7 +43,7 @@ class Engine:
 
     def slow_down(self, times: float) -> None:
         """Decode ``times`` slower, until the next restart."""
-        self.fake._seconds_per_token *= times
+        self.fake.seconds_per_token *= times
 
     async def generate(self, request: Request, on_chunk: Callable[[Chunk], None]) -> FinishReason:
         def count(chunk: Chunk) -> None:
@@ -139,7 +139,9 @@ class Fleet:
             self._choices.release(url)
 
     async def interrupt(self) -> None:
-        await asyncio.gather(*[each.fake.interrupt() for each in self.engines.values()])
+        async with asyncio.TaskGroup() as tasks:
+            for each in self.engines.values():
+                tasks.create_task(each.fake.interrupt())
 
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
         return await next(iter(self.engines.values())).fake.score(token_ids, start)
