@@ -33,7 +33,7 @@ class DecodingSpeed:
     """The decoding speed of an engine, as it measured it last."""
 
     tokens_per_s: float
-    """Of all requests together; 0 if it has measured none since a pause."""
+    """The sum over all requests; 0 if it has measured nothing since a pause."""
     running: int
     """Requests being decoded."""
 

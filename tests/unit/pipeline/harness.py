@@ -153,6 +153,7 @@ class World:
     max_episodes: int | None = None
     """Four times the slots by default."""
     make_engine: Callable[..., Any] = FakeEngine
+    """Creates the engine, from the arguments of a FakeEngine."""
     beneath: Callable[[], Coroutine[Any, Any, None]] | None = None
     """A coroutine function that runs beneath training until it is cancelled."""
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
@@ -167,7 +168,7 @@ class World:
 
     async def main(self) -> None:
         """Run inside an event loop."""
-        self.engine = self.make_engine(
+        self.engine: FakeEngine = self.make_engine(
             self.lengths,
             seconds_per_token=self.seconds_per_token,
             chunk=self.chunk,
