@@ -176,7 +176,7 @@ class World:
             routes=self.routes,
         )
         if self.score is not None:
-            self.engine.score = self.score  # type: ignore[method-assign]
+            self.engine.score = self.score
         self.trainer = FakeTrainer(self.train_seconds, self.spoils)
         self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, is_copied=self.trains_during_updates)
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
