@@ -199,7 +199,8 @@ class World:
         )
         if self.ends_early_s is not None:
             asyncio.get_running_loop().call_later(self.ends_early_s, self.early_end.ask, "SIGTERM", 10.0)
-        beneath = [each for each in (self.source and self.source.run, self.beneath) if each is not None]
+        source = [] if self.source is None else [self.source.run]
+        beneath = [*source, *([] if self.beneath is None else [self.beneath])]
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(each()) for each in beneath]
