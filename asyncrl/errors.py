@@ -162,6 +162,10 @@ class ServerFailed(AsyncRLError):
     """A process that we started died or did not get ready."""
 
 
+class EngineSlow(ServerFailed):
+    """An engine decodes far slower than the others."""
+
+
 class ForeignServer(ServerFailed):
     """Another program answers at the address of one of our servers; it accepts every key, or not the run's."""
 

@@ -353,6 +353,7 @@ def _parts(
         gpu_sharing=running.gpu_sharing,
         early_end=early_end,
         num_serving=lambda: len(running.engine.urls),
+        num_slow=lambda: running.supervisor.num_slow,
     )
 
 

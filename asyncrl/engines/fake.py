@@ -48,7 +48,8 @@ class FakeEngine:
         self.requests: list[Request] = []
         self._weights = Weights(version=0, step=0)
         self._lengths = lengths
-        self._seconds_per_token = seconds_per_token
+        self.seconds_per_token = seconds_per_token
+        """A test may change it at any time."""
         self._chunk = chunk
         self._failures = failures or {}
         self._routes = routes
@@ -84,7 +85,7 @@ class FakeEngine:
 
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
         """See ``RolloutEngine.score``."""
-        await asyncio.sleep(self._seconds_per_token)
+        await asyncio.sleep(self.seconds_per_token)
         return _logprobs(token_ids, start, self._weights.step)
 
     async def pause(self) -> None:
@@ -156,11 +157,11 @@ class FakeEngine:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            async with asyncio.timeout(size * self._seconds_per_token):
+            async with asyncio.timeout(size * self.seconds_per_token):
                 await self._interrupted.wait()
         except TimeoutError:
             return False, size
-        return True, min(size, int((clock() - began) / self._seconds_per_token))
+        return True, min(size, int((clock() - began) / self.seconds_per_token))
 
 
 class FakeUpdater:

@@ -138,6 +138,8 @@ class StepFacts:
     """Differences between the log-probs of engines and trainer by metric name (``metrics/mismatch``)."""
     num_engines: int | None = None
     """Engines that get requests after the step; None if unknown."""
+    num_slow_engines: int | None = None
+    """Engines that were drained because they were slow, since the start; None if unknown."""
     update_wait_s: float | None = None
     """Seconds that training waited until its weights were copied, or sent, for the update after this step."""
     hooks_s: float | None = None

@@ -74,9 +74,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "aborts",
         "attempt",
-        "ended on purpose: for a weight update (--weight-update-mode abort), or to give the trainer the GPUs",
+        "ended on purpose: for a weight update (--weight-update-mode abort), to give the trainer the GPUs, or to drain "
+        "a slow engine",
     ),
     Metric("engines/serving", "engine", "engines that get requests, now; fewer while one is lost"),
+    Metric(
+        "engines/slow", "engine", "drained and restarted because they were slow (--slow-engine-share), since the start"
+    ),
     Metric("samples/in_flight", "sample", "slots in use, now"),
     Metric("samples/slots", "sample", "slots in total"),
     Metric("samples/limit", "sample", "slots that the engines' KV caches can serve, now"),

@@ -73,6 +73,7 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **_times(facts),
         **(_update(facts.update) if facts.update else {}),
         **({} if facts.num_engines is None else {"engines/serving": facts.num_engines}),
+        **({} if facts.num_slow_engines is None else {"engines/slow": facts.num_slow_engines}),
         **({} if facts.update_wait_s is None else {"time/update_wait_s": facts.update_wait_s}),
         **({} if facts.hooks_s is None else {"time/hooks_s": facts.hooks_s}),
         **({} if facts.checkpoint_s is None else {"time/checkpoint_s": facts.checkpoint_s}),

@@ -107,6 +107,8 @@ class Parts:
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
     num_serving: Callable[[], int] | None = None
     """Returns the number of engines that get requests; None if unknown."""
+    num_slow: Callable[[], int] | None = None
+    """Returns how often an engine was drained because it was slow; None if unknown."""
 
 
 async def train(
@@ -252,6 +254,7 @@ class _Run:
             step_s=loop_time() - start,
             loop_lag_ms=parts.loop_lag.take_max_ms(),
             num_engines=None if parts.num_serving is None else parts.num_serving(),
+            num_slow_engines=None if parts.num_slow is None else parts.num_slow(),
             logprob_diff=trained.logprob_diff,
             update_wait_s=update_wait_s,
             hooks_s=hooks_s,

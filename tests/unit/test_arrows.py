@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines.megatron.weights": MEGATRON_INPUTS
     | {"engines.weight_sync", "engines.megatron.checkpoint", "engines.megatron.model", EMULATION},
     "engines.sglang": LEAVES | {"engines"},
-    "engines.sglang.client": LEAVES | {"engines.sglang", "engines.weight_sync"},
+    "engines.sglang.client": LEAVES | {"engines", "engines.sglang", "engines.weight_sync"},
     "engines.sglang.plugin": LEAVES | {"engines", "engines.sglang", "engines.weight_sync"},
     "engines.weight_sync": LEAVES | {"engines"},
     "held_out": {"types"},

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from asyncrl.config.areas.ranges import above, at_least, refuse
+from asyncrl.config.areas.ranges import above, at_least, must, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,11 @@ class FailureConfig:
         "continues with the other engines until one is an hour old. Default: 3, or 0 with --colocate, where every "
         "engine is needed.",
     ] = None
+    slow_engine_share: Annotated[
+        float,
+        "Share of the engines' median decoding speed below which an engine is drained and restarted. It needs three "
+        "engines. With 0, none is.",
+    ] = 0.5
     max_failed_groups: Annotated[int, "Number of failed groups in a row that ends the run."] = 16
     max_failed_saves: Annotated[
         int, "Number of failed checkpoints in a row that ends the run; a failed last checkpoint ends it with an error."
@@ -59,4 +64,8 @@ class FailureConfig:
             + above(self, 0, "request_timeout_s", "control_timeout_s", "reward_timeout_s", "train_timeout_s")
             + above(self, 0, "watchdog_timeout_s")
             + at_least(self, 0, "reward_outage_s", "max_row_failures", "skip_nonfinite_steps", "grace_s")
+            + must(
+                0 <= self.slow_engine_share < 1,
+                f"slow-engine-share must be at least 0 and below 1, got {self.slow_engine_share}",
+            )
         )

@@ -195,6 +195,7 @@ class _Builder:
                 engine,
                 max_restarts=max_engine_restarts(failures, cluster),
                 min_engines=cluster.num_engines if cluster.colocate else 1,
+                slow_share=0.0 if cluster.colocate else failures.slow_engine_share,
             ),
             router=None if router is None else RouterSupervisor(router, engine),
             release_resources=self._placement.release_resources,

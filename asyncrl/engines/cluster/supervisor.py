@@ -1,10 +1,11 @@
 """Restarts engines that end, and keeps the membership and the request pool up to date.
 
-    ends or is unresponsive ─▶ gets no more requests ─▶ restarted ─▶ takes part in an update ─▶ gets requests directly
+    ends, hangs or is slow ─▶ gets no more requests ─▶ restarted ─▶ takes part in an update ─▶ gets requests directly
                                                                                              ─▶ through the router
 
 Samples that were on the engine keep the tokens that had arrived.  They resume on another engine, or on this one once it
-is back.  An engine whose restarts of the last hour are used up is left out until one of them is an hour old; meanwhile
+is back.  A slow engine (``engines/slow_engines``) is drained first: its requests are aborted, which delivers all their
+tokens.  An engine whose restarts of the last hour are used up is left out until one of them is an hour old; meanwhile
 the run continues with the others.
 """
 
@@ -16,12 +17,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from asyncrl.engines.cluster.calls import together
 from asyncrl.engines.cluster.server import Server
+from asyncrl.engines.slow_engines import MIN_ENGINES, OBSERVE_EVERY_S, DecodingSpeed, SlowEngines
 from asyncrl.engines.weight_sync.membership import EngineMembership, Member
-from asyncrl.errors import EngineError, EngineTimeout, ServerFailed, plainly
+from asyncrl.errors import EngineError, EngineSlow, EngineTimeout, ServerFailed, plainly
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ AGAIN_S = 10.0
 """Seconds by which the wait before each further start attempt grows; the obstacle may be gone by then."""
 ASK_EVERY_S = 10.0
 """Seconds between two liveness probes of a running engine."""
+SPEED_S = 5.0
+"""Deadline in seconds of one question for the speed of an engine; a later answer is out of date."""
 WINDOW_S = 3600.0
 """Seconds for which a restart counts."""
 
@@ -38,6 +42,9 @@ class Pool(Protocol):
 
     def leave(self, url: str) -> None:
         """Send no more requests to this engine."""
+
+    async def drain(self, url: str) -> None:
+        """Interrupt the requests on this engine, which gets no more; they keep their tokens.  Raises nothing."""
 
     def join(self, url: str) -> None:
         """Send requests to this engine again."""
@@ -57,6 +64,9 @@ class Control(Member, Protocol):
 
     async def probe(self, timeout_s: float) -> None:
         """Return once the process that uses the GPU answers.  Raises EngineTimeout or another EngineError."""
+
+    async def decoding_speed(self, timeout_s: float) -> DecodingSpeed | None:
+        """Return the engine's speed; None if it does not measure it.  Raises EngineError."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,10 +131,12 @@ class EngineSupervisor:
         *,
         max_restarts: int,
         min_engines: int = 1,
+        slow_share: float = 0.0,
     ) -> None:
         """Allow ``max_restarts`` restarts of each engine within ``WINDOW_S``; a failed start counts.
 
-        The run ends once fewer than ``min_engines`` engines may run or start.
+        The run ends once fewer than ``min_engines`` engines may run or start.  An engine below ``slow_share`` of the
+        median speed is slow; with 0 none is.
         """
         self.engines = tuple(engines)
         self._membership = membership
@@ -134,6 +146,13 @@ class EngineSupervisor:
         self._left_out = 0
         """The number of engines whose restarts are used up."""
         self._lost = set[str]()
+        self._slow = SlowEngines(slow_share, len(self.engines))
+        self._looks_for_slow = slow_share > 0 and len(self.engines) >= MIN_ENGINES
+
+    @property
+    def num_slow(self) -> int:
+        """The number of times that an engine was slow."""
+        return self._slow.num_found
 
     @property
     def watched(self) -> tuple[Server, ...]:
@@ -142,7 +161,16 @@ class EngineSupervisor:
 
     async def keep(self) -> None:
         """Run until cancelled.  Raises ServerFailed when too few engines have a restart left."""
-        await together([self._keep(engine) for engine in self.engines])
+        observing = [self._observe()] if self._looks_for_slow else []
+        await together([*observing, *(self._keep(engine) for engine in self.engines)])
+
+    async def _observe(self) -> NoReturn:
+        """Compare the speeds of the serving engines until cancelled."""
+        while True:
+            await asyncio.sleep(OBSERVE_EVERY_S)
+            serving = [engine for engine in self.engines if engine.server.name not in self._lost]
+            speeds = await together([_speed(engine) for engine in serving])
+            self._slow.observe({engine.url: speed for engine, speed in zip(serving, speeds, strict=True)})
 
     async def _keep(self, engine: StartedEngine) -> None:
         watch: Callable[[], Awaitable[None]] = partial(self._watch, engine)
@@ -154,6 +182,8 @@ class EngineSupervisor:
                 why = error
             self._lost.add(engine.server.name)
             self._pool.leave(engine.url)
+            if isinstance(why, EngineSlow):
+                await self._pool.drain(engine.url)
             await self._bring_back(engine, budget, why)
             self._pool.join(engine.url)
             self._lost.discard(engine.server.name)
@@ -161,13 +191,18 @@ class EngineSupervisor:
             watch = partial(self._watch_and_route, engine)
 
     async def _watch(self, engine: StartedEngine) -> None:
-        """Run until cancelled.  Raises ServerFailed when the engine ends or is unresponsive."""
+        """Run until cancelled.  Raises ServerFailed when the engine ends, is unresponsive or slow."""
         with plainly():
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(engine.server.watch(), name=f"watch-{engine.server.name}")
                 tasks.create_task(_ask(engine), name=f"ask-{engine.server.name}")
+                tasks.create_task(self._look_if_slow(engine), name=f"speed-{engine.server.name}")
                 why = await self._membership.wait_until_unresponsive(engine.url)
                 raise ServerFailed(f"{engine.server.name} {why}")
+
+    async def _look_if_slow(self, engine: StartedEngine) -> NoReturn:
+        why = await self._slow.wait_until_slow(engine.url)
+        raise EngineSlow(f"{engine.server.name} {why}")
 
     async def _watch_and_route(self, engine: StartedEngine) -> None:
         """Watch the engine, and have the router send requests to it once it can.  Raises ServerFailed as ``_watch``."""
@@ -253,3 +288,10 @@ async def _ask(engine: StartedEngine) -> None:
             raise ServerFailed(f"{engine.server.name} lives and does not answer: {error}") from error
         except EngineError:  # it has died, which ``watch`` notices, or it is an SGLang without this command
             continue
+
+
+async def _speed(engine: StartedEngine) -> DecodingSpeed | None:
+    try:
+        return await engine.control.decoding_speed(SPEED_S)
+    except EngineError:  # ``watch`` and the liveness probe notice what is wrong
+        return None

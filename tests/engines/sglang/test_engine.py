@@ -42,6 +42,8 @@ def test_a_retracted_request_that_is_interrupted_keeps_all_its_tokens(servers: S
             requests = [ask(place, seed, 500) for seed in range(4)]
             whole = await answers(place.engine, requests)
             control = EngineControl(http, servers.engine_url, timeout_s=30.0)
+            speed = await control.decoding_speed(10.0)
+            assert speed is not None and speed.tokens_per_s > 0  # slow engines are found by it
             chunks: list[list[Chunk]] = [[] for _ in requests]
             running = [
                 tasks.create_task(place.engine.generate(request, mine.append))

@@ -188,6 +188,7 @@ def facts(
         step_s=4.0,
         loop_lag_ms=1.5,
         num_engines=2,
+        num_slow_engines=1,
         logprob_diff=logprob_diff,
         update_wait_s=None if update is None else 0.25,
         mismatch=MISMATCH,

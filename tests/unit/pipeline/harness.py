@@ -1,7 +1,7 @@
 """The whole pipeline on fakes and a virtual clock."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,6 +152,10 @@ class World:
     episode_timeout_s: float = 1000.0
     max_episodes: int | None = None
     """Four times the slots by default."""
+    make_engine: Callable[..., Any] = FakeEngine
+    """Creates the engine, from the arguments of a FakeEngine."""
+    beneath: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """A coroutine function that runs beneath training until it is cancelled."""
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
     facts: list[StepFacts] = field(default_factory=list)
     last_saves: list[tuple[int, int, int]] = field(default_factory=list)
@@ -164,7 +168,7 @@ class World:
 
     async def main(self) -> None:
         """Run inside an event loop."""
-        self.engine = FakeEngine(
+        self.engine: FakeEngine = self.make_engine(
             self.lengths,
             seconds_per_token=self.seconds_per_token,
             chunk=self.chunk,
@@ -172,7 +176,7 @@ class World:
             routes=self.routes,
         )
         if self.score is not None:
-            self.engine.score = self.score  # type: ignore[method-assign]
+            self.engine.score = self.score
         self.trainer = FakeTrainer(self.train_seconds, self.spoils)
         self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, is_copied=self.trains_during_updates)
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
@@ -195,14 +199,14 @@ class World:
         )
         if self.ends_early_s is not None:
             asyncio.get_running_loop().call_later(self.ends_early_s, self.early_end.ask, "SIGTERM", 10.0)
-        if self.source is None:
-            await train(self._parts(), plan, self.facts.append, self._note_last_save)
-            return
+        source = [] if self.source is None else [self.source.run]
+        beneath = [*source, *([] if self.beneath is None else [self.beneath])]
         with plainly():
             async with asyncio.TaskGroup() as tasks:
-                fetching = tasks.create_task(self.source.run())
-                await train(self._parts(), plan, self.facts.append)
-                fetching.cancel()
+                running = [tasks.create_task(each()) for each in beneath]
+                await train(self._parts(), plan, self.facts.append, self._note_last_save)
+                for task in running:
+                    task.cancel()
 
     def _note_last_save(self) -> None:
         self.last_saves.append((len(self.trainer.batches), len(self.facts), len(self.trainer.saved)))

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from asyncrl.engines.sglang.client.http import HttpClient
 from asyncrl.engines.sglang.installed_plugins import EnginePlugins, read_plugins
@@ -19,6 +20,7 @@ from asyncrl.engines.sglang.labels import (
     RECORDED,
     STOOD_STILL,
 )
+from asyncrl.engines.slow_engines import DecodingSpeed
 from asyncrl.engines.weight_sync.broadcast import Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.expert_parts import EngineParts
@@ -79,6 +81,12 @@ class EngineControl:
         The scheduler answers this request itself; SGLang's HTTP process answers most others, including ``/v1/loads``.
         """
         await self._http.look(f"{self.url}/server_info", timeout_s)
+
+    async def decoding_speed(self, timeout_s: float) -> DecodingSpeed | None:
+        """Return the speed that the scheduler measured last; None from an SGLang that reports none."""
+        state = await self._http.look(f"{self.url}/server_info", timeout_s)
+        load = await self._http.look(f"{self.url}/v1/loads?include=core", timeout_s)
+        return _speed(state, load)
 
     async def plugins(self) -> EnginePlugins:
         """Return the state of our plug-ins.  Any SGLang answers this, with no entry if none of them is installed."""
@@ -220,6 +228,17 @@ def _parts(message: str) -> EngineParts | None:
 def _still_s(answer: Mapping[str, object]) -> float | None:
     """Read the plug-in ``stamps``'s pause in seconds; the longest of several schedulers, None without the plug-in."""
     return max(map(float, _SECONDS.findall(str(answer.get("message")))), default=None)
+
+
+def _speed(state: Any, load: Any) -> DecodingSpeed | None:
+    """Read the speed of an engine, over all its data-parallel ranks."""
+    try:
+        return DecodingSpeed(
+            tokens_per_s=sum(float(rank["last_gen_throughput"]) for rank in state["internal_states"]),
+            running=sum(int(rank["num_running_reqs"]) for rank in load["loads"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 async def wait_for_server(http: HttpClient, url: str, timeout_s: float) -> None:

@@ -1,6 +1,7 @@
 """The rollout engine: a pool of SGLang servers, reached through the router or, without one, directly."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import uuid
@@ -30,6 +31,8 @@ ABORT_AGAIN_S = 0.25
 
 An abort takes effect after one forward pass, and this time covers several.
 """
+DRAIN_S = 5.0
+"""Seconds in which a slow server ends its requests: several of its forward passes.  A restart takes far longer."""
 INTERRUPT_S = 30.0
 """Seconds for all requests to end after an abort: one forward pass, after at most a few prefills of seconds each."""
 ROUTER_S = 300.0
@@ -99,6 +102,15 @@ class SGLangEngine:
         self._away.add(url)
         self._engine_urls.remove(url)
         self._direct.remove(url)
+
+    async def drain(self, url: str) -> None:
+        """Interrupt the requests on this engine, which has left; they keep their tokens and continue on others.
+
+        Takes ``DRAIN_S``: the router does not report which requests the engine has, so all are aborted there.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with Deadline(DRAIN_S):
+                await self._keep_aborting(url)
 
     def join(self, url: str) -> None:
         """Send requests again to this engine, which has the current weights.

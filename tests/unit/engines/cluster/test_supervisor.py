@@ -92,6 +92,9 @@ class Log:
     def move(self, url: str, new_url: str) -> None:
         self._say(f"{url} moves to {new_url}")
 
+    async def drain(self, url: str) -> None:
+        self._say(f"{url} is drained")
+
     def join(self, url: str) -> None:
         self._say(f"{url} joins")
 

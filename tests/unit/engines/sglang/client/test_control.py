@@ -18,6 +18,7 @@ from asyncrl.engines.sglang.labels import (
     RECORDED,
     STOOD_STILL,
 )
+from asyncrl.engines.slow_engines import DecodingSpeed
 from asyncrl.engines.weight_sync.broadcast import Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.expert_parts import EngineParts
@@ -96,3 +97,23 @@ def test_an_update_by_part_names_the_part_of_each_bucket(by_part: bool, is_check
     (body,) = http.asked
     assert (body["names"], body["load_format"]) == (["a", "b"], load_format)
     assert body["shapes"] == ([[], [1]] if by_part else [])
+
+
+@pytest.mark.parametrize(
+    ("state", "speed"),
+    [
+        (
+            {"internal_states": [{"last_gen_throughput": 1.5}, {"last_gen_throughput": 2.25}]},
+            DecodingSpeed(tokens_per_s=3.75, running=7),
+        ),
+        ({"internal_states": [{}]}, None),  # another SGLang
+        ({}, None),
+    ],
+)
+def test_the_speed_of_an_engine_is_the_sum_over_its_ranks(state: dict[str, Any], speed: DecodingSpeed | None) -> None:
+    class Answers:
+        async def look(self, url: str, timeout_s: float) -> dict[str, Any]:
+            return {"loads": [{"num_running_reqs": 3}, {"num_running_reqs": 4}]} if "/v1/loads" in url else state
+
+    engine = EngineControl(Answers(), "http://engine", timeout_s=1.0)  # type: ignore[arg-type]
+    assert asyncio.run(engine.decoding_speed(1.0)) == speed

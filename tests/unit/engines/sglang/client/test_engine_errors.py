@@ -296,7 +296,9 @@ def test_a_server_that_lost_a_request_is_chosen_last() -> None:
     asyncio.run(run())
 
 
-def interrupt(first: bytes, last: bytes, request: Request = REQUEST) -> tuple[list[int], FinishReason]:
+def interrupt(
+    first: bytes, last: bytes, request: Request = REQUEST, *, by_drain: bool = False
+) -> tuple[list[int], FinishReason]:
     """The tokens and the finish reason of an answer whose ``last`` event comes after the abort."""
     chunks: list[Chunk] = []
     aborted: list[str] = []
@@ -321,8 +323,14 @@ def interrupt(first: bytes, last: bytes, request: Request = REQUEST) -> tuple[li
 
             task = tasks.create_task(engine.generate(request, take))
             await began.wait()
-            await engine.interrupt()
-            return task.result()
+            if not by_drain:
+                await engine.interrupt()
+                return task.result()
+            engine.leave(url)
+            draining = tasks.create_task(engine.drain(url))
+            reason = await task
+            draining.cancel()  # it takes DRAIN_S, because it cannot know which requests the engine has
+            return reason
 
     reason = asyncio.run(run())
     return tokens(chunks), reason
@@ -337,6 +345,10 @@ def aborted_event(tokens: list[int], scored: list[int], completion_tokens: int, 
 
 def test_an_interrupted_answer_has_the_tokens_that_came_with_its_end() -> None:
     assert interrupt(event([7]), aborted_event([8, 9], [8, 9], 3)) == ([7, 8, 9], FinishReason.ABORT)
+
+
+def test_a_drained_engine_delivers_the_tokens_of_its_requests() -> None:
+    assert interrupt(event([7]), aborted_event([8, 9], [8, 9], 3), by_drain=True) == ([7, 8, 9], FinishReason.ABORT)
 
 
 def test_the_token_that_an_abort_repeats_is_not_counted_again() -> None:
