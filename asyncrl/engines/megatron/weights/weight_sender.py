@@ -245,7 +245,7 @@ class _Sending:
 
     def _run(self) -> None:
         try:
-            with _stream_of_its_own(self._flats[0].device):
+            with stream_of_its_own(self._flats[0].device):
                 _broadcast(zip(self._flats, self._route, strict=True), self.groups, is_checked=self._is_checked)
         except (RuntimeError, ValueError) as error:  # ValueError: this rank left the group meanwhile
             self.failure = error
@@ -382,7 +382,7 @@ def _wait_for(mark: Any, groups: UpdateGroups, within_s: float | None) -> None:
 
 
 @contextmanager
-def _stream_of_its_own(device: torch.device) -> Iterator[None]:
+def stream_of_its_own(device: torch.device) -> Iterator[None]:
     """Run this thread's GPU work on a separate stream, in parallel with the main thread's work."""
     if device.type == "cpu":
         yield
