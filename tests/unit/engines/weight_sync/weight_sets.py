@@ -66,6 +66,18 @@ class SendsWeights:
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
         raise AssertionError("these engines have a single rank")
 
+    async def meet_engine(
+        self,
+        *,
+        master_address: str,
+        master_port: int,
+        world_size: int,
+        group_name: str,
+        backend: str,
+        timeout_s: float,
+    ) -> None:
+        raise AssertionError("no engine is restarted here")
+
     async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         return False
 
