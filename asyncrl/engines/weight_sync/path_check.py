@@ -52,16 +52,14 @@ def meet(group: Any, device: Any, within_s: float) -> None:
         time.sleep(LOOK_EVERY_S)
     if flat.device.type == "cpu":
         work.wait()  # raises the error of a collective that has failed
-    if not bool((flat == dist.get_world_size(group)).all()):
+    if not bool((flat == group.size()).all()):
         raise RuntimeError("the collective was aborted")
-    store_of(group).set(f"{_KEY}-{dist.get_rank(group)}", "")
+    store_of(group).set(f"{_KEY}-{group.rank()}", "")
 
 
 def wait_until_all_met(group: Any, within_s: float) -> None:
     """Return once all other members have met, so that the group can be left.  Raises RuntimeError."""
-    import torch.distributed as dist
-
     from asyncrl.engines.weight_sync.group_abort import store_of
 
-    keys = [f"{_KEY}-{rank}" for rank in range(1, dist.get_world_size(group))]
+    keys = [f"{_KEY}-{rank}" for rank in range(1, group.size())]
     store_of(group).wait(keys, timedelta(seconds=within_s))

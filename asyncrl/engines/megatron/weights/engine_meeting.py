@@ -7,13 +7,15 @@ from threading import Thread
 import torch
 import torch.distributed as dist
 
-from asyncrl.engines.megatron.weights.update_group import join_update_group
-from asyncrl.engines.megatron.weights.weight_sender import FINISH_S, stream_of_its_own
+from asyncrl.engines.megatron.weights.update_group import join_update_group, stream_of_its_own
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
 from asyncrl.engines.weight_sync.path_check import meet, wait_until_all_met
 from asyncrl.errors import WeightUpdateFailed
 
 logger = logging.getLogger(__name__)
+
+FREED_S = 5.0
+"""The time in which the thread of an aborted check must end, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class _MeetingThread:
         """Abort the group.  A thread that nevertheless stays is left alone, with the little that it holds."""
         if self._group is not None:
             abandon(UpdateGroups(main=self._group))
-        if not self.has_ended(FINISH_S):
+        if not self.has_ended(FREED_S):
             logger.warning("the path check %s still waits for its engine, in a thread", self._where.group_name)
 
     def _run(self) -> None:
