@@ -11,7 +11,7 @@ The first update sends bucket by bucket, with tensor names.  Engines that suppor
 updates in one request (``engines/sglang/plugin/direct``).  From the third update on, each rank of an engine with expert
 parallelism gets only the experts that it holds (``expert_parts``).
 
-If an update fails and all engines answer HTTP, the trainer meets each engine in a group of its own (``path_check``).
+If an update fails and all engines answer HTTP, the trainer meets each engine in a separate group (``path_check``).
 Engines that it cannot meet are restarted, and the update is repeated without them.  A restarted engine is met before it
 joins the group of all: NCCL would hang there for everyone if its path is still cut.
 

@@ -1,6 +1,6 @@
 """The path check: a collective of the trainer's rank 0 and the ranks of one engine, which shows that data passes.
 
-    driver    asks both sides to join a group of their own, whose name begins with ``PATH_CHECK``
+    driver    asks both sides to join a separate group, whose name begins with ``PATH_CHECK``
     trainer   joins, meets, waits until all ranks of the engine have met, leaves
     engine    joins, meets, answers ``MET``; leaves with its next update (``plugin/direct``)
 

@@ -1,7 +1,7 @@
 """Path checks of the driver: which engines can the trainer reach with weights?
 
 An engine may answer HTTP although its path for collectives is cut.  The trainer therefore meets one engine after the
-other, each in a group of its own (``path_check``), so that a failure names its engine.
+other, each in a separate group (``path_check``), so that a failure names its engine.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Reach:
         self._num_checks = 0
 
     async def unmet(self, engines: Iterable[EngineEnd]) -> dict[str, str]:
-        """Have the trainer meet each engine; return those that it cannot meet, with the reasons.
+        """Have the trainer meet each engine; return the ones that it cannot meet, with the reasons.
 
         Engines that know no path checks count as met.  Raises TrainerFailed.
         """

@@ -1,4 +1,4 @@
-"""The trainer's side of a path check: meet one engine in a group of its own, with a deadline."""
+"""The trainer's side of a path check: meet one engine in a separate group, with a deadline."""
 
 import logging
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Engines whose path for weights is cut while they answer HTTP: found, restarted, and nobody else pays for them."""
+"""Engines whose path for weights is cut while they answer HTTP: found, restarted, and the only ones that pay."""
 
 import asyncio
 from collections import defaultdict
@@ -138,7 +138,7 @@ class Cluster:
         self.trainer = Trainer(self.network, step)
         self.membership: EngineMembership[WeightReceiver] = EngineMembership(tuple(self.engines.values()))
         self.told: list[str] = []
-        """What the pool of requests was told."""
+        """The record of what the pool of requests was told."""
         self._heals = heals
 
     def updater(self) -> BroadcastUpdater:
