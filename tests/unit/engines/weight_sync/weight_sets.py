@@ -76,7 +76,12 @@ class SendsWeights:
         backend: str,
         timeout_s: float,
     ) -> None:
-        raise AssertionError("no engine is restarted here")
+        import torch
+
+        from asyncrl.engines.megatron.weights.engine_meeting import Meeting, meet_engine
+
+        where = Meeting(master_address, master_port, world_size, group_name, backend)
+        await asyncio.to_thread(meet_engine, where, torch.device("cpu"), timeout_s)
 
     async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         return False
