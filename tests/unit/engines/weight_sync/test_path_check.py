@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -152,11 +153,10 @@ class Cluster:
         )
 
     def supervisor(self, max_restarts: int = 3) -> EngineSupervisor:
+        servers: Any = [Server(url, self) for url in self.engines]
         started = [
-            StartedEngine(
-                control=each, server=Server(each.url, self), start=Server(each.url, self).start, probe_timeout_s=30.0
-            )  # type: ignore[arg-type]
-            for each in self.engines.values()
+            StartedEngine(control=self.engines[each.name], server=each, start=each.start, probe_timeout_s=30.0)
+            for each in servers
         ]
         return EngineSupervisor(started, self.membership, self, max_restarts=max_restarts)
 
@@ -314,9 +314,10 @@ class CutWorld(World):
 
 
 def test_a_cut_costs_a_run_one_restart_and_no_training_step() -> None:
-    world = CutWorld(cluster=Cluster("a", "b", "c")).run()
-    engines, versions = world.cluster.engines, [weights.version for weights in world.updater.published]
-    assert world.cluster.told == ["b leaves", "b joins"]
+    cluster = Cluster("a", "b", "c")
+    world = CutWorld(cluster=cluster).run()
+    engines, versions = cluster.engines, [weights.version for weights in world.updater.published]
+    assert cluster.told == ["b leaves", "b joins"]
     assert [batch.step for batch in world.trainer.batches] == list(range(300))
     assert world.updater.published[-1].step == 300
     assert engines["a"].versions == engines["c"].versions == list(map(str, versions))
