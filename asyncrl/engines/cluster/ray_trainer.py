@@ -31,8 +31,8 @@ type Ask[T] = Callable[["MegatronRank"], T]
 class RayTrainer:
     """``Trainer``, and the trainer's side of every kind of weight update, over ``RankActor`` actors, rank 0 first.
 
-    At most one call at a time.  ``join_engines``, ``join_parts``, ``resend`` and ``abandon`` may run during another
-    call, but only one of them at a time.
+    At most one call at a time.  ``join_engines``, ``join_parts``, ``meet_engine``, ``resend`` and ``abandon`` may run
+    during another call, but only one of them at a time.
     """
 
     def __init__(self, ranks: Sequence[Any], *, train_timeout_s: float, control_timeout_s: float) -> None:
@@ -98,6 +98,21 @@ class RayTrainer:
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
         """See ``WeightSender.join_parts``."""
         await self._concurrently(lambda rank: rank.join_parts(num_parts, world_size, group_name, backend))
+
+    async def meet_engine(
+        self,
+        *,
+        master_address: str,
+        master_port: int,
+        world_size: int,
+        group_name: str,
+        backend: str,
+        timeout_s: float,
+    ) -> None:
+        """See ``WeightSender.meet_engine``."""
+        await self._concurrently(
+            lambda rank: rank.meet_engine(master_address, master_port, world_size, group_name, backend, timeout_s)
+        )
 
     async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         """See ``WeightSender.snapshot``."""

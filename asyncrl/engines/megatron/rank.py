@@ -1,8 +1,8 @@
 """One rank of the trainer: a Megatron model, its optimizer, and its end of the weight update.
 
 A plain class without Ray.  Every rank of a trainer gets the same calls with the same arguments.  The exceptions are
-``join_engines``, ``join_parts``, ``resend`` and ``abandon``: they are called on rank 0 only, where a second thread may
-call them.
+``join_engines``, ``join_parts``, ``meet_engine``, ``resend`` and ``abandon``: they are called on rank 0 only, where a
+second thread may call them.
 """
 
 import time
@@ -53,6 +53,7 @@ from asyncrl.engines.megatron.train.sample_advantages import (
     turn_outcomes_of,
     with_advantages,
 )
+from asyncrl.engines.megatron.weights.engine_meeting import Meeting, meet_engine
 from asyncrl.engines.megatron.weights.fp8 import fp8_of
 from asyncrl.engines.megatron.weights.hf_weights import load_hf, save_hf
 from asyncrl.engines.megatron.weights.sharding import is_split
@@ -197,6 +198,22 @@ class MegatronRank:
         except RuntimeError as error:
             raise WeightUpdateFailed(f"cannot form the groups {group_name} of {world_size} ranks: {error}") from error
         self._update_groups = replace(groups, parts=parts)
+
+    def meet_engine(
+        self,
+        master_address: str,
+        master_port: int,
+        world_size: int,
+        group_name: str,
+        backend: str,
+        timeout_s: float,
+    ) -> None:
+        """Run a collective with one engine, in a group of ``world_size`` ranks that is left afterwards.
+
+        Another thread may call it while this rank trains.  Raises WeightUpdateFailed after about ``timeout_s``.
+        """
+        where = Meeting(master_address, master_port, world_size, group_name, backend)
+        meet_engine(where, self._device, timeout_s)
 
     def abandon(self, group_name: str) -> None:
         """Abandon the update group ``group_name``, if it is the present one, whatever this rank is doing.

@@ -11,6 +11,10 @@ The first update sends bucket by bucket, with tensor names.  Engines that suppor
 updates in one request (``engines/sglang/plugin/direct``).  From the third update on, each rank of an engine with expert
 parallelism gets only the experts that it holds (``expert_parts``).
 
+If an update fails and all engines answer HTTP, the trainer meets each engine in a separate group (``path_check``).
+Engines that it cannot meet are restarted, and the update is repeated without them.  A restarted engine is met before it
+joins the group of all: NCCL would hang there for everyone if its path is still cut.
+
 Uses neither HTTP nor torch: engines and trainer are Protocols.
 """
 
@@ -25,6 +29,7 @@ from asyncrl.engines.gather import ask_one, gather
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.expert_parts import EngineParts, name_of_parts, num_parts_of, obstacle, worst_of
 from asyncrl.engines.weight_sync.membership import EngineMembership
+from asyncrl.engines.weight_sync.reach import EngineEnd, Reach, TrainerEnd
 from asyncrl.engines.weight_sync.round import LOST_S, Pausable, PausedRound, PauseMode, Stillness
 from asyncrl.errors import AsyncRLError, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
@@ -35,7 +40,7 @@ _MOST_NAMED = 3
 """Most buckets that a warning names."""
 
 
-class WeightSender(Protocol):
+class WeightSender(TrainerEnd, Protocol):
     """The trainer's side of a broadcast.  Every method raises TrainerFailed."""
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
@@ -89,10 +94,8 @@ class Received:
     """The expert parts that need each bucket; None if the engine has no expert parallelism or does not report it."""
 
 
-class WeightReceiver(Pausable, Protocol):
+class WeightReceiver(Pausable, EngineEnd, Protocol):
     """One engine's side of a broadcast.  Every command raises EngineTimeout, EngineLost or EngineRejected."""
-
-    num_ranks: int
 
     async def join_group(
         self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
@@ -159,6 +162,10 @@ class BroadcastUpdater:
         self._find_port = find_port
         self._backend = backend
         self._timeout_s = timeout_s
+        self._reach = Reach(
+            sender, master_address=master_address, find_port=find_port, backend=backend, timeout_s=timeout_s
+        )
+        self._membership = membership
         self._round = PausedRound[WeightReceiver](membership, timeout_s=timeout_s, pause_mode=pause_mode, lost_s=lost_s)
         """The round whose engines form the group with the trainer."""
         self._prefix = self.group_name = group_name
@@ -244,7 +251,7 @@ class BroadcastUpdater:
         receive = partial(self._receive, str(weights.version))
         self._reports = {}
         try:
-            report = await self._round.publish(receive, num_bytes, self._abandon)
+            report = await self._round.publish(receive, num_bytes, self._abandon, self._cut_off)
         except UpdateInterrupted:
             await self._abandon()
             raise
@@ -263,10 +270,11 @@ class BroadcastUpdater:
     async def _reconnect(self) -> None:
         """Form the group anew if the membership has changed, or the groups of expert parts if they are needed now."""
         if self._round.is_outdated:
-            async with self._round.blaming_the_lost():
+            await self._round.leave_out(await self._reach.unmet(self._membership.waiting))
+            async with self._round.blaming_the_lost(find_cut_off=self._cut_off):
                 await self.connect()
         elif self._by_part is PartState.AGREED and self._round.engines:
-            async with self._round.blaming_the_lost():
+            async with self._round.blaming_the_lost(find_cut_off=self._cut_off):
                 await self._join_parts()
 
     async def _join_parts(self) -> None:
@@ -313,6 +321,21 @@ class BroadcastUpdater:
             logger.warning("the trainer did not give up the update group %s: %s", self.group_name, error)
             return False
         return True
+
+    async def _cut_off(self) -> dict[str, str]:
+        """Return the engines of this update that the trainer cannot meet, with the reasons.
+
+        Returns nothing if it meets none of several: the fault may be its own.
+        """
+        engines = self._round.engines
+        if not await self._abandon():  # also waits until the trainer has ended earlier calls
+            return {}
+        logger.warning("all engines answer HTTP; the trainer meets each of the %d over %s", len(engines), self._backend)
+        unmet = await self._reach.unmet(engines)
+        if len(unmet) == len(engines) > 1:
+            logger.warning("the trainer meets none of the %d engines: %s", len(engines), next(iter(unmet.values())))
+            return {}
+        return unmet
 
     async def _receive(self, label: str) -> float | None:
         """Send all buckets from the trainer to all engines.

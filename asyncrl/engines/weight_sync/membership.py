@@ -1,7 +1,7 @@
 """The state of every engine: whether it is present, and whether it has the trainer's weights.
 
     serving ──died──▶ lost ──restarted──▶ waiting ──took part in an update──▶ serving
-       └─ no answer ──▶ unresponsive ──ended by the supervisor──▶ lost
+       └─ no answer, or out of reach ──▶ unresponsive ──ended by the supervisor──▶ lost
 
 Uses neither processes nor HTTP: the supervisor and the weight updater report changes and wait for them.
 """
@@ -40,6 +40,11 @@ class EngineMembership[M: Member]:
         """The engines that can receive weights, in a fixed order."""
         return tuple(member for url, member in self._all.items() if url not in self._lost)
 
+    @property
+    def waiting(self) -> tuple[M, ...]:
+        """The restarted engines that wait for the trainer's weights."""
+        return tuple(member for member in self.present if member.url in self._waiting)
+
     def mark_lost(self, url: str) -> None:
         """Mark an engine that has died.  No-op if it is already lost."""
         if url in self._lost:
@@ -63,7 +68,7 @@ class EngineMembership[M: Member]:
         self._lost.add(member.url)
 
     def mark_unresponsive(self, url: str, why: str) -> None:
-        """Mark a running engine unresponsive.  No-op if it is already lost."""
+        """Mark a running engine that must be restarted because of ``why``.  No-op if it is already lost."""
         if url not in self._lost:
             self._unresponsive[url] = why
             self._wake_waiters()
@@ -92,6 +97,11 @@ class EngineMembership[M: Member]:
     async def wait_until_synced(self, url: str) -> None:
         """Return once this restarted engine has the trainer's weights."""
         while url in self._waiting:
+            await self._changed_event.wait()
+
+    async def wait_until_lost(self, urls: Iterable[str]) -> None:
+        """Return once all these engines are lost."""
+        while not self._lost.issuperset(urls):
             await self._changed_event.wait()
 
     async def wait_for_change(self, since: int) -> None:

@@ -1,14 +1,14 @@
 """The steps that all kinds of weight updates share: all engines pause, receive the new weights, and resume.
 
 pause all ──▶ receive, as the updater does it ──▶ all resume
-  └─ an engine dies in any step, or stops answering: UpdateInterrupted, once it is found dead or has been ended
-     any other failure is final
+  └─ an engine dies in any step, stops answering, or is cut off from the trainer: UpdateInterrupted, once it is found
+     dead or has been ended; any other failure is final
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from asyncrl.engines.gather import gather
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 GiveUp = Callable[[], Awaitable[bool]]
 """Releases engines that wait for each other; returns whether that worked."""
+FindCutOff = Callable[[], Awaitable[Mapping[str, str]]]
+"""Finds engines that answer HTTP, but which no weights can reach; returns the reason for each URL."""
 PauseMode = Literal["in_place", "retract"]
 """``in_place``: paused requests keep their KV cache.  ``retract``: they drop it and recompute it under new weights."""
 
@@ -118,12 +120,13 @@ class PausedRound[E: Pausable]:
         receive: Callable[[], Awaitable[float | None]],
         num_bytes: int,
         give_up: GiveUp | None = None,
+        find_cut_off: FindCutOff | None = None,
     ) -> UpdateReport:
         """Have the chosen engines, of which there may be none, ``receive`` ``num_bytes`` of weights.
 
         ``receive`` returns the event loop's time at which the first engine ended its last forward pass, or None.  With
         None the pause is measured from the first engine's answer to the pause command.  ``give_up`` releases engines
-        that wait for each other after a failure.
+        that wait for each other after a failure.  See ``blaming_the_lost`` for ``find_cut_off``.
 
         If pausing fails, the engines resume.  After a later failure they stay paused until an update succeeds, because
         their weights may be a mix of old and new.  Raises WeightUpdateFailed, or UpdateInterrupted if an engine died.
@@ -132,7 +135,7 @@ class PausedRound[E: Pausable]:
         if not engines:
             return UpdateReport(pause_s=0.0, total_s=0.0, num_bytes=0)
         began = clock()
-        async with self.blaming_the_lost(give_up):
+        async with self.blaming_the_lost(give_up, find_cut_off):
             paused = await self._pause(engines)
             self._is_mixed = True
             stood_still = await receive()
@@ -143,23 +146,35 @@ class PausedRound[E: Pausable]:
         return UpdateReport(pause_s=pause_s, total_s=max(pause_s, clock() - began), num_bytes=num_bytes)
 
     @contextlib.asynccontextmanager
-    async def blaming_the_lost(self, give_up: GiveUp | None = None) -> AsyncIterator[None]:
+    async def blaming_the_lost(
+        self, give_up: GiveUp | None = None, find_cut_off: FindCutOff | None = None
+    ) -> AsyncIterator[None]:
         """Turn a WeightUpdateFailed into an UpdateInterrupted if an engine has died since ``choose``.
 
         A death is noticed some time after the connection broke.  An engine that lives and does not answer is marked
-        unresponsive, and the supervisor ends it.
+        unresponsive, and the supervisor ends it.  If all answer, ``find_cut_off`` may find one that is out of reach.
         """
         try:
             yield
         except WeightUpdateFailed as error:
             if not self.is_outdated:
-                await self._look_for_the_lost(give_up, str(error))
+                all_answer = await self._look_for_the_lost(give_up, str(error))
+                if all_answer and find_cut_off is not None:
+                    await self.leave_out(await find_cut_off())
             if not self.is_outdated:
                 raise
             raise UpdateInterrupted(str(error)) from error
 
-    async def _look_for_the_lost(self, give_up: GiveUp | None, why: str) -> None:
-        """Return once an engine is lost, all have answered, or ``lost_s`` has passed."""
+    async def leave_out(self, cut_off: Mapping[str, str]) -> None:
+        """Have the supervisor end these engines, each for its reason; return once they are lost."""
+        for url, why in cut_off.items():
+            self._membership.mark_unresponsive(url, why)
+        with contextlib.suppress(TimeoutError):
+            async with Deadline(self._lost_s):
+                await self._membership.wait_until_lost(cut_off)
+
+    async def _look_for_the_lost(self, give_up: GiveUp | None, why: str) -> bool:
+        """Return once an engine is lost, all have answered, or ``lost_s`` has passed; whether all have answered."""
         logger.warning(
             "a weight update failed; looking for an engine that died or hangs, for %g s at most: %s", self._lost_s, why
         )
@@ -176,6 +191,8 @@ class PausedRound[E: Pausable]:
         except TimeoutError:
             if not deadline.expired():  # raised inside, which is a bug
                 raise
+            return False
+        return not (asking.cancelled() or self.is_outdated)
 
     async def _ask_all(self, give_up: GiveUp | None, why: str) -> None:
         """Return once all engines have answered, or one is lost; mark the silent ones unresponsive.

@@ -18,6 +18,7 @@ from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.disk import DiskUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
+from asyncrl.engines.weight_sync.reach import Reach
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.protocols import RolloutEngine
@@ -79,11 +80,20 @@ class UpdatedAnswers:
 
 
 class Control(ServerControl):
-    """``ServerControl`` that keeps how long the engine reported to have stood still."""
+    """``ServerControl`` that keeps how long the engine reported to have stood still, and whether it met the trainer."""
 
     def __init__(self, http: HttpClient, url: str) -> None:
         super().__init__(http, url, timeout_s=60.0)
         self.still_s: list[float | None] = []
+        self.met: list[bool] = []
+
+    async def meet_trainer(self, *, master_address: str, master_port: int, group_name: str, backend: str) -> bool:
+        self.met.append(
+            await super().meet_trainer(
+                master_address=master_address, master_port=master_port, group_name=group_name, backend=backend
+            )
+        )
+        return self.met[-1]
 
     async def receive_all(
         self, buckets: Sequence[WeightBucket], *, group_name: str, label: str, is_checked: bool, by_part: bool
@@ -113,6 +123,9 @@ async def _broadcasting(control: Control, sender: WritesWeights, mode: Mode) -> 
         group_name=uuid.uuid4().hex,
         is_checked=True,
     )
+    reach = Reach(sender, master_address="127.0.0.1", find_port=a_free_port, backend="gloo", timeout_s=60.0)
+    assert await reach.unmet((control,)) == {}
+    assert control.met == [True]
     await updater.connect()
     yield updater
     assert updater.is_direct

@@ -166,6 +166,10 @@ class World:
         _, self.seconds = run_virtually(self.main())
         return self
 
+    def make_updater(self) -> FakeUpdater:
+        """Make the updater of ``engine``."""
+        return FakeUpdater(self.engine, seconds=self.update_seconds, is_copied=self.trains_during_updates)
+
     async def main(self) -> None:
         """Run inside an event loop."""
         self.engine: FakeEngine = self.make_engine(
@@ -178,7 +182,7 @@ class World:
         if self.score is not None:
             self.engine.score = self.score
         self.trainer = FakeTrainer(self.train_seconds, self.spoils)
-        self.updater = FakeUpdater(self.engine, seconds=self.update_seconds, is_copied=self.trains_during_updates)
+        self.updater = self.make_updater()
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_updates
         self.updater.keeps_copies = self.keeps_copies

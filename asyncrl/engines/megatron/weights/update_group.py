@@ -4,7 +4,8 @@ SGLang's ``sglang.srt.utils.common.init_custom_process_group`` and ``FlattenedTe
 them takes 4 to 9 s and 1,700 modules.  ``tests/engines/megatron/weights/test_update_group.py`` compares the two.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -45,3 +46,16 @@ def join_update_group(
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
     """Concatenate the bytes of all tensors, as ``load_format="flattened_bucket"`` receives them."""
     return torch.cat([tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors])
+
+
+@contextmanager
+def stream_of_its_own(device: torch.device) -> Iterator[None]:
+    """Run this thread's GPU work on a separate stream, in parallel with the main thread's work."""
+    if device.type == "cpu":
+        yield
+        return
+    # Each thread has a current device and stream.  On the default stream a broadcast would wait for a whole training
+    # step.
+    torch.cuda.set_device(device)  # a new thread starts with the first device
+    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        yield

@@ -15,7 +15,6 @@ Tensors that engines have in FP8 are quantized as they are gathered.
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from threading import Thread
@@ -31,7 +30,7 @@ from asyncrl.engines.megatron.weights.fp8 import BlockFp8
 from asyncrl.engines.megatron.weights.handles import handle_of
 from asyncrl.engines.megatron.weights.hf_weights import export_bucket, parts_of, plan_buckets, sent_changes
 from asyncrl.engines.megatron.weights.sharding import Weight, is_split, local_weights
-from asyncrl.engines.megatron.weights.update_group import flatten
+from asyncrl.engines.megatron.weights.update_group import flatten, stream_of_its_own
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.flat import checksum, views
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon, is_abandoned, wait_on_stream
@@ -245,7 +244,7 @@ class _Sending:
 
     def _run(self) -> None:
         try:
-            with _stream_of_its_own(self._flats[0].device):
+            with stream_of_its_own(self._flats[0].device):
                 _broadcast(zip(self._flats, self._route, strict=True), self.groups, is_checked=self._is_checked)
         except (RuntimeError, ValueError) as error:  # ValueError: this rank left the group meanwhile
             self.failure = error
@@ -379,19 +378,6 @@ def _wait_for(mark: Any, groups: UpdateGroups, within_s: float | None) -> None:
             abandon(groups)
             raise RuntimeError(f"not every engine took a bucket within {within_s:g} s")
         time.sleep(LOOK_EVERY_S)
-
-
-@contextmanager
-def _stream_of_its_own(device: torch.device) -> Iterator[None]:
-    """Run this thread's GPU work on a separate stream, in parallel with the main thread's work."""
-    if device.type == "cpu":
-        yield
-        return
-    # Each thread has a current device and stream.  On the default stream a broadcast would wait for a whole training
-    # step.
-    torch.cuda.set_device(device)  # a new thread starts with the first device
-    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-        yield
 
 
 def _synchronize(device: torch.device) -> None:

@@ -24,6 +24,7 @@ from asyncrl.engines.slow_engines import DecodingSpeed
 from asyncrl.engines.weight_sync.broadcast import Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.expert_parts import EngineParts
+from asyncrl.engines.weight_sync.path_check import MET
 from asyncrl.engines.weight_sync.round import PauseMode
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
 from asyncrl.event_loop import Deadline
@@ -96,28 +97,16 @@ class EngineControl:
         self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
     ) -> None:
         """Join a weight-update group; return once all its ranks have joined."""
-        await self._post(
-            "init_weights_update_group",
-            {
-                "master_address": master_address,
-                "master_port": master_port,
-                "rank_offset": rank_offset,
-                "world_size": world_size,
-                "group_name": group_name,
-                "backend": backend,
-            },
-        )
+        await self._join(master_address, master_port, rank_offset, world_size, group_name, backend)
+
+    async def meet_trainer(self, *, master_address: str, master_port: int, group_name: str, backend: str) -> bool:
+        """See ``WeightReceiver.meet_trainer``; only the plug-in ``direct`` knows such groups."""
+        answer = await self._join(master_address, master_port, 1, 1 + self.num_ranks, group_name, backend)
+        return MET in str(answer.get("message"))
 
     async def join_parts(self, *, rank_offset: int, world_size: int, group_name: str, backend: str) -> None:
         """Join the groups of this server's expert parts, which the plug-in ``direct`` makes over the main group."""
-        await self.join_group(
-            master_address="",
-            master_port=0,
-            rank_offset=rank_offset,
-            world_size=world_size,
-            group_name=group_name,
-            backend=backend,
-        )
+        await self._join("", 0, rank_offset, world_size, group_name, backend)
 
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
         """Receive one bucket from the group's rank 0 and load it; ``label`` becomes the weight version.
@@ -187,6 +176,19 @@ class EngineControl:
         """
         body = {"model_path": str(folder), "load_format": "auto", "flush_cache": False, "weight_version": label}
         return _still_s(await self._post("update_weights_from_disk", body, timeout_s))
+
+    async def _join(
+        self, address: str, port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> dict[str, object]:
+        body = {
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": rank_offset,
+            "world_size": world_size,
+            "group_name": group_name,
+            "backend": backend,
+        }
+        return await self._post("init_weights_update_group", body)
 
     async def _post(self, name: str, body: dict[str, object], timeout_s: float | None = None) -> dict[str, object]:
         answer = await self._http.command(f"{self.url}/{name}", body, timeout_s or self._timeout_s)

@@ -48,6 +48,7 @@ from asyncrl.engines.sglang.plugin.expert_parts import (
 )
 from asyncrl.engines.sglang.plugin.replay_check import ReplayCheck, load_alone
 from asyncrl.engines.weight_sync.expert_parts import asked_parts
+from asyncrl.engines.weight_sync.path_check import MET, PATH_CHECK, PATH_S
 from asyncrl.internals import Internal, unlike
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
@@ -121,14 +122,16 @@ def around_join(
 ) -> tuple[bool, str]:
     """Join a group without torch's watchdog, so that this server survives the death of another member.
 
-    A name from ``name_of_parts`` asks for the group of this rank's expert part, over the store of the main group.
+    A name from ``name_of_parts`` asks for the group of this rank's expert part, over the store of the main group.  In a
+    group of ``PATH_CHECK`` this rank also meets the trainer before it answers.
     """
     from asyncrl.engines.weight_sync.group_abort import without_watchdog
 
     # Invariant: the scheduler's thread is the only one of its process that makes groups, as ``without_watchdog`` needs.
     if asked_parts(group_name) is None:
         with without_watchdog():
-            return original(updater, master_address, master_port, rank_offset, world_size, group_name, backend)
+            joined = original(updater, master_address, master_port, rank_offset, world_size, group_name, backend)
+        return _met(updater, group_name) if joined[0] and group_name.startswith(PATH_CHECK) else joined
     failure = None
     try:
         join_part(updater._model_update_group, group_name, rank_offset, world_size, backend)  # noqa: SLF001
@@ -137,6 +140,23 @@ def around_join(
         failure = f"{type(error).__name__}: {error}"
     failure = first_failure(failure, ranks_of_this_engine())
     return (True, "joined") if failure is None else (False, f"not in the group of its expert part: {failure}")
+
+
+def _met(updater: Any, group_name: str) -> tuple[bool, str]:
+    """Meet the trainer; return whether that worked, and a message.
+
+    The group is left with the next update, because the trainer may not be done yet.
+    """
+    from asyncrl.engines.weight_sync.path_check import meet
+
+    groups = updater._model_update_group  # noqa: SLF001
+    try:
+        meet(groups[group_name], updater.device, PATH_S)
+    except Exception as error:
+        logger.exception("asyncrl: this rank did not meet the trainer")
+        _leave(groups.pop(group_name))
+        return False, f"not met: {type(error).__name__}: {error}"
+    return True, MET
 
 
 class DirectUpdates:
@@ -380,12 +400,15 @@ def _leave_others(groups: dict[str, Any], present: str) -> None:
 
     They date from before an engine was lost or restarted.  They are of no use and hold GPU memory.
     """
+    for name in [each for each in groups if each != present and (asked_parts(each) or (each,))[0] != present]:
+        _leave(groups.pop(name))
+
+
+def _leave(group: Any) -> None:
     import torch.distributed as dist
 
-    for name in [each for each in groups if each != present and (asked_parts(each) or (each,))[0] != present]:
-        group = groups.pop(name)
-        # Invariant: abort first.  It ends collectives in flight; ``destroy_process_group`` alone may wait for members
-        # that are gone.
-        with suppress(RuntimeError):  # its other members may be gone
-            group.abort()
-        dist.destroy_process_group(group)
+    # Invariant: abort first.  It ends collectives in flight; ``destroy_process_group`` alone may wait for members that
+    # are gone.
+    with suppress(RuntimeError):  # its other members may be gone
+        group.abort()
+    dist.destroy_process_group(group)

@@ -56,6 +56,18 @@ class Sender:
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
         await asyncio.to_thread(self._rank.join_parts, num_parts, world_size, group_name, backend)
 
+    async def meet_engine(
+        self,
+        *,
+        master_address: str,
+        master_port: int,
+        world_size: int,
+        group_name: str,
+        backend: str,
+        timeout_s: float,
+    ) -> None:
+        raise AssertionError("no engine is restarted here")
+
     async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         return self._rank.snapshot(is_checked, by_part)
 

@@ -30,9 +30,25 @@ class PausableRecorder(Recorder):
     async def continue_generation(self) -> None:
         await self._do("continue")
 
+    async def meet_trainer(self, *, master_address: str, master_port: int, group_name: str, backend: str) -> bool:
+        """Meet the trainer at once."""
+        return True
+
 
 class TwoBuckets:
-    """A trainer whose weights are two buckets."""
+    """A trainer whose weights are two buckets, and which meets every engine at once."""
+
+    async def meet_engine(
+        self,
+        *,
+        master_address: str,
+        master_port: int,
+        world_size: int,
+        group_name: str,
+        backend: str,
+        timeout_s: float,
+    ) -> None:
+        pass
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:
         return tuple(

@@ -66,6 +66,23 @@ class SendsWeights:
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
         raise AssertionError("these engines have a single rank")
 
+    async def meet_engine(
+        self,
+        *,
+        master_address: str,
+        master_port: int,
+        world_size: int,
+        group_name: str,
+        backend: str,
+        timeout_s: float,
+    ) -> None:
+        import torch
+
+        from asyncrl.engines.megatron.weights.engine_meeting import Meeting, meet_engine
+
+        where = Meeting(master_address, master_port, world_size, group_name, backend)
+        await asyncio.to_thread(meet_engine, where, torch.device("cpu"), timeout_s)
+
     async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         return False
 

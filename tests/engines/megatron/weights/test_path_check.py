@@ -1,0 +1,42 @@
+"""The trainer meets an engine, notices that its path is cut, and is free to meet it again."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from asyncrl.engines.weight_sync.path_check import MET
+from tests.engines.megatron.tiny import free_port
+from tests.engines.megatron.weights.test_lost_member import OVER_A_NETWORK
+from tests.programs import ROOT, program
+
+DEADLINE_S = 170
+
+
+@pytest.mark.timeout(DEADLINE_S + 10)
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
+def test_an_engine_that_joins_and_never_sends_is_not_met_and_the_trainer_is_free(device: str, backend: str) -> None:
+    """NCCL takes members that share one GPU for two machines, and communicates over a network."""
+    ports = [str(free_port()) for _ in range(3)]
+    members = [
+        subprocess.Popen(
+            program("tests.engines.megatron.weights.meeting_member", role, device, backend, *ports),
+            cwd=ROOT,
+            env=os.environ | OVER_A_NETWORK | {"NCCL_HOSTID": f"machine-{role}", "PYTHONWARNINGS": "ignore"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for role in ("trainer", "engine")
+    ]
+    try:
+        trainer, engine = [json.loads(member.communicate(timeout=DEADLINE_S)[0]) for member in members]
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()
+    (first, _), (second, second_s), (third, _) = trainer
+    assert first == third == ""
+    assert second.startswith("did not meet the engine")
+    assert second_s < (10.0 if device == "cpu" else 60.0)
+    assert engine == [[True, MET], [True, ""], [True, MET]]
