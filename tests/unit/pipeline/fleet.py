@@ -155,7 +155,7 @@ class Fleet:
     def continue_generation(self, weights: Weights) -> None:
         for each in self.engines.values():
             each.fake.continue_generation(weights)
-        self._membership.mark_synced(self._membership.present)
+        self._membership.mark_synced(self._membership.present, self._membership.num_changes)
 
     @property
     def busy(self) -> int:
@@ -181,4 +181,7 @@ class Fleet:
         raise AssertionError("no engine moves")
 
     async def route(self, url: str) -> None:
+        await asyncio.sleep(0)
+
+    async def forget(self, url: str) -> None:
         await asyncio.sleep(0)

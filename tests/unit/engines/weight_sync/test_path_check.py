@@ -12,6 +12,7 @@ from asyncrl.engines.fake import FakeEngine, FakeUpdater
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received, WeightReceiver
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.membership import EngineMembership
+from asyncrl.engines.slow_engines import DecodingSpeed
 from asyncrl.errors import EngineRejected, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 from tests.steps import Step, failing, nothing
@@ -48,6 +49,9 @@ class Engine(PausableRecorder):
 
     async def probe(self, timeout_s: float) -> None:
         pass
+
+    async def decoding_speed(self, timeout_s: float) -> DecodingSpeed | None:
+        return None
 
     async def join_group(
         self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
@@ -175,6 +179,12 @@ class Cluster:
 
     async def route(self, url: str) -> None:
         pass
+
+    async def drain(self, url: str) -> None:
+        raise AssertionError("no engine is slow here")
+
+    async def forget(self, url: str) -> None:
+        self.told.append(f"{url} is forgotten")
 
 
 @dataclass
@@ -333,7 +343,7 @@ def test_a_cut_costs_a_run_one_restart_and_no_training_step() -> None:
 def test_an_engine_whose_path_stays_cut_is_left_out_and_never_joins_the_group_of_the_others() -> None:
     cluster = Cluster("a", "b", "c", heals=False)
     world = CutWorld(cluster=cluster, max_restarts=2).run()
-    assert cluster.told == ["b leaves"]
+    assert cluster.told == ["b leaves", "b is forgotten"]
     assert [engine.url for engine in cluster.membership.present] == ["a", "c"]
     assert [batch.step for batch in world.trainer.batches] == list(range(40))
     assert cluster.trainer.told.count("join 4") == 1
