@@ -9,10 +9,10 @@ import pytest
 
 from asyncrl.engines.cluster.supervisor import EngineSupervisor, StartedEngine
 from asyncrl.engines.fake import FakeEngine, FakeUpdater
+from asyncrl.engines.slow_engines import DecodingSpeed
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received, WeightReceiver
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.membership import EngineMembership
-from asyncrl.engines.slow_engines import DecodingSpeed
 from asyncrl.errors import EngineRejected, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 from tests.steps import Step, failing, nothing
