@@ -20,6 +20,8 @@ _CAPTURER = "sglang.srt.state_capturer.routed_experts.RoutedExpertsCapturer"
 _BASE = "sglang.srt.state_capturer.base.BaseTopkCapturer"
 _STORE = "asyncrl_routes"
 """Attribute of a capturer with the experts by place in the KV cache: places x layers x experts per token."""
+_MOST_VIEWS = 8
+"""Spans that are read as views, in one wait for the device."""
 _NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 """Names of the number of experts in a model's configuration."""
 
@@ -119,17 +121,28 @@ def around_get(
 
 def read(capturer: Any, req_to_token_pool: Any, spans: Sequence[Span], layers: slice | list[int]) -> list[bytes]:
     """Return, for each span, its rows of ``layers`` in one or two bytes an expert."""
+    store, places = vars(capturer)[_STORE], _places(req_to_token_pool.req_to_token, spans)
+    rows = store[:, layers][places] if isinstance(layers, slice) else store[places][:, layers]
+    data = memoryview(rows.cpu().numpy().tobytes())
+    size, parts, at = len(data) // len(places), [], 0
+    for _, start, stop in spans:
+        parts.append(bytes(data[at : at + (stop - start) * size]))
+        at += (stop - start) * size
+    return parts
+
+
+def _places(table: Any, spans: Sequence[Span]) -> Any:
+    """Return the places of the spans' positions, on the device.
+
+    An index from the host waits for the device, and a view costs some microseconds.
+    """
     import numpy as np
     import torch
 
-    store, table = vars(capturer)[_STORE], req_to_token_pool.req_to_token
+    if len(spans) <= _MOST_VIEWS:
+        return torch.cat([table[index, start:stop] for index, start, stop in spans])
     at = np.concatenate([np.arange(start, stop) + index * table.shape[1] for index, start, stop in spans])
-    places = table.view(-1)[torch.from_numpy(at).to(table.device)]
-    rows = store[:, layers][places] if isinstance(layers, slice) else store[places][:, layers]
-    data = memoryview(rows.cpu().numpy().tobytes())
-    size = len(data) // len(at)
-    ends = np.cumsum([span.stop - span.start for span in spans]) * size
-    return [bytes(data[end - (span.stop - span.start) * size : end]) for span, end in zip(spans, ends, strict=True)]
+    return table.view(-1)[torch.from_numpy(at).to(table.device)]
 
 
 def is_narrow(config: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.engines.sglang.plugin import route_store
 from asyncrl.engines.sglang.plugin.route_store import Span, around_forward_end, around_get, around_init, read
 
 LAYERS, CHOSEN, PLACES = 3, 2, 10
@@ -60,8 +61,12 @@ def test_rows_are_read_from_the_places_of_a_requests_tokens(num_experts: int, dt
         around_get(stock, capturer, 1, 6, pool, -1)
 
 
+@pytest.mark.parametrize("most_views", [0, 8])
 @pytest.mark.parametrize("layers", [slice(1, 3), [0, 2]])
-def test_the_rows_of_several_requests_are_read_at_once(layers: slice | list[int]) -> None:
+def test_the_rows_of_several_requests_are_read_at_once(
+    layers: slice | list[int], most_views: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route_store, "_MOST_VIEWS", most_views)
     capturer = capturer_of(300)
     rows = torch.randint(300, (5, LAYERS, CHOSEN), dtype=torch.int32)
     run_pass(capturer, [7, 2, 4, 9, 3], rows)
