@@ -1,7 +1,9 @@
-"""The order of tests, and their division between two workers (``-n 2``).
+"""The order of tests, and their division between three workers (``-n 3``) of a machine with two cores.
 
-one     tests of ``SERVER_TESTS``, one after the other, contract first and whole runs last
-other   all other files, the longest first; when they are done, those of ``LAST``, while the first worker ends
+one       tests of ``SERVER_TESTS``, one after the other, contract first and whole runs last
+others    all other files, the longest first; when they are done, those of ``LAST``, while the first worker ends
+
+The other workers yield the cores to the first one, because some of its tests read the clock.
 """
 
 import gc
@@ -36,6 +38,10 @@ FIRST = (
 LAST = "tests/integration/test_guides.py"
 """Whole runs that do not read the clock, and so may share the machine with those of the other worker."""
 
+
+YIELDS = 5
+"""The niceness of workers without server tests."""
+_has_yielded = False
 
 SERVED = ("deepseek_v2", "glm4", "glm4_moe", "llama", "qwen2", "qwen3", "qwen3_moe")
 """SGLang's modules with the models that tests serve.
@@ -84,6 +90,15 @@ def _place(name: str) -> int:
     """The rank of a test in the order; equal ranks keep their order."""
     others = len(FIRST) + name.startswith(LAST)
     return next((place for place, path in enumerate(FIRST) if name.startswith(path)), others)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let the first other test of a worker give its process, and all that it starts, a lower priority."""
+    global _has_yielded
+    if hasattr(item.config, "workerinput") and not _has_yielded and not item.nodeid.startswith(SERVER_TESTS):
+        _has_yielded = True
+        os.nice(YIELDS)
 
 
 @cache
