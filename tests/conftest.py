@@ -35,9 +35,15 @@ FIRST = (
     "tests/engines/megatron/train/test_layouts.py",
 )
 """Beginnings of the paths of the tests that start first: the server tests, and the longest of the others."""
-LAST = "tests/integration/test_guides.py"
-"""Whole runs that do not read the clock, and so may share the machine with those of the other worker."""
-
+LAST = (
+    "tests/integration/test_evaluations.py",
+    "tests/integration/test_guides.py",
+    "tests/integration/test_kept_sets.py",
+    "tests/integration/test_episode_clients.py",
+    "tests/integration/test_episodes.py",
+    "tests/integration/test_slime_generate.py",
+)
+"""Whole runs that do not read the clock, and may share the machine with those of other workers; longest first."""
 
 YIELDS = 5
 """The niceness of workers without server tests."""
@@ -68,7 +74,7 @@ class ServersThenFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist is u
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "servers" if path.startswith(SERVER_TESTS) and path != LAST else path
+        return "servers" if path.startswith(SERVER_TESTS) and path not in LAST else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ServersThenFiles:
@@ -88,8 +94,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _place(name: str) -> int:
     """The rank of a test in the order; equal ranks keep their order."""
-    others = len(FIRST) + name.startswith(LAST)
-    return next((place for place, path in enumerate(FIRST) if name.startswith(path)), others)
+    places = {path: place for place, path in enumerate((*FIRST, None, *LAST)) if path is not None}
+    return next((place for path, place in places.items() if name.startswith(path)), len(FIRST))
 
 
 @pytest.hookimpl(tryfirst=True)
