@@ -10,9 +10,7 @@ each event's tokens with the event, of mixture layers only, in one or two bytes 
     events that waited are joined ────────────▶ so are their rows, of which SGLang keeps the last part only
 
 ``req.routed_experts_start_len`` is SGLang's first row to send; it moves on with each event.  A read costs the
-scheduler's thread about 0.1 ms of calls, and it waits for the device: one a pass.  The first event of an answer has
-one token, and comes in passes of their own with those of other new answers.  Its rows, which are mostly the prompt's,
-come with the second event.
+scheduler's thread about 0.1 ms of calls, and it waits for the device: one a pass.
 
 Invariant: all but the last run on the scheduler's thread, the last on the event loop of the HTTP server.  A row is read
 only for positions before the last token: SGLang writes a pass's rows before it appends the pass's token.  Between the
@@ -172,9 +170,8 @@ class RouteRows:
 
     @_careful
     def _note(self, events: Any, req: Any) -> None:
-        is_running = req.req_pool_idx is not None
-        if req.routed_experts is None and not (is_running and len(req.output_ids_through_stop) == 1):
-            events.routed_experts[-1] = self._noted(req)  # the request has not ended, or was aborted in the queue
+        if req.routed_experts is None:  # it has not ended, or it was aborted while it waited
+            events.routed_experts[-1] = self._noted(req)
 
     def around_collection(self, collect: Callable[..., None], processor: Any, req: Any) -> None:
         """Note the rest of the rows of a request that ends, instead of reading them."""
