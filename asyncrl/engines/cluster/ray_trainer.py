@@ -17,6 +17,7 @@ from asyncrl.engines.megatron.checkpoint.directory import Origin
 from asyncrl.engines.megatron.checkpoint.lease import Claim
 from asyncrl.engines.megatron.checkpoint.writes import Target
 from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.path_check import Meeting
 from asyncrl.errors import TrainerFailed
 from asyncrl.event_loop import Deadline
 from asyncrl.types import Batch, TrainReport
@@ -99,20 +100,9 @@ class RayTrainer:
         """See ``WeightSender.join_parts``."""
         await self._concurrently(lambda rank: rank.join_parts(num_parts, world_size, group_name, backend))
 
-    async def meet_engine(
-        self,
-        *,
-        master_address: str,
-        master_port: int,
-        world_size: int,
-        group_name: str,
-        backend: str,
-        timeout_s: float,
-    ) -> None:
+    async def meet_engine(self, where: Meeting, *, timeout_s: float) -> None:
         """See ``WeightSender.meet_engine``."""
-        await self._concurrently(
-            lambda rank: rank.meet_engine(master_address, master_port, world_size, group_name, backend, timeout_s)
-        )
+        await self._concurrently(lambda rank: rank.meet_engine(where, timeout_s))
 
     async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
         """See ``WeightSender.snapshot``."""

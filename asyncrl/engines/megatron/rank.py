@@ -53,7 +53,7 @@ from asyncrl.engines.megatron.train.sample_advantages import (
     turn_outcomes_of,
     with_advantages,
 )
-from asyncrl.engines.megatron.weights.engine_meeting import Meeting, meet_engine
+from asyncrl.engines.megatron.weights.engine_meeting import meet_engine
 from asyncrl.engines.megatron.weights.fp8 import fp8_of
 from asyncrl.engines.megatron.weights.hf_weights import load_hf, save_hf
 from asyncrl.engines.megatron.weights.sharding import is_split
@@ -62,6 +62,7 @@ from asyncrl.engines.megatron.weights.weight_sender import RankWeightSender
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
 from asyncrl.engines.weight_sync.part_groups import join_as_trainer
+from asyncrl.engines.weight_sync.path_check import Meeting
 from asyncrl.errors import ConfigError, NonFiniteLoss, WeightUpdateFailed
 from asyncrl.models.overrides import overridden
 from asyncrl.models.shape import ModelShape, read_shape
@@ -199,20 +200,11 @@ class MegatronRank:
             raise WeightUpdateFailed(f"cannot form the groups {group_name} of {world_size} ranks: {error}") from error
         self._update_groups = replace(groups, parts=parts)
 
-    def meet_engine(
-        self,
-        master_address: str,
-        master_port: int,
-        world_size: int,
-        group_name: str,
-        backend: str,
-        timeout_s: float,
-    ) -> None:
-        """Run a collective with one engine, in a group of ``world_size`` ranks that is left afterwards.
+    def meet_engine(self, where: Meeting, timeout_s: float) -> None:
+        """Run a collective with one engine, in the group ``where``, which is left afterwards.
 
         Another thread may call it while this rank trains.  Raises WeightUpdateFailed after about ``timeout_s``.
         """
-        where = Meeting(master_address, master_port, world_size, group_name, backend)
         meet_engine(where, self._device, timeout_s)
 
     def abandon(self, group_name: str) -> None:

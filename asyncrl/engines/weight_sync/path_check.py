@@ -9,6 +9,7 @@ Importing this module imports no torch, because the driver uses its names.
 """
 
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,18 @@ NUM_BYTES = 1 << 20
 LOOK_EVERY_S = 0.001
 """Seconds between two checks for completion."""
 _KEY = "asyncrl-met"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """The separate group of one path check: the trainer's rank 0, and the ranks of one engine from rank 1 on."""
+
+    master_address: str
+    master_port: int
+    world_size: int
+    group_name: str
+    """Begins with ``PATH_CHECK``."""
+    backend: str
 
 
 def meet(group: Any, device: Any, within_s: float) -> None:

@@ -6,9 +6,9 @@ other, each in a separate group (``path_check``), so that a failure names its en
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
-from asyncrl.engines.weight_sync.path_check import PATH_CHECK, PATH_S
+from asyncrl.engines.weight_sync.path_check import PATH_CHECK, PATH_S, Meeting
 from asyncrl.errors import EngineError, EngineTimeout, WeightUpdateFailed, plainly
 from asyncrl.event_loop import Deadline
 
@@ -19,17 +19,8 @@ _GRACE_S = 5.0
 class TrainerEnd(Protocol):
     """The trainer's side of a path check."""
 
-    async def meet_engine(
-        self,
-        *,
-        master_address: str,
-        master_port: int,
-        world_size: int,
-        group_name: str,
-        backend: str,
-        timeout_s: float,
-    ) -> None:
-        """Run a collective with one engine, as rank 0 of a separate group; possible while training.
+    async def meet_engine(self, where: Meeting, *, timeout_s: float) -> None:
+        """Run a collective with one engine, as rank 0 of the group ``where``; possible while training.
 
         Raises WeightUpdateFailed after about ``timeout_s`` if there was none, or TrainerFailed.
         """
@@ -44,8 +35,8 @@ class EngineEnd(Protocol):
     def url(self) -> str:
         """The engine's URL, which identifies it."""
 
-    async def meet_trainer(self, *, master_address: str, master_port: int, group_name: str, backend: str) -> bool:
-        """Run a collective with the trainer in a separate group, whose name begins with ``PATH_CHECK``.
+    async def meet_trainer(self, where: Meeting) -> bool:
+        """Run a collective with the trainer in the group ``where``.
 
         Returns False if this engine knows no path checks.  Raises EngineTimeout, EngineLost or EngineRejected.
         """
@@ -82,28 +73,30 @@ class Reach:
 
     async def _failure(self, engine: EngineEnd) -> str | None:
         self._num_checks += 1
-        name, port = f"{PATH_CHECK}{self._num_checks}", await self._find_port()
-        where: dict[str, Any] = {
-            "master_address": self._master_address,
-            "master_port": port,
-            "group_name": name,
-            "backend": self._backend,
-        }
-        meeting = self._trainer.meet_engine(**where, world_size=1 + engine.num_ranks, timeout_s=self._path_s)
+        where = Meeting(
+            master_address=self._master_address,
+            master_port=await self._find_port(),
+            world_size=1 + engine.num_ranks,
+            group_name=f"{PATH_CHECK}{self._num_checks}",
+            backend=self._backend,
+        )
+        meeting = self._trainer.meet_engine(where, timeout_s=self._path_s)
         # Neither side's failure cancels the other: the trainer must have ended a check before the next one begins.
         with plainly():
             async with asyncio.TaskGroup() as tasks:
-                trainer = tasks.create_task(_outcome(meeting), name=f"{name}: trainer")
-                answer = tasks.create_task(_outcome(self._answer(engine, where)), name=f"{name}: {engine.url}")
+                trainer = tasks.create_task(_outcome(meeting), name=f"{where.group_name}: trainer")
+                answer = tasks.create_task(
+                    _outcome(self._answer(engine, where)), name=f"{where.group_name}: {engine.url}"
+                )
         if answer.result() is False:
             return None
         failures = [each for each in (trainer.result(), answer.result()) if isinstance(each, Exception)]
         return str(failures[0]) if failures else None
 
-    async def _answer(self, engine: EngineEnd, where: dict[str, Any]) -> bool:
+    async def _answer(self, engine: EngineEnd, where: Meeting) -> bool:
         try:
             async with Deadline(self._path_s + _GRACE_S):
-                return await engine.meet_trainer(**where)
+                return await engine.meet_trainer(where)
         except TimeoutError as error:
             raise EngineTimeout(f"{engine.url} did not answer the path check") from error
 

@@ -18,6 +18,7 @@ from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.disk import DiskUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
+from asyncrl.engines.weight_sync.path_check import Meeting
 from asyncrl.engines.weight_sync.reach import Reach
 from asyncrl.pipeline.sampling.partial_sample import PartialSample
 from asyncrl.pipeline.sampling.retry import RetryingEngine
@@ -87,12 +88,8 @@ class Control(ServerControl):
         self.still_s: list[float | None] = []
         self.met: list[bool] = []
 
-    async def meet_trainer(self, *, master_address: str, master_port: int, group_name: str, backend: str) -> bool:
-        self.met.append(
-            await super().meet_trainer(
-                master_address=master_address, master_port=master_port, group_name=group_name, backend=backend
-            )
-        )
+    async def meet_trainer(self, where: Meeting) -> bool:
+        self.met.append(await super().meet_trainer(where))
         return self.met[-1]
 
     async def receive_all(

@@ -1,7 +1,6 @@
 """The trainer's side of a path check: meet one engine in a separate group, with a deadline."""
 
 import logging
-from dataclasses import dataclass
 from threading import Thread
 
 import torch
@@ -9,24 +8,13 @@ import torch.distributed as dist
 
 from asyncrl.engines.megatron.weights.update_group import join_update_group, stream_of_its_own
 from asyncrl.engines.weight_sync.group_abort import UpdateGroups, abandon
-from asyncrl.engines.weight_sync.path_check import meet, wait_until_all_met
+from asyncrl.engines.weight_sync.path_check import Meeting, meet, wait_until_all_met
 from asyncrl.errors import WeightUpdateFailed
 
 logger = logging.getLogger(__name__)
 
 FREED_S = 5.0
 """The time in which the thread of an aborted check must end, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """The group of the trainer's rank 0 and one engine."""
-
-    master_address: str
-    master_port: int
-    world_size: int
-    group_name: str
-    backend: str
 
 
 def meet_engine(where: Meeting, device: torch.device, timeout_s: float) -> None:

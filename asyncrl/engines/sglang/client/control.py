@@ -24,7 +24,7 @@ from asyncrl.engines.slow_engines import DecodingSpeed
 from asyncrl.engines.weight_sync.broadcast import Received
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.expert_parts import EngineParts
-from asyncrl.engines.weight_sync.path_check import MET
+from asyncrl.engines.weight_sync.path_check import MET, Meeting
 from asyncrl.engines.weight_sync.round import PauseMode
 from asyncrl.errors import EngineError, EngineRejected, EngineTimeout
 from asyncrl.event_loop import Deadline
@@ -99,9 +99,11 @@ class EngineControl:
         """Join a weight-update group; return once all its ranks have joined."""
         await self._join(master_address, master_port, rank_offset, world_size, group_name, backend)
 
-    async def meet_trainer(self, *, master_address: str, master_port: int, group_name: str, backend: str) -> bool:
+    async def meet_trainer(self, where: Meeting) -> bool:
         """See ``WeightReceiver.meet_trainer``; only the plug-in ``direct`` knows such groups."""
-        answer = await self._join(master_address, master_port, 1, 1 + self.num_ranks, group_name, backend)
+        answer = await self._join(
+            where.master_address, where.master_port, 1, where.world_size, where.group_name, where.backend
+        )
         return MET in str(answer.get("message"))
 
     async def join_parts(self, *, rank_offset: int, world_size: int, group_name: str, backend: str) -> None:

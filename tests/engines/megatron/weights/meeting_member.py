@@ -14,9 +14,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from asyncrl.engines.megatron.weights.engine_meeting import Meeting, meet_engine
+from asyncrl.engines.megatron.weights.engine_meeting import meet_engine
 from asyncrl.engines.sglang.plugin.direct import around_join
-from asyncrl.engines.weight_sync.path_check import PATH_CHECK
+from asyncrl.engines.weight_sync.path_check import PATH_CHECK, Meeting
 from asyncrl.errors import WeightUpdateFailed
 from tests.engines.sglang.plugin.direct_process import group_of, hash_store, met
 
@@ -41,7 +41,13 @@ def trainer(device: str, backend: str, ports: list[str]) -> list[object]:
     for number, port in enumerate(ports):
         began, failure = time.monotonic(), ""
         try:
-            where = Meeting("127.0.0.1", int(port), 2, f"{PATH_CHECK}{number}", backend)
+            where = Meeting(
+                master_address="127.0.0.1",
+                master_port=int(port),
+                world_size=2,
+                group_name=f"{PATH_CHECK}{number}",
+                backend=backend,
+            )
             meet_engine(where, torch.device(device), 60.0 if number == 0 else PATH_S[device])
         except WeightUpdateFailed as error:
             failure = str(error)

@@ -17,6 +17,7 @@ from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.disk import DiskUpdater
 from asyncrl.engines.weight_sync.membership import EngineMembership
+from asyncrl.engines.weight_sync.path_check import Meeting
 from asyncrl.errors import EngineError
 from asyncrl.protocols import WeightUpdater
 from asyncrl.types import Weights
@@ -56,16 +57,7 @@ class Sender:
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
         await asyncio.to_thread(self._rank.join_parts, num_parts, world_size, group_name, backend)
 
-    async def meet_engine(
-        self,
-        *,
-        master_address: str,
-        master_port: int,
-        world_size: int,
-        group_name: str,
-        backend: str,
-        timeout_s: float,
-    ) -> None:
+    async def meet_engine(self, where: Meeting, *, timeout_s: float) -> None:
         raise AssertionError("no engine is restarted here")
 
     async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:

@@ -1,6 +1,7 @@
 """Engines and trainers that record their commands, for the tests of weight updates."""
 
 from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.path_check import Meeting
 from asyncrl.engines.weight_sync.round import PauseMode
 from tests.steps import Step, nothing
 
@@ -30,7 +31,7 @@ class PausableRecorder(Recorder):
     async def continue_generation(self) -> None:
         await self._do("continue")
 
-    async def meet_trainer(self, *, master_address: str, master_port: int, group_name: str, backend: str) -> bool:
+    async def meet_trainer(self, where: Meeting) -> bool:
         """Meet the trainer at once."""
         return True
 
@@ -38,16 +39,7 @@ class PausableRecorder(Recorder):
 class TwoBuckets:
     """A trainer whose weights are two buckets, and which meets every engine at once."""
 
-    async def meet_engine(
-        self,
-        *,
-        master_address: str,
-        master_port: int,
-        world_size: int,
-        group_name: str,
-        backend: str,
-        timeout_s: float,
-    ) -> None:
+    async def meet_engine(self, where: Meeting, *, timeout_s: float) -> None:
         pass
 
     async def weight_buckets(self) -> tuple[WeightBucket, ...]:

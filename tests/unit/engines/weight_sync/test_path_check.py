@@ -13,6 +13,7 @@ from asyncrl.engines.slow_engines import DecodingSpeed
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater, Received, WeightReceiver
 from asyncrl.engines.weight_sync.buckets import WeightBucket
 from asyncrl.engines.weight_sync.membership import EngineMembership
+from asyncrl.engines.weight_sync.path_check import Meeting
 from asyncrl.errors import EngineRejected, TrainerFailed, UpdateInterrupted, WeightUpdateFailed
 from asyncrl.types import UpdateReport, Weights
 from tests.steps import Step, failing, nothing
@@ -63,12 +64,12 @@ class Engine(PausableRecorder):
     async def join_parts(self, *, rank_offset: int, world_size: int, group_name: str, backend: str) -> None:
         raise AssertionError("there are no experts here")
 
-    async def meet_trainer(self, *, master_address: str, master_port: int, group_name: str, backend: str) -> bool:
+    async def meet_trainer(self, where: Meeting) -> bool:
         await self._do("meet")
         if self._knows_checks and self.url in self._network.cut:
             await asyncio.Event().wait()
         if self._knows_checks:
-            self._network.came[group_name].set()
+            self._network.came[where.group_name].set()
         return self._knows_checks
 
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, label: str | None) -> Received:
@@ -97,20 +98,11 @@ class Trainer(Recorder, TwoBuckets):
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
         raise AssertionError("there are no experts here")
 
-    async def meet_engine(
-        self,
-        *,
-        master_address: str,
-        master_port: int,
-        world_size: int,
-        group_name: str,
-        backend: str,
-        timeout_s: float,
-    ) -> None:
+    async def meet_engine(self, where: Meeting, *, timeout_s: float) -> None:
         await self._do("meet")
         try:
             async with asyncio.timeout(timeout_s):
-                await self._network.came[group_name].wait()
+                await self._network.came[where.group_name].wait()
         except TimeoutError as error:
             raise WeightUpdateFailed(f"did not meet the engine within {timeout_s:g} s") from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.engines.weight_sync.buckets import WeightBucket
+from asyncrl.engines.weight_sync.path_check import Meeting
 
 
 def weight_set(model: Path, version: int) -> dict[str, Any]:
@@ -66,21 +67,11 @@ class SendsWeights:
     async def join_parts(self, *, num_parts: int, world_size: int, group_name: str, backend: str) -> None:
         raise AssertionError("these engines have a single rank")
 
-    async def meet_engine(
-        self,
-        *,
-        master_address: str,
-        master_port: int,
-        world_size: int,
-        group_name: str,
-        backend: str,
-        timeout_s: float,
-    ) -> None:
+    async def meet_engine(self, where: Meeting, *, timeout_s: float) -> None:
         import torch
 
-        from asyncrl.engines.megatron.weights.engine_meeting import Meeting, meet_engine
+        from asyncrl.engines.megatron.weights.engine_meeting import meet_engine
 
-        where = Meeting(master_address, master_port, world_size, group_name, backend)
         await asyncio.to_thread(meet_engine, where, torch.device("cpu"), timeout_s)
 
     async def snapshot(self, *, is_checked: bool, by_part: bool) -> bool:
