@@ -50,7 +50,7 @@ async def full_rate(
                 has_begun.release()
             track.append((clock(), track[-1][1] + len(chunk.token_ids)))
 
-        await engine.generate(_request(task, next(names), weights), arrived)
+        await engine.generate(request_of(task, next(names), weights), arrived)
 
     async def keep_writing(slot: int) -> None:
         await write(beginnings[slot])
@@ -115,7 +115,8 @@ def fresh(workload: ForcedWorkload, group_size: int) -> Iterator[Task]:
         yield Task(prompt=workload.prompt(row).token_ids, num_tokens=workload.length(row, index))
 
 
-def _request(task: Task, number: int, weights: Weights) -> Request:
+def request_of(task: Task, number: int, weights: Weights) -> Request:
+    """The request for an answer; ``number`` is different for each."""
     return Request(
         request_id=f"full{number}",
         token_ids=task.prompt,

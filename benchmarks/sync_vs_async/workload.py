@@ -16,7 +16,7 @@ import tokenizers  # type: ignore[import-untyped]
 from asyncrl.protocols import RolloutEngine
 from asyncrl.sim.model.lengths import Drawn, LogNormal, uniform
 from asyncrl.types import Chunk, FinishReason, Prompt, Request, Sample
-from benchmarks.common.shapes import write_random
+from benchmarks.common.shapes import SHAPES, write_random
 
 P95_RATIO = 8.0
 """95th percentile of the lengths, divided by their median."""
@@ -45,6 +45,11 @@ def write_shape(folder: Path, config: Path, device: str) -> None:
         transformers.AutoModelForCausalLM.from_config(of_family, dtype=dtype).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     _write_endless(folder, json.loads(config.read_text()))
+
+
+def write_weightless(folder: Path, name: str) -> None:
+    """Write a config of the shape ``name`` and a tokenizer, for servers that make up their weights."""
+    _write_endless(folder, SHAPES[name])
 
 
 def _write_endless(folder: Path, config: dict[str, Any]) -> None:

@@ -8,10 +8,13 @@ in one or two bytes an expert:
     rows are asked for ───▶ those of all requests are gathered on the device, and copied to the host at once
 
 Invariant: rows are read on the scheduler's thread, for positions whose pass it has processed.  It processes a pass
-after an event that the pass's stream records later than the write, so that the read needs no other order.
+after an event that the pass's stream records later than the write, so that the read needs no other order.  A read
+therefore has a stream of its own: the scheduler's own stream waits for the pass that was started last, if that pass
+reads prompts (SGLang's ``_apply_war_barrier``), and with it the thread would wait, and start the next pass late.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from asyncrl.internals import Internal
@@ -20,6 +23,8 @@ _CAPTURER = "sglang.srt.state_capturer.routed_experts.RoutedExpertsCapturer"
 _BASE = "sglang.srt.state_capturer.base.BaseTopkCapturer"
 _STORE = "asyncrl_routes"
 """Attribute of a capturer with the experts by place in the KV cache: places x layers x experts per token."""
+_STREAM = "asyncrl_routes_stream"
+"""Attribute of a capturer with the stream of its reads."""
 _MOST_VIEWS = 8
 """Spans that are read as views, in one wait for the device."""
 _NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -121,14 +126,27 @@ def around_get(
 
 def read(capturer: Any, req_to_token_pool: Any, spans: Sequence[Span], layers: slice | list[int]) -> list[bytes]:
     """Return, for each span, its rows of ``layers`` in one or two bytes an expert."""
-    store, places = vars(capturer)[_STORE], _places(req_to_token_pool.req_to_token, spans)
-    rows = store[:, layers][places] if isinstance(layers, slice) else store[places][:, layers]
-    data = memoryview(rows.cpu().numpy().tobytes())
+    store = vars(capturer)[_STORE]
+    with _stream_of(capturer, store):
+        places = _places(req_to_token_pool.req_to_token, spans)
+        rows = store[:, layers][places] if isinstance(layers, slice) else store[places][:, layers]
+        data = memoryview(rows.cpu().numpy().tobytes())
     size, parts, at = len(data) // len(places), [], 0
     for _, start, stop in spans:
         parts.append(bytes(data[at : at + (stop - start) * size]))
         at += (stop - start) * size
     return parts
+
+
+def _stream_of(capturer: Any, store: Any) -> AbstractContextManager[Any]:
+    """Return a context in which a GPU works in the stream of the reads, ahead of the kernels of passes."""
+    import torch
+
+    if not store.is_cuda:
+        return nullcontext()
+    if _STREAM not in vars(capturer):
+        setattr(capturer, _STREAM, torch.cuda.Stream(store.device, priority=-1))  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(getattr(capturer, _STREAM))
 
 
 def _places(table: Any, spans: Sequence[Span]) -> Any:

@@ -1,0 +1,1 @@
+"""What recording and sending routes of experts costs an engine."""
