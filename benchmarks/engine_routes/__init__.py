@@ -1,1 +1,1 @@
-"""What recording and sending routes of experts costs an engine."""
+"""The cost of recording and sending routes of experts, for an engine alone."""

@@ -1,10 +1,10 @@
-"""What routing replay costs an engine: the time of one that records and sends routes, and of one that does not.
+"""The cost of routing replay to an engine: time with routes recorded and sent, and without.
 
     uv run python -m benchmarks.engine_routes --model moe-6b                               one GPU
     uv run python -m benchmarks.engine_routes --model tiny-moe --device cpu --loads 4 --longest 128 --repeats 2
 
     without     a server that was started without --enable-return-routed-experts
-    recorded    a server that records routes, which nobody asks for
+    recorded    a server that records routes, which no request asks for
     sent        the same server, which sends the routes of every token
 
 Both servers share one GPU, and one of them always sleeps, so that the state of the machine affects all three alike.
@@ -174,7 +174,7 @@ async def _ready(url: str) -> None:
 async def _measured(
     asked: argparse.Namespace, shape: RoutesShape, urls: Sequence[str], console: Console
 ) -> list[Window]:
-    """Measure all windows, or those that end before the deadline."""
+    """Measure all windows that start before the deadline."""
     windows, began = list[Window](), time.monotonic()
     async with HttpClient(KEY) as http:
         plain, recording = (

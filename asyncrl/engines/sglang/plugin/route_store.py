@@ -9,7 +9,7 @@ in one or two bytes an expert:
 
 Invariant: rows are read on the scheduler's thread, for positions whose pass it has processed.  It processes a pass
 after an event that the pass's stream records later than the write, so that the read needs no other order.  A read
-therefore has a stream of its own: the scheduler's own stream waits for the pass that was started last, if that pass
+therefore has a separate stream: the scheduler's own stream waits for the pass that was started last, if that pass
 reads prompts (SGLang's ``_apply_war_barrier``), and with it the thread would wait, and start the next pass late.
 """
 
