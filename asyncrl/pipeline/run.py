@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from asyncrl.errors import CheckpointFailed, LeaseLost, NonFiniteLoss, RewardOutage, plainly
+from asyncrl.errors import AsyncRLError, CheckpointFailed, LeaseLost, NonFiniteLoss, RewardOutage, plainly
 from asyncrl.event_loop import loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
@@ -213,7 +213,7 @@ class _Run:
         logger.info("step %d: waiting for a batch", step)
         try:
             batch = await parts.early_end.unless_asked(parts.scheduler.next_batch())
-        except RewardOutage:
+        except AsyncRLError:  # no further batch will come, and the trainer is well
             await self.save_early()
             raise
         if batch is None:

@@ -50,6 +50,8 @@ class Fault:
         """Whether the run continues by itself, without a resume."""
         if self.kind in ("kill", "stop"):
             return self.target in RESTARTED or self.name == "stop-driver"
+        if self.name == "reward-hung":  # for good, so that --max-failed-groups ends the run
+            return False
         return self.kind in ("reward", "second") or self.name == "full-run-dir"
 
 

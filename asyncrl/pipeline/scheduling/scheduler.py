@@ -117,24 +117,33 @@ class Scheduler:
         self._hold.notify(self.look_again)
 
     async def run(self) -> None:
-        """Start groups as admission allows, until cancelled.
+        """Start groups as admission allows, until cancelled, or until a named error ends the groups.
 
-        Raises FailureBudgetSpent, FilterBudgetSpent, the source's DataError or HookFailed, or the bug that ended a
+        ``next_batch`` then raises that error once no batch is left, so that a step in training can be saved: it is
+        FailureBudgetSpent, FilterBudgetSpent, or the source's DataError or HookFailed.  Raises the bug that ended a
         group.
         """
-        with plainly():
-            async with self._generation.running(), asyncio.TaskGroup() as groups:
-                while True:
-                    await self._admission()
-                    if (group := self._admit()) is None:
-                        continue
-                    group.task = groups.create_task(self._generate_group(group), name=f"group-{group.group_id}")
+        try:
+            with plainly():
+                await self._start_groups()
+        except AsyncRLError as error:
+            logger.warning("no further group starts: %s", error)
+            self._watchdog.end(error)
+
+    async def _start_groups(self) -> None:
+        async with self._generation.running(), asyncio.TaskGroup() as groups:
+            while True:
+                await self._admission()
+                if (group := self._admit()) is None:
+                    continue
+                group.task = groups.create_task(self._generate_group(group), name=f"group-{group.group_id}")
 
     async def next_batch(self) -> Batch:
         """Wait for the groups of the next step and take them.
 
         Groups that no later step can train in time are cancelled here, before the next weight update.  Raises Stalled
-        if neither a token nor a group arrives for ``watchdog_timeout_s``.
+        if neither a token nor a group arrives for ``watchdog_timeout_s``, RewardOutage, or the error that ended
+        ``run``.
         """
         chosen, self._ready = self._ready or await self._buffer.chosen(self._batches_taken), ()
         batch = Batch(step=self._batches_taken, groups=self._buffer.take(chosen))

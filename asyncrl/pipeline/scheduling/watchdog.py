@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from asyncrl.errors import RewardOutage, Stalled
+from asyncrl.errors import AsyncRLError, RewardOutage, Stalled
 from asyncrl.event_loop import Deadline, loop_time
 from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.protocols import AdmissionHold
@@ -26,6 +26,7 @@ class Watchdog:
         self._last_move = self._waiting_since = 0.0
         self._was_held = self._allows_silence = False
         self._wait: Deadline | None = None
+        self._ended_by: AsyncRLError | None = None
         hold.notify(self._hold_changed)
 
     def moved(self) -> None:
@@ -33,23 +34,31 @@ class Watchdog:
         self._last_move = loop_time()
 
     async def wait(self, event: asyncio.Event, *, allows_silence: bool = False) -> None:
-        """Wait for ``event``.  Raises Stalled or RewardOutage, with the text at that moment.
+        """Wait for ``event``.  Raises Stalled or RewardOutage, with the text at that moment, or the error of ``end``.
 
         With ``allows_silence``, only an outage ends the wait.  One wait at a time.
         """
         self._waiting_since, self._allows_silence = loop_time(), allows_silence
         while not event.is_set():
+            if self._ended_by is not None and not allows_silence:
+                raise self._ended_by
             heard = self._last_move
             self._wait = Deadline(self._ends_at() - loop_time())
             try:
                 async with self._wait:
                     await event.wait()
             except TimeoutError:
-                if event.is_set() or self._last_move > heard or self._ends_at() > loop_time():
+                if event.is_set() or self._last_move > heard or self._ended_by or self._ends_at() > loop_time():
                     continue
                 raise self._error() from None
             finally:
                 self._wait = None
+
+    def end(self, error: AsyncRLError) -> None:
+        """Let every wait for groups raise ``error`` from now on, because no further group will come."""
+        self._ended_by = error
+        if self._wait is not None:
+            self._wait.give(0.0)
 
     def _ends_at(self) -> float:
         if (since := self._hold.since) is not None:
