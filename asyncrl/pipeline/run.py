@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from asyncrl.errors import AsyncRLError, CheckpointFailed, LeaseLost, NonFiniteLoss, RewardOutage, plainly
-from asyncrl.event_loop import loop_time
+from asyncrl.event_loop import Deadline, loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.metrics.loop_lag import LoopLag
@@ -55,6 +55,9 @@ SCORING_S = 2.0
 
 The step waits for scores at most this long, even if training ends earlier, so that a measurement delays no update.
 """
+
+EARLY_SAVE_S = 600.0
+"""Upper bound on the time for a checkpoint before an error ends the run: the trainer may be what hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +216,8 @@ class _Run:
         logger.info("step %d: waiting for a batch", step)
         try:
             batch = await parts.early_end.unless_asked(parts.scheduler.next_batch())
-        except AsyncRLError:  # no further batch will come, and the trainer is well
-            await self.save_early()
+        except AsyncRLError as error:  # no further batch will come, and the trainer should be well
+            await self._save_before(error)
             raise
         if batch is None:
             return False
@@ -317,6 +320,15 @@ class _Run:
             await self._checkpoints.finish(must_succeed=True)
         if self._checkpoints.saved_step > self._plan.first_step:
             self._parts.early_end.saved_step = self._checkpoints.saved_step
+
+    async def _save_before(self, end: AsyncRLError) -> None:
+        """Write a checkpoint before ``end`` ends the run.  One that fails, or takes too long, is given up."""
+        try:
+            async with Deadline(EARLY_SAVE_S):
+                await self.save_early()
+        except (AsyncRLError, TimeoutError) as error:
+            why = str(error) or f"it took more than {EARLY_SAVE_S:g} s"
+            logger.warning("%s: the steps since the last checkpoint are lost: %s", type(end).__name__, why)
 
     async def _to_trainer(self) -> None:
         """Give time-shared GPUs to the trainer.  Interrupted requests resume when the engines hold the GPUs again."""

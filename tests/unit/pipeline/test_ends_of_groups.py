@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from asyncrl.engines.fake import FakeCheckpoints
-from asyncrl.errors import AsyncRLError, FailureBudgetSpent, FilterBudgetSpent, Stalled
+from asyncrl.errors import AsyncRLError, CheckpointFailed, FailureBudgetSpent, FilterBudgetSpent, Stalled
 from asyncrl.event_loop import loop_time
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.types import Prompt, Sample, ScoredGroup
@@ -51,6 +51,20 @@ def test_the_trained_steps_are_saved_and_the_run_resumes_behind_them(
     assert [batch.step for batch in resumed.trainer.batches] == list(range(step, STEPS))
     prompts = [group.prompt.row for run in (world, resumed) for batch in run.trainer.batches for group in batch.groups]
     assert len(set(prompts)) == len(prompts), "a prompt was trained twice"
+
+
+class Broken(FakeCheckpoints):
+    """No checkpoint can be written."""
+
+    async def begin(self, *args: Any, **named: Any) -> Any:
+        raise CheckpointFailed("no space left")
+
+
+def test_a_checkpoint_that_fails_does_not_hide_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    world = busy(checkpoints=Broken(0.1), save_interval=1000, keep=too_easy)
+    with pytest.raises(FilterBudgetSpent):
+        world.run()
+    assert "FilterBudgetSpent: the steps since the last checkpoint are lost: no space left" in caplog.text
 
 
 def test_a_step_in_training_is_finished_first() -> None:
