@@ -412,6 +412,8 @@ class TrainReport:
     """Time in the trainer, without transfers."""
     logprobs: tuple[Sequence[float], ...]
     """Log-probs under the weights before the step: one row per sample, in batch order, one value per response token."""
+    advantages: tuple[Sequence[float], ...] = ()
+    """Advantages, in the shape of ``logprobs``; empty unless asked for."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics of the algorithm, by metric name."""
     is_skipped: bool = False

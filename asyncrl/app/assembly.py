@@ -278,6 +278,7 @@ def _trainer_settings(checked: Checked, device: Device) -> TrainerSettings:
         row_tokens=row_tokens(run),
         num_expert_parts=_num_expert_parts(checked),
         lr_decay_iters=lr_decay_iters(run.train, run.rollout),
+        reports_advantages=run.output.rollout_log_share > 0,
         custom=checked.custom,
     )
 

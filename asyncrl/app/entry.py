@@ -54,6 +54,7 @@ from asyncrl.metrics.sinks import METRICS_FILE, JsonlSink, Sink, TensorBoardSink
 from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
 from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.plain_text import indented, one_line
+from asyncrl.rollout_log.files import RolloutFiles
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,9 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
         sinks = _sinks(run, run_dir, history, trackers)
         reporter = Reporter(sinks, before.tokens if before else None)
         stack.callback(reporter.close)
+        rollouts = _rollout_files(run, run_dir)
+        if rollouts is not None:
+            stack.callback(rollouts.close)
         stack.callback(checked.user_code.close)  # if the run never begins
         view.phase("starting Ray")
         try:
@@ -140,7 +144,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
                 ray_session(checked.num_processes + 1, hold_signals=signals.hold, spared=trackers.pids) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, signals, ending, lease))
+                runner.run(_run_in_session(ray, checked, run_dir, view, reporter, rollouts, signals, ending, lease))
         finally:
             view.close()
             done = history.steps_before + history.steps
@@ -199,6 +203,7 @@ async def _run_in_session(
     run_dir: Path,
     view: View,
     reporter: Reporter,
+    rollouts: RolloutFiles | None,
     signals: Signals,
     ending: EndTimer,
     lease: SaveLease | None,
@@ -207,6 +212,8 @@ async def _run_in_session(
     asyncio.get_running_loop().set_default_executor(DaemonThreads(USER_THREADS, "user"))
 
     def report(facts: StepFacts) -> None:
+        if rollouts is not None:
+            rollouts.write(facts.batch, facts.report)
         numbers = reporter.row(facts)
         if logs is None:
             view.step(reporter.write(numbers), facts)
@@ -249,6 +256,11 @@ def _timeline(run: RunConfig, run_dir: Path) -> Iterator[Timeline]:
 def _sinks(run: RunConfig, run_dir: Path, history: History, trackers: Trackers) -> list[Sink]:
     files: list[Sink] = [TensorBoardSink(run_dir)] if run.output.use_tensorboard else []
     return [JsonlSink(run_dir), history, *files, *trackers.sinks]
+
+
+def _rollout_files(run: RunConfig, run_dir: Path) -> RolloutFiles | None:
+    share = run.output.rollout_log_share
+    return RolloutFiles(run_dir, share) if share > 0 else None
 
 
 def _open_run_dir(run: RunConfig) -> tuple[Path, str | None]:

@@ -14,6 +14,7 @@ from asyncrl.metrics.sinks import METRICS_FILE, TENSORBOARD_FOLDER
 from asyncrl.metrics.timeline import TIMELINE_FILE
 from asyncrl.metrics.words import bottleneck, change, duration, percent, share, short_s
 from asyncrl.plain_text import one_line
+from asyncrl.rollout_log.files import ROLLOUTS_FOLDER
 
 _MOST_SETS = 8
 """Held-out sets with a separate row, at most."""
@@ -23,6 +24,7 @@ _FATES = ("trained", "masked", "filtered", "stale", "failed", "held")
 _PLACES = {
     METRICS_FILE: "every number of every step",
     TENSORBOARD_FOLDER: "the same: tensorboard --logdir",
+    ROLLOUTS_FOLDER: "every sample of every step, as Parquet files",
     TIMELINE_FILE: "who did what when: open in ui.perfetto.dev",
     LOG_FILE: "the whole log; what the servers said is in logs/",
     "model": "the final weights, in Hugging Face format",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from asyncrl.config.areas.ranges import flag, must
+from asyncrl.config.areas.ranges import flag, must, refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,10 @@ class OutputConfig:
     ] = None
     use_tensorboard: Annotated[bool, "Write TensorBoard events."] = True
     timeline: Annotated[bool, "Write timeline.json, a trace that Perfetto opens."] = True
+    rollout_log_share: Annotated[
+        float,
+        "Share of the groups whose samples are written to rollouts/step-NUMBER.parquet, 0 to 1; 0 writes no files.",
+    ] = 1.0
     progress: Annotated[
         Literal["auto", "live", "lines"],
         "Progress display: live redraws a table, lines prints one line per step. auto is live on a terminal, else "
@@ -36,6 +40,10 @@ class OutputConfig:
         "Start nothing: check every setting, show the run's memory per GPU, and refuse what cannot fit. Needs no GPU "
         "and, of the model, only config.json.",
     ] = False
+
+    def __post_init__(self) -> None:
+        share = self.rollout_log_share
+        refuse(must(0 <= share <= 1, f"rollout-log-share must be between 0 and 1, got {share}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,11 +152,13 @@ class MegatronRank:
             for restore_point in restore_points:
                 restore_point.restore()
             raise
-        logprobs = self._gathered(found[0].rows | before, sum(len(group.samples) for group in batch.groups))
+        num_samples = sum(len(group.samples) for group in batch.groups)
+        logprobs = self._gathered(found[0].rows | before, num_samples)
+        advantages = self._advantages(updates, num_samples) if self._settings.reports_advantages else ()
         told |= self._replay.metrics(_examples(updates))
         told |= self._repeated(sum(learner.num_repeated for learner in learners) - repeated_before)
         told |= critic_metrics([each for each in of_critic if each is not None]) | memory_metrics(self._device)
-        return report(found, told, learning_rate, time.perf_counter() - started, logprobs)
+        return report(found, told, learning_rate, time.perf_counter() - started, logprobs, advantages)
 
     def save(self, path: Path) -> None:
         """Write the present weights in Hugging Face format, from rank 0; see ``hf_weights.save_hf``."""
@@ -422,8 +424,14 @@ class MegatronRank:
             count=update.count(per_token=train.calculate_per_token_loss),
         )
 
+    def _advantages(self, updates: Sequence[Update], num_samples: int) -> tuple[tuple[float, ...], ...]:
+        """Gather the advantages of all samples on rank 0, in batch order."""
+        mine = (example for update in updates for example in self._learner.share(update))
+        rows = {each.index: each.advantages for each in mine if each.advantages is not None}
+        return self._gathered(rows, num_samples)
+
     def _gathered(self, mine: dict[int, Floats], num_samples: int) -> tuple[tuple[float, ...], ...]:
-        """Gather all ranks' log-probs on rank 0, in batch order; a sample without tokens has none."""
+        """Gather rows of all ranks on rank 0, in batch order; a sample without tokens has none."""
         shares = on_first_rank(mine)
         if not shares:
             return ()

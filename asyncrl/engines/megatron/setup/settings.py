@@ -45,6 +45,8 @@ class TrainerSettings:
     """The expert-parallel size of the engines.  Weight updates send the experts of each part in separate buckets."""
     lr_decay_iters: int = 1
     """The training step at which the decay of the learning rates ends."""
+    reports_advantages: bool = False
+    """Whether the report of a step has the advantages."""
     custom: Resolver | None = None
     """A resolver for the user's advantage or loss function; None if the user has neither."""
 

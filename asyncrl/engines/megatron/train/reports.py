@@ -15,6 +15,7 @@ def report(
     learning_rate: float,
     seconds: float,
     logprobs: tuple[tuple[float, ...], ...],
+    advantages: tuple[tuple[float, ...], ...],
 ) -> TrainReport:
     """Assemble a step's report: losses and norms are means over updates, other numbers means over trained tokens."""
     means = _means(updates)
@@ -26,6 +27,7 @@ def report(
         learning_rate=learning_rate,
         seconds=seconds,
         logprobs=logprobs,
+        advantages=advantages,
         metrics=told | means,
     )
 

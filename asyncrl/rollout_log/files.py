@@ -1,0 +1,240 @@
+"""The samples of each trained step, one Parquet file per step in ``run_dir/rollouts``.
+
+report ──groups and the trainer's numbers──▶ queue ──▶ a daemon thread ──▶ rollouts/step-000123.parquet
+
+waits for     the disk, in the thread only
+on failure    one warning; the step has no file, and the next one is tried again
+on exit       files that wait are written, for at most ``CLOSING_S``
+
+A file appears whole or not at all: it is written under another name and renamed.  pandas, polars and DuckDB read all of
+them at once, also during the run and after it was killed.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from asyncrl.daemon_threads import DaemonThreads
+from asyncrl.types import Batch, ScoredGroup, ScoredSample, TrainReport
+
+logger = logging.getLogger(__name__)
+
+ROLLOUTS_FOLDER = "rollouts"
+MOST_WAITING = 2
+"""Steps that wait for the disk; further ones get no file, because their tokens would fill the memory."""
+CLOSING_S = 30.0
+"""Seconds for the files that wait when the run ends."""
+_REPEATED = ("prompt", "label", "finish", "metadata")
+"""Columns with few different values; dictionaries of the others would cost time and save nothing."""
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: multiples of it, modulo 2^64, are spread evenly."""
+
+
+def file_of(run_dir: Path, step: int) -> Path:
+    """Return the path of the file of a training step, which is counted from 0."""
+    return run_dir / ROLLOUTS_FOLDER / f"step-{step:06d}.parquet"
+
+
+class RolloutFiles:
+    """Writes the groups of each step, or a share of them, in a separate thread.  No method raises OSError."""
+
+    def __init__(self, run_dir: Path, share: float = 1.0) -> None:
+        """``share``: the part of the groups that is written, 0 to 1; every step has at least one group.
+
+        Importing pyarrow takes 0.2 s, so it is imported here, before a run begins.
+        """
+        schema()
+        self._run_dir = run_dir
+        self._share = share
+        self._thread = DaemonThreads(1, "rollouts")
+        self._waiting = deque[Future[None]]()
+        self._num_skipped = 0
+        self._is_failing = False
+
+    def write(self, batch: Batch, report: TrainReport) -> None:
+        """Write a step's file later.  Costs the caller microseconds."""
+        while self._waiting and self._waiting[0].done():
+            self._waiting.popleft()
+        if len(self._waiting) >= MOST_WAITING:
+            self._num_skipped += 1
+            if self._num_skipped == 1:
+                text = "step %d: its samples are not written, because the disk is slower than training: %s"
+                logger.warning(text, batch.step, self._run_dir / ROLLOUTS_FOLDER)
+            return
+        self._waiting.append(self._thread.submit(self._write, batch, report))
+
+    def close(self) -> None:
+        """Wait for the files that are not written yet, at most ``CLOSING_S`` seconds."""
+        _, late = wait(self._waiting, CLOSING_S)
+        self._thread.shutdown()
+        if missing := self._num_skipped + len(late):
+            logger.warning("%s: %d steps have no file", self._run_dir / ROLLOUTS_FOLDER, missing)
+
+    def _write(self, batch: Batch, report: TrainReport) -> None:
+        path = file_of(self._run_dir, batch.step)
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            _write_table(partial, rows_of(batch, report, self._share))
+            partial.rename(path)
+        except Exception as error:  # noqa: BLE001 (whatever fails here must not end the run)
+            self._note_failure(path, partial, error)
+        else:
+            self._is_failing = False
+
+    def _note_failure(self, path: Path, partial: Path, error: Exception) -> None:
+        try:
+            partial.unlink(missing_ok=True)
+        except OSError:
+            logger.debug("%s is left", partial, exc_info=True)
+        if not self._is_failing:
+            self._is_failing = True
+            logger.warning("%s: not written: %s; the run continues, and the next step is tried again", path, error)
+
+
+def rows_of(batch: Batch, report: TrainReport, share: float = 1.0) -> list[dict[str, Any]]:
+    """Return one row for each sample of the groups that are chosen; ``schema`` has their meaning."""
+    chosen = {group.group_id for group in batch.groups if _is_chosen(group.group_id, share)}
+    chosen = chosen or {group.group_id for group in batch.groups[:1]}
+    numbers = _by_sample(batch, report)
+    return [
+        _row(batch.step, group, scored, *numbers[place])
+        for place, (group, scored) in enumerate(_samples(batch))
+        if group.group_id in chosen
+    ]
+
+
+def _is_chosen(group_id: int, share: float) -> bool:
+    return group_id * _GOLDEN % 2**64 < share * 2**64
+
+
+def _samples(batch: Batch) -> Iterator[tuple[ScoredGroup, ScoredSample]]:
+    return ((group, scored) for group in batch.groups for scored in group.samples)
+
+
+def _by_sample(batch: Batch, report: TrainReport) -> Sequence[tuple[Any, Any]]:
+    """Return the trainer's log-probs and advantages of each sample, in batch order; None for a skipped step."""
+    count = sum(len(group.samples) for group in batch.groups)
+    logprobs = report.logprobs or (None,) * count
+    return list(zip(logprobs, report.advantages or (None,) * count, strict=True))
+
+
+def _row(step: int, group: ScoredGroup, scored: ScoredSample, logprobs: Any, advantages: Any) -> dict[str, Any]:
+    sample, prompt = scored.sample, group.prompt
+    spans = [
+        {"version": span.weights.version, "step": span.weights.step, "start": span.start, "stop": span.stop}
+        for span in sample.spans
+    ]
+    trained = [span for span in sample.spans if any(scored.loss_mask[span.start : span.stop])]
+    return {
+        "step": step,
+        "group_id": group.group_id,
+        "sample": sample.index,
+        "rollout": sample.rollout,
+        "epoch": prompt.epoch,
+        "row": prompt.row,
+        "prompt": prompt.text,
+        "label": _json(prompt.label),
+        "prompt_tokens": prompt.token_ids if sample.prompt_ids is None else sample.prompt_ids,
+        "response": sample.text,
+        "tokens": sample.token_ids,
+        "logprobs": sample.logprobs,
+        "trainer_logprobs": logprobs,
+        "advantages": advantages,
+        "loss_mask": scored.loss_mask,
+        "reward": scored.reward,
+        "reward_parts": _json(scored.reward_parts) if scored.reward_parts else None,
+        "lag": max((step - span.weights.step for span in trained), default=None),
+        "spans": spans,
+        "turns": [_turn(turn) for turn in sample.turns],
+        "finish": sample.finish.value,
+        "seconds": sample.seconds,
+        "resumed_at": sample.resumed_at,
+        "metadata": _json({**prompt.metadata, **sample.metadata}),
+    }
+
+
+def _turn(turn: Any) -> dict[str, Any]:
+    return {
+        "call": turn.call,
+        "start": turn.start,
+        "stop": turn.stop,
+        "finish": turn.finish.value,
+        "reward": turn.reward,
+    }
+
+
+def _json(value: object) -> str:
+    """Return ``value`` as JSON; what JSON does not have becomes its ``repr``."""
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    return orjson.dumps(value, default=repr, option=options).decode()
+
+
+def schema() -> Any:
+    """Return the pyarrow schema of a file; the metadata of each field has its meaning under ``comment``."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    ints, floats = pa.int32(), pa.float32()
+    span = pa.struct([("version", ints), ("step", ints), ("start", ints), ("stop", ints)])
+    turn = pa.struct([("call", ints), ("start", ints), ("stop", ints), ("finish", pa.string()), ("reward", floats)])
+    columns = (
+        ("step", ints, "Training step, from 0."),
+        ("group_id", pa.int64(), "Group; the samples of one prompt in one step have the same."),
+        ("sample", ints, "Position in the group, from 0."),
+        ("rollout", ints, "Position in the group of the episode that made the sample, else `sample`."),
+        ("epoch", ints, "Pass over the prompts, from 0."),
+        ("row", pa.int64(), "Row of the prompts, from 0."),
+        ("prompt", pa.string(), "Text of the prompt, after the chat template."),
+        ("label", pa.string(), "Label of the prompt, as JSON."),
+        ("prompt_tokens", pa.list_(ints), "Token ids before the first response token."),
+        ("response", pa.string(), "Text of the response."),
+        ("tokens", pa.list_(ints), "Token ids of the response."),
+        ("logprobs", pa.list_(floats), "Log-probs under the policy that sampled; 0 at observations, NaN if unknown."),
+        ("trainer_logprobs", pa.list_(floats), "The trainer's log-probs before the step; null if it was skipped."),
+        ("advantages", pa.list_(floats), "Advantages; null if the step was skipped."),
+        ("loss_mask", pa.list_(pa.int8()), "1 at tokens in the loss, else 0."),
+        ("reward", pa.float64(), "Reward of the sample."),
+        ("reward_parts", pa.string(), "Entries of a dict reward, as JSON; null if the reward is one number."),
+        ("lag", ints, "Largest number of steps between sampling and training, over the tokens in the loss."),
+        ("spans", pa.list_(span), "Response tokens `start` to `stop` (exclusive), by the weights that wrote them."),
+        ("turns", pa.list_(turn), "Turns of an episode; empty for a single turn."),
+        ("finish", pa.string(), "Reason of the end: `stop`, `length` or `abort`."),
+        ("seconds", pa.float64(), "Seconds from dispatch, or from the last resumption, to the last token."),
+        ("resumed_at", ints, "Tokens that were there when the answer was last resumed; 0 without interruption."),
+        ("metadata", pa.string(), "Metadata of prompt and sample, as JSON."),
+    )
+    return pa.schema([pa.field(name, kind, metadata={"comment": text}) for name, kind, text in columns])
+
+
+def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the file of a step.  Raises OSError or pyarrow's errors."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = [_column([row[field.name] for row in rows], field.type) for field in schema()]
+    table = pa.Table.from_arrays(columns, schema=schema())
+    with path.open("wb") as file:
+        pq.write_table(table, file, compression="zstd", compression_level=1, use_dictionary=list(_REPEATED))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _column(values: Sequence[Any], kind: Any) -> Any:
+    """Return a pyarrow array.  Lists of numbers are converted one by one, so that no call holds the GIL for long."""
+    import pyarrow as pa
+
+    if not pa.types.is_list(kind) or pa.types.is_struct(kind.value_type):
+        return pa.array(values, kind)
+    dtype = kind.value_type.to_pandas_dtype()
+    parts = [pa.array(np.asarray(() if each is None else each, dtype)) for each in values]
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+    mask = pa.array([each is None for each in values])
+    return pa.ListArray.from_arrays(offsets, pa.concat_arrays(parts), type=kind, mask=mask)
