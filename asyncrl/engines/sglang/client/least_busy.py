@@ -1,6 +1,7 @@
 """The choice of an engine for a request that does not go through the router."""
 
 import asyncio
+import math
 
 AVOID_S = 10.0
 """Seconds for which a server that lost a request is chosen last."""
@@ -45,8 +46,7 @@ class LeastBusy:
     @property
     def is_avoided(self) -> bool:
         """Whether every server lost a request recently."""
-        now = asyncio.get_running_loop().time()
-        return all(until > now for until in self._avoid_until.values())
+        return min(self._avoid_until.values(), default=math.inf) > asyncio.get_running_loop().time()
 
     def lease(self, routing_key: str | None = None) -> str:
         """Choose a server and count one more request on it until ``release``."""
