@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, NoReturn
@@ -23,6 +24,7 @@ from asyncrl.app.gc_tuning import freeze_startup_objects
 from asyncrl.app.pipeline_settings import budgets, limits, policy, sampling
 from asyncrl.app.rewards import reward_settings
 from asyncrl.config import RunConfig
+from asyncrl.config.areas.output import file_of_step
 from asyncrl.config.derived import (
     dtype,
     lr_decay_iters,
@@ -63,6 +65,7 @@ from asyncrl.pipeline.scheduling.quarantine_file import open_quarantine
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.protocols import GroupObserver, RewardFn
 from asyncrl.rewards.resources import RewardResources
+from asyncrl.rollout_log.saved_batches import SavedBatches
 from asyncrl.types import SamplingParams
 
 Device = Literal["cpu", "cuda"]
@@ -115,7 +118,7 @@ async def run_training(
     health = RayHealth.of(ray)
     async with (
         checked.user_code.running(checked.run.episodes.plugin_processes, logs_folder) as user_processes,
-        deployed(ray, _deployment(checked, device, run_dir), phase) as running,
+        deployed(ray, deployment_of(checked, device, run_dir), phase) as running,
         RewardResources(reward_settings(checked.run), checked.reward, user_processes) as rewards,
         running_episodes(checked, user_processes, logs_folder, lambda: serving.now) as episodes,
     ):
@@ -244,7 +247,8 @@ async def _failing_well(running: Running, health: RayHealth) -> AsyncIterator[No
         raise
 
 
-def _deployment(checked: Checked, device: Device, run_dir: Path) -> Deployment:
+def deployment_of(checked: Checked, device: Device, run_dir: Path) -> Deployment:
+    """Return the deployment that a run asks for."""
     run = checked.run
     return Deployment(
         cluster=run.cluster,
@@ -333,7 +337,8 @@ def _parts(
             reward_outage_s=run.failures.reward_outage_s,
         )
 
-    hooks, source = checked.hooks.batch_hooks(), checked.prompts if isinstance(checked.prompts, UserPrompts) else None
+    hooks, pattern = checked.hooks.batch_hooks(), run.debug.save_debug_rollout_data
+    source = checked.prompts if isinstance(checked.prompts, UserPrompts) else None
     observers: list[GroupObserver] = [each for each in (hooks, source) if each is not None]
     training = sampler(
         sampling(checked.run.rollout, checked.end_tokens), checked.reward, checked.tokenizer, is_training=True
@@ -349,7 +354,7 @@ def _parts(
         timeline=timeline,
         loop_lag=LoopLag(),
         checkpointer=None if lease is None else _checkpointer(checked, running, lease),
-        hooks=hooks,
+        hooks=hooks if pattern is None else SavedBatches(partial(file_of_step, pattern), hooks),
         source=source,
         gpu_sharing=running.gpu_sharing,
         early_end=early_end,

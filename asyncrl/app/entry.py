@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -29,8 +29,9 @@ import uvloop
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from asyncrl.app.assembly import LOGS_FOLDER, VERSIONS_FILE, run_training
+from asyncrl.app.assembly import LOGS_FOLDER, MODEL_FOLDER, VERSIONS_FILE, deployment_of, run_training
 from asyncrl.app.checks import Checked, check
+from asyncrl.app.debugging.train_only import train_on_files
 from asyncrl.app.dry_run import dry_run
 from asyncrl.app.ending.leaving import EndTimer
 from asyncrl.app.ending.standstill import standstill_watch
@@ -40,6 +41,7 @@ from asyncrl.capacity.machine import raise_open_files
 from asyncrl.config import Program, RunConfig, load_run, resolved
 from asyncrl.config.derived import run_dir as place_of
 from asyncrl.daemon_threads import DaemonThreads
+from asyncrl.engines.cluster.deployment import deployed_trainer, pick_device
 from asyncrl.engines.cluster.session import ray_session
 from asyncrl.engines.megatron.checkpoint.directory import latest
 from asyncrl.engines.megatron.checkpoint.held import SaveLease, held
@@ -228,6 +230,9 @@ async def _run_in_session(
         timeline = stack.enter_context(_timeline(checked.run, run_dir))
         if logs is not None:
             stack.callback(logs.flush)  # a run that ends early writes every row
+        if checked.run.debug.load_debug_rollout_data is not None:
+            await _train_on_files(ray, checked, run_dir, view.phase, report, ending)
+            return
         await run_training(
             ray,
             checked,
@@ -241,6 +246,24 @@ async def _run_in_session(
             lease=lease,
             early_end=early_end,
         )
+
+
+async def _train_on_files(
+    ray: ModuleType,
+    checked: Checked,
+    run_dir: Path,
+    phase: Callable[[str], None],
+    report: Callable[[StepFacts], None],
+    ending: EndTimer,
+) -> None:
+    run = checked.run
+    deployment = deployment_of(checked, pick_device(ray, run.cluster.device), run_dir)
+    steps = range(checked.start.step, run.rollout.num_rollout)
+    trainer = deployed_trainer(ray, deployment, phase)
+    save_to = run_dir / MODEL_FOLDER
+    await train_on_files(
+        trainer, steps, run.debug.file_to_load, save_to=save_to, phase=phase, report=report, ending=ending
+    )
 
 
 @contextmanager

@@ -69,9 +69,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE.toml",
         help="TOML file of settings; keys are the names of the flags below, without dashes in front.",
     )
+    first = root.add_argument_group("The flags that matter most")
+    for name in FIRST:
+        _add(first, knobs()[name])
     groups = {area: root.add_argument_group(_title(cls)) for area, cls in AREAS.items()}
     for knob in knobs().values():
-        _add(groups[knob.area], knob)
+        if knob.name not in FIRST:
+            _add(groups[knob.area], knob)
     return root
 
 
@@ -94,6 +98,30 @@ def _add(group: argparse._ArgumentGroup, knob: Knob) -> None:
     else:
         group.add_argument(*names, dest=knob.name, metavar=metavar, help=text)
 
+
+FIRST = (
+    "hf-checkpoint",
+    "prompt-data",
+    "input-key",
+    "label-key",
+    "apply-chat-template",
+    "rm-type",
+    "custom-rm-path",
+    "num-rollout",
+    "rollout-batch-size",
+    "n-samples-per-prompt",
+    "rollout-max-response-len",
+    "max-staleness",
+    "update-weights-interval",
+    "dynamic-sampling-filter-path",
+    "actor-num-gpus-per-node",
+    "rollout-num-gpus",
+    "lr",
+    "eval-prompt-data",
+    "save",
+    "dry-run",
+)
+"""Flags that ``--help`` shows before all others: what a first run of one's own needs."""
 
 LAST_COUNTS = frozenset({"prompt-data"})
 """Flags that replace what the same flag gave before.  Every other repeated flag of a list adds to its list.

@@ -26,6 +26,7 @@ AREAS: dict[str, type[Any]] = {
     "hooks": areas.HookConfig,
     "output": areas.OutputConfig,
     "trackers": areas.TrackerConfig,
+    "debug": areas.DebugConfig,
 }
 """The areas by the name of their field in RunConfig."""
 

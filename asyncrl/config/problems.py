@@ -38,7 +38,21 @@ def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
         *(line for path in files for line in _file("prompt-data", path)),
         *missing_eval_files(run, _file),
         *_folders(run.train),
+        *_batches_to_load(run),
     ]
+
+
+def _batches_to_load(run: RunConfig) -> list[str]:
+    """One line if a batch to train on is missing; a resumed run needs those of its first steps no more."""
+    last = run.rollout.num_rollout - 1
+    if run.debug.load_debug_rollout_data is None:
+        return []
+    steps = range(last if run.checkpoint.load else 0, last + 1)
+    missing = next((step for step in steps if not run.debug.file_to_load(step).is_file()), None)
+    if missing is None:
+        return []
+    path, fewer = run.debug.file_to_load(missing), f"; with num-rollout {missing} they suffice" if missing else ""
+    return [f"load-debug-rollout-data: no file {path} for step {missing}{fewer}"]
 
 
 def contradictions(run: RunConfig) -> list[str]:

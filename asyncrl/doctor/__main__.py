@@ -20,27 +20,11 @@ _EXIT_CODES = """exit codes:
 
 def main(argv: Sequence[str]) -> int:
     """Examine the script that ``argv`` names, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m asyncrl.doctor",
-        description=(__doc__ or "").partition("\n\n")[0],
-        epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("script", type=Path, help="launch script, a bash file that starts train.py or train_async.py")
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="variable that the script expects in its environment; may be repeated",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE.toml", help="file for the settings (default: standard output)"
-    )
-    given = parser.parse_args(argv)
+    root = parser()
+    given = root.parse_args(argv)
     wrong = [each for each in given.env if "=" not in each]
     if wrong:
-        parser.error(f"--env must be NAME=VALUE, got {wrong[0]}")
+        root.error(f"--env must be NAME=VALUE, got {wrong[0]}")
     try:
         report = examine_script(given.script, dict(each.split("=", 1) for each in given.env))
         if given.out is not None:
@@ -53,6 +37,26 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.flush()
     sys.stderr.write(written(report) + "\n")
     return 1 if report.num_obstacles else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    root = argparse.ArgumentParser(
+        prog="python -m asyncrl.doctor",
+        description=(__doc__ or "").partition("\n\n")[0],
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("script", type=Path, help="launch script, a bash file that starts train.py or train_async.py")
+    root.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="variable that the script expects in its environment; may be repeated",
+    )
+    root.add_argument("--out", type=Path, metavar="FILE.toml", help="file for the settings (default: standard output)")
+    return root
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import orjson
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from tests.integration.launcher import FATES, QUICKSTART, RUN_S, START_S, Launched, Outcome, run
@@ -15,13 +16,18 @@ MIXTURE = ("--config", "configs/quickstart_moe.toml")
 STEPS = 8
 SHORT = ("--num-rollout", str(STEPS), "--eval-interval", "4")
 
+TIMED = ("train/logprob_diff",)
+"""Numbers of the trainer that depend on engines."""
+
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The run of a mixture of experts that trained some steps, and got SIGTERM while it stopped its processes."""
-    launched = Launched(tmp_path_factory.mktemp("runs") / "short", (*MIXTURE, *SHORT))
+    folder = tmp_path_factory.mktemp("runs")
+    saves = ("--save-debug-rollout-data", str(folder / "batches" / "{rollout_id}.batch"))
+    launched = Launched(folder / "short", (*MIXTURE, *SHORT, *saves))
     launched.wait_for_output("stopping", RUN_S)
     for _ in range(6):  # Ray's core takes the handlers away while it ends
         time.sleep(0.3)
@@ -34,6 +40,32 @@ def test_a_run_reports_every_step_and_accounts_for_every_token(short: Outcome) -
     for row in short.rows:
         assert row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in FATES)
     assert short.rows[-1]["tokens/held"] == 0
+
+
+def test_every_sample_is_written(short: Outcome) -> None:
+    files = sorted((short.run_dir / "rollouts").iterdir())
+    assert [file.name for file in files] == [f"step-{step:06d}.parquet" for step in range(STEPS)]
+    samples = [sample for file in files for sample in pq.read_table(file).to_pylist()]
+    assert sum(len(sample["tokens"]) for sample in samples) == short.rows[-1]["tokens/trained"]
+    for name in ("logprobs", "trainer_logprobs", "advantages", "loss_mask"):
+        assert all(len(sample[name]) == len(sample["tokens"]) for sample in samples)
+    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for sample in samples:
+        group = groups.setdefault((sample["step"], sample["group_id"]), [])
+        group.append((sample["reward"], sample["advantages"][0]))
+    for found in groups.values():
+        assert abs(sum(advantage for _, advantage in found)) < 1e-4
+        assert len({reward for reward, _ in found}) == len({advantage for _, advantage in found})
+
+
+def test_saved_batches_train_again_to_the_same_numbers_bit_by_bit(short: Outcome, tmp_path: Path) -> None:
+    steps, pattern = 3, str(short.run_dir.parent / "batches" / "{rollout_id}.batch")
+    again = run(tmp_path / "again", *MIXTURE, "--num-rollout", str(steps), "--load-debug-rollout-data", pattern)
+    assert again.code == 0, again.output
+    assert "SGLang" not in again.output
+    for before, after in zip(short.rows[:steps], again.rows, strict=True):
+        same = [name for name in before if name.startswith(("train/", "reward/", "lag/")) and name not in TIMED]
+        assert {name: before[name] for name in same} == {name: after[name] for name in same}
 
 
 def test_no_token_is_older_than_the_bound(short: Outcome) -> None:

@@ -23,6 +23,7 @@ CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
 EMULATION = "engines.megatron.setup.cpu_emulation"
 MAY_IMPORT: dict[str, set[str]] = {
+    "app.debugging": LEAVES | {"metrics", "rollout_log"},
     "app.ending": LEAVES | {"engines.cluster"},
     "token_columns": set(),
     "types": {"token_columns"},
@@ -39,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": set(),
     "buffer": {"types", "token_columns", "errors"},
     "capacity": CONFIG | {"errors", "models"},
+    "commands": CONFIG | {"app", "app.ending", "doctor", "engines.megatron.weights"},
     "config": {"errors", "config.areas", "config.slime"},
     "compat": LEAVES | CONFIG | {"algorithms", "hooks"},
     "compat.episodes": LEAVES | {"compat", "rewards", "rollouts"},
@@ -87,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": LEAVES | {"held_out", "metrics", "pipeline.sampling", "pipeline.scheduling"},
     "pipeline.sampling": LEAVES | {"metrics"},
     "pipeline.scheduling": LEAVES | {"buffer", "metrics", "pipeline.sampling"},
-    "rollout_log": {"daemon_threads", "types"},
+    "rollout_log": LEAVES,
     "rollouts": LEAVES | {"rewards"},
     "rollouts.gateway": LEAVES | {"data", "rollouts"},
     "rollouts.environments": LEAVES | {"rollouts", "rollouts.tools"},

@@ -14,7 +14,7 @@ from asyncrl.config.areas.evaluation import EvalConfig
 from asyncrl.config.areas.failures import FailureConfig
 from asyncrl.config.areas.hooks import HookConfig
 from asyncrl.config.areas.model import ModelConfig, TransformerImpl
-from asyncrl.config.areas.output import OutputConfig, Secret, TrackerConfig
+from asyncrl.config.areas.output import DebugConfig, OutputConfig, Secret, TrackerConfig
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
@@ -26,6 +26,7 @@ __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
     "DataConfig",
+    "DebugConfig",
     "EpisodeConfig",
     "EvalConfig",
     "FailureConfig",

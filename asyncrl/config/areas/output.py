@@ -1,4 +1,4 @@
-"""The output of a run: its folder, and the trackers Weights & Biases and trackio."""
+"""The output of a run: its folder, the trackers Weights & Biases and trackio, and batches for debugging."""
 
 import os
 from dataclasses import dataclass, field, fields
@@ -88,6 +88,57 @@ class TrackerConfig:
     def sends_to_wandb(self) -> bool:
         """Whether rows are handed to W&B."""
         return self.use_wandb and self.wandb_mode != "disabled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebugConfig:
+    """Debugging."""
+
+    save_debug_rollout_data: Annotated[
+        str | None, "File for the batch of each step, written before it is trained; {rollout_id} is the step's number."
+    ] = None
+    load_debug_rollout_data: Annotated[
+        str | None,
+        "Files of --save-debug-rollout-data to train on, instead of generating; {rollout_id} is the step's number. "
+        "Implies --debug-train-only.",
+    ] = None
+    debug_train_only: Annotated[bool, "Start the trainer alone, without engines. Needs --load-debug-rollout-data."] = (
+        False
+    )
+
+    def __post_init__(self) -> None:
+        lines = []
+        for name in ("save_debug_rollout_data", "load_debug_rollout_data"):
+            lines += _pattern(name.replace("_", "-"), getattr(self, name))
+        lines += must(
+            not self.debug_train_only or self.load_debug_rollout_data is not None,
+            "debug-train-only without load-debug-rollout-data: there are no batches to train on",
+        )
+        lines += must(
+            self.load_debug_rollout_data is None or self.save_debug_rollout_data is None,
+            "save-debug-rollout-data with load-debug-rollout-data: the batches are saved already",
+        )
+        refuse(lines)
+
+    def file_to_load(self, step: int) -> Path:
+        """Return the file of a step's batch.  Only with ``load_debug_rollout_data``."""
+        assert self.load_debug_rollout_data is not None, "nothing is loaded"
+        return file_of_step(self.load_debug_rollout_data, step)
+
+
+def file_of_step(pattern: str, step: int) -> Path:
+    """Return the file that ``pattern`` names for a step."""
+    return Path(pattern.format(rollout_id=step))
+
+
+def _pattern(setting: str, pattern: str | None) -> list[str]:
+    if pattern is None:
+        return []
+    try:
+        file_of_step(pattern, 0)
+    except (LookupError, ValueError, AttributeError):
+        return [f"{setting} {pattern!r}: only {{rollout_id}} may be in braces, as in debug/{{rollout_id}}.batch"]
+    return []
 
 
 def tracker_problems(trackers: TrackerConfig) -> list[str]:

@@ -11,7 +11,7 @@ from asyncrl.config.areas.evaluation import EvalConfig, EvalEntry
 from asyncrl.config.areas.failures import FailureConfig
 from asyncrl.config.areas.hooks import HookConfig
 from asyncrl.config.areas.model import ModelConfig
-from asyncrl.config.areas.output import OutputConfig, TrackerConfig
+from asyncrl.config.areas.output import DebugConfig, OutputConfig, TrackerConfig
 from asyncrl.config.areas.parallel import ParallelConfig
 from asyncrl.config.areas.rewards import RewardConfig
 from asyncrl.config.areas.rollout import RolloutConfig
@@ -43,6 +43,7 @@ class RunConfig:
     hooks: HookConfig
     output: OutputConfig
     trackers: TrackerConfig
+    debug: DebugConfig = field(default_factory=DebugConfig)
     eval_entries: tuple[EvalEntry, ...] = ()
     """The sets in the file of ``--eval-config``, as they were when the run was loaded."""
     sglang: dict[str, FlagWords] = field(default_factory=dict)

@@ -62,9 +62,6 @@ _DEBUGGING: Sequence[Rows] = (
     not_here(
         _DEBUG,
         "debug-rollout-only",
-        "debug-train-only",
-        "save-debug-rollout-data",
-        "load-debug-rollout-data",
         "load-debug-rollout-data-subsample",
         "load-forge-rollout-data",
         "save-debug-train-data",

@@ -9,7 +9,7 @@ On shared GPUs the ranks load last: after the engines have loaded, measured the 
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -143,6 +143,21 @@ async def deployed(ray: ModuleType, deployment: Deployment, phase: Callable[[str
         yield await builder.build()
 
 
+@contextlib.asynccontextmanager
+async def deployed_trainer(
+    ray: ModuleType, deployment: Deployment, phase: Callable[[str], None]
+) -> AsyncIterator[RayTrainer]:
+    """Start the trainer alone, without engines, and wait until it is ready.
+
+    ``phase`` is called with a description of each phase.  Raises ConfigError, ServerFailed or TrainerFailed.
+    """
+    async with HttpClient(deployment.key) as http:
+        phase("placing the trainer")
+        layout = replace(deployment.layout, num_engines=0, is_shared=False)
+        placement = await reserve(ray, layout, deployment.cluster.start_timeout_s)
+        yield await _Builder(placement, deployment, http, phase).build_trainer()
+
+
 class _Builder:
     """Starts one deployment on its reserved resources, and keeps track of what it started."""
 
@@ -204,6 +219,18 @@ class _Builder:
             else None,
             plugins=self._servers.plugins,
         )
+
+    async def build_trainer(self) -> RayTrainer:
+        """Start the ranks alone."""
+        cluster = self._cluster
+        self._phase(f"loading the model: {cluster.num_trainer_ranks} Megatron")
+        ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(cluster.num_trainer_ranks))
+        try:
+            async with Deadline(cluster.start_timeout_s):
+                await self._load(ranks)
+        except TimeoutError as error:
+            raise ServerFailed(f"not ready within {cluster.start_timeout_s:g} s (start-timeout-s)") from error
+        return self._trainer(ranks)
 
     async def _loaded(self) -> tuple[tuple[StartedEngine, ...], StartedRouter | None, tuple[Any, ...]]:
         """Load engines and ranks; return the engines, the router and the ranks.

@@ -1,0 +1,1 @@
+"""Runs for debugging, of one part of the product alone."""

@@ -1,0 +1,102 @@
+"""Training on saved batches, without engines (``--load-debug-rollout-data``).
+
+file of a step ──▶ trainer ──▶ the step's row
+
+waits for     the trainer, which has a deadline for each step; a file, in a thread
+on cancel     the ranks end with Ray
+never         a weight update, an evaluation or a checkpoint; the final weights are saved
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from pathlib import Path
+
+from asyncrl.daemon_threads import DaemonThreads
+from asyncrl.event_loop import loop_time
+from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
+from asyncrl.metrics.length_bias import LengthStats
+from asyncrl.protocols import Trainer
+from asyncrl.rollout_log.batch_file import read_batch
+from asyncrl.types import Batch, Weights
+
+
+async def train_on_files(
+    deployed: AbstractAsyncContextManager[Trainer],
+    steps: Iterable[int],
+    file_of: Callable[[int], Path],
+    *,
+    save_to: Path,
+    phase: Callable[[str], None],
+    report: Callable[[StepFacts], None],
+    ending: AbstractContextManager[object],
+) -> None:
+    """Start the trainer, train on the file of each step, and save the final weights.
+
+    ``deployed`` starts and ends the trainer.  ``phase`` receives the name of each phase, and ``report`` each step's
+    facts.  The exit of ``ending`` tells that only the clean-up is left.  Raises DataError for a file that cannot be
+    read, and the errors of the trainer.
+    """
+    files, tokens = DaemonThreads(1, "batches"), TokenCounts()
+    async with deployed as trainer:
+        phase("training on saved batches")
+        with ending:
+            for step in steps:
+                start = loop_time()
+                batch = await asyncio.wrap_future(files.submit(read_batch, file_of(step)))
+                facts = await _trained(trainer, Batch(step=step, groups=batch.groups), tokens, start)
+                tokens = facts.scheduler.tokens
+                report(facts)
+            await trainer.save(save_to)
+
+
+async def _trained(trainer: Trainer, batch: Batch, before: TokenCounts, start_s: float) -> StepFacts:
+    read_s = loop_time()
+    report = await trainer.train(batch)
+    trained_s = loop_time()
+    return StepFacts(
+        batch=batch,
+        report=report,
+        update=None,
+        evaluation=None,
+        scheduler=_stats(batch, before),
+        trainer_waited_s=read_s - start_s,
+        engines_idle_s=0.0,
+        train_s=trained_s - read_s,
+        late_update_s=0.0,
+        step_s=trained_s - start_s,
+        loop_lag_ms=0.0,
+        logprob_diff=None,
+    )
+
+
+def _stats(batch: Batch, before: TokenCounts) -> SchedulerStats:
+    """Return the accounts of a run in which every group is trained, and nothing is in flight."""
+    generated = before.generated + sum(group.num_tokens for group in batch.groups)
+    trained = before.trained + sum(group.num_trained for group in batch.groups)
+    num_groups = (batch.step + 1) * len(batch.groups)
+    return SchedulerStats(
+        tokens=TokenCounts(generated=generated, trained=trained, masked=generated - trained),
+        groups=GroupCounts(admitted=num_groups, trained=num_groups),
+        filter_reasons={},
+        samples_in_flight=0,
+        slots=0,
+        acceptance=1.0,
+        returned=0,
+        retries=0,
+        aborts=0,
+        slot_limit=0,
+        weights=Weights(version=0, step=0),
+        lengths=LengthStats(
+            finished=0,
+            cut=0,
+            trained=0,
+            filtered=0,
+            dropped=0,
+            started=None,
+            let_through=None,
+            fair=None,
+            bias=0.0,
+            chance=0.0,
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The command ``asyncrl`` and its completion in shells."""
