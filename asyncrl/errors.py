@@ -13,6 +13,7 @@
     │   └── RewardUnavailable  a reward did not reach its service; the call is repeated
     ├── RewardOutage           the service of the rewards was away for too long; the run stops
     ├── FilterFailed           a filter raised on one group                                [budget]
+    ├── SourceFailed           prompts could not be read any more, after steps were trained; the run stops
     ├── HookFailed             a hook or a data source of the user failed; the run stops
     ├── SampleFailed           one sample failed after its last retry                      [budget]
     ├── EpisodeFailed          a user's episode raised, took too long or lost its process  [budget]
@@ -109,6 +110,10 @@ class RewardOutage(AsyncRLError, TimeoutError):
 
 class FilterFailed(AsyncRLError):
     """A filter raised on one group, which is dropped, or a buffer filter raised, which ends the run."""
+
+
+class SourceFailed(AsyncRLError):
+    """Prompts could not be read any more, after the run had trained steps; the run ends."""
 
 
 class HookFailed(AsyncRLError):

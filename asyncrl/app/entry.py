@@ -47,7 +47,7 @@ from asyncrl.engines.megatron.checkpoint.directory import latest
 from asyncrl.engines.megatron.checkpoint.held import SaveLease, held
 from asyncrl.errors import AsyncRLError, ConfigError, NotNow, unusable
 from asyncrl.metrics.closing import closing_table
-from asyncrl.metrics.facts import StepFacts
+from asyncrl.metrics.facts import StepFacts, TokenCounts
 from asyncrl.metrics.history import History
 from asyncrl.metrics.live_view import RunTargets, SafeView, View, open_view
 from asyncrl.metrics.logs import LOG_FILE, open_logging
@@ -210,7 +210,8 @@ async def _run_in_session(
     ending: EndTimer,
     lease: SaveLease | None,
 ) -> None:
-    logs = checked.hooks.log_hooks()
+    trains_on_files = checked.run.debug.load_debug_rollout_data is not None
+    logs = None if trains_on_files else checked.hooks.log_hooks()
     asyncio.get_running_loop().set_default_executor(DaemonThreads(USER_THREADS, "user"))
 
     def report(facts: StepFacts) -> None:
@@ -230,7 +231,7 @@ async def _run_in_session(
         timeline = stack.enter_context(_timeline(checked.run, run_dir))
         if logs is not None:
             stack.callback(logs.flush)  # a run that ends early writes every row
-        if checked.run.debug.load_debug_rollout_data is not None:
+        if trains_on_files:
             await _train_on_files(ray, checked, run_dir, view.phase, report, ending)
             return
         await run_training(
@@ -258,11 +259,12 @@ async def _train_on_files(
 ) -> None:
     run = checked.run
     deployment = deployment_of(checked, pick_device(ray, run.cluster.device), run_dir)
-    steps = range(checked.start.step, run.rollout.num_rollout)
+    before, steps = checked.start.before, range(checked.start.step, run.rollout.num_rollout)
+    tokens = before.tokens if before else TokenCounts()
     trainer = deployed_trainer(ray, deployment, phase)
     save_to = run_dir / MODEL_FOLDER
     await train_on_files(
-        trainer, steps, run.debug.file_to_load, save_to=save_to, phase=phase, report=report, ending=ending
+        trainer, steps, run.debug.file_to_load, tokens, save_to=save_to, phase=phase, report=report, ending=ending
     )
 
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_module
 from typing import NoReturn
 
 _WIDTH = 12
@@ -102,9 +102,9 @@ def _bench(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     if argv[0] not in known:
         _refuse(f"there is no benchmark {argv[0]!r}", argv[0], known, "asyncrl bench --help lists them")
-    program = import_module(f"benchmarks.{argv[0]}.__main__").main
-    code: int = program(argv[1:])
-    return code
+    sys.argv = [f"asyncrl bench {argv[0]}", *argv[1:]]
+    run_module(f"benchmarks.{argv[0]}", run_name="__main__")  # with what each does before its ``main``
+    return 0
 
 
 def benchmarks() -> dict[str, str]:

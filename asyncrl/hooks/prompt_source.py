@@ -66,6 +66,8 @@ class UserPrompts:
         """Whether prompts are fetched until ``ahead`` of them wait; then none until half of them are taken."""
         self._has_ended = False
         """Whether no prompt waits and the source gave none when it was asked since the last change."""
+        self._failure: HookFailed | None = None
+        """The error of a call, after which there are no further ones."""
         self._wanted = asyncio.Event()
         self._there = asyncio.Event()
         self._calls = asyncio.Lock()
@@ -86,9 +88,11 @@ class UserPrompts:
     async def ready(self) -> None:
         """Wait until ``take`` returns at once; ``run`` must be running.
 
-        Raises HookFailed if the source has ended and no prompt is left.
+        Raises HookFailed if the source has ended or failed, and no prompt is left.
         """
         while not self._ahead:
+            if self._failure is not None:
+                raise self._failure
             if self._has_ended:
                 raise HookFailed(
                     f"{self._name}: has no prompts left after {self._num_fetched}; a source must be endless"
@@ -113,15 +117,19 @@ class UserPrompts:
     async def run(self) -> None:
         """Fetch prompts and report groups to the source, until cancelled.
 
-        Raises HookFailed if a call fails or takes too long.
+        Ends if a call fails or takes too long; ``ready`` raises its HookFailed once the prompts so far are taken.
         """
         self._ask()
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            async with self._calls:
-                await self._report()
-                await self._fill()
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted.clear()
+                async with self._calls:
+                    await self._report()
+                    await self._fill()
+        except HookFailed as error:
+            self._failure = error
+            self._there.set()
 
     def _ask(self) -> None:
         """Let ``run`` report groups and fetch prompts, also from a source that had none."""

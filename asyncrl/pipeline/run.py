@@ -28,7 +28,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from asyncrl.errors import AsyncRLError, CheckpointFailed, LeaseLost, NonFiniteLoss, RewardOutage, plainly
+from asyncrl.errors import (
+    AsyncRLError,
+    CheckpointFailed,
+    DataError,
+    LeaseLost,
+    NonFiniteLoss,
+    RewardOutage,
+    SourceFailed,
+    plainly,
+)
 from asyncrl.event_loop import Deadline, loop_time
 from asyncrl.metrics.facts import StepFacts
 from asyncrl.metrics.length_bias import LengthStats
@@ -56,7 +65,7 @@ SCORING_S = 2.0
 The step waits for scores at most this long, even if training ends earlier, so that a measurement delays no update.
 """
 
-EARLY_SAVE_S = 600.0
+EARLY_SAVE_S = 3600.0
 """Upper bound on the time for a checkpoint before an error ends the run: the trainer may be what hangs."""
 
 
@@ -218,6 +227,8 @@ class _Run:
             batch = await parts.early_end.unless_asked(parts.scheduler.next_batch())
         except AsyncRLError as error:  # no further batch will come, and the trainer should be well
             await self._save_before(error)
+            if isinstance(error, DataError) and step > self._plan.first_step:  # a second start may help: no ConfigError
+                raise SourceFailed(str(error)) from error
             raise
         if batch is None:
             return False
@@ -322,13 +333,17 @@ class _Run:
             self._parts.early_end.saved_step = self._checkpoints.saved_step
 
     async def _save_before(self, end: AsyncRLError) -> None:
-        """Write a checkpoint before ``end`` ends the run.  One that fails, or takes too long, is given up."""
+        """Write a checkpoint and report all steps before ``end`` ends the run; what fails or takes too long is not."""
         try:
             async with Deadline(EARLY_SAVE_S):
                 await self.save_early()
         except (AsyncRLError, TimeoutError) as error:
             why = str(error) or f"it took more than {EARLY_SAVE_S:g} s"
-            logger.warning("%s: the steps since the last checkpoint are lost: %s", type(end).__name__, why)
+            logger.warning("%s: the steps since the last checkpoint may be lost: %s", type(end).__name__, why)
+        try:
+            await self.reported()
+        except AsyncRLError as error:
+            logger.warning("%s: the last step is not reported: %s", type(end).__name__, error)
 
     async def _to_trainer(self) -> None:
         """Give time-shared GPUs to the trainer.  Interrupted requests resume when the engines hold the GPUs again."""

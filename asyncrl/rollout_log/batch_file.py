@@ -38,12 +38,21 @@ def write_batch(path: Path, batch: Batch) -> None:
     """Write ``batch``, as a whole or not at all.  Raises OSError, or DataError if a value is not plain."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    data = msgpack.packb(_plain(batch))
+    try:
+        data = msgpack.packb(_plain(batch))
+    except DataError:
+        raise
+    except (OverflowError, RecursionError, ValueError) as error:  # a huge number, a cycle, half a character
+        raise DataError(f"a batch cannot be saved: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with pa.CompressedOutputStream(str(partial), "zstd") as file:
-        file.write(data)
-    partial.rename(path)
+    try:
+        with pa.CompressedOutputStream(str(partial), "zstd") as file:
+            file.write(data)
+        partial.rename(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_batch(path: Path) -> Batch:
@@ -70,10 +79,10 @@ def _plain(value: Any) -> Any:
         return {_KIND: type(value).__name__} | {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, array):
         return {_KIND: "array", "code": value.typecode, "data": value.tobytes()}
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
         return {_KIND: "numpy", "type": value.dtype.str, "shape": value.shape, "data": value.tobytes()}
-    if isinstance(value, np.generic):
-        return _plain(value.item())
+    if isinstance(value, np.generic) and not isinstance(item := value.item(), np.generic):
+        return _plain(item)
     if isinstance(value, tuple):
         return _plain_tuple(value)
     if isinstance(value, list):

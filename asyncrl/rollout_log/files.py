@@ -55,7 +55,7 @@ class RolloutFiles:
         self._share = share
         self._thread = DaemonThreads(1, "rollouts")
         self._waiting = deque[Future[None]]()
-        self._num_skipped = 0
+        self._num_skipped = self._num_failed = 0
         self._is_failing = False
 
     def write(self, batch: Batch, report: TrainReport) -> None:
@@ -74,7 +74,7 @@ class RolloutFiles:
         """Wait for the files that are not written yet, at most ``CLOSING_S`` seconds."""
         _, late = wait(self._waiting, CLOSING_S)
         self._thread.shutdown()
-        if missing := self._num_skipped + len(late):
+        if missing := self._num_skipped + self._num_failed + len(late):
             logger.warning("%s: %d steps have no file", self._run_dir / ROLLOUTS_FOLDER, missing)
 
     def _write(self, batch: Batch, report: TrainReport) -> None:
@@ -94,6 +94,7 @@ class RolloutFiles:
             partial.unlink(missing_ok=True)
         except OSError:
             logger.debug("%s is left", partial, exc_info=True)
+        self._num_failed += 1
         if not self._is_failing:
             self._is_failing = True
             logger.warning("%s: not written: %s; the run continues, and the next step is tried again", path, error)
@@ -174,7 +175,10 @@ def _turn(turn: Any) -> dict[str, Any]:
 def _json(value: object) -> str:
     """Return ``value`` as JSON; what JSON does not have becomes its ``repr``."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-    return orjson.dumps(value, default=repr, option=options).decode()
+    try:
+        return orjson.dumps(value, default=repr, option=options).decode()
+    except TypeError:  # a huge number, half a character, a cycle
+        return orjson.dumps(ascii(value)).decode()
 
 
 def schema() -> Any:

@@ -25,6 +25,7 @@ async def train_on_files(
     deployed: AbstractAsyncContextManager[Trainer],
     steps: Iterable[int],
     file_of: Callable[[int], Path],
+    tokens: TokenCounts,
     *,
     save_to: Path,
     phase: Callable[[str], None],
@@ -33,11 +34,11 @@ async def train_on_files(
 ) -> None:
     """Start the trainer, train on the file of each step, and save the final weights.
 
-    ``deployed`` starts and ends the trainer.  ``phase`` receives the name of each phase, and ``report`` each step's
-    facts.  The exit of ``ending`` tells that only the clean-up is left.  Raises DataError for a file that cannot be
-    read, and the errors of the trainer.
+    ``deployed`` starts and ends the trainer.  ``tokens`` are the accounts before the first step.  ``phase`` receives
+    the name of each phase, and ``report`` each step's facts.  The exit of ``ending`` tells that only the clean-up is
+    left.  Raises DataError for a file that cannot be read, and the errors of the trainer.
     """
-    files, tokens = DaemonThreads(1, "batches"), TokenCounts()
+    files = DaemonThreads(1, "batches")
     async with deployed as trainer:
         phase("training on saved batches")
         with ending:

@@ -110,6 +110,11 @@ class DebugConfig:
         lines = []
         for name in ("save_debug_rollout_data", "load_debug_rollout_data"):
             lines += _pattern(name.replace("_", "-"), getattr(self, name))
+        saved = self.save_debug_rollout_data
+        lines += must(
+            saved is None or bool(lines) or file_of_step(saved, 0) != file_of_step(saved, 1),
+            f"save-debug-rollout-data {saved} is one file for all steps; give it {{rollout_id}}, the step's number",
+        )
         lines += must(
             not self.debug_train_only or self.load_debug_rollout_data is not None,
             "debug-train-only without load-debug-rollout-data: there are no batches to train on",

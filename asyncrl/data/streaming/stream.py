@@ -128,8 +128,8 @@ class PromptStream:
 
     # ---- reading
 
-    async def run(self) -> NoReturn:
-        """Read until cancelled.  Raises DataError, also from ``ready``."""
+    async def run(self) -> None:
+        """Read until cancelled, or until a DataError, which ``ready`` raises once the prompts so far are taken."""
         workers = self._workers
         try:
             with plainly():
@@ -140,8 +140,6 @@ class PromptStream:
         except DataError as error:
             self._failure = error
             self._arrived.set()
-            raise
-        raise AssertionError("a stream has no end")
 
     async def _feed(self, workers: DataWorkers) -> NoReturn:
         windows = self._order.windows(*self._start)

@@ -48,7 +48,7 @@ class Watchdog:
                 async with self._wait:
                     await event.wait()
             except TimeoutError:
-                if event.is_set() or self._last_move > heard or self._ended_by or self._ends_at() > loop_time():
+                if event.is_set() or self._last_move > heard or self._is_ended or self._ends_at() > loop_time():
                     continue
                 raise self._error() from None
             finally:
@@ -60,12 +60,20 @@ class Watchdog:
         if self._wait is not None:
             self._wait.give(0.0)
 
+    @property
+    def _is_ended(self) -> bool:
+        """Whether the present wait is one for groups, and no further group will come."""
+        return self._ended_by is not None and not self._allows_silence
+
     def _ends_at(self) -> float:
+        if self._is_ended:
+            return loop_time()
         if (since := self._hold.since) is not None:
             return since + self._budgets.reward_outage_s
         if self._allows_silence:
             return loop_time() + _FOREVER_S
-        return max(self._waiting_since, self._last_move) + self._budgets.watchdog_timeout_s
+        ends_at = max(self._waiting_since, self._last_move) + self._budgets.watchdog_timeout_s
+        return min(ends_at, loop_time() + _FOREVER_S)
 
     def _error(self) -> RewardOutage | Stalled:
         if self._hold.since is not None:

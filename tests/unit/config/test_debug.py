@@ -31,9 +31,14 @@ def test_training_alone_needs_batches(tmp_path: Path) -> None:
 
 def test_a_run_does_not_save_what_it_loads(tmp_path: Path) -> None:
     (tmp_path / "b").touch()
-    flags = ("--load-debug-rollout-data", str(tmp_path / "b"), "--save-debug-rollout-data", "c")
+    flags = ("--load-debug-rollout-data", str(tmp_path / "b"), "--save-debug-rollout-data", "c{rollout_id}")
     (line,) = complaints(*complete(tmp_path), *flags)
     assert "the batches are saved already" in line
+
+
+def test_batches_are_not_saved_over_each_other(tmp_path: Path) -> None:
+    (line,) = complaints(*complete(tmp_path), "--save-debug-rollout-data", "a")
+    assert line == "save-debug-rollout-data a is one file for all steps; give it {rollout_id}, the step's number"
 
 
 def test_other_braces_are_refused(tmp_path: Path) -> None:

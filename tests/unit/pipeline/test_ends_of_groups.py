@@ -1,18 +1,24 @@
 """When no further group can come, the steps that were trained are saved before the run ends with the error."""
 
 import asyncio
+import math
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 
 from asyncrl.engines.fake import FakeCheckpoints
-from asyncrl.errors import AsyncRLError, CheckpointFailed, FailureBudgetSpent, FilterBudgetSpent, Stalled
+from asyncrl.errors import AsyncRLError, CheckpointFailed, FailureBudgetSpent, FilterBudgetSpent, RewardOutage, Stalled
 from asyncrl.event_loop import loop_time
+from asyncrl.outages import Holds
+from asyncrl.pipeline.scheduling.budgets import Budgets
 from asyncrl.pipeline.scheduling.run_state import RunState
+from asyncrl.pipeline.scheduling.watchdog import Watchdog
 from asyncrl.types import Prompt, Sample, ScoredGroup
 from tests.unit.pipeline.harness import token_sum
 from tests.unit.pipeline.test_outages import STEPS, away, busy
+from tests.virtual_time import run_virtually
 
 FROM_S = 20.0
 """Seconds after which something fails for good."""
@@ -64,7 +70,7 @@ def test_a_checkpoint_that_fails_does_not_hide_the_reason(caplog: pytest.LogCapt
     world = busy(checkpoints=Broken(0.1), save_interval=1000, keep=too_easy)
     with pytest.raises(FilterBudgetSpent):
         world.run()
-    assert "FilterBudgetSpent: the steps since the last checkpoint are lost: no space left" in caplog.text
+    assert "FilterBudgetSpent: the steps since the last checkpoint may be lost: no space left" in caplog.text
 
 
 def test_a_step_in_training_is_finished_first() -> None:
@@ -75,3 +81,53 @@ def test_a_step_in_training_is_finished_first() -> None:
         world.run()
     assert world.trainer.batches
     assert list(checkpoints.written) == [len(world.trainer.batches)]
+
+
+def test_the_last_step_is_reported_before_the_end() -> None:
+    """Its weight update is still under way when the failures end the run."""
+    world = busy(reward=away(FROM_S, 1e9, ValueError), update_seconds=60.0, train_seconds=1.0)
+    with pytest.raises(FailureBudgetSpent):
+        world.run()
+    assert [facts.batch.step for facts in world.facts] == [batch.step for batch in world.trainer.batches]
+
+
+class Away:
+    """A hold of admission by an outage that has begun."""
+
+    reason = "the service is away"
+    since = 0.0
+    outage_s = 0.0
+
+    def notify(self, changed: Callable[[], None]) -> None:
+        """Never."""
+
+
+def test_an_outage_still_ends_a_wait_for_an_evaluation_once_no_group_can_come() -> None:
+    async def waited() -> float:
+        watchdog = Watchdog(
+            Budgets(max_failed_groups=1, max_filtered_groups=1, watchdog_timeout_s=50.0, reward_outage_s=300.0),
+            Away(),
+            lambda: "",
+        )
+        watchdog.end(FilterBudgetSpent("none are left"))
+        with pytest.raises(RewardOutage):
+            await watchdog.wait(asyncio.Event(), allows_silence=True)
+        with pytest.raises(FilterBudgetSpent):
+            await watchdog.wait(asyncio.Event())
+        return loop_time()
+
+    assert run_virtually(waited())[0] == pytest.approx(300.0, abs=1.0)
+
+
+def test_a_wait_without_a_limit_ends_with_the_groups() -> None:
+    async def waited() -> None:
+        watchdog = Watchdog(
+            Budgets(max_failed_groups=1, max_filtered_groups=1, watchdog_timeout_s=math.inf), Holds(()), lambda: ""
+        )
+        waiting = asyncio.get_running_loop().create_task(watchdog.wait(asyncio.Event()))
+        await asyncio.sleep(5.0)
+        watchdog.end(FilterBudgetSpent("none are left"))
+        with pytest.raises(FilterBudgetSpent):
+            await waiting
+
+    run_virtually(waited())

@@ -46,12 +46,14 @@ def test_a_slow_source_slows_generation_and_loses_nothing() -> None:
 def test_a_source_that_fails_ends_the_run() -> None:
     class Breaks(Counting):
         def take(self) -> NewPrompt:
-            if self.taken == 7:
+            if self.taken == 30:
                 raise OSError("no server")
             return super().take()
 
+    world = World(steps=9, source=user_prompts(NativeSource(Breaks())))
     with pytest.raises(HookFailed, match=r"^--data-source-path mine: OSError: no server$"):
-        World(steps=9, source=user_prompts(NativeSource(Breaks()))).run()
+        world.run()
+    assert 0 < len(world.trainer.batches) < 9, "the prompts that it gave before are trained"
 
 
 def test_a_source_that_ends_ends_the_run() -> None:

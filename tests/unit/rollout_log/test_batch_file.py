@@ -1,4 +1,5 @@
 import asyncio
+import json
 import math
 from array import array
 from dataclasses import replace
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import DataError
+from asyncrl.pipeline.run import skipped
 from asyncrl.rollout_log.batch_file import read_batch, write_batch
+from asyncrl.rollout_log.files import rows_of
 from asyncrl.rollout_log.saved_batches import SavedBatches
 from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import Batch, FinishReason, Span, Turn
@@ -74,6 +77,37 @@ def test_a_value_that_is_not_plain_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a batch with a builtin_function_or_method cannot be saved"):
         write_batch(tmp_path / "a", replace(made, groups=(replace(made.groups[0], prompt=prompt),)))
     assert list(tmp_path.iterdir()) == []
+
+
+def cycle() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    found["self"] = found
+    return found
+
+
+ODD = (1 << 70, "\ud800", cycle(), np.array([object()]))
+"""Values that neither msgpack nor JSON has."""
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_an_odd_value_costs_a_warning_and_leaves_no_file(
+    value: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = batch()
+    prompt = replace(made.groups[0].prompt, metadata={"odd": value})
+    odd = replace(made, groups=(replace(made.groups[0], prompt=prompt), made.groups[1]))
+    saved = SavedBatches(lambda step: tmp_path / "a.batch", None)
+    assert asyncio.run(saved.prepared(odd)) is odd
+    assert "its batch was not saved" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_an_odd_value_is_written_to_the_samples_as_text(value: Any) -> None:
+    made = batch()
+    prompt = replace(made.groups[0].prompt, metadata={"odd": value})
+    (row, *_) = rows_of(replace(made, groups=(replace(made.groups[0], prompt=prompt),)), skipped(1.0))
+    assert "odd" in json.loads(row["metadata"])
 
 
 @pytest.mark.parametrize("data", [b"", b"no zstd", None, 5, {"__kind__": "os.system", "command": "true"}])

@@ -89,9 +89,7 @@ def test_every_step_has_at_least_one_group() -> None:
     assert {row["group_id"] for row in rows_of(replace(batch(), groups=groups), trained(), 1e-9)} == {1}
 
 
-def test_an_unusable_folder_costs_one_warning_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unusable_folder_costs_files_and_two_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     blocked = tmp_path / ROLLOUTS_FOLDER
     blocked.write_text("in the way")
     files = RolloutFiles(tmp_path)
@@ -101,7 +99,9 @@ def test_an_unusable_folder_costs_one_warning_and_nothing_else(
     blocked.unlink()
     files.write(batch(3), trained())
     files.close()
-    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+    first, last = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "step-000000.parquet: not written" in first
+    assert "3 steps have no file" in last
     assert [path.name for path in blocked.iterdir()] == ["step-000003.parquet"]
 
 
