@@ -23,7 +23,7 @@ from asyncrl.blocking_calls import UserCalls
 from asyncrl.capacity.layout import check_layout
 from asyncrl.capacity.machine import MachineFindings, machine_findings, machine_limits, machine_needs
 from asyncrl.compat import BlockingEval
-from asyncrl.config import RewardConfig, RunConfig, check_passthrough
+from asyncrl.config import RewardConfig, RunConfig, check_passthrough, missing_batches
 from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import (
@@ -157,13 +157,15 @@ def _checked_files(run: RunConfig, model: CheckedModel, user_code: UserCode) -> 
     reward_of = partial(_reward, run, user_code, without_specials=_without_specials(run, tokenizer))
     reward = reward_of(run.reward)
     prompts = _prompts(run, tokenizer, reward, model)
+    start = find_start(run, prompts, model.shape)
+    refuse(missing_batches(run, start.step))
     return Checked(
         run=run,
         model=model,
         tokenizer=tokenizer,
         end_tokens=end_tokens(run.model.hf_checkpoint, model.config),
         prompts=prompts,
-        start=find_start(run, prompts, model.shape),
+        start=start,
         held_out=checked_sets(run, tokenizer, model.shape.max_positions, reward_of),
         eval_function=load_eval_function(run.evaluation.eval_function_path, _plugin_args(run)),
         reward=reward,

@@ -19,7 +19,7 @@ from asyncrl.config.areas.shape_flags import ShapeConfig
 from asyncrl.config.flag_status import status_of
 from asyncrl.config.load import Program, load_run
 from asyncrl.config.passthrough import check_passthrough
-from asyncrl.config.problems import missing_files
+from asyncrl.config.problems import missing_batches, missing_files
 from asyncrl.config.resolved import flat, resolved
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "check_passthrough",
     "flat",
     "load_run",
+    "missing_batches",
     "missing_files",
     "resolved",
     "status_of",

@@ -38,21 +38,20 @@ def missing_files(run: RunConfig, *, needs_weights: bool = True) -> list[str]:
         *(line for path in files for line in _file("prompt-data", path)),
         *missing_eval_files(run, _file),
         *_folders(run.train),
-        *_batches_to_load(run),
+        *([] if run.checkpoint.load else missing_batches(run, 0)),
     ]
 
 
-def _batches_to_load(run: RunConfig) -> list[str]:
-    """One line if a batch to train on is missing; a resumed run needs those of its first steps no more."""
-    last = run.rollout.num_rollout - 1
+def missing_batches(run: RunConfig, first: int) -> list[str]:
+    """One line if a batch to train on is missing, from step ``first`` on."""
     if run.debug.load_debug_rollout_data is None:
         return []
-    steps = range(last if run.checkpoint.load else 0, last + 1)
+    steps = range(first, run.rollout.num_rollout)
     missing = next((step for step in steps if not run.debug.file_to_load(step).is_file()), None)
     if missing is None:
         return []
-    path, fewer = run.debug.file_to_load(missing), f"; with num-rollout {missing} they suffice" if missing else ""
-    return [f"load-debug-rollout-data: no file {path} for step {missing}{fewer}"]
+    fewer = f"; with num-rollout {missing} they suffice" if missing > first else ""
+    return [f"load-debug-rollout-data: no file {run.debug.file_to_load(missing)} for step {missing}{fewer}"]
 
 
 def contradictions(run: RunConfig) -> list[str]:

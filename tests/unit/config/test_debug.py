@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from asyncrl.config import load_run
+from asyncrl.config import load_run, missing_batches
 from tests.unit.config.runs import complaints, complete, load, problems
 
 
@@ -22,6 +22,14 @@ def test_a_missing_batch_is_named_before_anything_starts(tmp_path: Path) -> None
         f"load-debug-rollout-data: no file {tmp_path / '1.batch'} for step 1; with num-rollout 1 they suffice"
     )
     assert load_run([*complete(tmp_path), *flags, "--num-rollout", "1"]).rollout.num_rollout == 1
+
+
+def test_a_resumed_run_needs_the_batches_from_its_step_on(tmp_path: Path) -> None:
+    (tmp_path / "2.batch").touch()
+    flags = ("--load-debug-rollout-data", str(tmp_path / "{rollout_id}.batch"), "--load", str(tmp_path / "saved"))
+    run = load(tmp_path, *flags)
+    assert missing_batches(run, 2) == []
+    assert missing_batches(run, 1) == [f"load-debug-rollout-data: no file {tmp_path / '1.batch'} for step 1"]
 
 
 def test_training_alone_needs_batches(tmp_path: Path) -> None:
