@@ -12,6 +12,7 @@ them at once, also during the run and after it was killed.
 
 import logging
 import os
+from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -237,8 +238,15 @@ def _column(values: Sequence[Any], kind: Any) -> Any:
 
     if not pa.types.is_list(kind) or pa.types.is_struct(kind.value_type):
         return pa.array(values, kind)
-    dtype = kind.value_type.to_pandas_dtype()
-    parts = [pa.array(np.asarray(() if each is None else each, dtype)) for each in values]
+    dtype = np.dtype(kind.value_type.to_pandas_dtype())
+    parts = [pa.array(_numbers(() if each is None else each, dtype)) for each in values]
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int32)
     mask = pa.array([each is None for each in values])
     return pa.ListArray.from_arrays(offsets, pa.concat_arrays(parts), type=kind, mask=mask)
+
+
+def _numbers(values: Sequence[float], dtype: np.dtype[Any]) -> Any:
+    """Return ``values`` as numpy's array.  A tuple is read by ``array`` in half the time that numpy needs."""
+    if isinstance(values, array):
+        return np.asarray(values, dtype)
+    return np.frombuffer(array(dtype.char, values), dtype)
