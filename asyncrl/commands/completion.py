@@ -31,7 +31,7 @@ def _whole() -> argparse.ArgumentParser:
     return root
 
 
-def _complete_files(parser: argparse.ArgumentParser) -> None:
-    for action in parser._actions:  # noqa: SLF001 (argparse has no public list of them)
+def _complete_files(command: argparse.ArgumentParser) -> None:
+    for action in command._actions:  # noqa: SLF001 (argparse has no public list of them)
         if isinstance(action.metavar, str) and ("PATH" in action.metavar or "FILE" in action.metavar):
             action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -223,14 +223,7 @@ class _Run:
         """
         parts, start = self._parts, loop_time()
         logger.info("step %d: waiting for a batch", step)
-        try:
-            batch = await parts.early_end.unless_asked(parts.scheduler.next_batch())
-        except AsyncRLError as error:  # no further batch will come, and the trainer should be well
-            await self._save_before(error)
-            if isinstance(error, DataError) and step > self._plan.first_step:  # a second start may help: no ConfigError
-                raise SourceFailed(str(error)) from error
-            raise
-        if batch is None:
+        if (batch := await self._next_batch(step)) is None:
             return False
         waited = loop_time() - start
         parts.timeline.span("trainer", "wait for a batch", start, start + waited)
@@ -276,6 +269,19 @@ class _Run:
         )
         self._reporting = self._stages.create_task(self._tell(facts), name=f"report-{step}")
         return True
+
+    async def _next_batch(self, step: int) -> Batch | None:
+        """Wait for the batch of ``step``; None if the run must end early.
+
+        Raises the error after which no further batch can come, once the steps so far are saved and reported.
+        """
+        try:
+            return await self._parts.early_end.unless_asked(self._parts.scheduler.next_batch())
+        except AsyncRLError as error:  # the trainer should be well
+            await self._save_before(error)
+            if isinstance(error, DataError) and step > self._plan.first_step:  # a second start may help: no ConfigError
+                raise SourceFailed(str(error)) from error
+            raise
 
     async def _prepared(self, batch: Batch) -> tuple[Batch, float | None]:
         """Return the batch as the user's hooks change it, and the seconds that they took; the accounts follow."""
@@ -341,8 +347,9 @@ class _Run:
             why = str(error) or f"it took more than {EARLY_SAVE_S:g} s"
             logger.warning("%s: the steps since the last checkpoint may be lost: %s", type(end).__name__, why)
         try:
-            await self.reported()
-        except AsyncRLError as error:
+            async with Deadline(EARLY_SAVE_S):
+                await self.reported()
+        except (AsyncRLError, TimeoutError) as error:
             logger.warning("%s: the last step is not reported: %s", type(end).__name__, error)
 
     async def _to_trainer(self) -> None:
