@@ -59,6 +59,11 @@ _REPORTS: Sequence[Rows] = (
 )
 
 _DEBUGGING: Sequence[Rows] = (
+    differs(
+        "the files are asyncrl's; those of torch.save are not read",
+        "save-debug-rollout-data",
+        "load-debug-rollout-data",
+    ),
     not_here(
         _DEBUG,
         "debug-rollout-only",
