@@ -13,6 +13,7 @@ import msgpack
 import numpy as np
 
 from asyncrl.errors import DataError
+from asyncrl.rollout_log.whole_file import write_whole
 from asyncrl.token_columns import Routes, TokenSets
 from asyncrl.types import (
     Batch,
@@ -44,15 +45,12 @@ def write_batch(path: Path, batch: Batch) -> None:
         raise
     except (OverflowError, RecursionError, ValueError) as error:  # a huge number, a cycle, half a character
         raise DataError(f"a batch cannot be saved: {error}") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+
+    def write(partial: Path) -> None:
         with pa.CompressedOutputStream(str(partial), "zstd") as file:
             file.write(data)
-        partial.rename(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+
+    write_whole(path, write)
 
 
 def read_batch(path: Path) -> Batch:

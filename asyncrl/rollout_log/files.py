@@ -23,6 +23,7 @@ import numpy as np
 import orjson
 
 from asyncrl.daemon_threads import DaemonThreads
+from asyncrl.rollout_log.whole_file import write_whole
 from asyncrl.types import Batch, ScoredGroup, ScoredSample, TrainReport
 
 logger = logging.getLogger(__name__)
@@ -80,21 +81,15 @@ class RolloutFiles:
 
     def _write(self, batch: Batch, report: TrainReport) -> None:
         path = file_of(self._run_dir, batch.step)
-        partial = path.with_name(f".{path.name}.partial")
         try:
-            path.parent.mkdir(exist_ok=True)
-            _write_table(partial, rows_of(batch, report, self._share))
-            partial.rename(path)
+            rows = rows_of(batch, report, self._share)
+            write_whole(path, lambda partial: _write_table(partial, rows))
         except Exception as error:  # noqa: BLE001 (whatever fails here must not end the run)
-            self._note_failure(path, partial, error)
+            self._note_failure(path, error)
         else:
             self._is_failing = False
 
-    def _note_failure(self, path: Path, partial: Path, error: Exception) -> None:
-        try:
-            partial.unlink(missing_ok=True)
-        except OSError:
-            logger.debug("%s is left", partial, exc_info=True)
+    def _note_failure(self, path: Path, error: Exception) -> None:
         self._num_failed += 1
         if not self._is_failing:
             self._is_failing = True

@@ -7,9 +7,13 @@ from pathlib import Path
 
 from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.errors import DataError
+from asyncrl.event_loop import Deadline
 from asyncrl.protocols import BatchPreparer
 from asyncrl.rollout_log.batch_file import write_batch
 from asyncrl.types import Batch
+
+WRITING_S = 120.0
+"""Seconds for one file, after which training continues without it: a batch with routes has some gigabytes."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,9 @@ class SavedBatches:
             batch = await self._hooks.prepared(batch)
         path = self._file_of(batch.step)
         try:
-            await asyncio.wrap_future(self._thread.submit(write_batch, path, batch))
-        except (OSError, DataError) as error:
-            logger.warning("step %d: its batch was not saved to %s: %s", batch.step, path, error)
+            async with Deadline(WRITING_S):
+                await asyncio.wrap_future(self._thread.submit(write_batch, path, batch))
+        except (OSError, DataError) as error:  # TimeoutError is an OSError
+            why = str(error) or f"it took more than {WRITING_S:g} s"
+            logger.warning("step %d: its batch was not saved to %s: %s", batch.step, path, why)
         return batch

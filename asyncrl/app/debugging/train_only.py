@@ -2,7 +2,7 @@
 
 file of a step ──▶ trainer ──▶ the step's row
 
-waits for     the trainer, which has a deadline for each step; a file, in a thread
+waits for     the trainer, which has a deadline for each step; a file, in a thread, for READING_S
 on cancel     the ranks end with Ray
 never         a weight update, an evaluation or a checkpoint; the final weights are saved
 """
@@ -13,12 +13,16 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 
 from asyncrl.daemon_threads import DaemonThreads
-from asyncrl.event_loop import loop_time
+from asyncrl.errors import DataError
+from asyncrl.event_loop import Deadline, loop_time
 from asyncrl.metrics.facts import GroupCounts, SchedulerStats, StepFacts, TokenCounts
 from asyncrl.metrics.length_bias import LengthStats
 from asyncrl.protocols import Trainer
 from asyncrl.rollout_log.batch_file import read_batch
 from asyncrl.types import Batch, Weights
+
+READING_S = 600.0
+"""Seconds to read one file."""
 
 
 async def train_on_files(
@@ -44,11 +48,20 @@ async def train_on_files(
         with ending:
             for step in steps:
                 start = loop_time()
-                batch = await asyncio.wrap_future(files.submit(read_batch, file_of(step)))
+                batch = await _read(files, file_of(step))
                 facts = await _trained(trainer, Batch(step=step, groups=batch.groups), tokens, start)
                 tokens = facts.scheduler.tokens
                 report(facts)
             await trainer.save(save_to)
+
+
+async def _read(files: DaemonThreads, path: Path) -> Batch:
+    """Read a batch in a thread.  Raises DataError."""
+    try:
+        async with Deadline(READING_S):
+            return await asyncio.wrap_future(files.submit(read_batch, path))
+    except TimeoutError as error:
+        raise DataError(f"{path} was not read within {READING_S:g} s") from error
 
 
 async def _trained(trainer: Trainer, batch: Batch, before: TokenCounts, start_s: float) -> StepFacts:

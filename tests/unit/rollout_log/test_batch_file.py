@@ -1,6 +1,7 @@
 import asyncio
 import json
 import math
+import threading
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from asyncrl.errors import DataError
 from asyncrl.pipeline.run import skipped
+from asyncrl.rollout_log import saved_batches
 from asyncrl.rollout_log.batch_file import read_batch, write_batch
 from asyncrl.rollout_log.files import rows_of
 from asyncrl.rollout_log.saved_batches import SavedBatches
@@ -145,3 +147,15 @@ def test_a_batch_that_cannot_be_saved_is_trained_all_the_same(tmp_path: Path, ca
     saved = SavedBatches(lambda step: tmp_path / "file" / "a", None)
     assert asyncio.run(saved.prepared(batch(7))) == batch(7)
     assert "step 7: its batch was not saved" in caplog.text
+
+
+def test_a_disk_that_never_answers_does_not_hold_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(saved_batches, "WRITING_S", 0.1)
+    monkeypatch.setattr(saved_batches, "write_batch", lambda path, batch: answers.wait(60.0))
+    saved = SavedBatches(lambda step: tmp_path / "a.batch", None)
+    assert asyncio.run(saved.prepared(batch(7))) == batch(7)
+    answers.set()
+    assert "it took more than 0.1 s" in caplog.text
