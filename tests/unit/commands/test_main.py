@@ -15,8 +15,10 @@ SCRIPT = Path(sys.executable).with_name("asyncrl")
 
 @pytest.fixture(autouse=True)
 def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command renames the program for argparse."""
+    """The command renames the program for argparse, and runs modules, which other tests may have imported."""
     monkeypatch.setattr(sys, "argv", ["asyncrl"])
+    for name in [name for name in sys.modules if name.startswith("benchmarks.")]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def ended(words: Sequence[str], code: int) -> None:
