@@ -80,6 +80,12 @@ def _doctor(argv: Sequence[str]) -> int:
     return doctor(argv)
 
 
+def _page(argv: Sequence[str]) -> int:
+    from asyncrl.page.command import main as page
+
+    return page(argv)
+
+
 def _convert(argv: Sequence[str]) -> int:
     from asyncrl.engines.megatron.weights.convert import main as convert
 
@@ -134,6 +140,7 @@ def _completion(argv: Sequence[str]) -> int:
 
 COMMANDS: Mapping[str, Command] = {
     "train": Command(summary="train a model; all flags are those of train_async.py", run=_train),
+    "page": Command(summary="show runs in the browser, from their run directories", run=_page),
     "doctor": Command(summary="translate a launch script of slime's, and list what differs", run=_doctor),
     "convert": Command(summary="convert weights between Hugging Face and the formats of trainers", run=_convert),
     "simulate": Command(summary="compare schedules on a virtual clock, before renting GPUs", run=_simulate),

@@ -1,0 +1,68 @@
+"""The files of one run, as the page reads them."""
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from asyncrl.errors import ConfigError
+from asyncrl.page.rows import Rows
+from asyncrl.page.run_status import RunStatus, State, read_status, state_of
+
+METRICS_FILE = "metrics.jsonl"
+VERSIONS_FILE = "versions.json"
+
+
+@dataclass(slots=True)
+class RunFiles:
+    """A run directory.  Views hold ``lock`` while they read, so that ``rows`` and indexes change between views only."""
+
+    path: Path
+    number: int
+    """Position among the runs of the page, from 0."""
+    rows: Rows
+    lock: Lock = field(default_factory=Lock)
+    parts: dict[str, Any] = field(default_factory=dict)
+    """What views keep between requests, by the view's name."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run directory."""
+        return self.path.name
+
+    @property
+    def status(self) -> RunStatus | None:
+        """The content of ``status.json``."""
+        return read_status(self.path)
+
+    @property
+    def state(self) -> State:
+        """Whether the run is running, has ended or was killed."""
+        return state_of(self.status)
+
+    def settings_files(self) -> list[Path]:
+        """Return the files with settings, the newest first; later ones are those of earlier runs in this folder."""
+        found = [
+            path for path in self.path.glob("*.toml") if path.stem.rpartition(".")[2].isdigit() or "." not in path.stem
+        ]
+        return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the resolved configuration; empty if it cannot be read."""
+        for path in self.settings_files():
+            try:
+                return tomllib.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                return {}
+        return {}
+
+
+def open_runs(folders: list[Path]) -> list[RunFiles]:
+    """Return the runs in ``folders``.  Raises ConfigError if one is no run directory."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: there is no such folder")
+        if not (folder / VERSIONS_FILE).exists() and not (folder / METRICS_FILE).exists():
+            raise ConfigError(f"{folder} is no run directory: it has neither {METRICS_FILE} nor {VERSIONS_FILE}")
+    return [RunFiles(path, number, Rows(path / METRICS_FILE)) for number, path in enumerate(folders)]
