@@ -54,6 +54,8 @@ from asyncrl.metrics.logs import LOG_FILE, open_logging
 from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import METRICS_FILE, JsonlSink, Sink, TensorBoardSink
 from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
+from asyncrl.page.child import page_of
+from asyncrl.page.run_status import StatusFile
 from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.plain_text import indented, one_line
 from asyncrl.rollout_log.files import RolloutFiles
@@ -76,6 +78,7 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
     """
     with Signals.caught() as signals, ExitStack() as logs:
         log: Path | None = None
+        status: StatusFile | None = None
         try:
             run, console = load_run(argv, program=program), Console()
             if run.output.dry_run:
@@ -89,10 +92,16 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
             if warning is not None:
                 logger.warning("%s", warning)
             log = run_dir / LOG_FILE
+            status = StatusFile(run_dir)
             _run(checked, run_dir, console, signals, lease)
         except BaseException as error:  # noqa: BLE001 (the one place where every exception ends)
-            return _exit_code(error, signals, log)
-        return signals.exit_code if signals.received else 0
+            code = _exit_code(error, signals, log)
+            if status is not None:
+                status.end(code, _problem(error))
+            return code
+        code = signals.exit_code if signals.received else 0
+        status.end(code, "")
+        return code
 
 
 def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
@@ -107,12 +116,16 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
     if isinstance(error, SystemExit):  # of --help
         return int(error.code or 0)
     if isinstance(error, AsyncRLError):
-        _say(str(error) if isinstance(error, ConfigError | NotNow) else f"{type(error).__name__}: {error}")
+        _say(_problem(error))
         return 2 if isinstance(error, ConfigError) else 1
     if log is None:
         _print_traceback(error)
-    _say(f"{type(error).__name__}: {error} (a bug in asyncrl{f'; the traceback is in {log}' if log else ''})")
+    _say(f"{_problem(error)} (a bug in asyncrl{f'; the traceback is in {log}' if log else ''})")
     return 1
+
+
+def _problem(error: BaseException) -> str:
+    return str(error) if isinstance(error, ConfigError | NotNow) else f"{type(error).__name__}: {error}"
 
 
 def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, lease: SaveLease | None) -> None:
@@ -125,6 +138,7 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
         view = SafeView(lambda: open_view(run.output.progress, console, plan))
         stack.callback(view.close)
         view.note(f"run directory: {run_dir}")
+        page = _open_page(stack, run, run_dir, view)
         _tell(run, view)
         history = History(steps_before=checked.start.step)
         before = checked.start.before
@@ -143,7 +157,9 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
         view.phase("starting Ray")
         try:
             with (
-                ray_session(checked.num_processes + 1, hold_signals=signals.hold, spared=trackers.pids) as ray,
+                ray_session(
+                    checked.num_processes + 1, hold_signals=signals.hold, spared=lambda: trackers.pids() | page
+                ) as ray,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
                 runner.run(_run_in_session(ray, checked, run_dir, view, reporter, rollouts, signals, ending, lease))
@@ -158,6 +174,15 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
         _show(console, closing_table(history, plan, time.monotonic() - started, run_dir))
         for place in trackers.places():
             _show(console, Text(one_line(place)))
+
+
+def _open_page(stack: ExitStack, run: RunConfig, run_dir: Path, view: View) -> set[int]:
+    """Start the page if the run wants one, and return the ids of its processes.  Raises NotNow."""
+    if run.output.page_port is None:
+        return set()
+    page = stack.enter_context(page_of(run_dir, run.output.page_port, run_dir / LOGS_FOLDER))
+    view.note(f"page: {page.url}")
+    return {page.pid}
 
 
 def _show(console: Console, what: RenderableType) -> None:

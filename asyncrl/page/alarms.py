@@ -12,7 +12,7 @@ class Alarm:
 
     title: str
     text: str
-    """What was seen, since which step, and what to look at."""
+    """The observation, and the place to look at next."""
     since: int
     """The training step in which the sign was first seen."""
 

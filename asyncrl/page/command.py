@@ -4,17 +4,16 @@ import argparse
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from asyncrl.errors import AsyncRLError
+from asyncrl.page.address import LOOPBACK
+from asyncrl.page.child import NICENESS
 from asyncrl.page.run_files import RunFiles, open_runs
 from asyncrl.page.server import PageServer
-
-KEY_VARIABLE = "ASYNCRL_PAGE_KEY"
-"""The variable with the page's key, so that it need not be on a command line."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,34 +21,41 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(description="Show runs in the browser, from the files in their run directories.")
     flags.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="Run directory, such as runs/NAME.")
     flags.add_argument("--port", type=int, default=0, help="Port on this machine; 0 chooses a free one (default: 0).")
-    flags.add_argument(
-        "--host", default="127.0.0.1", help="Address to listen on; by default only this machine reaches the page."
-    )
+    flags.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # a socket that the parent opened
     return flags
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve the page until Ctrl-C and return the exit code."""
+    """Serve the page until Ctrl-C or SIGTERM and return the exit code."""
     options = parser().parse_args(argv)
     try:
         runs = open_runs(options.run_dirs)
-        asyncio.run(_serve(runs, options.host, options.port))
+        asyncio.run(_serve(runs, options.port) if options.listener is None else _serve_run(runs, options.listener))
     except AsyncRLError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    except OSError as error:
-        sys.stderr.write(f"error: {options.host}:{options.port}: {error.strerror or error}\n")
+    except (OSError, OverflowError) as error:
+        sys.stderr.write(f"error: --port {options.port}: {getattr(error, 'strerror', None) or error}\n")
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-async def _serve(runs: Sequence[RunFiles], host: str, port: int) -> None:
-    server, ended = PageServer(runs, key=os.environ.pop(KEY_VARIABLE, None), host=host), asyncio.Event()
-    with suppress(NotImplementedError):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    async with server.open(port):
+async def _serve(runs: Sequence[RunFiles], port: int) -> None:
+    server, ended = PageServer(runs), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    async with server.open(socket.create_server((LOOPBACK, port))):
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
+        await ended.wait()
+
+
+async def _serve_run(runs: Sequence[RunFiles], listener: int) -> None:
+    """Serve the page of the parent's run until the parent closes the standard input, or dies."""
+    os.nice(NICENESS)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    key = (await loop.run_in_executor(None, sys.stdin.readline)).strip()
+    loop.add_reader(sys.stdin.fileno(), ended.set)
+    async with PageServer(runs, key=key).open(socket.socket(fileno=listener)):
         await ended.wait()

@@ -1,8 +1,9 @@
-"""The tab *Overview*: the curves of a run, beside those of other runs, and its alarms."""
+"""The tab *Overview*: the curves of one run or several, and their alarms."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from asyncrl.metrics.words import duration, percent, share, who_waits
@@ -22,7 +23,7 @@ class Panel:
     """The label of each metric."""
     unit: str = ""
     says: str
-    """How to read it, in a sentence."""
+    """A sentence on how to read it."""
 
 
 PANELS: Sequence[Panel] = (
@@ -103,7 +104,7 @@ PANELS: Sequence[Panel] = (
     ),
 )
 FATES = ("trained", "masked", "filtered", "stale", "failed")
-"""What became of generated tokens; the numbers are counted from the beginning of the run."""
+"""Ends of generated tokens; the numbers are counted from the beginning of the run."""
 _SUMMED = 40
 """Steps over which the summary at the top is computed."""
 
@@ -170,8 +171,7 @@ def _shares(run: RunFiles) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 def _increase(points: Points) -> Points:
     """Return by how much a number grew in each step; a resumed run that counts again from less grew by nothing."""
     steps, values = points
-    before = [0.0, *values[:-1]]
-    return steps, [max(0.0, value - earlier) for value, earlier in zip(values, before, strict=True)]
+    return steps, [max(0.0, value - before) for before, value in pairwise([0.0, *values])]
 
 
 def _label(label: str, run: RunFiles, runs: Sequence[RunFiles]) -> str:

@@ -24,7 +24,7 @@ class RunFiles:
     rows: Rows
     lock: Lock = field(default_factory=Lock)
     parts: dict[str, Any] = field(default_factory=dict)
-    """What views keep between requests, by the view's name."""
+    """Values that views keep between requests, by the view's name."""
 
     @property
     def name(self) -> str:
@@ -42,11 +42,11 @@ class RunFiles:
         return state_of(self.status)
 
     def settings_files(self) -> list[Path]:
-        """Return the files with settings, the newest first; later ones are those of earlier runs in this folder."""
-        found = [
-            path for path in self.path.glob("*.toml") if path.stem.rpartition(".")[2].isdigit() or "." not in path.stem
-        ]
-        return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+        """Return the files with settings, the newest first: NAME.toml, then those of earlier runs, NAME.1.toml."""
+        found = {path.stem: path for path in self.path.glob("*.toml")}
+        earlier = [path for stem, path in found.items() if stem.rpartition(".")[0] in found]
+        current = [path for path in found.values() if path not in earlier]
+        return [*sorted(current, key=_written, reverse=True), *sorted(earlier, key=_written, reverse=True)]
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved configuration; empty if it cannot be read."""
@@ -56,6 +56,10 @@ class RunFiles:
             except (OSError, ValueError):
                 return {}
         return {}
+
+
+def _written(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def open_runs(folders: list[Path]) -> list[RunFiles]:

@@ -12,6 +12,7 @@ import hmac
 import importlib.util
 import logging
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from aiohttp import web
 from markupsafe import Markup
 
 from asyncrl.daemon_threads import DaemonThreads
+from asyncrl.page.address import LOOPBACK, url_of
 from asyncrl.page.configuration import TAB as CONFIGURATION
 from asyncrl.page.overview import TAB as OVERVIEW
 from asyncrl.page.run_files import RunFiles
@@ -49,10 +51,9 @@ type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class PageServer:
     """Serves the page of some runs.  ``url`` has the key; without it nothing is shown."""
 
-    def __init__(self, runs: Sequence[RunFiles], *, key: str | None = None, host: str = "127.0.0.1") -> None:
+    def __init__(self, runs: Sequence[RunFiles], *, key: str | None = None) -> None:
         self._runs = runs
         self._key = key or secrets.token_urlsafe(24)
-        self._host = host
         self._port = 0
         self._threads = DaemonThreads(_THREADS, "page")
         self._templates = jinja2.Environment(
@@ -67,18 +68,16 @@ class PageServer:
     @property
     def url(self) -> str:
         """The address of the page with its key."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}/?key={self._key}"
+        return url_of(self._port, self._key)
 
     @asynccontextmanager
-    async def open(self, port: int = 0) -> AsyncIterator[None]:
-        """Listen on ``port``, or on a free one if it is 0.  Raises OSError."""
+    async def open(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve on ``listener``, and close it at the end."""
         runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, self._host, port)
-            await site.start()
-            self._port = runner.addresses[0][1]
+            self._port = listener.getsockname()[1]
+            await web.SockSite(runner, listener).start()
             yield
         finally:
             await runner.cleanup()
@@ -95,8 +94,8 @@ class PageServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests without the key, and those that a foreign site made the browser send."""
-        if request.host.rpartition(":")[0].strip("[]") not in {self._host, "localhost"}:
+        """Refuse requests without the key, and requests that a foreign site made the browser send."""
+        if request.host.partition(":")[0] not in {LOOPBACK, "localhost"}:  # the name of a site that resolves to us
             return web.Response(status=403, text="this page answers only under the address that asyncrl printed\n")
         given = request.query.get("key", request.cookies.get(COOKIE, ""))
         if not hmac.compare_digest(given.encode(), self._key.encode()):
@@ -116,6 +115,8 @@ class PageServer:
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await handler(request)
+        except web.HTTPRedirection:
+            raise
         except web.HTTPException as error:
             return self._problem(error.status, error.text or error.reason)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""What a tab of the page is: a function from a request to the values of its template."""
+"""The type of a tab: a function from a request to the values of its template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class PageRequest:
 
     run: RunFiles
     others: Sequence[RunFiles] = ()
-    """Further runs that the user wants to see beside ``run``."""
+    """Further runs to compare with ``run``."""
     query: Mapping[str, str] = field(default_factory=dict)
     """The form and the links of the tab."""
 

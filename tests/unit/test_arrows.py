@@ -116,6 +116,7 @@ MAY_USE: dict[str, set[str]] = {
     "engines.megatron": {"torch", "megatron"},
     "engines.sglang": {"aiohttp", "sglang", "sglang_router", "torch"},
     "engines.weight_sync": {"torch"},
+    "page": {"aiohttp"},
     "rewards": {"aiohttp"},
     "rollouts.gateway": {"aiohttp"},
     "rollouts.tools": {"aiohttp", "sglang"},

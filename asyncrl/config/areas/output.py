@@ -30,6 +30,11 @@ class OutputConfig:
         float,
         "Share of the groups whose samples are written to rollouts/step-NUMBER.parquet, 0 to 1; 0 writes no files.",
     ] = 1.0
+    page_port: Annotated[
+        int | None,
+        "Port of this machine on which a page in the browser shows the run; 0 chooses a free one. Default: no page. "
+        "asyncrl page RUN_DIR shows it later.",
+    ] = None
     progress: Annotated[
         Literal["auto", "live", "lines"],
         "Progress display: live redraws a table, lines prints one line per step. auto is live on a terminal, else "
@@ -43,7 +48,13 @@ class OutputConfig:
 
     def __post_init__(self) -> None:
         share = self.rollout_log_share
-        refuse(must(0 <= share <= 1, f"rollout-log-share must be between 0 and 1, got {share}"))
+        port = self.page_port
+        refuse(
+            [
+                *must(0 <= share <= 1, f"rollout-log-share must be between 0 and 1, got {share}"),
+                *must(port is None or 0 <= port < 65_536, f"page-port must be between 0 and 65535, got {port}"),
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

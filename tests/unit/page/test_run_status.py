@@ -1,0 +1,58 @@
+import os
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.page.run_status import State, StatusFile, read_status, state_of
+from tests.unit.page.made_runs import write_status
+
+
+def state(folder: Path) -> State:
+    return state_of(read_status(folder))
+
+
+def test_a_run_is_running_until_it_ends(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path)
+    assert state(tmp_path) is State.RUNNING
+    status.end(0, "")
+    assert state(tmp_path) is State.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(0, State.FINISHED), (1, State.FAILED), (2, State.FAILED), (130, State.STOPPED), (143, State.STOPPED)],
+)
+def test_the_exit_code_names_the_end(tmp_path: Path, code: int, expected: State) -> None:
+    StatusFile(tmp_path).end(code, "why")
+    assert state(tmp_path) is expected
+    found = read_status(tmp_path)
+    assert found is not None
+    assert found.reason == "why"
+
+
+def test_a_process_that_is_gone_was_killed(tmp_path: Path) -> None:
+    write_status(tmp_path, host=socket.gethostname(), pid=2**22 + 1)
+    assert state(tmp_path) is State.KILLED
+
+
+def test_another_process_with_the_same_id_is_not_the_run(tmp_path: Path) -> None:
+    began = psutil.Process().create_time()
+    write_status(tmp_path, host=socket.gethostname(), pid=os.getpid(), process_began=began - 3600)
+    assert state(tmp_path) is State.KILLED
+
+
+def test_a_run_of_another_machine_is_unknown(tmp_path: Path) -> None:
+    write_status(tmp_path)
+    assert state(tmp_path) is State.UNKNOWN
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": "a"}'])
+def test_a_file_that_cannot_be_read_is_unknown(tmp_path: Path, content: str) -> None:
+    (tmp_path / "status.json").write_text(content)
+    assert state(tmp_path) is State.UNKNOWN
+
+
+def test_a_folder_that_is_gone_raises_nothing(tmp_path: Path) -> None:
+    StatusFile(tmp_path / "none").end(0, "")

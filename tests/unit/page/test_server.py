@@ -1,0 +1,204 @@
+import asyncio
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+import orjson
+import pytest
+
+from asyncrl.errors import ConfigError
+from asyncrl.page.run_files import open_runs
+from asyncrl.page.server import TABS, PageServer, as_json
+from tests.unit.page.made_runs import write_run, write_status
+
+KEY = "secret"
+Body = Callable[[aiohttp.ClientSession], Awaitable[None]]
+
+
+def visit(folders: list[Path], body: Body, *, has_key: bool = True) -> None:
+    """Serve the runs, and call ``body`` with a client that has the key, or has none."""
+
+    async def main() -> None:
+        server = PageServer(open_runs(folders), key=KEY)
+        async with server.open(socket.create_server(("127.0.0.1", 0))):
+            base = server.url.partition("?")[0]
+            jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
+            async with aiohttp.ClientSession(base, cookie_jar=jar) as client:
+                if has_key:
+                    async with client.get(server.url) as answer:
+                        assert answer.status == HTTPStatus.OK
+                await body(client)
+
+    asyncio.run(main())
+
+
+async def text_of(client: aiohttp.ClientSession, path: str, status: int = HTTPStatus.OK) -> str:
+    async with client.get(path) as answer:
+        text = await answer.text()
+        assert answer.status == status, text
+        return text
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [write_run(tmp_path / "one"), write_run(tmp_path / "two", 30, {"lr": 0.1}, reward__mean=0.5)]
+
+
+@pytest.mark.parametrize("path", ["/", "/run/0/overview", "/plotly.js", "/static/page.js"])
+def test_without_the_key_nothing_is_shown(runs: list[Path], path: str) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        assert "whole address" in await text_of(client, path, HTTPStatus.UNAUTHORIZED)
+        await text_of(client, f"{path}?key=wrong", HTTPStatus.UNAUTHORIZED)
+
+    visit(runs, body, has_key=False)
+
+
+def test_the_key_leaves_the_address(runs: list[Path]) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        async with client.get(f"/run/0/overview?with=1&key={KEY}") as answer:
+            assert str(answer.url).endswith("/run/0/overview?with=1")
+        async with client.get("/run/0/overview") as answer:
+            assert KEY not in await answer.text()
+
+    visit(runs, body)
+
+
+def test_a_foreign_name_for_this_machine_is_refused(runs: list[Path]) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        async with client.get("/run/0/overview", headers={"Host": "evil.example"}) as answer:
+            assert answer.status == HTTPStatus.FORBIDDEN
+
+    visit(runs, body)
+
+
+def test_scripts_come_from_the_page_alone(runs: list[Path]) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        async with client.get("/run/0/overview") as answer:
+            assert "default-src 'none'; script-src 'self'" in answer.headers["Content-Security-Policy"]
+            places = re.findall(r'(?:src|href)="([^"]*)"', await answer.text())
+            assert places
+            assert all(place.startswith(("/", "#", "?")) and not place.startswith("//") for place in places)
+
+    visit(runs, body)
+
+
+@pytest.mark.parametrize("tab", [tab.key for tab in TABS])
+def test_every_tab_of_every_run_is_shown(runs: list[Path], tab: str) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        for number in range(len(runs)):
+            assert 'aria-current="page"' in await text_of(client, f"/run/{number}/{tab}")
+
+    visit(runs, body)
+
+
+@pytest.mark.parametrize("tab", [tab.key for tab in TABS])
+def test_every_tab_of_a_run_without_files_is_shown(tmp_path: Path, tab: str) -> None:
+    (tmp_path / "versions.json").write_text("{}")
+
+    async def body(client: aiohttp.ClientSession) -> None:
+        await text_of(client, f"/run/0/{tab}")
+
+    visit([tmp_path], body)
+
+
+@pytest.mark.parametrize("path", ["/run/2/overview", "/run/-1/overview", "/run/x/overview", "/run/0/none", "/none"])
+def test_a_page_that_does_not_exist_is_not_found(runs: list[Path], path: str) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        await text_of(client, path, HTTPStatus.NOT_FOUND)
+
+    visit(runs, body)
+
+
+def test_one_run_is_shown_at_once_and_several_are_listed(runs: list[Path]) -> None:
+    async def one(client: aiohttp.ClientSession) -> None:
+        assert "Overview of one" in await text_of(client, "/")
+
+    async def both(client: aiohttp.ClientSession) -> None:
+        text = await text_of(client, "/")
+        assert "/run/1/overview" in text
+        assert "Compare all" in text
+
+    visit(runs[:1], one)
+    visit(runs, both)
+
+
+def test_runs_are_compared(runs: list[Path]) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        text = await text_of(client, "/run/0/overview?with=1")
+        drawings = [orjson.loads(each) for each in re.findall(r'data-for="[^"]*">(.*?)</script>', text)]
+        rewards = next(each for each in drawings if "one: training prompts" in str(each))
+        assert [line["name"] for line in rewards["data"]] == ["one: training prompts", "two: training prompts"]
+        assert rewards["data"][1]["y"] == [0.5] * 30
+
+    visit(runs, body)
+
+
+def test_new_rows_appear_at_the_next_request(runs: list[Path]) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        assert "20 of 40" in await text_of(client, "/run/0/overview")
+        write_run(runs[0], 21)
+        assert "21 of 40" in await text_of(client, "/run/0/overview")
+
+    visit(runs, body)
+
+
+def test_settings_are_shown_as_the_difference_to_another_run(runs: list[Path]) -> None:
+    async def body(client: aiohttp.ClientSession) -> None:
+        text = await text_of(client, "/run/0/configuration?with=1")
+        assert "1 settings differ" in text
+        assert ">lr<" in text
+        assert ">num-rollout<" not in text
+        assert ">num-rollout<" in await text_of(client, "/run/0/configuration?with=1&all=1")
+
+    visit(runs, body)
+
+
+def test_settings_of_an_earlier_run_in_the_folder_are_compared(runs: list[Path]) -> None:
+    (runs[0] / "sums.1.toml").write_text("num-rollout = 10\n")
+
+    async def body(client: aiohttp.ClientSession) -> None:
+        assert "sums.1.toml" in await text_of(client, "/run/0/configuration")
+        text = await text_of(client, "/run/0/configuration?earlier=sums.1.toml")
+        assert re.search(r">num-rollout</th><td>40</td><td>10</td>", text)
+
+    visit(runs, body)
+
+
+def test_the_reason_of_a_failed_run_is_shown_as_text(runs: list[Path]) -> None:
+    write_status(runs[0], ended=1.0, exit_code=1, reason="TrainerFailed: <script>alert(1)</script>")
+
+    async def body(client: aiohttp.ClientSession) -> None:
+        text = await text_of(client, "/run/0/overview")
+        assert "TrainerFailed: &lt;script&gt;" in text
+        assert "<script>alert" not in text
+
+    visit(runs, body)
+
+
+def test_a_bug_in_a_tab_is_one_line(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: object) -> None:
+        raise RuntimeError("<no>")
+
+    monkeypatch.setattr("asyncrl.page.overview.alarms_of", fail)
+
+    async def body(client: aiohttp.ClientSession) -> None:
+        text = await text_of(client, "/run/0/overview", HTTPStatus.INTERNAL_SERVER_ERROR)
+        assert "RuntimeError: &lt;no&gt;" in text
+
+    visit(runs, body)
+
+
+def test_json_cannot_end_its_script_element() -> None:
+    text = as_json({"name": "</script><!-- &"})
+    assert not set("<>&") & set(text)
+    assert orjson.loads(str(text)) == {"name": "</script><!-- &"}
+
+
+@pytest.mark.parametrize(("name", "word"), [("none", "no such folder"), ("empty", "is no run directory")])
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, name: str, word: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=word):
+        open_runs([tmp_path / name])
