@@ -1,0 +1,99 @@
+"""The page of made-up runs in headless Chromium."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from asyncrl.page.run_files import open_runs
+from asyncrl.page.server import TABS, PageServer
+from tests.browser import focused_after_tab_key, needs_chromium, open_tab, unlabelled
+from tests.unit.page.made_runs import write_run, write_status
+
+pytestmark = [needs_chromium, pytest.mark.timeout(300)]
+
+
+@contextmanager
+def served(*folders: Path) -> Iterator[str]:
+    """The address of the page of these runs, which another thread serves."""
+    urls: list[str] = []
+    is_ready, is_over = Event(), Event()
+
+    async def serve() -> None:
+        server = PageServer(open_runs(list(folders)))
+        async with server.open(socket.create_server(("127.0.0.1", 0))):
+            urls.append(server.url)
+            is_ready.set()
+            await asyncio.to_thread(is_over.wait)
+
+    thread = Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert is_ready.wait(30)
+        yield urls[0]
+    finally:
+        is_over.set()
+        thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    runs = [write_run(folder / "one"), write_run(folder / "two", 30, {"lr": 0.1}, reward__mean=0.5)]
+    write_status(runs[0])
+    write_status(runs[1], ended=2e9, exit_code=0, reason="")
+    return runs
+
+
+def test_every_tab_opens_without_errors_and_without_the_internet(runs: list[Path]) -> None:
+    with served(*runs) as url, open_tab(url) as tab:
+        tab.page.get_by_role("link", name="one").click()
+        for each in TABS:
+            tab.page.get_by_role("navigation").get_by_role("link", name=each.title).click()
+            assert tab.page.get_by_role("heading", level=1).inner_text() == f"{each.title} of one"
+            assert unlabelled(tab.page) == []
+            tab.picture(f"tab-{each.key}")
+        assert tab.errors == []
+        assert tab.outside == []
+
+
+def test_figures_are_drawn_when_they_come_into_sight(runs: list[Path]) -> None:
+    with served(runs[0]) as url, open_tab(url) as tab:
+        first = tab.drawn()
+        tab.page.locator("figure").last.scroll_into_view_if_needed()
+        tab.until(f"document.querySelectorAll('script[data-drawn]').length > {first}")
+        assert tab.errors == []
+
+
+def test_runs_are_compared_by_a_form(runs: list[Path]) -> None:
+    with served(*runs) as url, open_tab(url) as tab:
+        tab.page.get_by_role("link", name="one").click()
+        tab.page.get_by_label("two").check()
+        tab.page.get_by_role("button", name="Show").click()
+        tab.page.wait_for_url("**with=1**")
+        assert tab.page.get_by_text("two: training prompts").first.is_visible()
+        tab.picture("compared")
+        assert tab.errors == []
+
+
+def test_the_keyboard_reaches_content_and_tabs(runs: list[Path]) -> None:
+    with served(runs[0]) as url, open_tab(url) as tab:
+        reached = focused_after_tab_key(tab.page, 3 + len(TABS))
+        assert reached[0] == "Skip to the content"
+        assert [each.title for each in TABS] == reached[2 : 2 + len(TABS)]
+
+
+def test_a_live_run_is_followed_without_loading_the_page_again(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "live", 5)
+    with served(folder) as url, open_tab(url) as tab:
+        tab.drawn()
+        tab.page.evaluate("window.stays = true")
+        write_run(folder, 6)
+        tab.page.get_by_text("6 of 40").wait_for()
+        assert tab.page.evaluate("window.stays")
+        tab.until("document.querySelector('#panel-1').data[0].x.length === 6")
+        assert tab.errors == []
