@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncrl.metrics.words import duration, percent, share, who_waits
 from asyncrl.page.alarms import alarms_of
-from asyncrl.page.charts import Line, lines
+from asyncrl.page.charts import COLOURS, Line, lines
 from asyncrl.page.rows import Points, Rows
 from asyncrl.page.run_files import RunFiles
 from asyncrl.page.tabs import PageRequest, Tab
@@ -122,8 +122,13 @@ def _panels(runs: Sequence[RunFiles]) -> Iterator[tuple[str, str, Mapping[str, A
     """Yield title, sentence and figure of each panel that has numbers."""
     for panel in PANELS:
         parts = [
-            Line(label=_label(label, run, runs), points=run.rows.points(name), dash=place > 0)
-            for run in runs
+            Line(
+                label=_label(label, run, runs),
+                points=run.rows.points(name),
+                dash=place > 0,
+                colour=None if len(runs) == 1 else COLOURS[position % len(COLOURS)],
+            )
+            for position, run in enumerate(runs)
             for place, (name, label) in enumerate(panel.names.items())
             if run.rows.points(name)[0]
         ]
@@ -195,8 +200,7 @@ def _facts(run: RunFiles) -> Iterator[tuple[str, str]]:
 
 def _means(rows: Rows, steps: Sequence[int]) -> Iterator[tuple[str, str]]:
     """Yield numbers of the last steps."""
-    total = {name: _sum(rows, name, steps) for name in ("step_s", "trainer_waited_s", "engines_idle_s")}
-    whole = total["step_s"]
+    whole, waited, idle = (_sum(rows, f"time/{name}_s", steps) for name in ("step", "trainer_waited", "engines_idle"))
     rewards = [rows.at(step).get("reward/mean") for step in (steps[0], steps[-1])]
     if None not in rewards:
         yield "Reward", f"{rewards[-1]:.3f}"
@@ -204,13 +208,13 @@ def _means(rows: Rows, steps: Sequence[int]) -> Iterator[tuple[str, str]]:
     if accuracy is not None:
         yield "Held-out", f"{accuracy:.3f}"
     yield "Step time", f"{share(whole, len(steps)):.2f} s"
-    yield "Bottleneck", who_waits(share(total["trainer_waited_s"], whole), share(total["engines_idle_s"], whole))
-    filled = share(rows.last("samples/in_flight") or 0.0, rows.last("samples/limit") or 0.0)
-    yield "Slots in use", percent(filled)
+    yield "Bottleneck", who_waits(share(waited, whole), share(idle, whole))
+    filled, limit = (_sum(rows, f"samples/{name}", steps) for name in ("in_flight", "limit"))
+    yield "Slots in use", percent(share(filled, limit))
 
 
 def _sum(rows: Rows, name: str, steps: Sequence[int]) -> float:
-    return sum(rows.at(step).get(f"time/{name}", 0.0) for step in steps)
+    return sum(rows.at(step).get(name, 0.0) for step in steps)
 
 
 TAB = Tab(key="overview", title="Overview", show=show)
