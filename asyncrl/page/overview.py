@@ -150,8 +150,8 @@ def _held_out(runs: Sequence[RunFiles]) -> Iterator[tuple[str, str, Mapping[str,
 
 def _over_eval_step(rows: Rows, name: str) -> Points:
     steps, values = rows.points(name)
-    evaluated = [rows.at(step).get("eval/step", step) for step in steps]
-    return [int(step) for step in evaluated], values
+    evaluated = [rows.number("eval/step", step) for step in steps]
+    return [step if weights is None else int(weights) for step, weights in zip(steps, evaluated, strict=True)], values
 
 
 def _shares(run: RunFiles) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -201,12 +201,10 @@ def _facts(run: RunFiles) -> Iterator[tuple[str, str]]:
 def _means(rows: Rows, steps: Sequence[int]) -> Iterator[tuple[str, str]]:
     """Yield numbers of the last steps."""
     whole, waited, idle = (_sum(rows, f"time/{name}_s", steps) for name in ("step", "trainer_waited", "engines_idle"))
-    rewards = [rows.at(step).get("reward/mean") for step in (steps[0], steps[-1])]
-    if None not in rewards:
-        yield "Reward", f"{rewards[-1]:.3f}"
-    accuracy = rows.last("eval/accuracy")
-    if accuracy is not None:
-        yield "Held-out", f"{accuracy:.3f}"
+    for title, name in (("Reward", "reward/mean"), ("Held-out", "eval/accuracy")):
+        value = rows.last(name)
+        if value is not None:
+            yield title, f"{value:.3f}"
     yield "Step time", f"{share(whole, len(steps)):.2f} s"
     yield "Bottleneck", who_waits(share(waited, whole), share(idle, whole))
     filled, limit = (_sum(rows, f"samples/{name}", steps) for name in ("in_flight", "limit"))
@@ -214,7 +212,7 @@ def _means(rows: Rows, steps: Sequence[int]) -> Iterator[tuple[str, str]]:
 
 
 def _sum(rows: Rows, name: str, steps: Sequence[int]) -> float:
-    return sum(rows.at(step).get(name, 0.0) for step in steps)
+    return sum(rows.number(name, step) or 0.0 for step in steps)
 
 
 TAB = Tab(key="overview", title="Overview", show=show)

@@ -62,6 +62,10 @@ class Rows:
         column = self._columns.get(name)
         return column[max(column)] if column else None
 
+    def number(self, name: str, step: int) -> float | None:
+        """Return one number of one step."""
+        return self._columns.get(name, {}).get(step)
+
     def at(self, step: int) -> dict[str, float]:
         """Return all numbers of one step."""
         return {name: column[step] for name, column in self._columns.items() if step in column}
