@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
+from asyncrl.page.server import TABS
+
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian's package chromium)")
 SCREENSHOTS = "ASYNCRL_SCREENSHOTS"
@@ -75,6 +77,20 @@ def _note(tab: Tab, url: str, status: int, host: str) -> None:
         tab.outside.append(url)
     if status >= 400:
         tab.errors.append(f"{status}: {url}")
+
+
+def problems_of(url: str, run: str) -> list[str]:
+    """Visit every tab of a run, and return everything that is wrong with them.  Without Chromium, nothing is."""
+    if CHROMIUM is None:
+        return []
+    found = []
+    with open_tab(url) as tab:
+        for each in TABS:
+            tab.page.get_by_role("navigation").get_by_role("link", name=each.title).click()
+            if tab.page.get_by_role("heading", level=1).inner_text() != f"{each.title} of {run}":
+                found.append(f"{each.title}: {tab.page.locator('main').inner_text()[:500]}")
+            found += unlabelled(tab.page)
+        return [*found, *tab.errors, *tab.outside]
 
 
 def unlabelled(page: Page) -> list[str]:

@@ -86,6 +86,11 @@ class Launched:
         """Return once ``text`` is in the program's output."""
         self.wait_until(lambda: text in self._output.read_text(), repr(text), timeout_s)
 
+    def page(self) -> str:
+        """Return the address of the run's page (--page-port)."""
+        (line,) = [line for line in self._output.read_text().splitlines() if line.startswith("page: ")]
+        return line.removeprefix("page: ")
+
     def wait_for_steps(self, count: int, timeout_s: float) -> None:
         """Return once ``count`` steps are in metrics.jsonl."""
         metrics = self.run_dir / "metrics.jsonl"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from asyncrl.engines.megatron.checkpoint.directory import latest
+from tests.browser import problems_of
 from tests.integration.launcher import QUICKSTART, START_S, Launched, run
+from tests.unit.page.serving import opened, served
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -15,8 +17,10 @@ pytestmark = pytest.mark.timeout(600)
 def test_a_folder_has_one_run_that_resumes_at_once_after_a_kill(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     flags = (*QUICKSTART, "--save", str(saved), "--load", str(saved), "--save-interval", "1", "--keep-checkpoints", "2")
-    first = Launched(tmp_path / "run", (*flags, "--num-rollout", "500", "--no-timeline"))
+    first = Launched(tmp_path / "run", (*flags, "--num-rollout", "500", "--page-port", "0"))
     first.wait_for_steps(6, START_S)
+    assert problems_of(first.page(), "run") == []
+    assert "running" in opened(first.page())
 
     second = run(tmp_path / "other", *flags)
     assert second.code == 1
@@ -25,7 +29,11 @@ def test_a_folder_has_one_run_that_resumes_at_once_after_a_kill(tmp_path: Path) 
     assert not (tmp_path / "other").exists()
 
     first.send(signal.SIGKILL)
-    assert first.finish(60.0).code == 128 + signal.SIGKILL
+    killed = first.finish(60.0)
+    assert (killed.code, killed.left) == (128 + signal.SIGKILL, ())
+    with served(tmp_path / "run") as url:
+        assert problems_of(url, "run") == []
+        assert '<span class="state killed">' in opened(url)
     assert latest(saved) is not None
     assert len(list(saved.glob("iter_???????"))) <= 3  # the two newest, and one that may be about to be deleted
 

@@ -1,43 +1,15 @@
 """The page of made-up runs in headless Chromium."""
 
-import asyncio
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 
-from asyncrl.page.run_files import open_runs
-from asyncrl.page.server import TABS, PageServer
+from asyncrl.page.server import TABS
 from tests.browser import focused_after_tab_key, needs_chromium, open_tab, unlabelled
 from tests.unit.page.made_runs import write_run, write_status
+from tests.unit.page.serving import served
 
 pytestmark = [needs_chromium, pytest.mark.timeout(300)]
-
-
-@contextmanager
-def served(*folders: Path) -> Iterator[str]:
-    """The address of the page of these runs, which another thread serves."""
-    urls: list[str] = []
-    is_ready, is_over = Event(), Event()
-
-    async def serve() -> None:
-        server = PageServer(open_runs(list(folders)))
-        async with server.open(socket.create_server(("127.0.0.1", 0))):
-            urls.append(server.url)
-            is_ready.set()
-            await asyncio.to_thread(is_over.wait)
-
-    thread = Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        assert is_ready.wait(30)
-        yield urls[0]
-    finally:
-        is_over.set()
-        thread.join(30)
 
 
 @pytest.fixture(scope="module")

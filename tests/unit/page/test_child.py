@@ -5,8 +5,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from http.cookiejar import CookieJar
 from pathlib import Path
 
 import psutil
@@ -15,13 +13,7 @@ import pytest
 from asyncrl.errors import NotNow
 from asyncrl.page.child import page_of
 from tests.unit.page.made_runs import write_run
-
-
-def opened(url: str) -> str:
-    """The page at ``url``, as a browser opens it."""
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-    with opener.open(url, timeout=30) as answer:
-        return str(answer.read().decode())
+from tests.unit.page.serving import opened
 
 
 def test_a_run_has_a_page_until_it_ends(tmp_path: Path) -> None:
