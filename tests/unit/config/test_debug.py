@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config import load_run, missing_batches
+from asyncrl.config import load_run, missing_batches, resolved
 from asyncrl.config.derived import num_ranks
 from tests.unit.config.runs import complaints, complete, load, problems
 
@@ -65,7 +65,9 @@ def test_generation_alone_has_all_gpus_and_no_bound_on_staleness(tmp_path: Path)
     assert run.rollout.staleness == 2, "the lag of the last of three batches"
     (note,) = run.notes
     assert f"the engines serve {tmp_path / 'tiny-model'} to the end" in note
-    assert problems(run) == []
+    again = tmp_path / f"{run.name}.toml"
+    again.write_text(resolved(run))
+    assert load_run(["--config", str(again)]) == run
 
 
 @pytest.mark.parametrize(
