@@ -418,6 +418,8 @@ class TrainReport:
     """Further metrics of the algorithm, by metric name."""
     is_skipped: bool = False
     """True if the batch changed no weights, because its loss was not finite; no other number then means anything."""
+    has_trainer: bool = True
+    """False in a run without a trainer; no number then means anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,8 +159,9 @@ async def _begin(
     logs: LogHooks | None,
 ) -> list[asyncio.Task[None]]:
     """Publish the first weights, and start the tasks that run beneath training from then on."""
-    phase("publishing the first weights")
-    await running.serve(parts.serving.now)
+    if running.has_trainer:
+        phase("publishing the first weights")
+        await running.serve(parts.serving.now)
     phase("generating the first batch")
     started: list[asyncio.Task[None]] = [watchers.create_task(_show(parts.scheduler, gauges), name="gauges")]
     if logs is not None:
@@ -261,6 +262,7 @@ def deployment_of(checked: Checked, device: Device, run_dir: Path) -> Deployment
         origin=checked.start.origin,
         pause_mode="retract" if run.rollout.weight_update_mode == "retract" else "in_place",
         disk=_disk(run, run_dir),
+        has_trainer=not run.debug.debug_rollout_only,
         routes=routes_shape(checked.model.shape) if use_routing_replay(run, is_mixture=True) else None,
     )
 
@@ -453,7 +455,7 @@ def _plan(checked: Checked, run_dir: Path) -> RunPlan:
     run, minutes = checked.run, checked.run.checkpoint.save_interval_minutes
     return RunPlan(
         num_steps=run.rollout.num_rollout,
-        update_weights_interval=run.rollout.update_weights_interval,
+        update_weights_interval=None if run.debug.debug_rollout_only else run.rollout.update_weights_interval,
         eval_interval=run.evaluation.eval_interval,
         eval_before_train=not run.evaluation.skip_eval_before_train,
         temperature=run.rollout.rollout_temperature,

@@ -28,6 +28,7 @@ from asyncrl.config.areas import FlagWords
 from asyncrl.config.areas.ranges import must, refuse
 from asyncrl.config.derived import (
     longest_sample,
+    num_ranks,
     reward_key,
     routing_replay_obstacle,
     run_dir,
@@ -109,7 +110,7 @@ class Checked:
     @property
     def num_processes(self) -> int:
         """The number of trainer ranks and engines."""
-        return self.run.cluster.num_trainer_ranks + self.run.cluster.num_engines
+        return num_ranks(self.run) + self.run.cluster.num_engines
 
 
 def check(run: RunConfig) -> Checked:

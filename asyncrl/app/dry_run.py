@@ -24,6 +24,7 @@ from asyncrl.config.derived import (
     filled_in,
     has_critic,
     longest_sample,
+    num_ranks,
     row_tokens,
     use_routing_replay,
     weight_bytes,
@@ -94,7 +95,7 @@ def estimate(run: RunConfig, shape: ModelShape) -> Estimate:
     """Estimate the memory of trainer ranks and engines on GPUs of ``--gpu-memory-gb``."""
     cluster, train = run.cluster, run.train
     limit = cluster.gpu_memory_gb * GB
-    is_sent_by_nccl = not cluster.colocate and train.update_weight_transport == "nccl"
+    is_sent_by_nccl = num_ranks(run) > 0 and not cluster.colocate and train.update_weight_transport == "nccl"
     work = RankWorkload(
         num_ranks=cluster.num_trainer_ranks,
         num_tokens=row_tokens(run) / run.parallel.context_parallel_size,
@@ -164,7 +165,7 @@ def _critic(run: RunConfig, policy: ModelShape) -> ModelShape | None:
 
 def _too_small(run: RunConfig, found: Estimate) -> list[str]:
     rank, limit = found.fullest, run.cluster.gpu_memory_gb
-    lines = trainer_problems(found.stages, num_tokens=found.work.num_tokens, limit=limit * GB)
+    lines = trainer_problems(found.stages, num_tokens=found.work.num_tokens, limit=limit * GB) if num_ranks(run) else []
     lines += must(
         not run.cluster.colocate or found.both / GB <= limit,
         f"a weight update needs {found.both / GB:.1f} GB of a GPU that trainer and engine share, which has {limit:g} "
@@ -190,7 +191,8 @@ def _table(run: RunConfig, found: Estimate) -> Table:
     if run.cluster.device == "cpu":
         table.add_row("memory", "", "not computed with --device cpu")
     else:
-        _add_trainer(table, run, found)
+        if num_ranks(run):
+            _add_trainer(table, run, found)
         _add_engine(table, run, found)
         if run.cluster.colocate:
             _add_shared(table, run, found)
@@ -214,11 +216,15 @@ def _without_effect(run: RunConfig) -> set[str]:
 
 def _add_run(table: Table, run: RunConfig, found: Estimate) -> None:
     cluster, rollout = run.cluster, run.rollout
-    trainer = cluster.num_trainer_ranks
+    trainer = num_ranks(run)
     count = model_size(found.shape).total
     model = one_line(f"{found.shape.architecture}, {count / 1e6:,.1f} million parameters")
     table.add_row("model", "", Text(model))
-    split = f"{trainer} trainer ({cluster.actor_num_nodes} x {cluster.actor_num_gpus_per_node})"
+    split = (
+        f"{trainer} trainer ({cluster.actor_num_nodes} x {cluster.actor_num_gpus_per_node})"
+        if trainer
+        else "no trainer"
+    )
     engines = f"{cluster.num_rollout_gpus} rollout ({cluster.num_engines} x {cluster.rollout_num_gpus_per_engine})"
     shared = f"{trainer}, time-shared" if cluster.colocate else f"{trainer + cluster.num_rollout_gpus}"
     table.add_row("GPUs", "", f"{shared}: {split}, {engines}")
@@ -289,6 +295,8 @@ def _add_routes(table: Table, run: RunConfig, routes: RouteMemory) -> None:
     table.add_section()
     table.add_row("[bold]routes", "", "the experts of each token, for routing replay")
     _add(table, "engine", routes.engine, "out of the memory that SGLang leaves free")
+    if not num_ranks(run):
+        return
     table.add_row("  trainer", "", f"up to {routes.batch / GB:.1f} GB of a node's host memory: the batch in training")
     held = f"up to {batches * routes.batch / GB:.1f} GB of host memory: the {batches} batches of the staleness bound"
     table.add_row("  driver", "", held)

@@ -78,6 +78,8 @@ def find_start(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> 
 
 
 def _found(run: RunConfig, prompts: ResumablePrompts, shape: ModelShape) -> Start:
+    if run.debug.debug_rollout_only:  # the engines read hf-checkpoint, and get no other weights
+        return Start()
     origin = find_origin(run.checkpoint, run.train.ref_load)
     if origin is None:
         return Start()

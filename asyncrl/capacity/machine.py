@@ -17,7 +17,7 @@ from pathlib import Path
 
 from asyncrl.config.areas import RunConfig
 from asyncrl.config.areas.ranges import must
-from asyncrl.config.derived import has_critic, longest_sample, weight_bytes
+from asyncrl.config.derived import has_critic, longest_sample, num_ranks, weight_bytes
 from asyncrl.models.shape import ModelShape
 from asyncrl.models.sizes import model_size, sent_bytes
 
@@ -121,7 +121,7 @@ def machine_needs(run: RunConfig, shape: ModelShape, run_dir: Path) -> MachineNe
         episodes=0 if run.episodes.agent_command is None else run.episodes.max_episodes or EPISODES_PER_SLOT * requests,
         shared_bytes=_MIN_SHARED_BYTES + 2 * batch,
         disks=tuple(_disk_needs(run, shape, run_dir)),
-        ports=2 * run.cluster.num_engines + 2 * run.cluster.use_router + run.cluster.num_trainer_ranks,
+        ports=2 * run.cluster.num_engines + 2 * run.cluster.use_router + num_ranks(run),
     )
 
 
@@ -257,6 +257,8 @@ def _disk_needs(run: RunConfig, shape: ModelShape, run_dir: Path) -> Iterable[Di
             usual=sets,
             what=f"two sets of weights take {sets / _GB:.1f} GB",
         )
+    if not num_ranks(run):
+        return
     what = f"the final weights take {model / _GB:.1f} GB"
     yield DiskNeed(flag="run-dir", folder=run_dir, least=0.0, usual=model, what=what)
 

@@ -59,6 +59,11 @@ def longest_sample(run: RunConfig, response: int) -> int:
     return (run.data.rollout_max_prompt_len or 0) + response
 
 
+def num_ranks(run: RunConfig) -> int:
+    """Return the number of trainer ranks that start; 0 in a run without a trainer."""
+    return 0 if run.debug.debug_rollout_only else run.cluster.num_trainer_ranks
+
+
 def row_tokens(run: RunConfig) -> int:
     """The maximum number of tokens of a microbatch, summed over the context-parallel ranks that split it."""
     longest = longest_sample(run, run.rollout.rollout_max_response_len)

@@ -45,7 +45,25 @@ def load_run(argv: Sequence[str], *, program: Program = "train_async.py") -> Run
             *contradictions(run),
         ]
     )
-    return replace(run, notes=(*implied, *notes_of(run)))
+    return _engines_alone(replace(run, notes=(*implied, *notes_of(run))))
+
+
+def _engines_alone(run: RunConfig) -> RunConfig:
+    """Give the engines of a run without a trainer all GPUs, and no bound on staleness: their weights never change."""
+    if not run.debug.debug_rollout_only:
+        return run
+    most, num_gpus = max(0, run.rollout.num_rollout - 1), run.cluster.num_rollout_gpus
+    note = (
+        f"debug-rollout-only: no trainer starts, the engines serve {run.model.hf_checkpoint} to the end, and "
+        f"max-staleness is {most}, which limits nothing"
+    )
+    return replace(
+        run,
+        cluster=replace(run.cluster, colocate=False, rollout_num_gpus=num_gpus),
+        rollout=replace(run.rollout, max_staleness=most, update_weights_interval=1),
+        train=replace(run.train, update_weight_transport="nccl", update_weight_disk_dir=None),
+        notes=(note, *run.notes),
+    )
 
 
 def _joined(file: Given, flags: Given) -> Given:
@@ -90,6 +108,8 @@ def _imply(values: dict[str, Any], foreign: Mapping[str, FlagWords], program: Pr
     if "max-staleness" in values or not (values.get("colocate") or program == "train.py"):
         return []
     values["max-staleness"] = 0
+    if values.get("debug-rollout-only"):  # see ``_engines_alone``
+        return []
     cause = "colocate" if values.get("colocate") else "train.py"
     return [f"{cause} implies max-staleness 0: generation and training alternate"]
 

@@ -78,9 +78,25 @@ def contradictions(run: RunConfig) -> list[str]:
         *_checkpoints(run.checkpoint),
         *eval_problems(run, partial(_reward, set_by_episodes=run.episodes.has_episodes)),
         *_deadlines(run.failures),
+        *_without_trainer(run),
         *_output(run.output, run.checkpoint),
         *tracker_problems(run.trackers),
     ]
+
+
+def _without_trainer(run: RunConfig) -> list[str]:
+    """One line if settings of a run without a trainer need one."""
+    needs = {
+        "save": run.checkpoint.save is not None,
+        "load": run.checkpoint.load is not None,
+        "check-fast-step": run.train.check_fast_step,
+        "check-weight-updates": run.train.check_weight_updates,
+    }
+    given = [name for name, is_given in needs.items() if is_given]
+    return must(
+        not run.debug.debug_rollout_only or not given,
+        f"debug-rollout-only with {', '.join(given)}: there is no trainer; leave out one or the other",
+    )
 
 
 def _checkpoint(model: ModelConfig, *, needs_weights: bool) -> list[str]:

@@ -299,6 +299,8 @@ def _throughput(now: TokenCounts, before: TokenCounts, step_s: float) -> dict[st
 
 
 def _training(report: TrainReport) -> dict[str, float | int]:
+    if not report.has_trainer:
+        return {}
     if report.is_skipped:
         return {"train/skipped": 1}
     return {

@@ -74,7 +74,8 @@ class RunPlan:
     """The length of the run and the intervals of its updates, evaluations and checkpoints."""
 
     num_steps: int
-    update_weights_interval: int
+    update_weights_interval: int | None
+    """Steps between weight updates; None: the engines keep their weights."""
     eval_interval: int | None
     eval_before_train: bool
     temperature: float
@@ -420,7 +421,7 @@ class _Run:
         trained = await training
         await asyncio.wait([scoring], timeout=max(0.0, deadline - loop_time()))
         was_late, self._scores_are_late = self._scores_are_late, not scoring.done()
-        if trained.report.is_skipped:
+        if trained.report.is_skipped or not trained.report.has_trainer:
             scoring.cancel()
             return trained
         if scoring.done():
@@ -443,7 +444,9 @@ class _Run:
         if repeated := int(report.metrics.get("train/repeated_passes", 0)):
             text = "step %d: %d passes ran out of memory and were repeated in smaller parts; lower max-tokens-per-gpu"
             logger.warning(text, batch.step, repeated)
-        if not report.is_skipped:
+        if not report.has_trainer:
+            logger.info("step %d: %d tokens are generated", batch.step, num_tokens)
+        elif not report.is_skipped:
             logger.info("step %d: trained on %d tokens, loss %.4g", batch.step, num_tokens, report.loss)
         return _Trained(report=report, start_s=start, stop_s=stop)
 
@@ -483,9 +486,9 @@ class _Run:
     # ---- weights
 
     def _publish_is_due(self, step: int) -> bool:
-        last = step == self._plan.num_steps - 1
+        last, interval = step == self._plan.num_steps - 1, self._plan.update_weights_interval
         wanted = self._plan.eval_interval is not None and self._parts.evaluator is not None
-        return (step + 1) % self._plan.update_weights_interval == 0 or (last and wanted)
+        return interval is not None and ((step + 1) % interval == 0 or (last and wanted))
 
     async def _begin_to_publish(self, step: int) -> float | None:
         """Start to publish the weights if that is due; return the seconds that the trainer waited, or None."""

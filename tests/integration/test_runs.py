@@ -10,6 +10,8 @@ import orjson
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from asyncrl.rollout_log.batch_file import read_batch
+from asyncrl.rollout_log.files import file_of
 from tests.integration.launcher import FATES, QUICKSTART, RUN_S, START_S, Launched, Outcome, run
 
 MIXTURE = ("--config", "configs/quickstart_moe.toml")
@@ -66,6 +68,28 @@ def test_saved_batches_train_again_to_the_same_numbers_bit_by_bit(short: Outcome
     for before, after in zip(short.rows[:steps], again.rows, strict=True):
         same = [name for name in before if name.startswith(("train/", "reward/", "lag/")) and name not in TIMED]
         assert {name: before[name] for name in same} == {name: after[name] for name in same}
+
+
+def test_engines_alone_generate_and_save_batches(tmp_path: Path) -> None:
+    steps, pattern = 3, str(tmp_path / "batches" / "{rollout_id}.batch")
+    flags = ("--num-rollout", str(steps), "--eval-interval", "2", "--save-debug-rollout-data", pattern)
+    outcome = run(tmp_path / "alone", *QUICKSTART, *flags, "--debug-rollout-only")
+    assert outcome.code == 0, outcome.output
+    assert "1 SGLang, no trainer" in outcome.output
+    assert [(row["step"], row["version"], row["lag/max"]) for row in outcome.rows] == [(0, 0, 0), (1, 0, 1), (2, 0, 2)]
+    assert {row["eval/step"] for row in outcome.rows if "eval/step" in row} == {0}
+    assert not [name for row in outcome.rows for name in row if name.startswith("train/")]
+    last = outcome.rows[-1]
+    assert last["tokens/generated"] == last["tokens/trained"] > 0
+    for step in range(steps):
+        saved = read_batch(tmp_path / "batches" / f"{step}.batch")
+        written = pq.read_table(file_of(outcome.run_dir, step)).to_pylist()
+        samples = [scored for group in saved.groups for scored in group.samples]
+        assert [(row["tokens"], row["reward"]) for row in written] == [
+            (list(scored.sample.token_ids), scored.reward) for scored in samples
+        ]
+        assert {row["trainer_logprobs"] for row in written} == {None}
+    assert not (outcome.run_dir / "model").exists()
 
 
 def test_no_token_is_older_than_the_bound(short: Outcome) -> None:

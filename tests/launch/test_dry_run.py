@@ -51,6 +51,16 @@ def test_missing_paths_are_named_and_not_counted_as_mistakes() -> None:
     ]
 
 
+def test_without_a_trainer_only_the_engines_memory_is_computed() -> None:
+    flags = ("--actor-num-gpus-per-node", "2", "--gpu-memory-gb", "24")
+    with pytest.raises(ConfigError, match="trainer"):
+        said(*model("qwen3-4b", *flags))
+    text = said(*model("qwen3-4b", *flags, "--debug-rollout-only"))
+    assert "1: no trainer, 1 rollout (1 x 1)" in text
+    assert "trainer rank" not in text
+    assert "KV cache" in text
+
+
 def test_without_the_flag_a_missing_path_is_a_mistake() -> None:
     flags = [flag for flag in model("qwen3-4b") if flag != "--dry-run"]
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):

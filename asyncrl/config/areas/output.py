@@ -113,6 +113,10 @@ class DebugConfig:
         "Files of --save-debug-rollout-data to train on, instead of generating; {rollout_id} is the step's number. "
         "Implies --debug-train-only.",
     ] = None
+    debug_rollout_only: Annotated[
+        bool,
+        "Start the engines alone, without a trainer: batches are generated and reported, and weights never change.",
+    ] = False
     debug_train_only: Annotated[bool, "Start the trainer alone, without engines. Needs --load-debug-rollout-data."] = (
         False
     )
@@ -129,6 +133,12 @@ class DebugConfig:
         lines += must(
             not self.debug_train_only or self.load_debug_rollout_data is not None,
             "debug-train-only without load-debug-rollout-data: there are no batches to train on",
+        )
+        others = ("debug_train_only", "load_debug_rollout_data") if self.debug_rollout_only else ()
+        given = [name.replace("_", "-") for name in others if getattr(self, name)]
+        lines += must(
+            not given,
+            f"debug-rollout-only with {' and '.join(given)}: one starts the engines alone, the other the trainer alone",
         )
         lines += must(
             self.load_debug_rollout_data is None or self.save_debug_rollout_data is None,

@@ -66,7 +66,6 @@ _DEBUGGING: Sequence[Rows] = (
     ),
     not_here(
         _DEBUG,
-        "debug-rollout-only",
         "load-debug-rollout-data-subsample",
         "load-forge-rollout-data",
         "save-debug-train-data",

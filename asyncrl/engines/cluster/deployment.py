@@ -19,7 +19,7 @@ from asyncrl.engines.cluster.actors import RankActor
 from asyncrl.engines.cluster.addresses import Addresses
 from asyncrl.engines.cluster.calls import answered, together
 from asyncrl.engines.cluster.placement import Placement, reserve
-from asyncrl.engines.cluster.ray_trainer import RayTrainer
+from asyncrl.engines.cluster.ray_trainer import NoTrainer, RayTrainer
 from asyncrl.engines.cluster.router import RouterSupervisor, StartedRouter
 from asyncrl.engines.cluster.server import Server
 from asyncrl.engines.cluster.servers import Servers
@@ -34,6 +34,7 @@ from asyncrl.engines.sglang.installed_plugins import EnginePlugins
 from asyncrl.engines.weight_sync.broadcast import BroadcastUpdater
 from asyncrl.engines.weight_sync.cuda_ipc import TensorUpdater
 from asyncrl.engines.weight_sync.disk import DiskUpdater
+from asyncrl.engines.weight_sync.kept_weights import KeptWeights
 from asyncrl.engines.weight_sync.membership import EngineMembership
 from asyncrl.errors import (
     GpuSharingFailed,
@@ -65,6 +66,8 @@ class Running:
     """None without a router."""
     release_resources: Callable[[], None]
     """Ends the ranks, for another deployment in the same session; a run leaves this to Ray's shutdown."""
+    has_trainer: bool = True
+    """False: the engines keep the weights with which they started."""
     gpu_sharing: GpuSharing | None = None
     """The time-sharing of the GPUs, which the trainer holds first; None if trainer and engines have separate GPUs."""
     plugins: Mapping[str, EnginePlugins | None] = field(default_factory=dict)
@@ -179,8 +182,9 @@ class _Builder:
 
     async def build(self) -> Running:
         """Start engines, router and ranks, and connect them."""
-        cluster, failures = self._cluster, self._failures
-        self._phase(f"loading the model: {cluster.num_engines} SGLang, {cluster.num_trainer_ranks} Megatron")
+        cluster, failures, num_ranks = self._cluster, self._failures, self._deployment.layout.num_ranks
+        trains = f", {num_ranks} Megatron" if num_ranks else ", no trainer"
+        self._phase(f"loading the model: {cluster.num_engines} SGLang{trains}")
         try:
             async with Deadline(cluster.start_timeout_s):
                 engines, router, ranks = await self._loaded()
@@ -202,7 +206,7 @@ class _Builder:
             engine=engine,
             key=self._deployment.key,
             trainer=trainer,
-            updater=await self._updater(controls, membership, trainer, ranks[0]),
+            updater=await self._updater(controls, membership, trainer, ranks),
             load_probe=EngineLoads(self._http, lambda: engine.urls),
             supervisor=EngineSupervisor(
                 engines,
@@ -213,6 +217,7 @@ class _Builder:
                 slow_share=0.0 if cluster.colocate else failures.slow_engine_share,
             ),
             router=None if router is None else RouterSupervisor(router, engine),
+            has_trainer=bool(ranks),
             release_resources=self._placement.release_resources,
             gpu_sharing=SharedGpus(controls, trainer, holder="trainer", timeout_s=failures.control_timeout_s)
             if cluster.colocate
@@ -237,7 +242,10 @@ class _Builder:
 
         They load at the same time, except on shared GPUs, where the ranks load after the engines.
         """
-        ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(self._cluster.num_trainer_ranks))
+        num_ranks = self._deployment.layout.num_ranks
+        ranks = tuple(self._placement.rank(RankActor, rank) for rank in range(num_ranks))
+        if not ranks:
+            return *await self._servers.start([]), ranks
         if not self._cluster.colocate:
             (engines, router), _ = await together([self._servers.start([]), self._load(ranks)])
             return engines, router, ranks
@@ -276,7 +284,8 @@ class _Builder:
 
     def _trainer(self, ranks: tuple[Any, ...]) -> RayTrainer:
         failures = self._failures
-        return RayTrainer(ranks, train_timeout_s=failures.train_timeout_s, control_timeout_s=failures.control_timeout_s)
+        kind = RayTrainer if ranks else NoTrainer
+        return kind(ranks, train_timeout_s=failures.train_timeout_s, control_timeout_s=failures.control_timeout_s)
 
     async def _every(self, ranks: Sequence[Any], what: str, ask: Callable[[Any, int], Any]) -> list[Any]:
         """Ask all ranks at once and return their answers."""
@@ -291,13 +300,15 @@ class _Builder:
         engines: tuple[EngineControl, ...],
         membership: EngineMembership[EngineControl],
         trainer: RayTrainer,
-        first_rank: Any,
+        ranks: Sequence[Any],
     ) -> WeightUpdater:
+        if not ranks:
+            return KeptWeights(membership)
         if self._cluster.colocate:
             return await self._sharing(engines, trainer)
         if self._deployment.disk is not None:
             return await self._writing(membership, trainer, self._deployment.disk)
-        return await self._broadcasting(membership, trainer, first_rank)
+        return await self._broadcasting(membership, trainer, ranks[0])
 
     async def _sharing(self, engines: tuple[EngineControl, ...], trainer: RayTrainer) -> TensorUpdater:
         updater = TensorUpdater(

@@ -5,6 +5,7 @@
 Each method here chooses which ranks are called, the deadline, and whose answer counts.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,3 +234,23 @@ class RayCheckpointer:
         """See ``Checkpointer.finish``."""
         self._is_writing = False
         await self._trainer.finish_checkpoint()
+
+
+class NoTrainer(RayTrainer):
+    """A ``Trainer`` without ranks, which takes each batch and trains nothing (``--debug-rollout-only``).
+
+    The calls that it inherits ask every rank, of which there is none.
+    """
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """Return a report without numbers."""
+        return TrainReport(
+            loss=math.nan,
+            grad_norm=math.nan,
+            clip_fraction=math.nan,
+            entropy=math.nan,
+            learning_rate=math.nan,
+            seconds=0.0,
+            logprobs=(),
+            has_trainer=False,
+        )

@@ -36,6 +36,8 @@ class Deployment:
     """The effect of a weight update on requests in flight."""
     disk: Path | None = None
     """Folder, not existing yet, through which weights reach the engines; None to broadcast them."""
+    has_trainer: bool = True
+    """False: the engines start alone, and keep the weights in the model's folder."""
     routes: RoutesShape | None = None
     """The shape of the routes of experts that the engines return; None if they return none."""
 
@@ -50,14 +52,14 @@ class Deployment:
         always: tuple[Plugin, ...] = ("stamps",) if self.routes is None else ("stamps", "routes")
         if self.cluster.colocate:
             return (*always, "memory_saver") if self.trainer.device == "cuda" else always
-        return (*always, "direct") if self.disk is None else always
+        return (*always, "direct") if self.has_trainer and self.disk is None else always
 
     @property
     def layout(self) -> Layout:
         """The processes to place, and their GPUs."""
         return Layout(
             device=self.trainer.device,
-            num_ranks=self.cluster.num_trainer_ranks,
+            num_ranks=self.cluster.num_trainer_ranks if self.has_trainer else 0,
             num_engines=self.cluster.num_engines,
             gpus_per_engine=self.cluster.rollout_num_gpus_per_engine,
             is_shared=self.cluster.colocate,

@@ -6,6 +6,7 @@ second thread may call them.
 """
 
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -424,19 +425,22 @@ class MegatronRank:
             count=update.count(per_token=train.calculate_per_token_loss),
         )
 
-    def _advantages(self, updates: Sequence[Update], num_samples: int) -> tuple[tuple[float, ...], ...]:
+    def _advantages(self, updates: Sequence[Update], num_samples: int) -> tuple[Sequence[float], ...]:
         """Gather the advantages of all samples on rank 0, in batch order."""
         mine = (example for update in updates for example in self._learner.share(update))
         rows = {each.index: each.advantages for each in mine if each.advantages is not None}
         return self._gathered(rows, num_samples)
 
-    def _gathered(self, mine: dict[int, Floats], num_samples: int) -> tuple[tuple[float, ...], ...]:
-        """Gather rows of all ranks on rank 0, in batch order; a sample without tokens has none."""
+    def _gathered(self, mine: dict[int, Floats], num_samples: int) -> tuple[Sequence[float], ...]:
+        """Gather rows of all ranks on rank 0, in batch order; a sample without tokens has an empty one.
+
+        They are arrays: a million numbers in tuples would hold up the driver's event loop for 60 ms.
+        """
         shares = on_first_rank(mine)
         if not shares:
             return ()
         found = {index: row for share in shares for index, row in share.items()}
-        return tuple(tuple(found[index].tolist()) if index in found else () for index in range(num_samples))
+        return tuple(array("f", found[index].tobytes() if index in found else ()) for index in range(num_samples))
 
 
 def _examples(updates: Sequence[Update]) -> list[Example]:

@@ -55,7 +55,7 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
         "losses": [report.loss for report in reports],
         "norms": [report.grad_norm for report in reports],
         "metrics": [dict(report.metrics) for report in reports],
-        "logprobs": [report.logprobs for report in reports],
+        "logprobs": [[list(row) for row in report.logprobs] for report in reports],
     }
 
 

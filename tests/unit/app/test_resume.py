@@ -74,6 +74,15 @@ def test_a_critic_resumes(configured: Callable[..., RunConfig], tmp_path: Path, 
     assert find_start(configured("--advantage-estimator", "ppo"), prompts(), SHAPE).step == 2
 
 
+def test_a_run_without_a_trainer_starts_from_the_weights_that_its_engines_read(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    run = configured("--ref-load", str(MODEL))
+    assert find_start(run, prompts(), SHAPE).origin is not None
+    alone = replace(run, debug=replace(run.debug, debug_rollout_only=True))
+    assert find_start(alone, prompts(), SHAPE) == Start()
+
+
 def test_a_new_run_starts_at_its_beginning(configured: Callable[..., RunConfig]) -> None:
     source = prompts()
     assert find_start(configured(), source, SHAPE) == Start()

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from asyncrl.config import load_run, missing_batches
+import pytest
+
+from asyncrl.config import load_run, missing_batches, resolved
+from asyncrl.config.derived import num_ranks
 from tests.unit.config.runs import complaints, complete, load, problems
 
 
@@ -53,3 +56,47 @@ def test_other_braces_are_refused(tmp_path: Path) -> None:
     for pattern in ("{step}", "{}", "{rollout_id", "{rollout_id.x}"):
         (line,) = complaints(*complete(tmp_path), "--save-debug-rollout-data", pattern)
         assert "only {rollout_id} may be in braces" in line
+
+
+def test_generation_alone_has_all_gpus_and_no_bound_on_staleness(tmp_path: Path) -> None:
+    flags = "--colocate --actor-num-gpus-per-node 8 --rollout-num-gpus-per-engine 2"
+    run = load(tmp_path, *flags.split(), "--debug-rollout-only")
+    assert (run.cluster.num_engines, run.cluster.colocate, num_ranks(run)) == (4, False, 0)
+    assert run.rollout.staleness == 2, "the lag of the last of three batches"
+    (note,) = run.notes
+    assert f"the engines serve {tmp_path / 'tiny-model'} to the end" in note
+    again = tmp_path / f"{run.name}.toml"
+    again.write_text(resolved(run))
+    assert load_run(["--config", str(again)]) == run
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--update-weights-interval 2 --max-staleness 1 --num-rollout 1",
+        "--max-staleness 0",
+        "--update-weight-transport disk --update-weight-disk-dir {}",
+    ],
+)
+def test_generation_alone_may_be_added_to_any_schedule(flags: str, tmp_path: Path) -> None:
+    run = load(tmp_path, *flags.format(tmp_path).split(), "--debug-rollout-only")
+    assert run.train.update_weight_disk_dir is None
+    assert run.rollout.staleness == run.rollout.num_rollout - 1
+    assert problems(run) == [], "the settings that are written to the run directory repeat it"
+
+
+def test_generation_alone_refuses_what_needs_a_trainer(tmp_path: Path) -> None:
+    flags = ("--save", str(tmp_path / "s"), "--load", str(tmp_path / "s"), "--check-fast-step")
+    (line,) = complaints(*complete(tmp_path), "--debug-rollout-only", *flags)
+    assert (
+        line == "debug-rollout-only with save, load, check-fast-step: there is no trainer; leave out one or the other"
+    )
+
+
+def test_a_run_has_either_engines_alone_or_the_trainer_alone(tmp_path: Path) -> None:
+    flags = ("--load-debug-rollout-data", "b", "--debug-train-only", "--debug-rollout-only")
+    (line,) = complaints(*complete(tmp_path), *flags)
+    assert line == (
+        "debug-rollout-only with debug-train-only and load-debug-rollout-data: one starts the engines alone, the other "
+        "the trainer alone"
+    )

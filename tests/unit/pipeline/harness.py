@@ -82,7 +82,10 @@ class World:
     groups_per_step: int = 4
     group_size: int = 2
     staleness: int = 1
-    interval: int = 1
+    interval: int | None = 1
+    """Steps between weight updates; None: there are none."""
+    make_trainer: Callable[..., Any] = FakeTrainer
+    """Creates the trainer, from the arguments of a FakeTrainer."""
     slots: int = 16
     lengths: Callable[[Any], int] = lambda request: 8
     seconds_per_token: float = 0.01
@@ -181,7 +184,7 @@ class World:
         )
         if self.score is not None:
             self.engine.score = self.score
-        self.trainer = FakeTrainer(self.train_seconds, self.spoils)
+        self.trainer: FakeTrainer = self.make_trainer(self.train_seconds, self.spoils)
         self.updater = self.make_updater()
         self.gpu_sharing = FakeGpuSharing(self.engine) if self.colocate else None
         self.updater.interruptions = self.interrupted_updates

@@ -1,10 +1,14 @@
-"""Weight updates during training: interrupted ones, and those for restarted engines."""
+"""Weight updates during training: interrupted ones, those for restarted engines, and none at all."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from asyncrl.types import Weights
+from asyncrl.engines.fake import FakeTrainer
+from asyncrl.metrics.reporter import Reporter
+from asyncrl.pipeline.run import skipped
+from asyncrl.types import Batch, TrainReport, Weights
 from tests.unit.pipeline.harness import World
 from tests.virtual_time import run_virtually
 
@@ -108,3 +112,25 @@ def test_a_restarted_engine_does_not_wait_for_a_training_step() -> None:
 
     run_virtually(main())
     assert [weights.step for weights in world.updater.published] == [1, 1, 2]
+
+
+class Untrained(FakeTrainer):
+    """A trainer that takes batches and trains nothing, as ``NoTrainer`` does."""
+
+    async def train(self, batch: Batch) -> TrainReport:
+        self.batches.append(batch)
+        return replace(skipped(0.0), is_skipped=False, has_trainer=False)
+
+
+def test_without_a_trainer_batches_are_reported_and_weights_stay() -> None:
+    world = World(steps=5, staleness=4, interval=None, make_trainer=Untrained, held_out=2, eval_interval=2).run()
+    assert [facts.batch.step for facts in world.facts] == list(range(5))
+    assert {facts.scheduler.weights for facts in world.facts} == {Weights(version=0, step=0)}
+    assert all(facts.update is None and facts.logprob_diff is None for facts in world.facts)
+    assert {facts.evaluation.weights.step for facts in world.facts if facts.evaluation} == {0}
+    assert world.updater.published == []
+    last = world.facts[-1].scheduler
+    assert (last.groups.trained, last.groups.failed, last.groups.stale, last.tokens.held) == (20, 0, 0, 0)
+    row = Reporter([]).row(world.facts[-1])
+    assert [name for name in row if name.startswith(("train/", "mismatch/"))] == []
+    assert row["lag/max"] == 4

@@ -2,6 +2,7 @@ import json
 import logging
 import re
 import threading
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,18 @@ def test_a_file_has_every_sample_of_a_step(tmp_path: Path) -> None:
     assert rows[2]["lag"] is None, "no token is in the loss"
 
 
+def test_long_lists_and_many_rows_are_converted_in_parts(tmp_path: Path) -> None:
+    lengths = (0, 20_000, 3, *[1] * 200, 8192)
+    samples = [replace(scored(0, 1.0, (1,) * each, (0, 0, each)), loss_mask=(1,) * each) for each in lengths]
+    step = Batch(step=0, groups=tuple(group(number, each) for number, each in enumerate(samples)))
+    told = tuple(array("f", [number % 97 + place for number in range(each)]) for place, each in enumerate(lengths))
+    rows = written(tmp_path, step, replace(skipped(1.0), logprobs=told, advantages=tuple(map(tuple, told))))
+    assert [row["trainer_logprobs"] for row in rows] == [each.tolist() for each in told]
+    assert [row["advantages"] for row in rows] == [each.tolist() for each in told]
+    assert [len(row["tokens"]) for row in rows] == list(lengths)
+    assert [row["group_id"] for row in rows] == list(range(len(lengths)))
+
+
 def test_a_skipped_step_has_no_numbers_of_the_trainer(tmp_path: Path) -> None:
     rows = written(tmp_path, batch(), skipped(1.0))
     assert [(row["trainer_logprobs"], row["advantages"]) for row in rows] == [(None, None)] * 4
@@ -78,7 +91,7 @@ def test_a_share_is_one_of_whole_groups(share: float) -> None:
     groups = tuple(
         group(number, scored(0, 1.0, (1,), (0, 0, 1)), scored(1, 0.0, (1,), (0, 0, 1))) for number in range(400)
     )
-    rows = rows_of(Batch(step=0, groups=groups), skipped(1.0), share)
+    rows = list(rows_of(Batch(step=0, groups=groups), skipped(1.0), share))
     chosen = {row["group_id"] for row in rows}
     assert len(rows) == 2 * len(chosen)
     assert len(chosen) == pytest.approx(400 * share, abs=3)

@@ -14,8 +14,8 @@ def report(
     told: dict[str, float],
     learning_rate: float,
     seconds: float,
-    logprobs: tuple[tuple[float, ...], ...],
-    advantages: tuple[tuple[float, ...], ...],
+    logprobs: tuple[Sequence[float], ...],
+    advantages: tuple[Sequence[float], ...],
 ) -> TrainReport:
     """Assemble a step's report: losses and norms are means over updates, other numbers means over trained tokens."""
     means = _means(updates)

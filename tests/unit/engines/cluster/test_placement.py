@@ -73,6 +73,12 @@ def test_ranks_own_shared_gpus_and_the_engine_is_placed_in_their_bundle() -> Non
     assert placed(layout(is_shared=True)) == [(0, 1), (0, 1), (1, 1), (1, 1), (0, 0), (1, 0)]
 
 
+def test_without_a_trainer_only_engines_have_gpus() -> None:
+    alone = layout(is_shared=False, num_ranks=0)
+    assert alone.bundles == [{"CPU": 1, "GPU": 2}] * 2
+    assert placed(alone) == [(0, 2), (1, 2)]
+
+
 def test_tensor_parallel_ranks_are_in_one_bundle() -> None:
     apart = layout(is_shared=False, tensor_parallel=2)
     assert apart.bundles == [{"CPU": 2, "GPU": 2}] * 2 + [{"CPU": 1, "GPU": 2}] * 2

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,9 @@ import ray
 from ray.exceptions import RayError
 
 from asyncrl.daemon_threads import DaemonThreads
-from asyncrl.engines.cluster.ray_trainer import RayTrainer
+from asyncrl.engines.cluster.ray_trainer import NoTrainer, RayTrainer
 from asyncrl.errors import FastStepWrong, TrainerFailed
+from asyncrl.types import Batch
 
 
 class RankActor:
@@ -86,3 +88,11 @@ def test_threads_that_user_code_has_occupied_do_not_keep_the_trainer_from_its_ba
             await asyncio.wait(hung)
 
     assert asyncio.run(run()) == (("train", batch), {}, {"name": "RankActor.train"})
+
+
+def test_without_ranks_a_batch_is_taken_and_nothing_is_saved(tmp_path: Path) -> None:
+    ours = NoTrainer((), train_timeout_s=5.0, control_timeout_s=5.0)
+    report = asyncio.run(ours.train(Batch(step=0, groups=())))
+    assert (report.has_trainer, report.is_skipped, report.logprobs) == (False, False, ())
+    asyncio.run(ours.save(tmp_path / "model"))
+    assert not (tmp_path / "model").exists()

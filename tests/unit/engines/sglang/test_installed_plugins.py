@@ -94,15 +94,18 @@ def test_the_error_of_a_failed_start_names_a_missing_plug_in(monkeypatch: pytest
 
 
 def test_a_run_needs_the_plug_ins_that_it_uses() -> None:
-    def needed(*, colocate: bool, device: str = "cuda", disk: Path | None = None, routes: object = None) -> object:
+    def needed(*, colocate: bool, device: str = "cuda", **others: Any) -> object:
         deployment = SimpleNamespace(
-            cluster=SimpleNamespace(colocate=colocate), trainer=SimpleNamespace(device=device), disk=disk, routes=routes
+            cluster=SimpleNamespace(colocate=colocate),
+            trainer=SimpleNamespace(device=device),
+            **{"disk": None, "routes": None, "has_trainer": True, **others},
         )
         return Deployment.needed_plugins.fget(deployment)  # type: ignore[attr-defined]
 
     assert needed(colocate=False) == ("stamps", "direct")
     assert needed(colocate=False, routes="some") == ("stamps", "routes", "direct")
     assert needed(colocate=False, disk=Path("disk")) == ("stamps",)
+    assert needed(colocate=False, has_trainer=False) == ("stamps",)
     assert needed(colocate=True, device="cuda") == ("stamps", "memory_saver")
     assert needed(colocate=True, device="cpu") == ("stamps",)
 

@@ -1,0 +1,62 @@
+"""Training on saved batches, with a fake trainer."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from asyncrl.app.debugging import train_only
+from asyncrl.app.debugging.train_only import train_on_files
+from asyncrl.engines.fake import FakeTrainer
+from asyncrl.errors import DataError
+from asyncrl.metrics.facts import StepFacts, TokenCounts
+from asyncrl.rollout_log.batch_file import write_batch
+from tests.unit.metrics.made import batch
+
+
+def trained(folder: Path, trainer: FakeTrainer) -> list[StepFacts]:
+    """Train two steps on the files of ``folder``, and return their facts."""
+
+    @asynccontextmanager
+    async def deployed() -> AsyncIterator[FakeTrainer]:
+        yield trainer
+
+    facts: list[StepFacts] = []
+    training = train_on_files(
+        deployed(),
+        range(2),
+        lambda step: folder / f"{step}.batch",
+        TokenCounts(),
+        save_to=folder / "model",
+        phase=lambda text: None,
+        report=facts.append,
+        ending=nullcontext(),
+    )
+    asyncio.run(training)
+    return facts
+
+
+def test_each_file_is_a_step_and_the_final_weights_are_saved(tmp_path: Path) -> None:
+    for step in range(2):
+        write_batch(tmp_path / f"{step}.batch", batch(7))
+    trainer = FakeTrainer(seconds=0.0)
+    facts = trained(tmp_path, trainer)
+    assert [each.batch.step for each in facts] == [0, 1]
+    assert [each.groups for each in trainer.batches] == [batch(7).groups] * 2
+    assert [each.scheduler.tokens.trained for each in facts] == [12, 24]
+    assert trainer.saved == [tmp_path / "model"]
+
+
+def test_a_disk_that_never_answers_ends_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(train_only, "READING_S", 0.1)
+    monkeypatch.setattr(train_only, "read_batch", lambda path: answers.wait(60.0))
+    trainer = FakeTrainer(seconds=0.0)
+    with pytest.raises(DataError, match=r"0\.batch was not read within 0\.1 s$"):
+        trained(tmp_path, trainer)
+    answers.set()
+    assert trainer.batches == []
+    assert trainer.saved == [], "nothing was trained"
