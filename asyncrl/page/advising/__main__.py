@@ -7,12 +7,9 @@ on failure    the last line has the sentence
 on exit       the process group ends, workers included; also as soon as stdin closes, which the page's end does
 """
 
-import logging
-import multiprocessing
 import os
 import signal
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -21,6 +18,7 @@ import orjson
 
 from asyncrl.errors import AsyncRLError
 from asyncrl.page.advising.study import study
+from asyncrl.page.advising.workers import pool_of
 
 _MOST_PROCESSES = 8
 _NICE = 10
@@ -42,16 +40,10 @@ def main() -> None:
 
 def _studied(request: dict[str, Any]) -> dict[str, Any]:
     processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin_worker) as pool:
+    with pool_of(processes) as pool:
         return study(
             Path(request["timeline"]), request["settings"], pool, processes, lambda text: _send({"progress": text})
         )
-
-
-def _begin_worker() -> None:
-    """Prepare a worker: warnings of simulated engines would only be noise."""
-    logging.disable(logging.WARNING)
 
 
 def _send(message: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ class Job:
                 self._keep(message["advice"] | {"num_steps": num_steps})
                 return Progress()
             if "problem" in message:
-                return Progress(text=f"There is no advice: {message['problem']}.")
+                return Progress(text=f"There is no advice: {message['problem'].rstrip('.')}.")
             self._progress = Progress(is_running=True, text=message["progress"])
         if time.monotonic() - began >= self.deadline_s:
             return Progress(text=f"There is no advice: the simulator did not end within {self.deadline_s:.0f} s.")
