@@ -78,7 +78,7 @@ def _said(advice: Mapping[str, Any], run: RunFiles) -> Mapping[str, Any]:
     replay, steps = advice["replay"], run.rows.steps()
     newer = len(steps) - advice["num_steps"]
     return {
-        "trust": _trust(replay),
+        "trust": trust(replay),
         "grade": _grade(replay["error"]),
         "facts": list(_facts(replay)),
         "lines": [line[:1].upper() + line[1:] + "." for line in advice["lines"]],
@@ -93,7 +93,7 @@ def _grade(error: float) -> str:
     return "good" if abs(error) <= _GOOD else "rough" if abs(error) <= _ROUGH else "bad"
 
 
-def _trust(replay: Mapping[str, Any]) -> str:
+def trust(replay: Mapping[str, Any]) -> str:
     """Return how far the model can be trusted, in words."""
     off = f"{percent(abs(replay['error']))} {'longer' if replay['error'] > 0 else 'shorter'} than they were"
     seen = f"Replayed with its own settings, the steps of this run are {off}"

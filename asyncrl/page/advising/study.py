@@ -1,7 +1,7 @@
 """The study of a run: calibrate the simulator on it, replay it, and search for better settings."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,7 +73,12 @@ class Model:
 
 
 def study(
-    timeline: Path, settings: Mapping[str, Any], pool: Executor, num_processes: int, tell: Callable[[str], None]
+    timeline: Path,
+    settings: Mapping[str, Any],
+    pool: Executor,
+    num_processes: int,
+    tell: Callable[[str], None],
+    plans: Sequence[Plan] = PLANS,
 ) -> dict[str, Any]:
     """Return the advice as JSON; ``tell`` gets the progress in words.  Raises DataError."""
     began = time.time()
@@ -84,7 +89,7 @@ def study(
     model = best_model(run, prompt_tokens)
     _check_engines(run, model.seen.setting)
     base = _base(run, model)
-    plan = _plan(base, model, num_processes)
+    plan = _plan(base, model, num_processes, plans)
     found = _search(run, base, plan, pool, tell)
     now = pool.submit(simulate, replace(base, steps=plan.steps)).result()
     return {
@@ -146,12 +151,12 @@ def _base(run: MeasuredRun, model: Model) -> Setting:
     return replace(setting, workload=workload, costs=replace(model.costs, engine=engine), warm_up=6)
 
 
-def _plan(base: Setting, model: Model, num_processes: int) -> Plan:
+def _plan(base: Setting, model: Model, num_processes: int, plans: Sequence[Plan]) -> Plan:
     """Return the largest search that ends in time.  Raises DataError if none does."""
     per_step = base.groups_per_step * base.group_size
     replayed = model.seen.setting.num_steps * per_step
-    needed = [model.seconds / replayed * plan.samples(per_step) / num_processes for plan in PLANS]
-    for plan, seconds in zip(PLANS, needed, strict=True):
+    needed = [model.seconds / replayed * plan.samples(per_step) / num_processes for plan in plans]
+    for plan, seconds in zip(plans, needed, strict=True):
         if seconds <= _SAFE * DEADLINE_S:
             return plan
     raise DataError(

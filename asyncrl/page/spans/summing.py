@@ -45,8 +45,7 @@ def engine_states(samples: Spans, pauses: Spans) -> Tiling:
     paused = np.sort(pauses[0]), np.sort(pauses[1])
     ends = [starts[:1], stops[-1:]]
     edges = np.unique(np.concatenate([*idle, *paused, *ends]))
-    if len(starts):
-        edges = edges[(edges >= starts[0]) & (edges <= stops[-1])]
+    edges = edges[(edges >= starts[0]) & (edges <= stops[-1])] if len(starts) else starts
     middles = (edges[1:] + edges[:-1]) / 2
     kinds = np.where(_is_open(middles, idle), IDLE, GENERATE)
     kinds = np.where(_is_open(middles, paused), PAUSED, kinds)

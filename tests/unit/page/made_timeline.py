@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from asyncrl.metrics.timeline import PART_BYTES, TimelineFile
+from asyncrl.metrics.timeline import PART_BYTES, TIMELINE_FILE, TimelineFile, parts_of
 
 STEP_S = 10.0
 TRAIN_S = 4.0
@@ -17,13 +17,14 @@ def write_timeline(
 
     Samples fill the slots from the update to the end of the training; every tenth step evaluates for 2 s.
     """
+    run_dir.mkdir(parents=True, exist_ok=True)
     file = TimelineFile(run_dir, 0.0, part_bytes=part_bytes)
     for step in range(steps):
         _write_step(file, step, step * STEP_S, samples_per_step)
-    if close:
-        file.close()
-    else:
-        file._write()  # noqa: SLF001 (a run that was killed has written what it had for two seconds)
+    file.close()
+    if not close:  # a run that was killed leaves the bracket open
+        newest = [path for path in parts_of(run_dir / TIMELINE_FILE) if path.exists()][-1]
+        newest.write_bytes(newest.read_bytes().removesuffix(b"\n]\n"))
 
 
 def _write_step(file: TimelineFile, step: int, at: float, num_samples: int) -> None:
