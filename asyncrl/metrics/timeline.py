@@ -26,9 +26,9 @@ PART_BYTES = 256 * 1024 * 1024
 MOST_PARTS = 16
 """Parts that stay, the first and the newest: 4 GiB."""
 
-_TRACKS: dict[str, int] = {"trainer": 1, "engines": 2, "evaluation": 3}
+TRACKS: dict[str, int] = {"trainer": 1, "engines": 2, "evaluation": 3}
 """Process id of each track; Perfetto shows them in this order."""
-_SAMPLES = 4
+SAMPLES = 4
 """Process id of the samples and the counters."""
 _BATCH_BYTES = 64 * 1024
 """Most bytes kept in memory: some 400 samples, few enough to lose and to write at once (about 30 microseconds)."""
@@ -94,20 +94,20 @@ class TimelineFile:
 
     def span(self, track: Track, name: str, start_s: float, stop_s: float, **args: Any) -> None:
         """Record an activity of a track; the viewer shows ``args`` when it is clicked."""
-        self._add(_TRACKS[track], 1, name, start_s, stop_s, args)
+        self._add(TRACKS[track], 1, name, start_s, stop_s, args)
 
     def sample(self, slot: int, name: str, start_s: float, stop_s: float, **args: Any) -> None:
         """Record that a sample held ``slot``."""
         lane = slot + 1  # viewers take thread 0 for the process itself
         if slot not in self._slots:
             self._slots.add(slot)
-            self._name("thread_name", _SAMPLES, lane, name=f"slot {slot}")
-            self._name("thread_sort_index", _SAMPLES, lane, sort_index=slot)
-        self._add(_SAMPLES, lane, name, start_s, stop_s, args)
+            self._name("thread_name", SAMPLES, lane, name=f"slot {slot}")
+            self._name("thread_sort_index", SAMPLES, lane, sort_index=slot)
+        self._add(SAMPLES, lane, name, start_s, stop_s, args)
 
     def counter(self, name: str, at_s: float, value: float) -> None:
         """Record that ``name`` has ``value`` from ``at_s`` on."""
-        event = {"ph": "C", "name": name, "pid": _SAMPLES, "ts": self._microseconds(at_s), "args": {"value": value}}
+        event = {"ph": "C", "name": name, "pid": SAMPLES, "ts": self._microseconds(at_s), "args": {"value": value}}
         self._put(event, at_s)
 
     def close(self) -> None:
@@ -120,10 +120,10 @@ class TimelineFile:
         self._file = AppendedFile(part_of(self._path, self._part), most_waiting=_MOST_WAITING_BYTES)
         self._separator = b"[\n"
         self._slots: set[int] = set()
-        for order, (track, process) in enumerate([*_TRACKS.items(), ("samples in flight", _SAMPLES)]):
+        for order, (track, process) in enumerate([*TRACKS.items(), ("samples in flight", SAMPLES)]):
             self._name("process_name", process, 0, name=track)
             self._name("process_sort_index", process, 0, sort_index=order)
-            if process != _SAMPLES:
+            if process != SAMPLES:
                 self._name("thread_name", process, 1, name=track)
         self._file.write(self._waiting)
         self._waiting.clear()

@@ -131,7 +131,11 @@ def read_timeline(path: Path) -> Recorded:
     parts = parts_of(path)
     if (missing := len(parts) - sum(part.exists() for part in parts)) and path.exists():
         raise DataError(f"{path}: {missing} of its {len(parts)} parts were removed during the run; use a shorter run")
-    spans = [event for part in parts for event in _timeline(part) if event["ph"] == "X"]
+    return recorded([event for part in parts for event in _timeline(part) if event["ph"] == "X"])
+
+
+def recorded(spans: Sequence[dict[str, Any]]) -> Recorded:
+    """Sort the spans of a timeline by what they are."""
     return Recorded(
         samples=tuple(_sample(event) for event in spans if "finish" in event["args"]),
         steps=tuple(_step(event) for event in spans if _STEP.fullmatch(event["name"])),

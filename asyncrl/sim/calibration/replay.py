@@ -34,11 +34,20 @@ class Comparison:
 
 def replay(run_dir: Path, costs: Costs, prompt_tokens: int) -> Comparison:
     """Simulate the run in ``run_dir`` and compare.  Raises DataError."""
-    run = read_run(run_dir)
+    return replay_run(read_run(run_dir), costs, prompt_tokens)
+
+
+def replay_run(run: MeasuredRun, costs: Costs, prompt_tokens: int) -> Comparison:
+    """Simulate a run that has been read and compare.  Raises DataError."""
     setting = setting_of(run, costs, prompt_tokens)
+    disturbed = _disturbed(run)
+    steps = [step for step in range(SKIPPED_STEPS, setting.warm_up + setting.steps) if step not in disturbed]
+    if not steps:
+        raise DataError(
+            "no step to compare: the run is too short, or held-out prompts were on the engines in each step"
+        )
     simulated = simulate(setting).step_times_s
     measured = {row["step"]: row["time/step_s"] for row in run.rows}
-    steps = [step for step in range(SKIPPED_STEPS, setting.warm_up + setting.steps) if step not in _disturbed(run)]
     theirs = [measured[step] for step in steps]
     ours = [simulated[step - SKIPPED_STEPS] for step in steps]
     return Comparison(

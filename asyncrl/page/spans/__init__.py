@@ -1,0 +1,1 @@
+"""Reads the timeline of a run and sums it up over time."""
