@@ -54,6 +54,6 @@ def api_page() -> str:
 _HEAD = """# Python API
 
 This page is for people who write [user functions](../plugins.md), [rewards](../rewards.md) or
-[episodes](../guides/multi_turn.md). It lists the classes and functions that they meet. Text and signatures come from the
-code. Everything else in the package may change between versions without a note in the changelog.
+[episodes](../guides/multi_turn.md). It lists the classes and functions that they meet. Text and signatures come from
+the code. Everything else in the package may change between versions without a note in the changelog.
 """

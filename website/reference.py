@@ -23,8 +23,8 @@ _KINDS = {int: "whole number", float: "number", str: "text", Path: "path", Secre
 def flags_page() -> str:
     """Return the page of all flags, by area."""
     first = [knobs()[name] for name in FIRST]
-    areas = [_area(cls.__doc__ or "", [each for each in knobs().values() if each.area == a]) for a, cls in AREAS.items()]
-    return "\n".join((_FLAGS, "## The flags that matter most", "", *_flag_table(first), "", *sum(areas, [])))
+    areas = [line for area, cls in AREAS.items() for line in _area(area, cls.__doc__ or "")]
+    return "\n".join((_FLAGS, "## The flags that matter most", "", *_flag_table(first), "", *areas))
 
 
 _FLAGS = """# Flags
@@ -32,12 +32,13 @@ _FLAGS = """# Flags
 This page is for people who look up a flag. It lists every flag of a run: of `train_async.py`, `train.py` and
 `asyncrl train`. Each flag is also a key of the TOML file, without the dashes. The [page about runs](../running.md)
 explains the important ones. Flags of slime and Megatron without a setting here are in [the table of
-slime's flags](../slime.md#the-table-of-flags). Any `--sglang-FLAG` goes to the SGLang server, and any `--router-FLAG` to
-sglang-router.
+slime's flags](../slime.md#the-table-of-flags). Any `--sglang-FLAG` goes to the SGLang server, and any `--router-FLAG`
+to sglang-router.
 """
 
 
-def _area(title: str, mine: Sequence[Knob]) -> list[str]:
+def _area(area: str, title: str) -> list[str]:
+    mine = [knob for knob in knobs().values() if knob.area == area]
     return [f"## {title.splitlines()[0].removesuffix('.')}", "", *_flag_table(mine), ""]
 
 
@@ -83,8 +84,7 @@ def metrics_page() -> str:
     for metric in METRICS:
         family, slash, _ = metric.name.partition("/")
         families.setdefault(family if slash else "other numbers", []).append(metric)
-    sections = [_family(name, mine) for name, mine in families.items()]
-    return "\n".join((_METRICS, *sum(sections, [])))
+    return "\n".join((_METRICS, *(line for name, mine in families.items() for line in _family(name, mine))))
 
 
 _METRICS = """# All metrics
@@ -156,20 +156,26 @@ def commands_page() -> str:
     lines = [_COMMANDS, *_fenced(usage())]
     for name, parser in parsers.items():
         parser.prog = f"asyncrl {name}"
-        lines += [f"## asyncrl {name}", "", f"The command can {COMMANDS[name].summary}.", "", *_fenced(parser.format_help())]
+        lines += [
+            f"## asyncrl {name}",
+            "",
+            f"The command can {COMMANDS[name].summary}.",
+            "",
+            *_fenced(parser.format_help()),
+        ]
     rows = ((f"`asyncrl bench {name}`", _escaped(summary)) for name, summary in benchmarks().items())
     return "\n".join((*lines, _BENCH, *_table(("command", "what it does"), rows), ""))
 
 
 _COMMANDS = """# Commands
 
-This page is for people who look up a command. In a checkout, write `uv run` in front of each. `python train_async.py` is
-`asyncrl train`; [flags](flags.md) lists its flags.
+This page is for people who look up a command. In a checkout, write `uv run` in front of each. `python train_async.py`
+is `asyncrl train`; [flags](flags.md) lists its flags.
 """
 _BENCH = """## asyncrl bench
 
-Benchmarks are part of the repository, not of an installed package. [Benchmarks](../results/benchmarks.md) describes them.
-`asyncrl simulate` is `asyncrl bench simulate`.
+Benchmarks are part of the repository, not of an installed package. [Benchmarks](../results/benchmarks.md) describes
+them. `asyncrl simulate` is `asyncrl bench simulate`.
 """
 
 # ---- tables

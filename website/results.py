@@ -22,8 +22,8 @@ def results_page(root: Path) -> str:
 _RESULTS = """# All measurements
 
 This page is for people who want figures, or who want to repeat a measurement. Each page has the commands, the hardware,
-the commit and the versions. [Benchmarks](benchmarks.md) describes the programs, which you can run on your machine. Pages
-with later dates replace earlier ones on the same subject.
+the commit and the versions. [Benchmarks](benchmarks.md) describes the programs, which you can run on your machine.
+Pages with later dates replace earlier ones on the same subject.
 
 | date | measurement |
 |---|---|"""
