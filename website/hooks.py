@@ -29,7 +29,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside docs/, and those that are made from the code."""
+    """Add the pages from outside docs/, and the generated ones."""
     for origin, place in outside().items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / origin)))
     for place, text in generated_pages().items():

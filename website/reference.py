@@ -151,7 +151,7 @@ _EVAL_KEYS = """## Sets of held-out prompts
 
 
 def commands_page() -> str:
-    """Return the page of all commands, with the help of those that are not runs."""
+    """Return the page of all commands, with the help of those other than runs."""
     parsers = {"doctor": doctor_parser(), "convert": convert_parser("Convert weights between formats.", ())}
     lines = [_COMMANDS, *_fenced(usage())]
     for name, parser in parsers.items():

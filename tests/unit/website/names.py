@@ -13,7 +13,7 @@ SLIME = ROOT / "asyncrl" / "compat" / "slime_shim"
 
 
 def unknown_imports(source: str, files: Mapping[str, str]) -> list[str]:
-    """Return the imports of ``source`` that lead nowhere.  ``files`` are those that the documentation prints."""
+    """Return the imports of ``source`` that lead nowhere.  ``files``: those of the documentation."""
     return [dotted for dotted in _imports(ast.parse(source)) if not _is_known(dotted, files)]
 
 
