@@ -1,5 +1,6 @@
 """The hooks of mkdocs.yml: pages from outside docs/, generated pages, and links that leave docs/."""
 
+import functools
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -8,7 +9,7 @@ from mkdocs.structure.pages import Page
 
 from website import reference
 from website.api import api_page
-from website.links import Places, anchor_of, relative_to, rewritten
+from website.links import Places, anchor_of, rewritten
 from website.results import design_page, result_files, results_page
 
 ROOT = Path(__file__).parents[1]
@@ -48,28 +49,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return rewritten(markdown, origins.get(place, f"docs/{place}"), place, places)
 
 
+@functools.cache
 def outside() -> dict[str, str]:
     """Return the files from outside docs/ by their paths in the repository, with their places in the site."""
-    results = {relative_to(ROOT, path): f"results/{path.name}" for path in result_files(ROOT)}
+    results = {path.relative_to(ROOT).as_posix(): f"results/{path.name}" for path in result_files(ROOT)}
     return OUTSIDE | results
 
 
+@functools.cache
 def generated_pages() -> dict[str, str]:
     """Return the text of each page that is made from the code, by its place in the site."""
-    if not _pages:
-        _pages.update(
-            {
-                "reference/flags.md": reference.flags_page(),
-                "reference/metrics.md": reference.metrics_page(),
-                "reference/files.md": reference.files_page(),
-                "reference/commands.md": reference.commands_page(),
-                "reference/api.md": api_page(),
-                "design/index.md": design_page(ROOT),
-                "results/index.md": results_page(ROOT),
-            }
-        )
-    return _pages
-
-
-_pages: dict[str, str] = {}
-"""Made once for each start of mkdocs."""
+    return {
+        "reference/flags.md": reference.flags_page(),
+        "reference/metrics.md": reference.metrics_page(),
+        "reference/files.md": reference.files_page(),
+        "reference/commands.md": reference.commands_page(),
+        "reference/api.md": api_page(),
+        "design/index.md": design_page(ROOT),
+        "results/index.md": results_page(ROOT),
+    }

@@ -4,7 +4,6 @@ A link of a page is relative to the page's file in the repository.  In the site,
 other places, and all other files of the repository are only at its address.
 """
 
-import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -82,8 +81,3 @@ def _parts(markdown: str) -> Iterator[tuple[bool, str]]:
 def anchor_of(heading: str, separator: str = "-") -> str:
     """Return the anchor that GitHub gives to a heading, so that links work in both places."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", separator)
-
-
-def relative_to(root: Path, path: Path) -> str:
-    """Return a path of the repository with slashes."""
-    return path.relative_to(root).as_posix().replace(os.sep, "/")

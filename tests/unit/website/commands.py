@@ -26,6 +26,7 @@ INSTALLED = Path("/opt/asyncrl")
 SYSTEM = {
     "break": "bash",
     "cd": "bash",
+    "export": "bash",
     "sleep": "coreutils",
     "head": "coreutils",
     "tail": "coreutils",
@@ -81,7 +82,7 @@ def _problems(words: Sequence[str], files: Files) -> list[str]:
         return _run_problems(words[1:], files, "train.py" if name == "train.py" else "train_async.py")
     if name.endswith(".py"):
         return [] if name in files or (ROOT / name).is_file() else [f"{name}: no such program"]
-    check = _CHECKS.get(name)
+    check = _CHECKS.get("pip" if name.endswith("/pip") else name)
     return check(words[1:], files) if check else [f"{name}: no check for this program"]
 
 
@@ -167,7 +168,7 @@ def _module_problems(module: str, words: Sequence[str]) -> list[str]:
         return _asyncrl_problems(["convert", *words], {})
     path = ROOT.joinpath(*module.split("."))
     sources = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
-    if module == "json.tool":
+    if module in ("json.tool", "venv"):  # of Python
         return []
     if not sources or not sources[0].is_file():
         return [f"{module}: no such module"]
