@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("asyncrl", "benchmarks", "configs", "tests")
+FOLDERS = ("asyncrl", "benchmarks", "configs", "tests", "website")
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
