@@ -92,7 +92,7 @@ def run(rank: int, case: dict[str, Any]) -> dict[str, Any]:
         "losses": [report.loss for report in reports],
         "norms": [report.grad_norm for report in reports],
         "metrics": [dict(report.metrics) for report in reports],
-        "logprobs": reports[-1].logprobs,
+        "logprobs": [list(row) for row in reports[-1].logprobs],
         "refused": refused,
     }
 
