@@ -116,7 +116,7 @@ def _facts(found: list[Total], window: Window) -> list[tuple[str, str]]:
     facts += [(f"Trainer {each.label}", percent(each.share)) for each in found if each.lane == TRAINER][:2]
     facts += [("Engines generate", percent(each.share)) for each in found if each.lane == ENGINES][:1]
     updates = [each for each in found if each.lane == UPDATES]
-    facts += [("Weight updates", f"{each.count} in {short_s(each.seconds)}") for each in updates]
+    facts += [("Weight updates", f"{each.count:,} in {short_s(each.seconds)}") for each in updates]
     in_flight = sum(each.share for each in found if each.lane == IN_FLIGHT)
     return [*facts, ("Samples in flight", f"{in_flight:.1f}")]
 

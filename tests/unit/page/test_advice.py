@@ -124,13 +124,13 @@ def test_a_run_that_lost_an_engine_gets_a_sentence(run: tuple[Path, Setting], tm
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
     (tmp_path / "timeline.json").write_bytes((run[0] / "timeline.json").read_bytes())
     with pytest.raises(DataError, match="only 0 of 1 engines served"):
-        study(tmp_path / "timeline.json", settings_of(run[0]), pool, 1, str, [TINY])
+        study(tmp_path / "timeline.json", settings_of(run[0]), pool, 1, list[str]().append, [TINY])
 
 
 def test_a_search_that_cannot_end_in_time_is_not_begun(run: tuple[Path, Setting], pool: Executor) -> None:
     endless = Plan(short_steps=10**9, steps=1, seeds=1, stalenesses=(1,))
     with pytest.raises(DataError, match="the search would take about"):
-        study(run[0] / "timeline.json", settings_of(run[0]), pool, 1, str, [endless])
+        study(run[0] / "timeline.json", settings_of(run[0]), pool, 1, list[str]().append, [endless])
 
 
 def test_plans_become_smaller() -> None:
