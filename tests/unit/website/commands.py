@@ -25,6 +25,7 @@ INSTALLED = Path("/opt/asyncrl")
 """The folder of asyncrl in the container."""
 SYSTEM = {
     "break": "bash",
+    "cat": "coreutils",
     "cd": "bash",
     "export": "bash",
     "sleep": "coreutils",
