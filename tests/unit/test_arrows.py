@@ -97,7 +97,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollouts.user_process": LEAVES | {"rollouts"},
     "rewards": LEAVES | {"config.areas", "rewards.graders"},
     "rewards.graders": LEAVES,
-    "page": LEAVES | {"metrics", "rollout_log", "sim.calibration", "sim.model", "sim.search"},
+    "page": LEAVES
+    | {"data", "metrics", "page.sample_index", "rollout_log", "sim.calibration", "sim.model", "sim.search"},
+    "page.sample_index": LEAVES | {"data", "rollout_log"},
     "plugins": LEAVES | {"compat", "algorithms", "hooks"},
     "sim": {"internals"},
     "sim.calibration": LEAVES | {"metrics", "sim.model"},
