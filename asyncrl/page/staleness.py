@@ -147,7 +147,7 @@ def _differences(rows: Rows) -> Iterator[Panel]:
         Line(
             label=f"lag {age}",
             points=smoothed(points[age], width),
-            colour=_LAG_COLOURS[min(age, len(_LAG_COLOURS) - 1)],
+            colour=_colour(age),
         )
         for age in ages
     ]

@@ -10,11 +10,10 @@ on exit       the thread is abandoned; segments appear whole or not at all
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from itertools import batched
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ class SampleIndex:
         self._is_behind = True
 
     def refresh(self, patience_s: float | None = None) -> Progress:
-        """Index what is new, in a thread; wait for it at most ``patience_s`` seconds, by default as said above."""
+        """Index what is new, in a thread, and wait for it at most ``patience_s``; None stands for the usual."""
         if self._thread is None or (self._thread.done() and time.monotonic() - self._looked_at >= LOOK_S):
             self._thread = in_daemon_thread(self._update, "sample index")
         usual_s = PATIENCE_S if self.progress.num_indexed else FIRST_PATIENCE_S
@@ -139,11 +138,23 @@ class SampleIndex:
         for steps in batched(sorted(new, reverse=True), _STEPS_AT_ONCE):
             chunks = dict(self._chunks(steps, found))
             if chunks:
-                replaced = sorted(chunks.keys() & self._stamps.keys())
-                tables.add_steps(database, tables.joined(list(chunks.values())), replaced)
-                self._stamps.update({step: found.steps[step] for step in chunks})
+                self._add(database, chunks, found)
                 self._unsaved.add(number)
             self._note(found)
+
+    def _add(self, database: duckdb.DuckDBPyConnection, chunks: Mapping[int, Any], found: Found) -> None:
+        """Add the rows of some steps, or skip these steps if DuckDB rejects what is in them."""
+        stamps = {step: found.steps[step] for step in chunks}
+        try:
+            tables.add_steps(
+                database, tables.joined(list(chunks.values())), sorted(chunks.keys() & self._stamps.keys())
+            )
+        except duckdb.Error as error:
+            reason = str(error).partition("\n")[0]
+            skipped = f"{self.run_dir}: one of the steps {min(chunks)} to {max(chunks)} cannot be read: {reason}"
+            self._skipped.update({step: (stamp, skipped) for step, stamp in stamps.items()})
+        else:
+            self._stamps.update(stamps)
 
     def _is_new(self, step: int, stamp: Stamp) -> bool:
         skipped = self._skipped.get(step)
@@ -181,6 +192,6 @@ class SampleIndex:
             num_indexed=len(self._stamps),
             num_files=len(found.steps) - len(self._skipped),
             is_complete=not self._is_behind,
-            problems=[text for _, text in sorted(self._skipped.values(), key=itemgetter(1))] + foreign,
+            problems=[*sorted({text for _, text in self._skipped.values()}), *foreign],
             in_memory=self._in_memory,
         )

@@ -63,7 +63,7 @@ def save(run_dir: Path, segment: Segment) -> None:
     table = segment.samples.replace_schema_metadata({_KEY: orjson.dumps(entry)})
     path = _path(run_dir, segment.number)
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    with _alone(path.parent):
+    with alone(path.parent):
         write_whole(path, lambda partial: pq.write_table(table, partial, compression="zstd"))
 
 
@@ -78,7 +78,7 @@ def _only(segment: Segment, stamps: Mapping[int, Stamp]) -> Segment:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Keep other pages of the same run from writing: two would write the same unfinished file."""
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
