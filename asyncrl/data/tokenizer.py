@@ -31,11 +31,11 @@ def load_tokenizer(path: Path, *, skip_special_tokens: bool = False) -> "TextTok
 
     With ``skip_special_tokens``, decoded texts lack special tokens.
     """
-    return TextTokenizer(_words(path), _chat_template(path), skip_special_tokens=skip_special_tokens)
+    return TextTokenizer(load_words(path), _chat_template(path), skip_special_tokens=skip_special_tokens)
 
 
-def _words(path: Path) -> Any:
-    """Read ``tokenizer.json``, or ``tiktoken.model`` where there is no ``tokenizer.json``."""
+def load_words(path: Path) -> Any:
+    """Read ``tokenizer.json``, or ``tiktoken.model`` where there is no ``tokenizer.json``.  Raises DataError."""
     file = path / "tokenizer.json"
     if not file.is_file():
         if (path / RANKS_FILE).is_file():

@@ -30,12 +30,14 @@ from asyncrl.page.configuration import TAB as CONFIGURATION
 from asyncrl.page.overview import TAB as OVERVIEW
 from asyncrl.page.run_files import RunFiles
 from asyncrl.page.run_status import State
+from asyncrl.page.samples import TAB as SAMPLES
+from asyncrl.page.staleness import TAB as STALENESS
 from asyncrl.page.tabs import PageRequest, Tab
 from asyncrl.page.timeline import TAB as TIMELINE
 
 logger = logging.getLogger(__name__)
 
-TABS: Sequence[Tab] = (OVERVIEW, TIMELINE, ADVICE, CONFIGURATION)
+TABS: Sequence[Tab] = (OVERVIEW, TIMELINE, STALENESS, SAMPLES, ADVICE, CONFIGURATION)
 ANSWER_S = 60.0
 """Limit for an answer; a disk that hangs then gives an error page."""
 COOKIE = "asyncrl_page"
