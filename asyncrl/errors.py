@@ -32,6 +32,7 @@
     ├── LeaseLost              another run has taken over the folder of --save; nothing more is written to it
     ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
     ├── InternalsChanged       an installed package differs from the version that asyncrl was written for
+    ├── SamplesMissing         the file of a step's samples did not appear (asked by a program that drives a run)
     ├── GpuSharingFailed       engines and trainer could not hand over the GPUs that they share
     └── Stalled                nothing moved for too long; the message lists what is being waited for
 
@@ -212,6 +213,10 @@ class InternalsChanged(AsyncRLError):
 
 class GpuSharingFailed(AsyncRLError):
     """Engines and trainer could not hand over the GPUs that they share."""
+
+
+class SamplesMissing(AsyncRLError, TimeoutError):
+    """The file of a step's samples did not appear."""
 
 
 class Stalled(AsyncRLError, TimeoutError):

@@ -23,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 import orjson
 import uvloop
@@ -71,7 +72,20 @@ PRIVATE = 0o700
 _OTHERS = 0o077
 
 
-def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
+class Listener(Sink, Protocol):
+    """The program that started this one, if it follows the run: a destination of rows that hears of the rest as well.
+
+    No method blocks.
+    """
+
+    def begin(self, run_dir: Path) -> None:
+        """Hear of the run directory, before the first row."""
+
+    def fail(self, name: str, text: str) -> None:
+        """Hear of the error that ended the run; ``name`` is its class."""
+
+
+def main(argv: Sequence[str], *, program: Program = "train_async.py", listener: Listener | None = None) -> int:
     """Run what ``argv`` (without the program's name) describes and return the exit code.
 
     ``train.py`` is the same program with ``--max-staleness 0``.
@@ -93,9 +107,9 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
                 logger.warning("%s", warning)
             log = run_dir / LOG_FILE
             status = StatusFile(run_dir)
-            _run(checked, run_dir, console, signals, lease)
+            _run(checked, run_dir, console, signals, lease, listener)
         except BaseException as error:  # noqa: BLE001 (the one place where every exception ends)
-            code = _exit_code(error, signals, log)
+            code = _exit_code(error, signals, log, listener)
             if status is not None:
                 status.end(code, _problem(error))
             return code
@@ -104,8 +118,8 @@ def main(argv: Sequence[str], *, program: Program = "train_async.py") -> int:
         return code
 
 
-def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
-    """Print the error that ended the run and return the exit code.
+def _exit_code(error: BaseException, signals: Signals, log: Path | None, listener: Listener | None) -> int:
+    """Print the error that ended the run, tell it to the listener, and return the exit code.
 
     A received signal takes precedence over the errors that it caused.  The traceback is in the file ``log``.
     """
@@ -115,20 +129,30 @@ def _exit_code(error: BaseException, signals: Signals, log: Path | None) -> int:
         return signals.exit_code
     if isinstance(error, SystemExit):  # of --help
         return int(error.code or 0)
-    if isinstance(error, AsyncRLError):
-        _say(_problem(error))
-        return 2 if isinstance(error, ConfigError) else 1
-    if log is None:
-        _print_traceback(error)
-    _say(f"{_problem(error)} (a bug in asyncrl{f'; the traceback is in {log}' if log else ''})")
-    return 1
+    is_named = isinstance(error, AsyncRLError)
+    text = _problem(error)
+    if not is_named:
+        text = f"{text} (a bug in asyncrl{f'; the traceback is in {log}' if log else ''})"
+        if log is None:
+            _print_traceback(error)
+    if listener is not None:
+        listener.fail(type(error).__name__, str(error) if is_named else text)
+    _say(text)
+    return 2 if isinstance(error, ConfigError) else 1
 
 
 def _problem(error: BaseException) -> str:
     return str(error) if isinstance(error, ConfigError | NotNow) else f"{type(error).__name__}: {error}"
 
 
-def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, lease: SaveLease | None) -> None:
+def _run(
+    checked: Checked,
+    run_dir: Path,
+    console: Console,
+    signals: Signals,
+    lease: SaveLease | None,
+    listener: Listener | None,
+) -> None:
     run, started = checked.run, time.monotonic()
     ending = EndTimer(signals.code_if_received)
     plan = RunTargets(name=run.name, num_steps=run.rollout.num_rollout, max_staleness=run.rollout.staleness)
@@ -148,6 +172,9 @@ def _run(checked: Checked, run_dir: Path, console: Console, signals: Signals, le
             logger.info(line)
         trackers = open_trackers(run, run_dir, run_dir / LOGS_FOLDER)
         sinks = _sinks(run, run_dir, history, trackers)
+        if listener is not None:
+            listener.begin(run_dir)
+            sinks.append(listener)
         reporter = Reporter(sinks, before.tokens if before else None)
         stack.callback(reporter.close)
         rollouts = _rollout_files(run, run_dir)

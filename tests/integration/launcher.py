@@ -111,7 +111,7 @@ class Launched:
 
     def members(self) -> list[psutil.Process]:
         """Every process of this run."""
-        return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self._mark]
+        return members_of(self._mark)
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this run, and those below it whose title has replaced their environment."""
@@ -144,6 +144,11 @@ class Launched:
 def run(run_dir: Path, *arguments: str, timeout_s: float = RUN_S, program: Program = "train_async.py") -> Outcome:
     """Start the program and wait for its end."""
     return Launched(run_dir, arguments, program).finish(timeout_s)
+
+
+def members_of(mark: str) -> list[psutil.Process]:
+    """Every process that inherited ``mark``."""
+    return [process for process in psutil.process_iter() if _environment(process).get(MARK) == mark]
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

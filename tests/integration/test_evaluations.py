@@ -1,9 +1,13 @@
-"""Evaluations of real runs: sets with settings of a file, and a function that asks the router itself."""
+"""Evaluations of real runs: sets with settings of a file, and a function that asks the router itself.
+
+The run with a file of sets also has the data source, the reward and the filter of three examples.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from asyncrl.engines.cluster.ray_files import session_folder
@@ -23,6 +27,13 @@ eval:
     - {name: long, path: PATH, rm_type: exact, min_new_tokens: 40, top_p: 0.7}
     - {name: greedy, path: PATH, n_samples_per_eval_prompt: 1, temperature: 0, repetition_penalty: 1.2}
 """
+EXAMPLES = (
+    *("--config", "examples/curriculum/cpu.toml"),
+    *("--custom-rm-path", "examples/custom_reward/reward.py:score", "--reward-key", "score"),
+    *("--eval-reward-key", "right", "--rollout-skip-special-tokens"),
+    *("--dynamic-sampling-filter-path", "examples/custom_filter/filters.py:Useful(most_same=0.75)"),
+)
+"""A data source, a reward with parts and a filter with arguments."""
 FUNCTION = """
 import json
 import urllib.error
@@ -94,17 +105,19 @@ def by_function(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     )
 
 
-def trained(folder: Path, *flags: str) -> Outcome:
-    outcome = run(folder / "run", *QUICKSTART, *STEPS, *flags)
+@pytest.fixture(scope="module")
+def by_sets(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    folder = tmp_path_factory.mktemp("sets")
+    rows = HELD_OUT.read_text().splitlines(keepends=True)[:NUM_HELD_OUT]
+    (folder / "heldout.jsonl").write_text("".join(rows))
+    (folder / "sets.yaml").write_text(SETS.replace("PATH", str(folder / "heldout.jsonl")))
+    outcome = run(folder / "run", *EXAMPLES, *STEPS, "--eval-config", str(folder / "sets.yaml"))
     assert outcome.code == 0, outcome.output
     return outcome
 
 
-def test_each_set_of_a_file_is_answered_with_its_own_settings(tmp_path: Path) -> None:
-    rows = HELD_OUT.read_text().splitlines(keepends=True)[:NUM_HELD_OUT]
-    (tmp_path / "heldout.jsonl").write_text("".join(rows))
-    (tmp_path / "sets.yaml").write_text(SETS.replace("PATH", str(tmp_path / "heldout.jsonl")))
-    metrics = trained(tmp_path, "--eval-config", str(tmp_path / "sets.yaml")).rows
+def test_each_set_of_a_file_is_answered_with_its_own_settings(by_sets: Outcome) -> None:
+    metrics = by_sets.rows
     assert [row["eval/step"] for row in metrics if "eval/step" in row] == [0, 2]
     for row in (metrics[0], metrics[-1]):
         assert {row[f"eval/{name}/failed"] for name in ("all", "long", "greedy")} == {0}
@@ -116,6 +129,20 @@ def test_each_set_of_a_file_is_answered_with_its_own_settings(tmp_path: Path) ->
         assert row["eval/accuracy"] == pytest.approx(
             sum(row[f"eval/{name}/reward"] for name in ("all", "long", "greedy")) / 3
         )
+
+
+def test_examples_of_a_source_a_reward_and_a_filter_train_together(by_sets: Outcome) -> None:
+    last = by_sets.rows[-1]
+    for row in by_sets.rows:
+        parts = 0.8 * row["reward/part/right"] + 0.2 * row["reward/part/sound"]
+        assert row["reward/mean"] == pytest.approx(parts)
+    reasons = {name.removeprefix("filter/"): number for name, number in last.items() if name.startswith("filter/")}
+    assert sum(reasons.get(name, 0) for name in ("all_right", "all_wrong", "repeats")) == last["groups/filtered"] > 0
+    samples = pq.read_table(by_sets.run_dir / "rollouts" / "step-000001.parquet").to_pylist()
+    assert {orjson.loads(sample["metadata"])["level"] for sample in samples} == {0}
+    assert {sample["prompt"].partition("+")[2] for sample in samples} <= {"1=", "2="}
+    texts = [[each["response"] for each in samples if each["group_id"] == sample["group_id"]] for sample in samples]
+    assert max(max(map(group.count, group)) for group in texts) <= 6
 
 
 def test_a_function_of_slimes_shape_generates_through_the_router(by_function: Asked) -> None:

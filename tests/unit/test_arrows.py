@@ -23,6 +23,7 @@ CONFIG = {"config", "config.areas", "config.slime"}
 MEGATRON_INPUTS = LEAVES | MODELS | CONFIG | {"engines.megatron.setup"}
 EMULATION = "engines.megatron.setup.cpu_emulation"
 MAY_IMPORT: dict[str, set[str]] = {
+    "api": CONFIG | {"errors", "daemon_threads", "app", "app.ending", "rollout_log"},
     "app.debugging": LEAVES | {"metrics", "rollout_log"},
     "app.ending": LEAVES | {"engines.cluster"},
     "token_columns": set(),

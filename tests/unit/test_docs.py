@@ -8,7 +8,12 @@ import pytest
 from tests.unit.test_arrows import CONFIG, LEAVES, MAY_IMPORT, MODELS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
 BENCHMARKS = ROOT / "benchmarks" / "README.md"
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 """Records of commands as they were run; their links must still lead somewhere."""

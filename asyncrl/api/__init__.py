@@ -1,0 +1,1 @@
+"""Runs that a Python program or a notebook drives: docs/python.md."""
