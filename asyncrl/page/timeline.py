@@ -101,7 +101,7 @@ def _words(progress: Progress, state: State, last_s: float) -> str:
     if progress.num_removed:
         said.append(f"{progress.num_removed} parts of this long timeline were removed by the run; their time is empty.")
     if state == State.RUNNING:
-        said.append("Spans are recorded when they end, so the newest seconds lack what still goes on.")
+        said.append("Spans are recorded when they end, so the newest seconds lack what is still in progress.")
     return " ".join(said)
 
 

@@ -58,7 +58,7 @@ class Job:
 
     @property
     def progress(self) -> Progress:
-        """What the study does now."""
+        """The state of the study."""
         return self._progress
 
     def start(self, timeline: Path, settings: Mapping[str, Any], num_steps: int) -> None:

@@ -69,7 +69,7 @@ class Model:
     sample_error: float
     step_error: float
     seconds: float
-    """Seconds that the replay took."""
+    """Seconds of processor time that the replay took: those of the clock would count other programs."""
 
 
 def study(
@@ -122,9 +122,9 @@ def best_model(run: MeasuredRun, prompt_tokens: int) -> Model:
 
 
 def _model(run: MeasuredRun, prompt_tokens: int, costs: Costs, sample_error: float, step_error: float) -> Model:
-    began = time.perf_counter()
+    began = time.process_time()
     seen = replay_run(run, costs, prompt_tokens)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     return Model(costs=costs, seen=seen, sample_error=sample_error, step_error=step_error, seconds=seconds)
 
 
@@ -190,7 +190,7 @@ def _search(
 
 
 def _wanted(base: Setting, plan: Plan) -> Mapping[str, SchedulingPolicy]:
-    """Return the policies to compare: those that flags can select, with the run's own staleness among them."""
+    """Return the policies to compare.  Flags can select them, and the run's own staleness is among them."""
     own = base.schedule
     stalenesses = sorted({*plan.stalenesses, own.staleness} - {0})
     masked = [own.staleness] if own.stale == "mask" and own.staleness else []

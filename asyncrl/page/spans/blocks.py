@@ -10,7 +10,7 @@ import orjson
 BLOCK_BYTES = 256 * 1024
 """Size of a block: reading one again, for the names of a few samples, takes some milliseconds."""
 _AROUND = b"[],\r\n "
-"""What stands around and between the events of a file."""
+"""Characters around and between the events of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

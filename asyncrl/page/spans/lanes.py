@@ -1,4 +1,4 @@
-"""What each lane shows within a window: single spans, or shares of time where they are many."""
+"""The lanes of a window: their spans, and the shares of time of their activities."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Total:
     seconds: float
     """Summed over samples, of which many run at once."""
     share: float
-    """Of the window; the mean number at once for samples."""
+    """Share of the window; for samples, the mean number at once."""
     count: int
 
 

@@ -27,7 +27,7 @@ from asyncrl.page.spans.summing import Tiling, engine_states
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the files were read."""
+    """The part of the files that was read."""
 
     read_bytes: int
     total_bytes: int
@@ -68,7 +68,7 @@ class Snapshot:
 
     @cached_property
     def engines(self) -> Tiling:
-        """What the engines did at each time."""
+        """The state of the engines at each time."""
         updates = self.spans["kind"] == UPDATE
         return engine_states(
             (self.samples["start"], self.samples["stop"]),

@@ -97,7 +97,7 @@ def test_a_long_run_is_calibrated_on_its_newest_steps(tmp_path: Path) -> None:
     seen = stretch_of(tmp_path / "run" / "timeline.json", {"update-weights-interval": 1})
     assert [step.step for step in seen.steps] == list(range(MOST_STEPS))
     assert [row["step"] for row in seen.rows] == list(range(MOST_STEPS))
-    assert seen.steps[0].start_s == 6.0  # 5 s of waiting after the end of the step before, and 1 s of its own tail
+    assert seen.steps[0].start_s == 6.0  # 5 s of waiting after the end of the step before, and 1 s of pause
     assert len(seen.updates) == MOST_STEPS
     assert min(seen.lengths)[0] <= 0
     assert {(group, index) for group in range(8) for index in range(8)} <= seen.lengths.keys()

@@ -24,7 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFiles:
 
 
 def shown(run: RunFiles, **query: str) -> dict[str, Any]:
-    """What the script gets, as it gets it."""
+    """The answer that the script gets."""
     found = timeline.spans(PageRequest(run=run, query=query))
     values: dict[str, Any] = orjson.loads(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))
     return values
