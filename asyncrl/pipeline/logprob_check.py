@@ -1,14 +1,20 @@
-"""The log-prob check: compares log-probs of engines and trainer for the same tokens under the same weights."""
+"""The log-prob check: compares log-probs of engines and trainer for the same tokens under the same weights.
+
+The mean over the answers of a batch tells whether they agree.  Every ``PROBE_INTERVAL`` steps, engines also score some
+prompts, which a wrong tokenizer or chat template makes improbable.  Each of several engines then scores the same
+answers, too, so that one engine with other weights is found by its number.
+"""
 
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, compress
 from operator import sub
 
 from asyncrl.errors import EngineError, plainly
-from asyncrl.protocols import RolloutEngine
+from asyncrl.protocols import RolloutEngine, Score
 from asyncrl.types import Batch, Sample, ScoredSample, Weights
 
 logger = logging.getLogger(__name__)
@@ -20,6 +26,16 @@ Four give a mean over some hundred tokens, and their load on the engines is negl
 """
 COMPARED_TOKENS = 65_536
 """Most tokens compared per step: enough for a mean, and the comparison blocks the event loop for 4 ms."""
+
+PROBE_INTERVAL = 4
+"""Steps between two probes: the second one after a fault comes within ten steps."""
+PROBED_TOKENS = 512
+"""Most tokens of a prompt or an answer that a probe scores."""
+
+type Logprobs = Mapping[int, Sequence[float]]
+"""Log-probs of answers by position in the batch; those of an answer's first tokens suffice."""
+type _Probes = Mapping[int, tuple[tuple[int, ...], int]]
+"""Arguments of ``Score`` by position in the batch."""
 
 
 async def engine_logprobs(batch: Batch, served: Weights, engine: RolloutEngine | None) -> dict[int, Sequence[float]]:
@@ -51,8 +67,86 @@ async def engine_logprobs(batch: Batch, served: Weights, engine: RolloutEngine |
     return {place: task.result() for place, task in tasks.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """The scores of one probe."""
+
+    prompts: Sequence[Sequence[float]] = ()
+    """Log-probs of the tokens of each prompt behind its first one; empty if no engine told them."""
+    engines: Mapping[int, Logprobs] = field(default_factory=dict)
+    """Log-probs of answers of each of several engines that answered, by number."""
+
+    def prompt_surprise(self, vocab_size: int) -> float | None:
+        """Return the mean negative log-prob, divided by that of a guess among ``vocab_size`` ids."""
+        logprobs = list(chain.from_iterable(self.prompts))
+        return -sum(logprobs) / len(logprobs) / math.log(vocab_size) if logprobs else None
+
+
+class EngineProbes:
+    """Lets engines score the same prompts and answers every ``PROBE_INTERVAL`` steps."""
+
+    def __init__(self, scorers: Callable[[], Mapping[int, Score]]) -> None:
+        """``scorers`` returns the ``score`` of each engine that gets requests, by the engine's number."""
+        self._scorers = scorers
+        self._next_step = 0
+
+    async def score(self, batch: Batch) -> Probed:
+        """Return the scores of a probe; empty between two probes.  The caller must cancel late requests."""
+        scorers = self._scorers()
+        if batch.step < self._next_step or not scorers:
+            return Probed()
+        prompts, answers = _probes(batch)
+        numbers = sorted(scorers)
+        if len(numbers) == 1:
+            answers = {}
+        with plainly():
+            async with asyncio.TaskGroup() as scoring:
+                of_prompts = scoring.create_task(_scored(batch.step, numbers[0], scorers[numbers[0]], prompts))
+                of_answers = {
+                    number: scoring.create_task(_scored(batch.step, number, scorers[number], answers))
+                    for number in numbers
+                }
+        self._next_step = batch.step + PROBE_INTERVAL
+        return Probed(
+            prompts=list(of_prompts.result().values()),
+            engines={number: task.result() for number, task in of_answers.items() if task.result()},
+        )
+
+
+def _probes(batch: Batch) -> tuple[_Probes, _Probes]:
+    """Return prompts and answers of some groups."""
+    chosen = list(_first_of_each_group(batch))
+    prompts = {place: (prompt[:PROBED_TOKENS], 1) for place, prompt, _ in chosen if len(prompt) > 1}
+    answers = {
+        place: ((*prompt, *sample.token_ids[:PROBED_TOKENS]), len(prompt))
+        for place, prompt, sample in chosen
+        if sample.token_ids
+    }
+    return prompts, answers
+
+
+async def _scored(step: int, number: int, score: Score, probes: _Probes) -> Logprobs:
+    """Return one engine's log-probs, one request after the other; empty if it fails."""
+    try:
+        return {place: await score(*probe) for place, probe in probes.items()}
+    except EngineError as error:
+        logger.info("step %d: no log-probs of engine %d to compare with: %s", step, number, error)
+        return {}
+
+
+def differences_by_engine(
+    batch: Batch, from_engines: Mapping[int, Logprobs], from_trainer: Sequence[Sequence[float]]
+) -> Mapping[int, float]:
+    """Return ``mean_difference`` of each engine, by number, over the tokens that it scored."""
+    found = {
+        number: mean_difference(batch, scored, {place: from_trainer[place][: len(scored[place])] for place in scored})
+        for number, scored in from_engines.items()
+    }
+    return {number: difference for number, difference in found.items() if difference is not None}
+
+
 def mean_difference(
-    batch: Batch, from_engine: Mapping[int, Sequence[float]], from_trainer: Sequence[Sequence[float]]
+    batch: Batch, from_engine: Logprobs, from_trainer: Logprobs | Sequence[Sequence[float]]
 ) -> float | None:
     """Return the mean absolute difference over the tokens in ``from_engine``; None if there are none.
 
