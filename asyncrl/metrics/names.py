@@ -224,9 +224,9 @@ METRICS: tuple[Metric, ...] = (
         "replayed routes of older weights add to it",
     ),
     Metric(
-        "prompts/surprise",
+        "prompts/surprise_ratio",
         "",
-        "mean negative log-prob of the tokens of a few prompts, divided by that of a guess among all ids; every four "
+        "negative log-prob of a few prompts, divided by that of the same prompts with all ids off by one; every four "
         "steps",
     ),
     Metric(

@@ -1,8 +1,9 @@
 """The log-prob check: compares log-probs of engines and trainer for the same tokens under the same weights.
 
-The mean over the answers of a batch tells whether they agree.  Every ``PROBE_INTERVAL`` steps, engines also score some
-prompts, which a wrong tokenizer or chat template makes improbable.  Each of several engines then scores the same
-answers, too, so that one engine with other weights is found by its number.
+The mean over the answers of a batch tells whether they agree.  Every ``PROBE_INTERVAL`` steps, an engine also scores
+some prompts, and the same prompts with all ids off by one: a prompt that the model can read is more probable than
+those.  Each of several engines then scores the same answers, too, so that one engine with other weights is found by its
+number.
 """
 
 import asyncio
@@ -29,6 +30,8 @@ COMPARED_TOKENS = 65_536
 
 PROBE_INTERVAL = 4
 """Steps between two probes: the second one after a fault comes within ten steps."""
+PROBED_PROMPTS = 8
+"""Prompts of a probe."""
 PROBED_TOKENS = 512
 """Most tokens of a prompt or an answer that a probe scores."""
 
@@ -71,23 +74,23 @@ async def engine_logprobs(batch: Batch, served: Weights, engine: RolloutEngine |
 class Probed:
     """The scores of one probe."""
 
-    prompts: Sequence[Sequence[float]] = ()
-    """Log-probs of the tokens of each prompt behind its first one; empty if no engine told them."""
+    prompts: float | None = None
+    """Negative log-prob of some prompts, divided by that of the same prompts with all ids one higher or one lower,
+    whichever is more probable.  None if no engine told it."""
     engines: Mapping[int, Logprobs] = field(default_factory=dict)
     """Log-probs of answers of each of several engines that answered, by number."""
-
-    def prompt_surprise(self, vocab_size: int) -> float | None:
-        """Return the mean negative log-prob, divided by that of a guess among ``vocab_size`` ids."""
-        logprobs = list(chain.from_iterable(self.prompts))
-        return -sum(logprobs) / len(logprobs) / math.log(vocab_size) if logprobs else None
 
 
 class EngineProbes:
     """Lets engines score the same prompts and answers every ``PROBE_INTERVAL`` steps."""
 
-    def __init__(self, scorers: Callable[[], Mapping[int, Score]]) -> None:
-        """``scorers`` returns the ``score`` of each engine that gets requests, by the engine's number."""
+    def __init__(self, scorers: Callable[[], Mapping[int, Score]], vocab_size: int | None) -> None:
+        """``scorers`` returns the ``score`` of each engine that gets requests, by the engine's number.
+
+        Prompts are scored if ``vocab_size``, the number of ids, is known.
+        """
         self._scorers = scorers
+        self._vocab_size = vocab_size
         self._next_step = 0
 
     async def score(self, batch: Batch) -> Probed:
@@ -95,34 +98,53 @@ class EngineProbes:
         scorers = self._scorers()
         if batch.step < self._next_step or not scorers:
             return Probed()
-        prompts, answers = _probes(batch)
-        numbers = sorted(scorers)
-        if len(numbers) == 1:
-            answers = {}
+        answers = _answers(batch) if len(scorers) > 1 else {}
         with plainly():
             async with asyncio.TaskGroup() as scoring:
-                of_prompts = scoring.create_task(_scored(batch.step, numbers[0], scorers[numbers[0]], prompts))
+                of_prompts = scoring.create_task(self._surprise_ratio(batch, min(scorers), scorers[min(scorers)]))
                 of_answers = {
-                    number: scoring.create_task(_scored(batch.step, number, scorers[number], answers))
-                    for number in numbers
+                    number: scoring.create_task(_scored(batch.step, number, score, answers))
+                    for number, score in scorers.items()
                 }
         self._next_step = batch.step + PROBE_INTERVAL
-        return Probed(
-            prompts=list(of_prompts.result().values()),
-            engines={number: task.result() for number, task in of_answers.items() if task.result()},
-        )
+        scored = {number: task.result() for number, task in of_answers.items() if task.result()}
+        return Probed(prompts=of_prompts.result(), engines=scored)
+
+    async def _surprise_ratio(self, batch: Batch, number: int, score: Score) -> float | None:
+        """Return ``Probed.prompts``, from one engine."""
+        if (vocab_size := self._vocab_size) is None:
+            return None
+        prompts = {place: prompt[:PROBED_TOKENS] for place, prompt in _prompts(batch) if len(prompt) > 1}
+        with plainly():
+            async with asyncio.TaskGroup() as scoring:
+                tasks = [
+                    scoring.create_task(_scored(batch.step, number, score, _shifted(prompts, by, vocab_size)))
+                    for by in (0, 1, -1)
+                ]
+        given, *shifted = (-sum(chain.from_iterable(task.result().values())) for task in tasks)
+        is_complete = all(task.result().keys() == prompts.keys() for task in tasks)
+        return given / min(shifted) if is_complete and min(shifted) > 0 else None
 
 
-def _probes(batch: Batch) -> tuple[_Probes, _Probes]:
-    """Return prompts and answers of some groups."""
-    chosen = list(_first_of_each_group(batch))
-    prompts = {place: (prompt[:PROBED_TOKENS], 1) for place, prompt, _ in chosen if len(prompt) > 1}
-    answers = {
+def _shifted(prompts: Mapping[int, tuple[int, ...]], by: int, vocab_size: int) -> _Probes:
+    """Return the prompts with ids that are higher by ``by``; the last id is followed by the first."""
+    return {place: (tuple((token + by) % vocab_size for token in ids), 1) for place, ids in prompts.items()}
+
+
+def _prompts(batch: Batch) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield number and tokens of the prompts of some groups."""
+    for number, group in enumerate(batch.groups[:PROBED_PROMPTS]):
+        sample = group.samples[0].sample
+        yield number, group.prompt.token_ids if sample.prompt_ids is None else sample.prompt_ids
+
+
+def _answers(batch: Batch) -> _Probes:
+    """Return the beginnings of answers of some groups."""
+    return {
         place: ((*prompt, *sample.token_ids[:PROBED_TOKENS]), len(prompt))
-        for place, prompt, sample in chosen
+        for place, prompt, sample in _first_of_each_group(batch)
         if sample.token_ids
     }
-    return prompts, answers
 
 
 async def _scored(step: int, number: int, score: Score, probes: _Probes) -> Logprobs:

@@ -171,7 +171,7 @@ class _Trained:
     stop_s: float
     logprob_diff: float | None = None
     engine_logprob_diffs: Mapping[int, float] = field(default_factory=dict)
-    prompt_surprise: float | None = None
+    surprise_ratio: float | None = None
     """See StepFacts for all three."""
 
 
@@ -220,7 +220,7 @@ class _Run:
         self._is_alarmed = False
         self._skipped_in_a_row = 0
         self._scores_are_late = False
-        self._probes = EngineProbes(parts.scorers)
+        self._probes = EngineProbes(parts.scorers, plan.vocab_size)
         self._trained = plan.first_step
         """Steps done."""
         self._saved_s = loop_time()
@@ -278,7 +278,7 @@ class _Run:
             num_slow_engines=None if parts.num_slow is None else parts.num_slow(),
             logprob_diff=trained.logprob_diff,
             engine_logprob_diffs=trained.engine_logprob_diffs,
-            prompt_surprise=trained.prompt_surprise,
+            surprise_ratio=trained.surprise_ratio,
             update_wait_s=update_wait_s,
             hooks_s=hooks_s,
             checkpoint_s=checkpoint_s,
@@ -442,7 +442,8 @@ class _Run:
             probing.cancel()
             return trained
         if probing.done():
-            trained = self._with_probe(batch, trained, probing.result())
+            apart = differences_by_engine(batch, probing.result().engines, trained.report.logprobs)
+            trained = replace(trained, engine_logprob_diffs=apart, surprise_ratio=probing.result().prompts)
         probing.cancel()  # no effect on a task that is done
         if scoring.done():
             return replace(trained, logprob_diff=mean_difference(batch, scoring.result(), trained.report.logprobs))
@@ -509,14 +510,6 @@ class _Run:
             return Probed()
         probed = await self._probes.score(batch)
         return probed if serving.now.step == batch.step else Probed()
-
-    def _with_probe(self, batch: Batch, trained: _Trained, probed: Probed) -> _Trained:
-        vocab_size = self._plan.vocab_size
-        return replace(
-            trained,
-            engine_logprob_diffs=differences_by_engine(batch, probed.engines, trained.report.logprobs),
-            prompt_surprise=None if vocab_size is None else probed.prompt_surprise(vocab_size),
-        )
 
     def _can_score(self) -> bool:
         """Whether engines can score during training, as the trainer does: at temperature 1, on GPUs of their own."""

@@ -282,7 +282,7 @@ def test_one_engine_that_keeps_its_weights_is_found_by_its_number() -> None:
 
 def test_prompts_are_scored_with_one_engine_as_well() -> None:
     world = World(steps=5, scorers=lambda: {0: _of_step(0)}).run()
-    assert [each.prompt_surprise is not None for each in world.facts] == [True, False, False, False, True]
+    assert [each.surprise_ratio is not None for each in world.facts] == [True, False, False, False, True]
     assert all(not each.engine_logprob_diffs for each in world.facts)
 
 
@@ -291,13 +291,12 @@ def test_an_engine_that_fails_is_left_out_of_the_comparison() -> None:
     batch = Batch(step=3, groups=(replace(only, prompt=replace(only.prompt, token_ids=(1, 2, 3))),))
 
     async def scored(*scorers: Any) -> Probed:
-        return await EngineProbes(lambda: dict(enumerate(scorers))).score(batch)
+        return await EngineProbes(lambda: dict(enumerate(scorers)), 64).score(batch)
 
-    assert len(run_virtually(scored(_of_step(3)))[0].prompts) == 1
+    assert run_virtually(scored(_of_step(3)))[0].prompts is not None
     probed, _ = run_virtually(scored(_gone, _of_step(3), _of_step(4)))
     assert sorted(probed.engines) == [1, 2]
-    assert probed.prompts == []  # the first engine scores them
-    assert probed.prompt_surprise(64) is None
+    assert probed.prompts is None  # the first engine scores them
 
 
 def test_a_probe_scores_only_the_beginning_of_a_long_answer() -> None:
@@ -309,7 +308,7 @@ def test_a_probe_scores_only_the_beginning_of_a_long_answer() -> None:
 
     async def differences() -> Any:
         batch = batch_of(2 * PROBED_TOKENS)
-        probed = await EngineProbes(lambda: {0: score, 1: score}).score(batch)
+        probed = await EngineProbes(lambda: {0: score, 1: score}, None).score(batch)
         return differences_by_engine(batch, probed.engines, ((-1.5,) * 2 * PROBED_TOKENS,))
 
     found, _ = run_virtually(differences())
@@ -317,9 +316,22 @@ def test_a_probe_scores_only_the_beginning_of_a_long_answer() -> None:
     assert found == {0: 0.5, 1: 0.5}
 
 
-def test_a_prompt_that_is_a_guess_has_the_surprise_one() -> None:
-    probed = Probed(prompts=[(-math.log(64),) * 3, (-math.log(64),)])
-    assert probed.prompt_surprise(64) == pytest.approx(1.0)
+@pytest.mark.parametrize(("by", "ratio"), [(0, 0.5), (1, 2.0), (-1, 2.0), (3, 1.0)])
+def test_prompts_whose_ids_are_off_by_one_are_less_probable_than_the_right_ones(by: int, ratio: float) -> None:
+    right = (60, 61, 62, 63)
+
+    async def score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        """A model that knows one prompt."""
+        return (-1.0 if token_ids == right else -2.0,) * (len(token_ids) - start)
+
+    (only,) = batch_of(2).groups
+    given = tuple((token + by) % 64 for token in right)
+    batch = Batch(step=3, groups=(replace(only, prompt=replace(only.prompt, token_ids=given)),))
+
+    async def probed() -> Probed:
+        return await EngineProbes(lambda: {0: score}, 64).score(batch)
+
+    assert run_virtually(probed())[0].prompts == ratio
 
 
 def test_late_probes_cost_neither_the_comparison_nor_the_run() -> None:
