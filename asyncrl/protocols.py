@@ -5,7 +5,7 @@ function types (RewardFn, GroupRewardFn, KeepFn, PickFn, EvalFn, BatchHook and t
 ``tests/contract/`` runs the same tests on the fake and the real RolloutEngine.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -59,7 +59,7 @@ class RolloutEngine(Protocol):
         """
 
 
-type Score = Callable[[tuple[int, ...], int], Awaitable[tuple[float, ...]]]
+type Score = Callable[[tuple[int, ...], int], Coroutine[Any, Any, tuple[float, ...]]]
 """``RolloutEngine.score`` of one server."""
 
 

@@ -97,6 +97,7 @@ RULES = (
     Rule(
         title="Lengths are biased",
         needs=("length/alarm",),
+        reads=("length/ratio",),
         sign=biased,
         look="Raise --max-staleness, use --stale-policy wait, or look why answers fail (groups/stale, groups/failed).",
     ),

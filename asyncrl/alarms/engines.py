@@ -145,6 +145,7 @@ RULES = (
     Rule(
         title="Log-probs are not compared",
         needs=("step",),
+        reads=("train/logprob_diff",),
         sign=not_compared,
         look="Engines are too busy to score tokens, or serve other weights than the trainer holds; see run.log.",
     ),

@@ -1,19 +1,30 @@
 """The numbers of all steps so far, as rules read them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 type Row = Mapping[str, float | int | None]
 """The numbers of one step by name, as in ``metrics.jsonl``; None or missing if a number does not exist."""
 
 
+class _Column:
+    """All values of one number, with their steps."""
+
+    __slots__ = ("least", "most", "steps", "values")
+
+    def __init__(self, first: float) -> None:
+        self.values: list[float] = []
+        self.steps: list[int] = []
+        self.least = self.most = first
+
+
 class History:
     """Numbers by name, in the order of the steps.  A step that lacks a number has no value of it."""
 
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
-        self._steps: dict[str, list[int]] = {}
-        self._bounds: dict[str, tuple[float, float]] = {}
+    def __init__(self, is_read: Callable[[str], bool]) -> None:
+        """``is_read``: whether any rule reads the number with this name; others are not kept."""
+        self._is_read = is_read
+        self._columns: dict[str, _Column] = {}
         self.step = -1
         """The newest step."""
 
@@ -21,34 +32,52 @@ class History:
         """Add the numbers of the next step."""
         self.step = step
         for name, value in row.items():
-            if value is not None:
-                self._values.setdefault(name, []).append(value)
-                self._steps.setdefault(name, []).append(step)
-                least, most = self._bounds.get(name, (value, value))
-                self._bounds[name] = min(least, value), max(most, value)
+            if value is None:
+                continue
+            column = self._columns.get(name)
+            if column is None:
+                if not self._is_read(name):
+                    continue
+                column = self._columns[name] = _Column(value)
+            column.values.append(value)
+            column.steps.append(step)
+            if value < column.least:
+                column.least = value
+            elif value > column.most:
+                column.most = value
+
+    def has(self, name: str) -> bool:
+        """Whether the newest step has this number; of a name that ends with a slash, any number that begins like it."""
+        if name.endswith("/"):
+            return bool(self.names(name, ""))
+        column = self._columns.get(name)
+        return column is not None and column.steps[-1] == self.step
 
     def values(self, name: str) -> Sequence[float]:
         """Return all values, the newest last."""
-        return self._values.get(name, ())
+        column = self._columns.get(name)
+        return () if column is None else column.values
 
     def steps(self, name: str) -> Sequence[int]:
         """Return the steps of ``values``."""
-        return self._steps.get(name, ())
+        column = self._columns.get(name)
+        return () if column is None else column.steps
 
     def bounds(self, name: str) -> tuple[float, float]:
         """Return the smallest and the largest value so far.  There must be one."""
-        return self._bounds[name]
+        column = self._columns[name]
+        return column.least, column.most
 
     def now(self, name: str) -> float | None:
         """Return the value of the newest step."""
-        return self._values[name][-1] if self._steps.get(name, (None,))[-1] == self.step else None
+        return self._columns[name].values[-1] if self.has(name) else None
 
     def names(self, before: str, after: str) -> Sequence[str]:
         """Return the names of numbers of the newest step that begin and end like this."""
         return [
             name
-            for name, steps in self._steps.items()
-            if steps[-1] == self.step and name.startswith(before) and name.endswith(after)
+            for name, column in self._columns.items()
+            if name.startswith(before) and name.endswith(after) and column.steps[-1] == self.step
         ]
 
     def mean(self, name: str, count: int, *, ago: int = 0) -> float | None:

@@ -53,10 +53,11 @@ def collapsed_entropy(history: History) -> str | None:
     """Whether the entropy fell by a large factor without a rise of the reward."""
     name, reward = "train/entropy", "reward/mean"
     ago = min(LOOK_BACK, len(history.values(name)) - WINDOW)
-    if ago < 1 or len(history.values(reward)) < ago + WINDOW:
+    recent = history.values(name)[-LOOK_BACK - WINDOW :]
+    now = recent[-1]
+    if ago < 1 or len(history.values(reward)) < ago + WINDOW or now > FALLS_TO * max(recent):
         return None
     before = max(history.mean(name, WINDOW, ago=back) or 0.0 for back in range(1, ago + 1))
-    now = history.values(name)[-1]
     rise = (history.mean(reward, WINDOW) or 0.0) - (history.mean(reward, WINDOW, ago=ago) or 0.0)
     spread = history.mean("reward/std", WINDOW, ago=ago) or 0.0
     if now > FALLS_TO * before or rise > MUST_RISE * spread:
@@ -81,9 +82,10 @@ def rising_entropy(history: History) -> str | None:
 def jumping_norm(history: History) -> str | None:
     """Whether the gradient norm is far above its median."""
     *before, now = history.values("train/grad_norm")[-NORM_STEPS - 1 :]
-    if len(before) < NORM_LEAST or now < NORM_JUMPS_BY * median(before):
+    usual = median(before) if len(before) >= NORM_LEAST else 0.0
+    if not usual or now < NORM_JUMPS_BY * usual:
         return None
-    return f"The gradient norm is {now:.3g}, {now / median(before):.0f} times its median."
+    return f"The gradient norm is {now:.3g}, {now / usual:.0f} times its median."
 
 
 def clipped(history: History) -> str | None:
@@ -113,7 +115,7 @@ RULES = (
     ),
     Rule(
         title="Entropy has collapsed",
-        needs=("train/entropy", "reward/mean"),
+        needs=("train/entropy", "reward/mean", "reward/std"),
         sign=collapsed_entropy,
         look="The policy explores hardly anything. Lower the learning rate, or add --entropy-coef or a KL loss.",
     ),

@@ -14,6 +14,8 @@ class Rule:
     needs: tuple[str, ...]
     """Numbers that a step must have; without them, the rule does not look at the step.  A name that ends with a slash
     stands for any number that begins like it."""
+    reads: tuple[str, ...] = ()
+    """Further numbers that the rule reads."""
     sign: Callable[[History], str | None]
     """Returns what is seen in the newest step, and what to look at; None if nothing is wrong."""
     lasts: int = 1

@@ -21,18 +21,24 @@ class _State:
 
 
 class Watch:
-    """Takes the rows of a run in the order of their steps.  A row takes about 20 microseconds."""
+    """Takes the rows of a run in the order of their steps.  A row takes some 40 microseconds."""
 
     def __init__(self, rules: Iterable[Rule] = RULES) -> None:
-        self._history = History()
         self._states = {rule: _State() for rule in rules}
+        names = frozenset(name for rule in self._states for name in (*rule.needs, *rule.reads))
+        self._names, self._beginnings = names, tuple(name for name in names if name.endswith("/"))
+        self._history = History(self.is_read)
+
+    def is_read(self, name: str) -> bool:
+        """Whether any rule reads the number with this name."""
+        return name in self._names or name.startswith(self._beginnings)
 
     def add(self, step: int, row: Row) -> Sequence[Alarm]:
         """Add the numbers of the next step and return the alarms that it raises."""
         self._history.add(step, row)
         raised = []
         for rule, state in self._states.items():
-            if all(_has(row, name) for name in rule.needs) and self._follow(rule, state):
+            if all(map(self._history.has, rule.needs)) and self._follow(rule, state):
                 assert state.alarm is not None
                 raised.append(state.alarm)
         return raised
@@ -59,9 +65,3 @@ class Watch:
         since = step if alarm is None else alarm.since
         state.alarm = Alarm(title=rule.title, text=f"{text} {rule.look}", since=since)
         return alarm is None or alarm.until is not None
-
-
-def _has(row: Row, name: str) -> bool:
-    if name.endswith("/"):
-        return any(each.startswith(name) for each in row)
-    return row.get(name) is not None

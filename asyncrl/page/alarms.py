@@ -40,8 +40,10 @@ def alarms_of(run: RunFiles) -> Sequence[Alarm]:
     new = steps[watched.num_steps :]
     if new and run.state is State.RUNNING and not file_of(run.path, new[-1]).exists():
         new.pop()  # its file may come in a moment
+    names = [name for name in run.rows.names() if watched.watch.is_read(name)]
     for step in new:
-        watched.watch.add(step, numbers_of(run, step) if step in steps[-NEWEST:] else run.rows.at(step))
+        texts = _texts(file_of(run.path, step)) if step in steps[-NEWEST:] else {}
+        watched.watch.add(step, {**{name: run.rows.number(name, step) for name in names}, **texts})
     watched.num_steps += len(new)
     return watched.watch.alarms
 

@@ -148,12 +148,17 @@ def _answers(batch: Batch) -> _Probes:
 
 
 async def _scored(step: int, number: int, score: Score, probes: _Probes) -> Logprobs:
-    """Return one engine's log-probs, one request after the other; empty if it fails."""
+    """Return one engine's log-probs; empty if it fails.  Requests are sent at once, so that it can batch them."""
     try:
-        return {place: await score(*probe) for place, probe in probes.items()}
+        with plainly():
+            async with asyncio.TaskGroup() as scoring:
+                tasks = {
+                    place: scoring.create_task(score(token_ids, start)) for place, (token_ids, start) in probes.items()
+                }
     except EngineError as error:
         logger.info("step %d: no log-probs of engine %d to compare with: %s", step, number, error)
         return {}
+    return {place: task.result() for place, task in tasks.items()}
 
 
 def differences_by_engine(

@@ -26,6 +26,8 @@ from benchmarks.planted_faults.report import Outcome, failures, outcome_of, tabl
 
 RUN_S = 900.0
 """Limit for a run on a busy machine; an idle one needs a minute."""
+LATE = 124
+"""Exit code of a run that was ended because of this limit."""
 FOLDER = "run"
 FINISHED = "finished"
 """Name of a file in the folder of a run that ended by itself."""
@@ -57,33 +59,16 @@ def _run(plan: Plan, folder: Path) -> int:
     """Run ``plan`` to its end and return the exit code."""
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
     folder.mkdir(parents=True)
-    flags = {
-        "config": plan.config,
-        "num-rollout": plan.num_steps,
-        "eval-interval": plan.num_steps,
-        "skip-eval-before-train": True,
-        "start-timeout-s": 600,
-        "device": "cpu",
-        **plan.flags,
-        **plan.prepare(folder),
-        "run-dir": folder / FOLDER,
-        "progress": "lines",
-    }
-    words = [
-        word
-        for name, value in flags.items()
-        for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
-    ]
+    words = [sys.executable, "train_async.py", *plan.words(folder), "--run-dir", str(folder / FOLDER)]
+    environment = {**os.environ, **plan.environment(folder)}
     with (folder / "output.txt").open("wb") as output:
-        code = subprocess.run(
-            [sys.executable, "train_async.py", *words],
-            cwd=ROOT,
-            env={**os.environ, **plan.environment(folder)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=RUN_S,
-            check=False,
-        ).returncode
+        try:
+            code = subprocess.call(
+                words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=RUN_S
+            )
+        except subprocess.TimeoutExpired:
+            _say(f"{plan.name}: not over after {RUN_S:.0f} s, and ended")
+            return LATE
     if code == 0:
         (folder / FINISHED).touch()
     return code

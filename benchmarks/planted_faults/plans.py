@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from benchmarks.planted_faults import stale_engine
 MODEL = ROOT / "configs" / "quickstart" / "model"
 FAULTY_STEPS = 12
 HEALTHY_STEPS = 20
+START_S = 600
+"""Limit for the start of the processes on a busy machine."""
 RIGHT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """The quickstart's model was taught on bare problems."""
 WRONG_TEMPLATE = "{% for message in messages %}<im_start>{{ message.role }} {{ message.content }}<im_end>{% endfor %}"
@@ -38,6 +41,22 @@ class Plan:
     def num_steps(self) -> int:
         """The number of training steps."""
         return FAULTY_STEPS if self.is_faulty else HEALTHY_STEPS
+
+    def words(self, folder: Path) -> list[str]:
+        """Return the arguments of the run, after its files have been prepared in ``folder``."""
+        flags = {
+            "config": self.config,
+            "num-rollout": self.num_steps,
+            "eval-interval": self.num_steps,
+            "skip-eval-before-train": True,
+            "start-timeout-s": START_S,
+            "device": "cpu",
+            "progress": "lines",
+            **self.flags,
+            **self.prepare(folder),
+        }
+        given = [[f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in flags.items()]
+        return list(chain.from_iterable(given))
 
 
 def plans() -> Sequence[Plan]:

@@ -1,11 +1,9 @@
 """The alarms of a run directory: rows of all steps, texts of the newest ones, each read once."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -15,8 +13,8 @@ from asyncrl.page import alarms
 from asyncrl.page.alarms import NEWEST, alarms_of
 from asyncrl.page.run_files import METRICS_FILE, RunFiles, open_runs
 from asyncrl.page.run_status import StatusFile
-from asyncrl.page.server import PageServer
 from asyncrl.rollout_log.files import file_of
+from tests.unit.page.serving import opened, served
 
 
 def add_rows(folder: Path, steps: Sequence[int], **numbers: float) -> None:
@@ -32,7 +30,7 @@ def add_texts(folder: Path, steps: Sequence[int], text: str) -> None:
         pq.write_table(pa.table({"group_id": [0, 0, 1], "response": [text, f"not {text}", text]}), path)
 
 
-def opened(folder: Path) -> RunFiles:
+def read(folder: Path) -> RunFiles:
     (run,) = open_runs([folder])
     return run
 
@@ -45,34 +43,34 @@ def titles(run: RunFiles) -> list[str]:
 def test_alarms_come_from_rows_and_from_the_texts_of_the_newest_steps(tmp_path: Path) -> None:
     add_rows(tmp_path, range(10), **{"response/truncated": 1.0})
     add_texts(tmp_path, range(10), "again and " * 20)
-    run = opened(tmp_path)
+    run = read(tmp_path)
     run.rows.update()
     found = {alarm.title: alarm.since for alarm in alarms_of(run)}
     assert found == {"Answers do not end": 2, "Repeated text": 10 - NEWEST + 1}
 
 
 def test_only_new_steps_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
+    files: list[str] = []
     texts = alarms._texts  # noqa: SLF001
 
     def counted(path: Path) -> Any:
-        read.append(path.name)
+        files.append(path.name)
         return texts(path)
 
     monkeypatch.setattr(alarms, "_texts", counted)
     add_rows(tmp_path, range(8))
     add_texts(tmp_path, range(8), "sound")
-    run = opened(tmp_path)
+    run = read(tmp_path)
     assert titles(run) == titles(run) == []
     add_rows(tmp_path, [8, 9])
     add_texts(tmp_path, [8, 9], "\ufffd\ufffd\ufffd")
     assert titles(run) == ["Garbage text"]
-    assert read == [file_of(tmp_path, step).name for step in range(4, 10)]
+    assert files == [file_of(tmp_path, step).name for step in range(4, 10)]
 
 
 def test_a_resumed_run_that_repeats_steps_is_watched_anew(tmp_path: Path) -> None:
     add_rows(tmp_path, range(6), **{"response/truncated": 1.0})
-    run = opened(tmp_path)
+    run = read(tmp_path)
     assert titles(run) == ["Answers do not end"]
     add_rows(tmp_path, range(2, 6), **{"response/truncated": 0.0})
     assert titles(run) == []
@@ -82,7 +80,7 @@ def test_the_newest_step_of_a_running_run_waits_for_its_samples(tmp_path: Path) 
     StatusFile(tmp_path)
     add_rows(tmp_path, range(3))
     add_texts(tmp_path, range(2), "")
-    run = opened(tmp_path)
+    run = read(tmp_path)
     assert titles(run) == ["Empty answers"]
     assert run.parts[alarms.PART].num_steps == 2
     add_texts(tmp_path, [2], "sound")
@@ -94,20 +92,14 @@ def test_a_file_that_cannot_be_read_costs_only_its_texts(tmp_path: Path) -> None
     add_rows(tmp_path, range(5), **{"response/truncated": 1.0})
     add_texts(tmp_path, range(5), "sound")
     file_of(tmp_path, 4).write_bytes(b"PAR1 and no more")
-    assert titles(opened(tmp_path)) == ["Answers do not end"]
+    assert titles(read(tmp_path)) == ["Answers do not end"]
 
 
 def test_the_overview_shows_alarms_with_their_steps(tmp_path: Path) -> None:
     add_rows(tmp_path, range(5), **{"response/truncated": 1.0, "filter/acceptance": 0.0})
     add_rows(tmp_path, range(5, 8), **{"response/truncated": 0.0, "filter/acceptance": 0.0})
 
-    async def page() -> str:
-        server, jar = PageServer([opened(tmp_path)], key="key"), aiohttp.CookieJar(unsafe=True)
-        async with server.open(), aiohttp.ClientSession(cookie_jar=jar) as session:
-            url = server.url.replace("/?key", "/run/0/overview?key")
-            async with session.get(url) as answer:
-                return await answer.text()
-
-    text = asyncio.run(page())
+    with served(tmp_path) as url:
+        text = opened(url)
     assert "<strong>Answers do not end</strong> from step 2 to 4. 100% of the answers" in text
     assert "<strong>Most groups are filtered</strong> since step 2. The filter keeps 0% of the groups." in text
