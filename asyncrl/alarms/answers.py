@@ -18,8 +18,12 @@ EMPTY = 0.5
 """Share of empty answers."""
 ALIKE = 0.9
 """Share of groups whose answers are all equal; healthy runs of the quickstart reach 0.7, with a reward of 0.93."""
-MISREAD = 1.0
-"""``prompts/surprise_ratio`` at which prompts are no more probable than prompts of wrong ids."""
+MISREAD = 0.9
+"""``prompts/surprise_ratio`` at which prompts are hardly more probable than prompts of wrong ids.
+
+The quickstart, which was never taught its prompts, has 0.6 to 0.73.  With a wrong chat template it has 1.0, with a
+shifted tokenizer 1.5.
+"""
 ACCEPTED = 0.1
 """Share of groups that the filter keeps."""
 
@@ -29,7 +33,10 @@ def misread(history: History) -> str | None:
     ratio = history.now("prompts/surprise_ratio")
     if ratio is None or ratio < MISREAD:
         return None
-    return f"The model finds prompts as improbable as prompts of wrong ids ({ratio:.2f} times their negative log-prob)."
+    return (
+        "The model finds its prompts no more probable than prompts of wrong ids: their negative log-prob is "
+        f"{ratio:.2f} times as large."
+    )
 
 
 def biased(history: History) -> str | None:
