@@ -21,8 +21,8 @@ ALIKE = 0.9
 MISREAD = 0.9
 """``prompts/surprise_ratio`` at which prompts are hardly more probable than prompts of wrong ids.
 
-The quickstart, which was never taught its prompts, has 0.6 to 0.73.  With a wrong chat template it has 1.0, with a
-shifted tokenizer 1.5.
+The quickstart, which was never taught its prompts, has 0.6 to 0.73 at the beginning.  With a wrong chat template it has
+1.0, with a shifted tokenizer 1.5.  Training on answers may raise the ratio, so the smallest one of a run counts.
 """
 ACCEPTED = 0.1
 """Share of groups that the filter keeps."""
@@ -30,8 +30,8 @@ ACCEPTED = 0.1
 
 def misread(history: History) -> str | None:
     """Whether the model finds wrong ids at least as probable as the prompts."""
-    ratio = history.now("prompts/surprise_ratio")
-    if ratio is None or ratio < MISREAD:
+    ratio, (least, _) = history.values("prompts/surprise_ratio")[-1], history.bounds("prompts/surprise_ratio")
+    if least < MISREAD:
         return None
     return (
         "The model finds its prompts no more probable than prompts of wrong ids: their negative log-prob is "

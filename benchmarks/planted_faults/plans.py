@@ -1,4 +1,4 @@
-"""The runs of the benchmark: five with a planted fault, ten healthy ones with different settings."""
+"""The runs of the benchmark: six with a planted fault, ten healthy ones with different settings."""
 
 import json
 import shutil
@@ -94,7 +94,17 @@ def _faulty() -> Sequence[Plan]:
         ),
         Plan(
             name="collapsed-entropy",
-            says="a learning rate that is a hundred times too large",
+            says="the entropy bonus has the wrong sign",
+            is_faulty=True,
+            flags={
+                "custom-loss-function-path": "benchmarks/planted_faults/wrong_sign.py:loss",
+                "lr": 1e-3,
+                "lr-warmup-iters": 0,
+            },
+        ),
+        Plan(
+            name="large-learning-rate",
+            says="the learning rate is a hundred times too large",
             is_faulty=True,
             flags={"lr": 3e-2, "lr-warmup-iters": 0},
         ),

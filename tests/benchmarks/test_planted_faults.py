@@ -27,8 +27,8 @@ def test_every_plan_is_a_configuration_that_can_be_loaded(plan: Plan, tmp_path: 
     assert run.rollout.num_rollout == plan.num_steps
 
 
-def test_there_are_five_faults_and_ten_healthy_runs() -> None:
-    assert [plan.is_faulty for plan in plans()] == [True] * 5 + [False] * 10
+def test_there_are_six_faults_and_ten_healthy_runs() -> None:
+    assert [plan.is_faulty for plan in plans()] == [True] * 6 + [False] * 10
 
 
 def test_the_shifted_tokenizer_gives_each_character_the_next_id(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ FAULTS: dict[str, Make] = {
 }
 SOUND: dict[str, Make] = {
     "a few batches are all right": lambda step: {"reward/mean": 1.0, "reward/std": 0.1 if step % 2 == 0 else 0.0},
-    "prompts are more probable than wrong ids": lambda step: {"prompts/surprise_ratio": 0.7},
+    "prompts become less probable in training": lambda step: {"prompts/surprise_ratio": 0.6 + 0.02 * step},
     "entropy falls while the reward rises": lambda step: {
         "train/entropy": 0.05 + falling(step),
         "reward/mean": 1.0 - 0.7 * 0.9**step,
@@ -69,6 +69,7 @@ SOUND: dict[str, Make] = {
         "reward/std": 0.4,
     },
     "the gradient norm varies": lambda step: {"train/grad_norm": (0.1, 0.3, 0.7, 1.2)[step % 4]},
+    "most gradients are zero": lambda step: {"train/grad_norm": 0.0 if step % 4 else 0.5},
     "one batch is skipped": lambda step: {"train/skipped": int(step == 10)},
     "replayed routes add to the difference": lambda step: {"train/logprob_diff": 1e-4 if step % 5 else 3e-7},
     "engines round differently": lambda step: {"engine/0/logprob_diff": 0.012, "engine/1/logprob_diff": 0.010},
