@@ -16,16 +16,16 @@ BEGIN_TURN = 0.5
 """Share of answers that begin with the name of a role or the marker before it."""
 EMPTY = 0.5
 """Share of empty answers."""
-ALIKE = 0.9
-"""Share of groups whose answers are all equal; healthy runs of the quickstart reach 0.7, with a reward of 0.93."""
+ALIKE = 0.95
+"""Share of groups whose answers are all equal; healthy runs of the quickstart reach 0.75, with a reward of 0.95."""
 MISREAD = 0.9
 """``prompts/surprise_ratio`` at which prompts are hardly more probable than prompts of wrong ids.
 
 The quickstart, which was never taught its prompts, has 0.6 to 0.73 at the beginning.  With a wrong chat template it has
 1.0, with a shifted tokenizer 1.5.  Training on answers may raise the ratio, so the smallest one of a run counts.
 """
-ACCEPTED = 0.1
-"""Share of groups that the filter keeps."""
+ACCEPTED = 0.05
+"""Share of groups that the filter keeps; a healthy run with a filter of easy and hard prompts came down to 0.07."""
 
 
 def misread(history: History) -> str | None:

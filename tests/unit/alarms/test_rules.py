@@ -53,7 +53,7 @@ FAULTS: dict[str, Make] = {
     "Garbage text": lambda step: {"texts/garbage": 0.2},
     "Empty answers": lambda step: {"texts/empty": 0.9},
     "Answers begin with a role": lambda step: {"texts/begin_turn": 1.0},
-    "All answers are alike": lambda step: {"texts/alike": 0.95},
+    "All answers are alike": lambda step: {"texts/alike": 1.0},
 }
 SOUND: dict[str, Make] = {
     "a few batches are all right": lambda step: {"reward/mean": 1.0, "reward/std": 0.1 if step % 2 == 0 else 0.0},
