@@ -18,24 +18,25 @@ EMPTY = 0.5
 """Share of empty answers."""
 ALIKE = 0.95
 """Share of groups whose answers are all equal; healthy runs of the quickstart reach 0.75, with a reward of 0.95."""
-MISREAD = 0.9
-"""``prompts/surprise_ratio`` at which prompts are hardly more probable than prompts of wrong ids.
+SHIFTED = 1.2
+"""``prompts/surprise_ratio`` at which wrong ids are clearly more probable than the prompts.
 
-The quickstart, which was never taught its prompts, has 0.6 to 0.73 at the beginning.  With a wrong chat template it has
-1.0, with a shifted tokenizer 1.5.  Training on answers may raise the ratio, so the smallest one of a run counts.
+The quickstart has 0.6 to 0.8, the mixture 0.93 to 1.0: these models were never taught their prompts.  With a shifted
+tokenizer it is 1.4 to 1.5, because one of the wrong readings is the right one.  Training on answers may raise the
+ratio, so the smallest one of a run counts.
 """
 ACCEPTED = 0.05
 """Share of groups that the filter keeps; a healthy run with a filter of easy and hard prompts came down to 0.07."""
 
 
-def misread(history: History) -> str | None:
-    """Whether the model finds wrong ids at least as probable as the prompts."""
+def shifted(history: History) -> str | None:
+    """Whether the model finds prompts of wrong ids more probable than the prompts."""
     ratio, (least, _) = history.values("prompts/surprise_ratio")[-1], history.bounds("prompts/surprise_ratio")
-    if least < MISREAD:
+    if least < SHIFTED:
         return None
     return (
-        "The model finds its prompts no more probable than prompts of wrong ids: their negative log-prob is "
-        f"{ratio:.2f} times as large."
+        "The model finds prompts more probable if all their ids are off by one: the negative log-prob of the prompts "
+        f"is {ratio:.2f} times as large."
     )
 
 
@@ -95,11 +96,11 @@ def alike(history: History) -> str | None:
 
 RULES = (
     Rule(
-        title="Prompts are misread",
+        title="Token ids are shifted",
         needs=("prompts/surprise_ratio",),
-        sign=misread,
+        sign=shifted,
         lasts=2,
-        look="Check that tokenizer and chat template belong to this model.",
+        look="Check that the tokenizer belongs to this model, with the same added tokens.",
     ),
     Rule(
         title="Lengths are biased",

@@ -29,7 +29,7 @@ def falling(step: int) -> float:
 
 FAULTS: dict[str, Make] = {
     "Reward without variance": lambda step: {"reward/mean": 1.0, "reward/std": 0.0},
-    "Prompts are misread": lambda step: {"prompts/surprise_ratio": 1.1} if step % 4 == 0 else {},
+    "Token ids are shifted": lambda step: {"prompts/surprise_ratio": 1.4} if step % 4 == 0 else {},
     "Entropy has collapsed": lambda step: {"train/entropy": falling(step), "reward/mean": 0.3, "reward/std": 0.4},
     "Entropy rises": lambda step: {"train/entropy": 0.3 + 0.1 * step},
     "Gradient norm jumps": lambda step: {"train/grad_norm": 30.0 if step == 20 else 1.0},
@@ -57,7 +57,7 @@ FAULTS: dict[str, Make] = {
 }
 SOUND: dict[str, Make] = {
     "a few batches are all right": lambda step: {"reward/mean": 1.0, "reward/std": 0.1 if step % 2 == 0 else 0.0},
-    "prompts become less probable in training": lambda step: {"prompts/surprise_ratio": 0.6 + 0.02 * step},
+    "prompts become less probable in training": lambda step: {"prompts/surprise_ratio": 0.6 + 0.04 * step},
     "entropy falls while the reward rises": lambda step: {
         "train/entropy": 0.05 + falling(step),
         "reward/mean": 1.0 - 0.7 * 0.9**step,
