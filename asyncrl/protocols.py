@@ -5,7 +5,7 @@ function types (RewardFn, GroupRewardFn, KeepFn, PickFn, EvalFn, BatchHook and t
 ``tests/contract/`` runs the same tests on the fake and the real RolloutEngine.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -57,6 +57,10 @@ class RolloutEngine(Protocol):
         They are computed at temperature 1 under the weights served now.
         Raises EngineTimeout, EngineLost or EngineRejected.
         """
+
+
+type Score = Callable[[tuple[int, ...], int], Coroutine[Any, Any, tuple[float, ...]]]
+"""``RolloutEngine.score`` of one server."""
 
 
 class LoadProbe(Protocol):

@@ -361,6 +361,7 @@ def _parts(
         gpu_sharing=running.gpu_sharing,
         early_end=early_end,
         num_serving=lambda: len(running.engine.urls),
+        scorers=running.engine.scorers,
         num_slow=lambda: running.supervisor.num_slow,
     )
 
@@ -467,4 +468,5 @@ def _plan(checked: Checked, run_dir: Path) -> RunPlan:
         save_interval_s=None if minutes is None else 60 * minutes,
         save_during_training=run.checkpoint.async_save,
         max_failed_saves=run.failures.max_failed_saves,
+        vocab_size=checked.model.shape.vocab_size,
     )

@@ -134,6 +134,11 @@ class StepFacts:
     logprob_diff: float | None
     """Mean absolute difference between engine and trainer log-probs of the same tokens under the same weights.  None if
     the engines serve other weights than the trainer held."""
+    engine_logprob_diffs: Mapping[int, float] = field(default_factory=dict)
+    """The same difference for each of several engines, by the engine's number, in steps in which all were compared."""
+    surprise_ratio: float | None = None
+    """Negative log-prob of some prompts, divided by that of the same prompts with all ids off by one; None between two
+    probes."""
     mismatch: Mapping[str, float] = field(default_factory=dict)
     """Differences between the log-probs of engines and trainer by metric name (``metrics/mismatch``)."""
     num_engines: int | None = None

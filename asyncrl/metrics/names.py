@@ -224,6 +224,18 @@ METRICS: tuple[Metric, ...] = (
         "replayed routes of older weights add to it",
     ),
     Metric(
+        "prompts/surprise_ratio",
+        "",
+        "negative log-prob of a few prompts, divided by that of the same prompts with all ids off by one; every four "
+        "steps",
+    ),
+    Metric(
+        "engine/NUM/logprob_diff",
+        "nat",
+        "train/logprob_diff of the engine whose log is sglang-NUM.log, over a few answers that all engines scored; "
+        "every four steps, with several engines",
+    ),
+    Metric(
         "mismatch/logprob_mean",
         "nat",
         "mean absolute difference of the engine's log-prob and the trainer's before the step, over trained tokens",

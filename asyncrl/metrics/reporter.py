@@ -80,6 +80,8 @@ def row(facts: StepFacts, before: TokenCounts) -> dict[str, float | int]:
         **(_throughput(facts.scheduler.tokens, before, facts.step_s) if facts.step_s > 0 else {}),
         **_training(facts.report),
         **({} if facts.logprob_diff is None else {"train/logprob_diff": facts.logprob_diff}),
+        **({} if facts.surprise_ratio is None else {"prompts/surprise_ratio": facts.surprise_ratio}),
+        **{f"engine/{number}/logprob_diff": apart for number, apart in facts.engine_logprob_diffs.items()},
         **facts.mismatch,
     }
 

@@ -1,22 +1,68 @@
-"""Alarms in words: signs in the numbers of a run that something is wrong."""
+"""The alarms of a run, from its files: the rows of all steps, and the samples of the newest ones."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from asyncrl.alarms.alarm import Alarm
+from asyncrl.alarms.texts import MOST_ANSWERS, Answer, text_numbers
+from asyncrl.alarms.watch import Watch
 from asyncrl.page.run_files import RunFiles
+from asyncrl.page.run_status import State
+from asyncrl.rollout_log.files import file_of
+
+PART = "alarms"
+"""The name of what is kept between two looks at a run."""
+NEWEST = 4
+"""Steps whose samples are read when a run is first looked at; a file takes some 10 ms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm:
-    """One sign that something is wrong."""
+@dataclass(slots=True)
+class _Watched:
+    """The watch of a run, and how far it has come."""
 
-    title: str
-    text: str
-    """The observation, and the place to look at next."""
-    since: int
-    """The training step in which the sign was first seen."""
+    watch: Watch = field(default_factory=Watch)
+    num_steps: int = 0
+    num_replaced: int = 0
+    """Rows that a resumed run had replaced when the watch began."""
 
 
 def alarms_of(run: RunFiles) -> Sequence[Alarm]:
-    """Return the alarms of a run, the oldest first."""
-    return ()
+    """Return the alarms of a run, the oldest first.
+
+    Reads the samples of at most the ``NEWEST`` steps, and nothing twice.
+    """
+    watched = run.parts.get(PART)
+    if not isinstance(watched, _Watched) or watched.num_replaced != run.rows.num_replaced:
+        watched = run.parts[PART] = _Watched(num_replaced=run.rows.num_replaced)
+    steps = run.rows.steps()
+    new = steps[watched.num_steps :]
+    if new and run.state is State.RUNNING and not file_of(run.path, new[-1]).exists():
+        new.pop()  # its file may come in a moment
+    names = [name for name in run.rows.names() if watched.watch.is_read(name)]
+    for step in new:
+        texts = _texts(file_of(run.path, step)) if step in steps[-NEWEST:] else {}
+        watched.watch.add(step, {**{name: run.rows.number(name, step) for name in names}, **texts})
+    watched.num_steps += len(new)
+    return watched.watch.alarms
+
+
+def numbers_of(run: RunFiles, step: int) -> Mapping[str, float]:
+    """Return the row of a step with the numbers of its texts, as far as there are any."""
+    return {**run.rows.at(step), **_texts(file_of(run.path, step))}
+
+
+def _texts(path: Path) -> Mapping[str, float]:
+    """Return the numbers of the texts of one step; empty if there is no file that can be read."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    try:
+        with pq.ParquetFile(path) as file:
+            rows: Sequence[dict[str, Any]] = next(
+                file.iter_batches(MOST_ANSWERS, columns=["group_id", "response"])
+            ).to_pylist()
+    except (OSError, StopIteration, pa.ArrowException):
+        return {}
+    return text_numbers(Answer(row["group_id"], row["response"]) for row in rows)

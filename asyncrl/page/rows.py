@@ -26,6 +26,8 @@ class Rows:
         self._columns: dict[str, dict[int, float]] = {}
         self.num_torn = 0
         """Lines that are no row."""
+        self.num_replaced = 0
+        """Rows of steps that were trained again, and files that were replaced."""
 
     def update(self) -> bool:
         """Read what was appended since the last call, and return whether anything was.  Raises OSError.
@@ -38,6 +40,7 @@ class Rows:
             return False
         if found.st_ino != self._inode or found.st_size < self._offset:
             self._inode, self._offset, self._columns = found.st_ino, 0, {}
+            self.num_replaced += 1
         before = self._offset
         for line in self._new_lines():
             self._add(line)
@@ -88,7 +91,8 @@ class Rows:
             self.num_torn += 1
             return
         if step in self._columns.get("time/step_s", ()) and "time/step_s" in row:
-            for column in self._columns.values():  # the step was trained again, after a resumption
+            self.num_replaced += 1  # the step was trained again, after a resumption
+            for column in self._columns.values():
                 column.pop(step, None)
         for name, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value):

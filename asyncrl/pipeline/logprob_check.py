@@ -1,14 +1,21 @@
-"""The log-prob check: compares log-probs of engines and trainer for the same tokens under the same weights."""
+"""The log-prob check: compares log-probs of engines and trainer for the same tokens under the same weights.
+
+The mean over the answers of a batch tells whether they agree.  Every ``PROBE_INTERVAL`` steps, an engine also scores
+some prompts, and the same prompts with all ids off by one: a prompt that the model can read is more probable than
+those.  Each of several engines then scores the same answers, too, so that one engine with other weights is found by its
+number.
+"""
 
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, compress
 from operator import sub
 
 from asyncrl.errors import EngineError, plainly
-from asyncrl.protocols import RolloutEngine
+from asyncrl.protocols import RolloutEngine, Score
 from asyncrl.types import Batch, Sample, ScoredSample, Weights
 
 logger = logging.getLogger(__name__)
@@ -20,6 +27,18 @@ Four give a mean over some hundred tokens, and their load on the engines is negl
 """
 COMPARED_TOKENS = 65_536
 """Most tokens compared per step: enough for a mean, and the comparison blocks the event loop for 4 ms."""
+
+PROBE_INTERVAL = 4
+"""Steps between two probes: the second one after a fault comes within ten steps."""
+PROBED_PROMPTS = 8
+"""Prompts of a probe."""
+PROBED_TOKENS = 512
+"""Most tokens of a prompt or an answer that a probe scores."""
+
+type Logprobs = Mapping[int, Sequence[float]]
+"""Log-probs of answers by position in the batch; those of an answer's first tokens suffice."""
+type _Probes = Mapping[int, tuple[tuple[int, ...], int]]
+"""Arguments of ``Score`` by position in the batch."""
 
 
 async def engine_logprobs(batch: Batch, served: Weights, engine: RolloutEngine | None) -> dict[int, Sequence[float]]:
@@ -51,8 +70,110 @@ async def engine_logprobs(batch: Batch, served: Weights, engine: RolloutEngine |
     return {place: task.result() for place, task in tasks.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """The scores of one probe."""
+
+    prompts: float | None = None
+    """Negative log-prob of some prompts, divided by that of the same prompts with all ids one higher or one lower,
+    whichever is more probable.  None if no engine told it."""
+    engines: Mapping[int, Logprobs] = field(default_factory=dict)
+    """Log-probs of answers of each of several engines that answered, by number."""
+
+
+class EngineProbes:
+    """Lets engines score the same prompts and answers every ``PROBE_INTERVAL`` steps."""
+
+    def __init__(self, scorers: Callable[[], Mapping[int, Score]], vocab_size: int | None) -> None:
+        """``scorers`` returns the ``score`` of each engine that gets requests, by the engine's number.
+
+        Prompts are scored if ``vocab_size``, the number of ids, is known.
+        """
+        self._scorers = scorers
+        self._vocab_size = vocab_size
+        self._next_step = 0
+
+    async def score(self, batch: Batch) -> Probed:
+        """Return the scores of a probe; empty between two probes.  The caller must cancel late requests."""
+        scorers = self._scorers()
+        if batch.step < self._next_step or not scorers:
+            return Probed()
+        answers = _answers(batch) if len(scorers) > 1 else {}
+        with plainly():
+            async with asyncio.TaskGroup() as scoring:
+                of_prompts = scoring.create_task(self._surprise_ratio(batch, min(scorers), scorers[min(scorers)]))
+                of_answers = {
+                    number: scoring.create_task(_scored(batch.step, number, score, answers))
+                    for number, score in scorers.items()
+                }
+        self._next_step = batch.step + PROBE_INTERVAL
+        scored = {number: task.result() for number, task in of_answers.items() if task.result()}
+        return Probed(prompts=of_prompts.result(), engines=scored)
+
+    async def _surprise_ratio(self, batch: Batch, number: int, score: Score) -> float | None:
+        """Return ``Probed.prompts``, from one engine."""
+        if (vocab_size := self._vocab_size) is None:
+            return None
+        prompts = {place: prompt[:PROBED_TOKENS] for place, prompt in _prompts(batch) if len(prompt) > 1}
+        with plainly():
+            async with asyncio.TaskGroup() as scoring:
+                tasks = [
+                    scoring.create_task(_scored(batch.step, number, score, _shifted(prompts, by, vocab_size)))
+                    for by in (0, 1, -1)
+                ]
+        given, *shifted = (-sum(chain.from_iterable(task.result().values())) for task in tasks)
+        is_complete = all(task.result().keys() == prompts.keys() for task in tasks)
+        return given / min(shifted) if is_complete and min(shifted) > 0 else None
+
+
+def _shifted(prompts: Mapping[int, tuple[int, ...]], by: int, vocab_size: int) -> _Probes:
+    """Return the prompts with ids that are higher by ``by``; the last id is followed by the first."""
+    return {place: (tuple((token + by) % vocab_size for token in ids), 1) for place, ids in prompts.items()}
+
+
+def _prompts(batch: Batch) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield number and tokens of the prompts of some groups."""
+    for number, group in enumerate(batch.groups[:PROBED_PROMPTS]):
+        sample = group.samples[0].sample
+        yield number, group.prompt.token_ids if sample.prompt_ids is None else sample.prompt_ids
+
+
+def _answers(batch: Batch) -> _Probes:
+    """Return the beginnings of answers of some groups."""
+    return {
+        place: ((*prompt, *sample.token_ids[:PROBED_TOKENS]), len(prompt))
+        for place, prompt, sample in _first_of_each_group(batch)
+        if sample.token_ids
+    }
+
+
+async def _scored(step: int, number: int, score: Score, probes: _Probes) -> Logprobs:
+    """Return one engine's log-probs; empty if it fails.  Requests are sent at once, so that it can batch them."""
+    try:
+        with plainly():
+            async with asyncio.TaskGroup() as scoring:
+                tasks = {
+                    place: scoring.create_task(score(token_ids, start)) for place, (token_ids, start) in probes.items()
+                }
+    except EngineError as error:
+        logger.info("step %d: no log-probs of engine %d to compare with: %s", step, number, error)
+        return {}
+    return {place: task.result() for place, task in tasks.items()}
+
+
+def differences_by_engine(
+    batch: Batch, from_engines: Mapping[int, Logprobs], from_trainer: Sequence[Sequence[float]]
+) -> Mapping[int, float]:
+    """Return ``mean_difference`` of each engine, by number, over the tokens that it scored."""
+    found = {
+        number: mean_difference(batch, scored, {place: from_trainer[place][: len(scored[place])] for place in scored})
+        for number, scored in from_engines.items()
+    }
+    return {number: difference for number, difference in found.items() if difference is not None}
+
+
 def mean_difference(
-    batch: Batch, from_engine: Mapping[int, Sequence[float]], from_trainer: Sequence[Sequence[float]]
+    batch: Batch, from_engine: Logprobs, from_trainer: Logprobs | Sequence[Sequence[float]]
 ) -> float | None:
     """Return the mean absolute difference over the tokens in ``from_engine``; None if there are none.
 

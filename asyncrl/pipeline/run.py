@@ -24,7 +24,7 @@ With time-shared GPUs nothing else runs during training:
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -47,14 +47,20 @@ from asyncrl.metrics.timeline import Timeline
 from asyncrl.pipeline.checkpoints import Checkpoints
 from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.pipeline.evaluation import Evaluates
-from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference
+from asyncrl.pipeline.logprob_check import (
+    EngineProbes,
+    Probed,
+    differences_by_engine,
+    engine_logprobs,
+    mean_difference,
+)
 from asyncrl.pipeline.sampling.retry import RetryingEngine
 from asyncrl.pipeline.sampling.sampler import ServingWeights
 from asyncrl.pipeline.sampling.slots import Slots
 from asyncrl.pipeline.scheduling.run_state import RunState
 from asyncrl.pipeline.scheduling.scheduler import Scheduler
 from asyncrl.pipeline.weight_updates import WeightUpdates
-from asyncrl.protocols import BatchPreparer, Checkpointer, GpuSharing, ResumableSource, Trainer, WeightUpdater
+from asyncrl.protocols import BatchPreparer, Checkpointer, GpuSharing, ResumableSource, Score, Trainer, WeightUpdater
 from asyncrl.types import Batch, EvalReport, TrainReport
 
 logger = logging.getLogger(__name__)
@@ -94,6 +100,8 @@ class RunPlan:
     """Continue training while a checkpoint is written."""
     max_failed_saves: int = 3
     """Failed checkpoints in a row that end the run."""
+    vocab_size: int | None = None
+    """Ids that a token can have; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +128,8 @@ class Parts:
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
     num_serving: Callable[[], int] | None = None
     """Returns the number of engines that get requests; None if unknown."""
+    scorers: Callable[[], Mapping[int, Score]] = dict
+    """Returns ``score`` of each engine that gets requests, by the engine's number; empty if unknown."""
     num_slow: Callable[[], int] | None = None
     """Returns how often an engine was drained because it was slow; None if unknown."""
 
@@ -160,7 +170,9 @@ class _Trained:
     start_s: float
     stop_s: float
     logprob_diff: float | None = None
-    """See StepFacts."""
+    engine_logprob_diffs: Mapping[int, float] = field(default_factory=dict)
+    surprise_ratio: float | None = None
+    """See StepFacts for all three."""
 
 
 def skipped(seconds: float) -> TrainReport:
@@ -208,6 +220,7 @@ class _Run:
         self._is_alarmed = False
         self._skipped_in_a_row = 0
         self._scores_are_late = False
+        self._probes = EngineProbes(parts.scorers, plan.vocab_size)
         self._trained = plan.first_step
         """Steps done."""
         self._saved_s = loop_time()
@@ -264,6 +277,8 @@ class _Run:
             num_engines=None if parts.num_serving is None else parts.num_serving(),
             num_slow_engines=None if parts.num_slow is None else parts.num_slow(),
             logprob_diff=trained.logprob_diff,
+            engine_logprob_diffs=trained.engine_logprob_diffs,
+            surprise_ratio=trained.surprise_ratio,
             update_wait_s=update_wait_s,
             hooks_s=hooks_s,
             checkpoint_s=checkpoint_s,
@@ -418,12 +433,18 @@ class _Run:
         await self._weight_updates.published()
         deadline = loop_time() + SCORING_S
         scoring = self._stages.create_task(self._engine_logprobs(batch), name=f"logprobs-{batch.step}")
+        probing = self._stages.create_task(self._probed(batch), name=f"probes-{batch.step}")
         trained = await training
-        await asyncio.wait([scoring], timeout=max(0.0, deadline - loop_time()))
+        await asyncio.wait([scoring, probing], timeout=max(0.0, deadline - loop_time()))
         was_late, self._scores_are_late = self._scores_are_late, not scoring.done()
         if trained.report.is_skipped or not trained.report.has_trainer:
             scoring.cancel()
+            probing.cancel()
             return trained
+        if probing.done():
+            apart = differences_by_engine(batch, probing.result().engines, trained.report.logprobs)
+            trained = replace(trained, engine_logprob_diffs=apart, surprise_ratio=probing.result().prompts)
+        probing.cancel()  # no effect on a task that is done
         if scoring.done():
             return replace(trained, logprob_diff=mean_difference(batch, scoring.result(), trained.report.logprobs))
         scoring.cancel()  # not awaited: its requests are aborted in the background, and an engine may be slow to answer
@@ -479,9 +500,20 @@ class _Run:
         parts, serving = self._parts, self._parts.serving.now
         if serving.step != batch.step:
             return {}
-        can_score = self._plan.temperature == 1.0 and parts.gpu_sharing is None
-        scored = await engine_logprobs(batch, serving, parts.engine if can_score else None)
+        scored = await engine_logprobs(batch, serving, parts.engine if self._can_score() else None)
         return scored if parts.serving.now.step == batch.step else {}  # a restarted engine may have led to newer ones
+
+    async def _probed(self, batch: Batch) -> Probed:
+        """Return the scores of a probe; empty if engines serve other weights than the trainer holds."""
+        serving = self._parts.serving
+        if serving.now.step != batch.step or not self._can_score():
+            return Probed()
+        probed = await self._probes.score(batch)
+        return probed if serving.now.step == batch.step else Probed()
+
+    def _can_score(self) -> bool:
+        """Whether engines can score during training, as the trainer does: at temperature 1, on GPUs of their own."""
+        return self._plan.temperature == 1.0 and self._parts.gpu_sharing is None
 
     # ---- weights
 

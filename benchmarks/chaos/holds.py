@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import sglang_plugin
+
 FOLDER = "ASYNCRL_CHAOS_HOLD"
 """Environment variable with the folder of ``armed`` and ``reached``."""
 SAVE = "ASYNCRL_CHAOS_SAVE"
@@ -24,20 +26,12 @@ HELD_S = 3.0
 UPDATE = "update"
 RENAMES = {"folder": "iter_", "tracker": "latest_"}
 """Beginnings of the new names, by what is renamed."""
-_ROOT = Path(__file__).parents[2]
-_METADATA = "Metadata-Version: 2.1\nName: asyncrl-chaos\nVersion: 0\n"
-_ENTRY_POINTS = f"[sglang.srt.plugins]\nasyncrl_chaos = {__name__}:activate\n"
 
 
 def environment(folder: Path, save: Path) -> dict[str, str]:
     """Create ``folder`` and return the environment variables with which a run can be held there."""
-    described = folder / "asyncrl_chaos-0.dist-info"
-    described.mkdir(parents=True, exist_ok=True)
-    (described / "METADATA").write_text(_METADATA)
-    (described / "entry_points.txt").write_text(_ENTRY_POINTS)
-    site = Path(__file__).parent / "site"
-    paths = str(folder), str(site), str(_ROOT), os.environ.get("PYTHONPATH", "")
-    return {FOLDER: str(folder), SAVE: str(save.resolve()), "PYTHONPATH": ":".join(filter(None, paths))}
+    found = sglang_plugin.environment(folder, "asyncrl_chaos", __name__, Path(__file__).parent / "site")
+    return {FOLDER: str(folder), SAVE: str(save.resolve()), **found}
 
 
 def arm(folder: Path, moment: str) -> None:

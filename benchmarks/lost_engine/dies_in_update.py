@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.common.circumstances import ROOT
+from benchmarks.common import sglang_plugin
 
 ARMED = "ASYNCRL_LOST_ENGINE_ARMED"
 """Environment variable with the path of the file."""
@@ -18,18 +18,11 @@ AT = "ASYNCRL_LOST_ENGINE_AT"
 """Environment variable with the moment."""
 Moment = Literal["pause", "update"]
 _PAUSE = "sglang.srt.managers.scheduler.Scheduler.pause_generation"
-_METADATA = "Metadata-Version: 2.1\nName: asyncrl-dies-in-update\nVersion: 0\n"
-_ENTRY_POINTS = f"[sglang.srt.plugins]\nasyncrl_dies_in_update = {__name__}:activate\n"
 
 
 def environment(folder: Path, armed: Path, moment: Moment) -> dict[str, str]:
     """Environment variables with which SGLang finds the plug-in, described in ``folder``; ``armed`` is the file."""
-    described = folder / "asyncrl_dies_in_update-0.dist-info"
-    described.mkdir(parents=True, exist_ok=True)
-    (described / "METADATA").write_text(_METADATA)
-    (described / "entry_points.txt").write_text(_ENTRY_POINTS)
-    paths = str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")
-    return {ARMED: str(armed), AT: moment, "PYTHONPATH": ":".join(filter(None, paths))}
+    return {ARMED: str(armed), AT: moment, **sglang_plugin.environment(folder, "asyncrl_dies_in_update", __name__)}
 
 
 def activate() -> None:

@@ -191,6 +191,8 @@ def facts(
         num_slow_engines=1,
         logprob_diff=logprob_diff,
         update_wait_s=None if update is None else 0.25,
+        surprise_ratio=0.25,
+        engine_logprob_diffs={0: 0.01, 1: 0.02},
         mismatch=MISMATCH,
     )
 

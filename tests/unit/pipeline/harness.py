@@ -148,6 +148,8 @@ class World:
     source: Any = None
     """A ``ResumableSource``, which is also the source of prompts and an observer."""
     observers: tuple[Any, ...] = ()
+    scorers: Callable[[], Mapping[int, Any]] = dict
+    """Returns the ``score`` of each of several engines, by number."""
     score: Any = None
     """A replacement of the engine's ``score``, which returns the log-probs of given tokens."""
     episode: Any = None
@@ -196,6 +198,7 @@ class World:
             eval_interval=self.eval_interval,
             eval_before_train=self.held_out > 0 or bool(self.held_out_sets),
             temperature=1.0,
+            vocab_size=64,
             save_to=Path("model"),
             abort_for_updates=self.abort,
             first_step=self.before.step if self.before else 0,
@@ -317,6 +320,7 @@ class World:
             hooks=self.hooks,
             source=self.source,
             early_end=self.early_end,
+            scorers=self.scorers,
         )
 
     def _evaluator(

@@ -13,7 +13,16 @@ from asyncrl.engines.fake import FakeEngine, fake_kept, fake_logprob
 from asyncrl.episodes import GeneratedTurn
 from asyncrl.errors import EngineLost
 from asyncrl.pipeline import logprob_check
-from asyncrl.pipeline.logprob_check import engine_logprobs, mean_difference, written_by
+from asyncrl.pipeline.logprob_check import (
+    PROBE_INTERVAL,
+    PROBED_TOKENS,
+    EngineProbes,
+    Probed,
+    differences_by_engine,
+    engine_logprobs,
+    mean_difference,
+    written_by,
+)
 from asyncrl.types import Batch, FinishReason, ScoredSample, Span, Turn, Weights
 from tests.unit.pipeline.episodes import trajectory
 from tests.unit.pipeline.harness import World, uneven
@@ -244,3 +253,87 @@ def test_unknown_log_probs_are_not_compared() -> None:
     turns = (Turn(call=0, start=0, stop=2, finish=FinishReason.STOP),)
     unknown = replace(whole.sample, logprobs=array("f", [math.nan] * 2), turns=turns)
     assert written_by(NOW, {0: replace(whole, sample=unknown), 1: whole}) == {1: whole.sample.logprobs}
+
+
+# ---- probes: each engine scores the same tokens
+
+
+def _of_step(step: int) -> Any:
+    async def score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        places = range(start, len(token_ids))
+        return tuple(fake_logprob(token_ids[place - 1], token_ids[place], step) for place in places)
+
+    return score
+
+
+def test_one_engine_that_keeps_its_weights_is_found_by_its_number() -> None:
+    world = World(steps=10, lengths=uneven)
+
+    async def current(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        return await world.engine.score(token_ids, start)
+
+    world.scorers = lambda: {0: current, 1: _of_step(0), 2: current}
+    world.run()
+    probed = {each.batch.step: each.engine_logprob_diffs for each in world.facts if each.engine_logprob_diffs}
+    assert list(probed) == list(range(0, 10, PROBE_INTERVAL))
+    assert all(apart[0] == apart[2] == 0.0 for apart in probed.values())
+    assert [apart[1] > 0.0 for apart in probed.values()] == [False, True, True]
+
+
+def test_prompts_are_scored_with_one_engine_as_well() -> None:
+    world = World(steps=5, scorers=lambda: {0: _of_step(0)}).run()
+    assert [each.surprise_ratio is not None for each in world.facts] == [True, False, False, False, True]
+    assert all(not each.engine_logprob_diffs for each in world.facts)
+
+
+def test_an_engine_that_fails_is_left_out_of_the_comparison() -> None:
+    (only,) = batch_of(2).groups
+    batch = Batch(step=3, groups=(replace(only, prompt=replace(only.prompt, token_ids=(1, 2, 3))),))
+
+    async def scored(*scorers: Any) -> Probed:
+        return await EngineProbes(lambda: dict(enumerate(scorers)), 64).score(batch)
+
+    assert run_virtually(scored(_of_step(3)))[0].prompts is not None
+    probed, _ = run_virtually(scored(_gone, _of_step(3), _of_step(4)))
+    assert sorted(probed.engines) == [1, 2]
+    assert probed.prompts is None  # the first engine scores them
+
+
+def test_a_probe_scores_only_the_beginning_of_a_long_answer() -> None:
+    asked: list[int] = []
+
+    async def score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        asked.append(len(token_ids) - start)
+        return (-1.0,) * (len(token_ids) - start)
+
+    async def differences() -> Any:
+        batch = batch_of(2 * PROBED_TOKENS)
+        probed = await EngineProbes(lambda: {0: score, 1: score}, None).score(batch)
+        return differences_by_engine(batch, probed.engines, ((-1.5,) * 2 * PROBED_TOKENS,))
+
+    found, _ = run_virtually(differences())
+    assert asked == [PROBED_TOKENS] * 2
+    assert found == {0: 0.5, 1: 0.5}
+
+
+@pytest.mark.parametrize(("by", "ratio"), [(0, 0.5), (1, 2.0), (-1, 2.0), (3, 1.0)])
+def test_prompts_whose_ids_are_off_by_one_are_less_probable_than_the_right_ones(by: int, ratio: float) -> None:
+    right = (60, 61, 62, 63)
+
+    async def score(token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
+        """A model that knows one prompt."""
+        return (-1.0 if token_ids == right else -2.0,) * (len(token_ids) - start)
+
+    (only,) = batch_of(2).groups
+    given = tuple((token + by) % 64 for token in right)
+    batch = Batch(step=3, groups=(replace(only, prompt=replace(only.prompt, token_ids=given)),))
+
+    async def probed() -> Probed:
+        return await EngineProbes(lambda: {0: score}, 64).score(batch)
+
+    assert run_virtually(probed())[0].prompts == ratio
+
+
+def test_late_probes_cost_neither_the_comparison_nor_the_run() -> None:
+    world = World(steps=3, staleness=3, slots=64, scorers=lambda: {0: _slow(1e6), 1: _slow(1e6)}).run()
+    assert all(each.logprob_diff == 0.0 and not each.engine_logprob_diffs for each in world.facts)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from asyncrl.engines.sglang.client.answer import Answer
@@ -20,6 +21,7 @@ from asyncrl.engines.sglang.client.versions import VersionTrail
 from asyncrl.engines.sglang.labels import PACKED, Asked, cache_key
 from asyncrl.errors import EngineError, EngineLost, EngineRejected, EngineTimeout, ForeignServer, plainly
 from asyncrl.event_loop import Deadline
+from asyncrl.protocols import Score
 from asyncrl.types import Chunk, FinishReason, Request, SamplingParams
 
 _ABORT_S = 5.0
@@ -76,6 +78,8 @@ class SGLangEngine:
         # gone, or a busy count could stay too high for good.
         self._http = http
         self._engine_urls = list(engine_urls)
+        self._numbers = {url: number for number, url in enumerate(engine_urls)}
+        """The number of each engine, as in the names of the servers' logs; a restarted engine keeps it."""
         self._router_url = router_url
         self._direct = LeastBusy(engine_urls)
         self._routed = LeastBusy((router_url,)) if router_url else self._direct
@@ -127,6 +131,7 @@ class SGLangEngine:
         self._away.discard(url)
         self._away.add(new_url)
         self._gone.add(url)
+        self._numbers[new_url] = self._numbers.pop(url)
 
     async def route(self, url: str) -> None:
         """Return once the router, if there is one, lists this engine as healthy; requests may use the router again."""
@@ -218,6 +223,14 @@ class SGLangEngine:
 
     async def score(self, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
         """See ``RolloutEngine.score``."""
+        await self._choices.some()
+        return await self._score_on(self._choices, token_ids, start)
+
+    def scorers(self) -> dict[int, Score]:
+        """Return ``score`` of each engine that gets requests, by the engine's number; it bypasses the router."""
+        return {self._numbers[url]: partial(self._score_on, LeastBusy((url,))) for url in self._engine_urls}
+
+    async def _score_on(self, choices: LeastBusy, token_ids: tuple[int, ...], start: int) -> tuple[float, ...]:
         if not 1 <= start <= len(token_ids):
             raise ValueError(f"start must be 1 to {len(token_ids)}, got {start}")
         rid = f"score/{self._rid()}."
@@ -229,8 +242,7 @@ class SGLangEngine:
             "logprob_start_len": start - 1,  # the first entry never has a log-prob
             "extra_key": rid,  # unique, so that no cached prefix is reused: older weights may have computed it
         }
-        await self._choices.some()
-        async with _ServerLease(self._choices, self._abort, rid) as url:
+        async with _ServerLease(choices, self._abort, rid) as url:
             answer = await self._http.ask(f"{url}/generate", body, self._idle_s)
         entries = answer["meta_info"]["input_token_logprobs"][1:]
         scored = tuple(token for _, token, _ in entries)

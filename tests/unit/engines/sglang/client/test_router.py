@@ -103,3 +103,22 @@ def test_another_program_at_the_routers_port_is_no_reason_to_restart_an_engine()
     _, seconds = run_virtually(engine.route("a"))
     assert seconds > 5.0, "the router, which is restarted meanwhile, is asked again"
     assert router.engines.keys() == {"a", "b"}
+
+
+def test_each_engine_that_gets_requests_can_be_asked_for_scores_by_its_number() -> None:
+    router: Any = Router({"a": "1", "b": "2"})
+    engine = SGLangEngine(router, ("a", "b"), router_url="router", request_timeout_s=1.0)
+
+    async def run() -> None:
+        for number, score in engine.scorers().items():
+            assert await score((1, 2), 1) == (-0.5,)
+            router.asked.append(f"engine {number}")
+        engine.leave("a")
+        assert list(engine.scorers()) == [1]
+        engine.move("a", "c")
+        engine.join("c")
+        assert sorted(engine.scorers()) == [0, 1], "a restarted engine keeps its number"
+        await engine.scorers()[0]((1, 2), 1)
+
+    run_virtually(run())
+    assert router.asked == ["a", "engine 0", "b", "engine 1", "c"]
