@@ -56,7 +56,7 @@ from asyncrl.metrics.reporter import Reporter
 from asyncrl.metrics.sinks import METRICS_FILE, JsonlSink, Sink, TensorBoardSink
 from asyncrl.metrics.timeline import NoTimeline, Timeline, TimelineFile
 from asyncrl.page.child import page_of
-from asyncrl.page.run_status import StatusFile
+from asyncrl.page.runs.run_status import StatusFile
 from asyncrl.pipeline.early_end import EarlyEnd
 from asyncrl.plain_text import indented, one_line
 from asyncrl.rollout_log.files import RolloutFiles

@@ -2,5 +2,5 @@
 
     asyncrl page RUN_DIR [RUN_DIR ...]
 
-RUN_DIR ──▶ run_files ──▶ rows, sample_index, timeline ──▶ views: one function per tab ──▶ server ──▶ browser
+RUN_DIR ──▶ runs, sample_index, spans ──▶ tabs: one function each ──▶ templates ──▶ server ──▶ browser
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from asyncrl.errors import AsyncRLError
 from asyncrl.page.address import LOOPBACK
 from asyncrl.page.child import NICENESS
-from asyncrl.page.run_files import RunFiles, open_runs
+from asyncrl.page.runs.run_files import RunFiles, open_runs
 from asyncrl.page.server import PageServer
 
 

@@ -25,15 +25,15 @@ from markupsafe import Markup
 
 from asyncrl.daemon_threads import DaemonThreads
 from asyncrl.page.address import LOOPBACK, url_of
-from asyncrl.page.advice import TAB as ADVICE
-from asyncrl.page.configuration import TAB as CONFIGURATION
-from asyncrl.page.overview import TAB as OVERVIEW
-from asyncrl.page.run_files import RunFiles
-from asyncrl.page.run_status import State
-from asyncrl.page.samples import TAB as SAMPLES
-from asyncrl.page.staleness import TAB as STALENESS
-from asyncrl.page.tabs import PageRequest, Tab
-from asyncrl.page.timeline import TAB as TIMELINE
+from asyncrl.page.runs.run_files import RunFiles
+from asyncrl.page.runs.run_status import State
+from asyncrl.page.tabs.advice import TAB as ADVICE
+from asyncrl.page.tabs.configuration import TAB as CONFIGURATION
+from asyncrl.page.tabs.overview import TAB as OVERVIEW
+from asyncrl.page.tabs.samples import TAB as SAMPLES
+from asyncrl.page.tabs.staleness import TAB as STALENESS
+from asyncrl.page.tabs.tab import PageRequest, Tab
+from asyncrl.page.tabs.timeline import TAB as TIMELINE
 
 logger = logging.getLogger(__name__)
 

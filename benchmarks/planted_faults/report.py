@@ -8,8 +8,8 @@ from pathlib import Path
 
 from asyncrl.alarms.alarm import Alarm
 from asyncrl.alarms.watch import Watch
-from asyncrl.page.alarms import numbers_of
-from asyncrl.page.run_files import open_runs
+from asyncrl.page.runs.run_files import open_runs
+from asyncrl.page.tabs.alarms import numbers_of
 from benchmarks.planted_faults.plans import Plan
 
 WITHIN = 10

@@ -99,7 +99,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollouts.user_process": LEAVES | {"rollouts"},
     "rewards": LEAVES | {"config.areas", "rewards.graders"},
     "rewards.graders": LEAVES,
-    "page": LEAVES | {"alarms", "data", "metrics", "rollout_log", "page.advising", "page.sample_index", "page.spans"},
+    "page": LEAVES | {"page.runs", "page.tabs"},
+    "page.runs": LEAVES,
+    "page.tabs": LEAVES
+    | {"alarms", "data", "metrics", "rollout_log", "page.advising", "page.runs", "page.sample_index", "page.spans"},
     "page.advising": LEAVES | {"metrics", "rollout_log", "page.spans", "sim.calibration", "sim.model", "sim.search"},
     "page.sample_index": LEAVES | {"data", "rollout_log"},
     "page.spans": LEAVES | {"metrics"},

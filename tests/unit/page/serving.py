@@ -9,7 +9,7 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 from threading import Event, Thread
 
-from asyncrl.page.run_files import open_runs
+from asyncrl.page.runs.run_files import open_runs
 from asyncrl.page.server import PageServer
 
 

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from asyncrl.page import alarms
-from asyncrl.page.alarms import NEWEST, alarms_of
-from asyncrl.page.run_files import METRICS_FILE, RunFiles, open_runs
-from asyncrl.page.run_status import StatusFile
+from asyncrl.page.runs.run_files import METRICS_FILE, RunFiles, open_runs
+from asyncrl.page.runs.run_status import StatusFile
+from asyncrl.page.tabs.alarms import NEWEST, alarms_of
 from asyncrl.rollout_log.files import file_of
 from tests.unit.page.serving import opened, served
 

@@ -1,4 +1,4 @@
-from asyncrl.page.charts import Line, lines, smoothed, thinned
+from asyncrl.page.tabs.charts import Line, lines, smoothed, thinned
 
 
 def test_few_points_stay() -> None:

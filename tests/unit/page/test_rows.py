@@ -3,7 +3,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from asyncrl.page.rows import Rows
+from asyncrl.page.runs.rows import Rows
 from tests.unit.page.made_runs import row, write_run
 
 

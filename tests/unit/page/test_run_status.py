@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.page.run_status import State, StatusFile, read_status, state_of
+from asyncrl.page.runs.run_status import State, StatusFile, read_status, state_of
 from tests.unit.page.made_runs import write_status
 
 

@@ -107,7 +107,7 @@ def test_a_search_says_how_far_it_went(browser: Browser) -> None:
 
 
 def test_a_group_is_shown_side_by_side(browser: Browser, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrl.page.samples.CUT", 200)
+    monkeypatch.setattr("asyncrl.page.tabs.samples.CUT", 200)
     [row] = read_samples(folder, 28, 112, ("response", "reward", "label"), 2)
     page = browser.open("/run/0/samples?step=28&group=112")
     assert page.count('class="card"') == 4
@@ -138,7 +138,7 @@ def test_a_sample_is_shown_token_by_token(browser: Browser, folder: Path) -> Non
 
 
 def test_long_samples_have_pages(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrl.page.samples.PAGE_TOKENS", 50)
+    monkeypatch.setattr("asyncrl.page.tabs.samples.PAGE_TOKENS", 50)
     page = browser.open("/run/0/samples?step=28&group=112&sample=2&colour=logprob")
     [second, *_] = links(page, "50 to 99")
     following = browser.open(f"/run/0/samples{second}")

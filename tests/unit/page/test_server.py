@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.page.run_files import open_runs
+from asyncrl.page.runs.run_files import open_runs
 from asyncrl.page.server import TABS, PageServer, as_json
 from tests.unit.page.made_runs import write_run, write_status
 
@@ -182,7 +182,7 @@ def test_a_bug_in_a_tab_is_one_line(runs: list[Path], monkeypatch: pytest.Monkey
     def fail(run: object) -> None:
         raise RuntimeError("<no>")
 
-    monkeypatch.setattr("asyncrl.page.overview.alarms_of", fail)
+    monkeypatch.setattr("asyncrl.page.tabs.overview.alarms_of", fail)
 
     async def body(client: aiohttp.ClientSession) -> None:
         text = await text_of(client, "/run/0/overview", HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -10,14 +10,14 @@ import orjson
 
 from asyncrl.data.token_texts import TokenTexts, load_token_texts
 from asyncrl.errors import DataError
-from asyncrl.page.run_files import RunFiles
+from asyncrl.page.runs.run_files import RunFiles
 from asyncrl.page.sample_index.filters import SORTS, Filter
 from asyncrl.page.sample_index.groups import GROUPS_PER_PAGE, Group, GroupLists, Key
 from asyncrl.page.sample_index.index import Progress, SampleIndex
 from asyncrl.page.sample_index.step_files import read_samples
 from asyncrl.page.sample_index.text_search import Question, TextSearch
 from asyncrl.page.sample_index.token_view import COLOURS, PAGE_TOKENS, Token, TokenView, prompt_tokens
-from asyncrl.page.tabs import PageRequest, Tab
+from asyncrl.page.tabs.tab import PageRequest, Tab
 
 TEXT_COLUMNS = ("prompt", "label", "response", "reward", "reward_parts", "lag", "finish", "seconds", "resumed_at")
 TOKEN_COLUMNS = (

@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from asyncrl.page.charts import Line, axis, figure, lines, smoothed
-from asyncrl.page.rows import Rows
-from asyncrl.page.run_files import RunFiles
+from asyncrl.page.runs.rows import Rows
+from asyncrl.page.runs.run_files import RunFiles
 from asyncrl.page.sample_index.versions import MOST_LAGS, LagShare, VersionShare, between, by_lag
-from asyncrl.page.samples import index_of, progress_facts
-from asyncrl.page.tabs import PageRequest, Tab
+from asyncrl.page.tabs.charts import Line, axis, figure, lines, smoothed
+from asyncrl.page.tabs.samples import index_of, progress_facts
+from asyncrl.page.tabs.tab import PageRequest, Tab
 
 MOST_POINTS = 500
 """Steps of the stacked figure, or stretches of several steps."""

@@ -6,15 +6,15 @@ from typing import Any
 from urllib.parse import urlencode
 
 from asyncrl.metrics.words import percent, short_s
-from asyncrl.page.charts import figure
-from asyncrl.page.run_files import RunFiles
-from asyncrl.page.run_status import State
+from asyncrl.page.runs.run_files import RunFiles
+from asyncrl.page.runs.run_status import State
 from asyncrl.page.spans.activities import ENGINES, IN_FLIGHT, TRAINER, UPDATES
 from asyncrl.page.spans.lanes import Total, lanes_in, totals
 from asyncrl.page.spans.picture import picture
 from asyncrl.page.spans.recording import Progress, Recording, timelines_in
 from asyncrl.page.spans.window import NEWEST, Window, clock, window_of
-from asyncrl.page.tabs import PageRequest, Tab
+from asyncrl.page.tabs.charts import figure
+from asyncrl.page.tabs.tab import PageRequest, Tab
 
 PATIENCE_S = 0.4
 """Seconds that an answer waits for the reading: enough for a run of minutes, and short for a person."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncrl.page.run_files import RunFiles
+from asyncrl.page.runs.run_files import RunFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

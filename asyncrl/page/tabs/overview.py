@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 from asyncrl.metrics.words import duration, percent, share, who_waits
-from asyncrl.page.alarms import alarms_of
-from asyncrl.page.charts import COLOURS, Line, lines
-from asyncrl.page.rows import Points, Rows
-from asyncrl.page.run_files import RunFiles
-from asyncrl.page.tabs import PageRequest, Tab
+from asyncrl.page.runs.rows import Points, Rows
+from asyncrl.page.runs.run_files import RunFiles
+from asyncrl.page.tabs.alarms import alarms_of
+from asyncrl.page.tabs.charts import COLOURS, Line, lines
+from asyncrl.page.tabs.tab import PageRequest, Tab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 from asyncrl.metrics.words import duration, percent
 from asyncrl.page.advising.job import Job
-from asyncrl.page.run_files import RunFiles
+from asyncrl.page.runs.run_files import RunFiles
 from asyncrl.page.spans.recording import timelines_in
-from asyncrl.page.tabs import PageRequest, Tab
+from asyncrl.page.tabs.tab import PageRequest, Tab
 
 _GOOD, _ROUGH = 0.1, 0.25
 """Largest errors of the replay at which the advice is trusted, and at which it is a hint."""

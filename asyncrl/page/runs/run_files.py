@@ -7,8 +7,8 @@ from threading import Lock
 from typing import Any
 
 from asyncrl.errors import ConfigError
-from asyncrl.page.rows import Rows
-from asyncrl.page.run_status import RunStatus, State, read_status, state_of
+from asyncrl.page.runs.rows import Rows
+from asyncrl.page.runs.run_status import RunStatus, State, read_status, state_of
 
 METRICS_FILE = "metrics.jsonl"
 VERSIONS_FILE = "versions.json"

@@ -8,8 +8,8 @@ from typing import Any
 from asyncrl.alarms.alarm import Alarm
 from asyncrl.alarms.texts import MOST_ANSWERS, Answer, text_numbers
 from asyncrl.alarms.watch import Watch
-from asyncrl.page.run_files import RunFiles
-from asyncrl.page.run_status import State
+from asyncrl.page.runs.run_files import RunFiles
+from asyncrl.page.runs.run_status import State
 from asyncrl.rollout_log.files import file_of
 
 PART = "alarms"

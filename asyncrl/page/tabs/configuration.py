@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from asyncrl.page.run_files import VERSIONS_FILE, RunFiles
-from asyncrl.page.tabs import PageRequest, Tab
+from asyncrl.page.runs.run_files import VERSIONS_FILE, RunFiles
+from asyncrl.page.tabs.tab import PageRequest, Tab
 
 MISSING = "(not set)"
 
