@@ -25,7 +25,7 @@ class TokenText:
 
     text: str
     is_special: bool = False
-    """Whether it is a token of its own kind, such as the end of an answer."""
+    """Whether it is a special token, such as the end of an answer."""
     is_part: bool = False
     """Whether it ends within a character, so that ``text`` has bytes in hexadecimal digits."""
 

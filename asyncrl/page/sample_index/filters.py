@@ -75,9 +75,9 @@ class Filter:
         """Whether a group may be listed although some of its samples are not chosen."""
         return self.of_samples()[0] != "true"
 
-    def of_groups(self) -> tuple[str, dict[str, Any]]:
-        """Return the condition of rows whose groups may be chosen, with its parameters."""
-        parts = {"from_step": "step >= $from_step", "to_step": "step <= $to_step", "row": '"row" = $row'}
+    def of_groups(self, row: str) -> tuple[str, dict[str, Any]]:
+        """Return the condition of a group, with its parameters; ``row`` is the column with the row of its prompt."""
+        parts = {"from_step": "step >= $from_step", "to_step": "step <= $to_step", "row": f"{row} = $row"}
         return self._all(parts)
 
     def of_samples(self) -> tuple[str, dict[str, Any]]:

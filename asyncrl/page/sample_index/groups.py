@@ -11,15 +11,12 @@ GROUPS_PER_PAGE = 50
 type Key = tuple[int, int]
 """Step and id of a group; after a resumption, another step may have the same id."""
 
-_GROUPS = """
-SELECT step, group_id, min("row") AS prompt_row, count(*) AS size, count(*) FILTER ({of_samples}) AS chosen,
-    avg(reward) AS reward_mean, min(reward) AS reward_min, max(reward) AS reward_max, stddev_pop(reward) AS reward_std,
-    avg(response_tokens) AS length_mean, max(response_tokens) AS length_max,
-    count(*) FILTER (finish = 'stop') AS stopped, count(*) FILTER (finish = 'length') AS cut,
-    count(*) FILTER (finish NOT IN ('stop', 'length')) AS others,
-    max(lag) AS lag_max, avg(logprob_diff) AS logprob_diff, max(seconds) AS seconds_max
-FROM {source} WHERE {of_groups}
-GROUP BY step, group_id HAVING chosen > 0 {spread}
+_ALL = "SELECT *, size AS chosen FROM groups WHERE {of_groups} {spread}"
+_CHOSEN = """
+SELECT groups.*, chosen FROM groups JOIN (
+    SELECT step, group_id, count(*) AS chosen FROM {source} WHERE {of_groups} AND {of_samples} GROUP BY step, group_id
+) USING (step, group_id)
+WHERE true {spread}
 """
 _FOUND = """(
     SELECT samples.*, found.sample IS NOT NULL AS is_found
@@ -64,12 +61,14 @@ class GroupLists:
     def __init__(self, database: duckdb.DuckDBPyConnection, chosen: Filter, found: Any = None) -> None:
         self._database = database
         source = "(SELECT *, false AS is_found FROM samples)" if found is None else _FOUND
+        sql = _CHOSEN if chosen.chooses_samples else _ALL
         if found is not None:
             database.register("found", found)
-        of_groups, values = chosen.of_groups()
+        row = '"row"' if chosen.chooses_samples else "prompt_row"
+        of_groups, values = chosen.of_groups(row)
         of_samples, more = chosen.of_samples()
         names = {"source": source, "of_groups": of_groups, "of_samples": of_samples}
-        self._groups = _GROUPS.format(**names, spread=_SPREADS[chosen.spread])
+        self._groups = sql.format(**names, spread=_SPREADS[chosen.spread])
         self._values = values | more
         direction = "DESC" if chosen.descending else "ASC"
         self._order = f"{SORTS[chosen.sort]} {direction} NULLS LAST, step {direction}, group_id"
@@ -77,15 +76,8 @@ class GroupLists:
     def page(self, number: int) -> list[Group]:
         """Return a page of the list, from 0."""
         sql = f"""
-        WITH page AS (
-            SELECT *, count(*) OVER () AS total FROM ({self._groups})
-            ORDER BY {self._order} LIMIT {GROUPS_PER_PAGE} OFFSET {number * GROUPS_PER_PAGE}
-        )
-        SELECT page.*, prompts.prompt FROM page LEFT JOIN (
-            SELECT step, group_id, any_value(prompt) AS prompt FROM samples
-            WHERE step IN (SELECT step FROM page) GROUP BY step, group_id
-        ) AS prompts USING (step, group_id)
-        ORDER BY {self._order}
+        SELECT *, count(*) OVER () AS total FROM ({self._groups})
+        ORDER BY {self._order} LIMIT {GROUPS_PER_PAGE} OFFSET {number * GROUPS_PER_PAGE}
         """
         found = self._database.execute(sql, self._values)
         names = [column[0] for column in found.description or ()]

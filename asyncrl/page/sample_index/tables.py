@@ -1,4 +1,4 @@
-"""The tables of the index in DuckDB: one row per sample, and the trained tokens of each step by version."""
+"""The tables of the index in DuckDB: samples, groups, and the trained tokens of each step by version."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,19 +33,30 @@ SAMPLE_COLUMNS = {
 }
 """Columns of the index with their types.  Another set of columns needs another ``segments.FORMAT``."""
 
+_GROUPS = """
+SELECT step, group_id, min("row") AS prompt_row, count(*) AS size,
+    avg(reward) AS reward_mean, min(reward) AS reward_min, max(reward) AS reward_max, stddev_pop(reward) AS reward_std,
+    avg(response_tokens) AS length_mean, max(response_tokens) AS length_max,
+    count(*) FILTER (finish = 'stop') AS stopped, count(*) FILTER (finish = 'length') AS cut,
+    count(*) FILTER (finish NOT IN ('stop', 'length')) AS others,
+    max(lag) AS lag_max, avg(logprob_diff) AS logprob_diff, max(seconds) AS seconds_max, any_value(prompt) AS prompt
+FROM {source} GROUP BY step, group_id
+"""
 _CREATE = f"""
 CREATE TABLE samples ({", ".join(f'"{name}" {kind}' for name, kind in SAMPLE_COLUMNS.items())});
+CREATE TABLE groups AS {_GROUPS.format(source="samples")};
 CREATE TABLE versions (step INTEGER, version INTEGER, lag INTEGER, tokens BIGINT);
 """
-_ADD_SAMPLES = f"""
-INSERT INTO samples SELECT
+_FROM_STEPS = f"""
+SELECT
     step, group_id, sample, epoch, "row", reward, lag, finish, seconds,
-    len(prompt_tokens), len(loss_mask), coalesce(list_sum(loss_mask), 0), len(turns),
+    len(prompt_tokens) AS prompt_tokens, len(loss_mask) AS response_tokens,
+    coalesce(list_sum(loss_mask), 0) AS trained_tokens, len(turns) AS turns,
     list_avg(list_transform(
         list_zip(logprobs, trainer_logprobs, loss_mask),
         lambda token: if(token[3] = 1 AND isfinite(token[1]) AND isfinite(token[2]), abs(token[1] - token[2]), NULL)
-    )),
-    prompt[:{PREVIEW}], response[:{PREVIEW}]
+    )) AS logprob_diff,
+    prompt[:{PREVIEW}] AS prompt, response[:{PREVIEW}] AS response
 FROM chunk
 """
 _ADD_VERSIONS = """
@@ -76,7 +87,7 @@ def add_steps(database: duckdb.DuckDBPyConnection, chunk: Any, replaced: Sequenc
     with _transaction(database):
         if replaced:
             _delete(database, replaced)
-        database.execute(_ADD_SAMPLES)
+        _insert(database, _FROM_STEPS)
         database.execute(_ADD_VERSIONS)
     database.unregister("chunk")
 
@@ -92,7 +103,7 @@ def add_rows(database: duckdb.DuckDBPyConnection, samples: Any, versions: Sequen
     """Add rows that ``rows_between`` returned."""
     database.register("chunk", samples)
     with _transaction(database):
-        database.execute("INSERT INTO samples SELECT * FROM chunk")
+        _insert(database, "FROM chunk")
         for columns in [list(zip(*versions, strict=True))] if versions else []:
             lists = ", ".join("unnest(?::BIGINT[])" for _ in columns)
             database.execute(f"INSERT INTO versions SELECT {lists}", list(map(list, columns)))
@@ -112,8 +123,16 @@ def remove_steps(database: duckdb.DuckDBPyConnection, steps: Sequence[int]) -> N
         _delete(database, steps)
 
 
+def _insert(database: duckdb.DuckDBPyConnection, rows: str) -> None:
+    """Insert the rows of a query, and those of their groups, which are whole in it."""
+    database.execute(f"CREATE OR REPLACE TEMP TABLE fresh AS {rows}")
+    database.execute("INSERT INTO samples FROM fresh")
+    database.execute(f"INSERT INTO groups {_GROUPS.format(source='fresh')}")
+    database.execute("DROP TABLE fresh")
+
+
 def _delete(database: duckdb.DuckDBPyConnection, steps: Sequence[int]) -> None:
-    for table in ("samples", "versions"):
+    for table in ("samples", "groups", "versions"):
         database.execute(f"DELETE FROM {table} WHERE step IN (SELECT unnest(?::INTEGER[]))", [list(steps)])
 
 
