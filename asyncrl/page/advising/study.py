@@ -1,5 +1,6 @@
 """The study of a run: calibrate the simulator on it, replay it, and search for better settings."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -44,6 +45,11 @@ class Plan:
     seeds: int
     stalenesses: tuple[int, ...]
 
+    def in_cycles(self, interval: int) -> "Plan":
+        """The same with whole cycles of ``interval`` steps: a part of a cycle would be too fast or too slow."""
+        whole = [-(-steps // interval) * interval for steps in (self.short_steps, self.steps)]
+        return replace(self, short_steps=whole[0], steps=whole[1])
+
     def samples(self, per_step: int) -> int:
         """Estimate the samples to simulate."""
         total = 0
@@ -54,10 +60,11 @@ class Plan:
 
 
 PLANS = (
-    Plan(short_steps=12, steps=30, seeds=2, stalenesses=(0, 1, 2, 4, 8)),
+    Plan(short_steps=12, steps=32, seeds=2, stalenesses=(0, 1, 2, 4, 8)),
     Plan(short_steps=8, steps=16, seeds=1, stalenesses=(0, 1, 2, 4, 8)),
-    Plan(short_steps=6, steps=10, seeds=1, stalenesses=(0, 1, 2, 4)),
+    Plan(short_steps=4, steps=8, seeds=1, stalenesses=(0, 1, 2, 4)),
 )
+_INTERVALS = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +162,7 @@ def _plan(base: Setting, model: Model, num_processes: int, plans: Sequence[Plan]
     """Return the largest search that ends in time.  Raises DataError if none does."""
     per_step = base.groups_per_step * base.group_size
     replayed = model.seen.setting.num_steps * per_step
+    plans = [plan.in_cycles(math.lcm(base.schedule.interval, *_INTERVALS)) for plan in plans]
     needed = [model.seconds / replayed * plan.samples(per_step) / num_processes for plan in plans]
     for plan, seconds in zip(plans, needed, strict=True):
         if seconds <= _SAFE * DEADLINE_S:
@@ -194,7 +202,7 @@ def _wanted(base: Setting, plan: Plan) -> Mapping[str, SchedulingPolicy]:
     own = base.schedule
     stalenesses = sorted({*plan.stalenesses, own.staleness} - {0})
     masked = [own.staleness] if own.stale == "mask" and own.staleness else []
-    intervals = sorted({1, 2, 4, own.interval})
+    intervals = sorted({*_INTERVALS, own.interval})
     return {name: each for name, each in policies(stalenesses, masked, intervals).items() if each.is_ours}
 
 

@@ -138,6 +138,11 @@ def test_plans_become_smaller() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_a_plan_has_whole_cycles_of_updates() -> None:
+    assert (TINY.in_cycles(4).short_steps, TINY.in_cycles(4).steps) == (4, 4)
+    assert PLANS[0].in_cycles(4) == PLANS[0]
+
+
 def ended(job: Job) -> str:
     give_up = time.monotonic() + PATIENCE_S
     while job.progress.is_running and time.monotonic() < give_up:
