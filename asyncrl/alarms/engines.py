@@ -58,7 +58,7 @@ def differing_engine(history: History) -> str | None:
         if value > ENGINE_FACTOR * others + ENGINE_LEAST:
             return (
                 f"Log-probs of engine {name.split('/')[1]} differ from the trainer's by {value:.2g} nat per token, "
-                f"those of the other engines by {others:.2g}: its weights are not those of the trainer."
+                f"those of the other engines by {others:.2g}. This engine has other weights than the trainer."
             )
     return None
 
