@@ -13,12 +13,13 @@ from asyncrl.alarms.rule import Rule
 
 GROWS_BY = 5.0
 """Factor over the smallest value so far."""
-LEAST_DIFFERENCE = 0.002
-"""Difference in nat below which growth does not matter: replayed routes of older weights add 1e-4."""
+LEAST_DIFFERENCE = 0.01
+"""Difference in nat below which growth does not matter: replayed routes of older weights add up to 0.003."""
 LARGE_DIFFERENCE = 0.2
 """Difference in nat that is too large in any run: seven times the largest that was measured in a healthy one."""
 ENGINE_FACTOR = 2.0
-"""Factor over the median of the other engines, which scored the same tokens."""
+ENGINE_LEAST = 0.002
+"""Factor over the median of the other engines, which scored the same tokens, and nat that are added to it."""
 MISSING_STEPS = 10
 """Steps without new weights, or without a comparison, that are a sign at least."""
 MISSING_TIMES = 3
@@ -31,7 +32,7 @@ RECENT = 10
 """Steps over which failures are counted."""
 LEAST_FAILED = 10
 LATE_MS = 1000.0
-"""Median delay of the event loop; on two busy cores, healthy runs have up to 280 ms."""
+"""Median delay of the event loop; on two cores with a load of 50, healthy runs have up to 555 ms."""
 LATE_STEPS = 5
 """Steps of that median."""
 UNKNOWN = 0.01
@@ -54,10 +55,10 @@ def differing_engine(history: History) -> str | None:
     found = {name: history.values(name)[-1] for name in history.names("engine/", "/logprob_diff")}
     for name, value in found.items():
         others = median([other for key, other in found.items() if key != name] or [value])
-        if value > ENGINE_FACTOR * others + LEAST_DIFFERENCE:
+        if value > ENGINE_FACTOR * others + ENGINE_LEAST:
             return (
                 f"Log-probs of engine {name.split('/')[1]} differ from the trainer's by {value:.2g} nat per token, "
-                f"those of the other engines by {others:.2g}: its weights are not those of the trainer."
+                f"those of the other engines by {others:.2g}. This engine has other weights than the trainer."
             )
     return None
 
