@@ -11,11 +11,11 @@ import orjson
 import pytest
 
 from asyncrl.errors import DataError
-from asyncrl.page import advice
 from asyncrl.page.advising.job import ADVICE_FILE, PAGE_FOLDER, Job
 from asyncrl.page.advising.stretch import MOST_STEPS, stretch_of
 from asyncrl.page.advising.study import PLANS, Plan, study
 from asyncrl.page.runs.run_files import open_runs
+from asyncrl.page.tabs import advice
 from asyncrl.page.tabs.tab import PageRequest
 from asyncrl.sim.model.world import Setting
 from tests.sim.made_run import run_in

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from asyncrl.page import timeline
 from asyncrl.page.runs.run_files import RunFiles, open_runs
+from asyncrl.page.tabs import timeline
 from asyncrl.page.tabs.tab import PageRequest
 from tests.unit.page.made_runs import write_run
 from tests.unit.page.made_timeline import SLOTS, write_timeline
