@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock, Timer
+from threading import Event, Lock, Timer
 from typing import Any
 
 import orjson
@@ -76,11 +76,12 @@ class Job:
         ended = Progress(text="The simulator ended without an answer.")
         try:
             with _started() as process:
-                timer = Timer(self.deadline_s, _kill, (process,))
+                is_late = Event()
+                timer = Timer(self.deadline_s, _kill, (process, is_late))
                 timer.daemon = True
                 timer.start()
                 try:
-                    ended = self._read_lines(process, request, num_steps)
+                    ended = self._read_lines(process, request, num_steps, is_late)
                 finally:
                     timer.cancel()  # before the process is reaped: its id is not another one's yet
         except OSError as error:
@@ -89,13 +90,12 @@ class Job:
             self.answered = time.time()
             self._progress = ended
 
-    def _read_lines(self, process: subprocess.Popen[bytes], request: bytes, num_steps: int) -> Progress:
+    def _read_lines(self, process: subprocess.Popen[bytes], request: bytes, num_steps: int, is_late: Event) -> Progress:
         """Return the state at the end of the process."""
         assert process.stdin is not None  # a pipe
         assert process.stdout is not None  # a pipe
-        began = time.monotonic()
-        process.stdin.write(request + b"\n")
-        process.stdin.flush()
+        with suppress(BrokenPipeError):  # it was killed already, and there is nothing to read
+            os.write(process.stdin.fileno(), request + b"\n")  # unbuffered: closing must not write it again
         for line in process.stdout:
             message = orjson.loads(line)
             if "advice" in message:
@@ -104,7 +104,7 @@ class Job:
             if "problem" in message:
                 return Progress(text=f"There is no advice: {message['problem'].rstrip('.')}.")
             self._progress = Progress(is_running=True, text=message["progress"])
-        if time.monotonic() - began >= self.deadline_s:
+        if is_late.is_set():
             return Progress(text=f"There is no advice: the simulator did not end within {self.deadline_s:.0f} s.")
         return Progress(text="There is no advice: the simulator's process was killed.")
 
@@ -120,7 +120,8 @@ def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes], is_late: Event) -> None:
+    is_late.set()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
