@@ -15,7 +15,7 @@ from asyncrl.page.sample_index.step_files import read_columns
 
 SEARCH_S = 60.0
 """Seconds of one search; the steps that it did not reach are named."""
-PATIENCE_S = 0.4
+PATIENCE_S = 0.2
 """Seconds that a request waits for the search."""
 _STEPS_AT_ONCE = 10
 

@@ -315,8 +315,9 @@ def _neighbours(index: SampleIndex, key: Key, sample: int, this: Mapping[str, An
 def _tokenizer(run: RunFiles) -> tuple[TokenTexts | None, str]:
     """Return the run's tokenizer, or None and the reason."""
     if "token_texts" not in run.parts:
-        problem = "the run directory has no model yet, and its settings have no hf-checkpoint"
-        for folder in (run.path / "model", Path(str(run.settings().get("hf-checkpoint") or "."))):
+        problem = ""
+        given = run.settings().get("hf-checkpoint")
+        for folder in (run.path / "model", *([Path(str(given))] if given else [])):
             try:
                 run.parts["token_texts"] = load_token_texts(folder)
                 break

@@ -165,7 +165,7 @@ def test_ids_are_shown_without_a_tokenizer(tmp_path: Path) -> None:
     write_run(tmp_path, range(1))
     with served(tmp_path) as url:
         page = Browser(url).open("/run/0/samples?step=0&group=0&sample=0")
-    assert "shown as ids" in page
+    assert f"shown as ids, because there is no tokenizer: {tmp_path / 'model' / 'tokenizer.json'}: no such file" in page
     assert re.search(r'title="token 0, id (\d+),[^>]*>\1 <', page)
 
 
