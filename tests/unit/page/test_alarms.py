@@ -9,9 +9,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from asyncrl.page import alarms
 from asyncrl.page.runs.run_files import METRICS_FILE, RunFiles, open_runs
 from asyncrl.page.runs.run_status import StatusFile
+from asyncrl.page.tabs import alarms
 from asyncrl.page.tabs.alarms import NEWEST, alarms_of
 from asyncrl.rollout_log.files import file_of
 from tests.unit.page.serving import opened, served
