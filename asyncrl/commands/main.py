@@ -87,6 +87,10 @@ def _page(argv: Sequence[str]) -> int:
 
 
 def _convert(argv: Sequence[str]) -> int:
+    from asyncrl.engines.megatron.weights import convert_flags
+
+    convert_flags.parser(convert_flags.__doc__, argv).parse_args(argv)  # --help and wrong words need no torch
+
     from asyncrl.engines.megatron.weights.convert import main as convert
 
     return convert(argv)
