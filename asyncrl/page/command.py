@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from asyncrl.daemon_threads import off_loop
 from asyncrl.errors import AsyncRLError
 from asyncrl.page.address import LOOPBACK
 from asyncrl.page.child import NICENESS
@@ -54,8 +55,8 @@ async def _serve(runs: Sequence[RunFiles], port: int) -> None:
 async def _serve_run(runs: Sequence[RunFiles], listener: int) -> None:
     """Serve the page of the parent's run until the parent closes the standard input, or dies."""
     os.nice(NICENESS)
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    key = (await loop.run_in_executor(None, sys.stdin.readline)).strip()
-    loop.add_reader(sys.stdin.fileno(), ended.set)
+    ended = asyncio.Event()
+    key = (await off_loop(sys.stdin.readline, "page-key")).strip()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
     async with PageServer(runs, key=key).open(socket.socket(fileno=listener)):
         await ended.wait()

@@ -24,6 +24,7 @@ from aiohttp import web
 from markupsafe import Markup
 
 from asyncrl.daemon_threads import DaemonThreads
+from asyncrl.event_loop import Deadline
 from asyncrl.page.address import LOOPBACK, url_of
 from asyncrl.page.runs.run_files import RunFiles
 from asyncrl.page.runs.run_status import State
@@ -117,7 +118,7 @@ class PageServer:
             response.set_cookie(COOKIE, self._key, httponly=True, samesite="Strict")
             return response
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with Deadline(ANSWER_S):
                 return await handler(request)
         except web.HTTPRedirection:
             raise

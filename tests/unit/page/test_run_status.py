@@ -56,3 +56,4 @@ def test_a_file_that_cannot_be_read_is_unknown(tmp_path: Path, content: str) -> 
 
 def test_a_folder_that_is_gone_raises_nothing(tmp_path: Path) -> None:
     StatusFile(tmp_path / "none").end(0, "")
+    assert state(tmp_path / "none") is State.UNKNOWN
