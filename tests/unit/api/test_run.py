@@ -279,8 +279,10 @@ print(run.pid, flush=True)
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, cwd=ROOT, check=False
     )
+    run = int(ran.stdout)
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(int(ran.stdout)).wait(timeout=10.0)
+        psutil.Process(run).wait(timeout=10.0)
+    assert not psutil.pid_exists(run)
 
 
 # ---- samples
