@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models  # type: ignore[import-untyped]
 
 from asyncrl.page.sample_index.step_files import read_samples
 from asyncrl.rollout_log.files import file_of
-from tests.unit.page.made_up_run import WORDS, RunShape, write_run, write_step
+from benchmarks.page.made_up_run import WORDS, RunShape, write_run, write_step
 from tests.unit.page.serving import served
 
 EVIL = "<script>alert(1)</script>&amp;"

@@ -14,7 +14,7 @@ from asyncrl.page.spans.lanes import lanes_in, shares_in, totals
 from asyncrl.page.spans.recording import Recording, Snapshot, timelines_in
 from asyncrl.page.spans.summing import engine_states, seconds_in
 from asyncrl.page.spans.window import Window, clock, ticks, window_of
-from tests.unit.page.made_timeline import SLOTS, STEP_S, write_timeline
+from benchmarks.page.made_timeline import SLOTS, STEP_S, write_timeline
 
 PATIENCE_S = 60.0
 

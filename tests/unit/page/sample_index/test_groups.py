@@ -11,7 +11,7 @@ from asyncrl.page.sample_index.groups import GROUPS_PER_PAGE, Group, GroupLists
 from asyncrl.page.sample_index.index import SampleIndex
 from asyncrl.page.sample_index.text_search import Question, TextSearch
 from asyncrl.rollout_log.files import file_of
-from tests.unit.page.made_up_run import RunShape, write_run
+from benchmarks.page.made_up_run import RunShape, write_run
 
 STEPS = range(12)
 SHAPE = RunShape(groups=6, group_size=4, tokens=60)

@@ -12,7 +12,7 @@ from asyncrl.page.sample_index.index import Progress, SampleIndex
 from asyncrl.page.sample_index.step_files import read_samples
 from asyncrl.page.sample_index.versions import between, by_lag
 from asyncrl.rollout_log.files import file_of
-from tests.unit.page.made_up_run import RunShape, write_run, write_step
+from benchmarks.page.made_up_run import RunShape, write_run, write_step
 
 WAIT_S = 30.0
 

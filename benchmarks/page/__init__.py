@@ -1,0 +1,1 @@
+"""The time in which the page of a large run opens and answers."""
