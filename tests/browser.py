@@ -64,7 +64,7 @@ def open_tab(url: str) -> Iterator[Tab]:
             page.on("console", lambda line: tab.errors.append(f"{line.type}: {line.text}"))
             page.on("pageerror", lambda error: tab.errors.append(str(error)))
             page.on("response", lambda answer: _note(tab, answer.url, answer.status, host))
-            page.on("requestfailed", lambda request: tab.errors.append(f"failed: {request.url}"))
+            page.on("requestfailed", lambda request: _note_failure(tab, request.url, request.failure))
             page.goto(url)
             yield tab
         finally:
@@ -77,6 +77,11 @@ def _note(tab: Tab, url: str, status: int, host: str) -> None:
         tab.outside.append(url)
     if status >= 400:
         tab.errors.append(f"{status}: {url}")
+
+
+def _note_failure(tab: Tab, url: str, reason: str | None) -> None:
+    if reason != "net::ERR_ABORTED":  # a page that is left ends its requests
+        tab.errors.append(f"failed: {url}: {reason}")
 
 
 def problems_of(url: str, run: str) -> list[str]:

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,17 @@ class Launched:
     def wait_for_output(self, text: str, timeout_s: float) -> None:
         """Return once ``text`` is in the program's output."""
         self.wait_until(lambda: text in self._output.read_text(), repr(text), timeout_s)
+
+    @contextmanager
+    def killed_by_a_failure(self) -> Iterator[None]:
+        """Kill the run if the block raises, because it would take the machine from all tests that follow."""
+        try:
+            yield
+        except BaseException:
+            for process in self.members():
+                process.kill()
+            self._process.wait()
+            raise
 
     def page(self) -> str:
         """Return the address of the run's page (--page-port)."""

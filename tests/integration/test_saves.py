@@ -19,8 +19,9 @@ def test_a_folder_has_one_run_that_resumes_at_once_after_a_kill(tmp_path: Path) 
     flags = (*QUICKSTART, "--save", str(saved), "--load", str(saved), "--save-interval", "1", "--keep-checkpoints", "2")
     first = Launched(tmp_path / "run", (*flags, "--num-rollout", "500", "--page-port", "0"))
     first.wait_for_steps(6, START_S)
-    assert problems_of(first.page(), "run") == []
-    assert "running" in opened(first.page())
+    with first.killed_by_a_failure():
+        assert problems_of(first.page(), "run") == []
+        assert "running" in opened(first.page())
 
     second = run(tmp_path / "other", *flags)
     assert second.code == 1

@@ -18,9 +18,9 @@ from asyncrl.page.runs.run_files import open_runs
 from asyncrl.page.tabs import advice
 from asyncrl.page.tabs.tab import PageRequest
 from asyncrl.sim.model.world import Setting
+from benchmarks.page.made_timeline import write_timeline
 from tests.sim.made_run import run_in
 from tests.unit.page.made_runs import write_run
-from benchmarks.page.made_timeline import write_timeline
 from tests.unit.page.serving import opened, served
 
 TINY = Plan(short_steps=2, steps=3, seeds=1, stalenesses=(1,))

@@ -11,8 +11,8 @@ import pytest
 from asyncrl.page.runs.run_files import RunFiles, open_runs
 from asyncrl.page.tabs import timeline
 from asyncrl.page.tabs.tab import PageRequest
-from tests.unit.page.made_runs import write_run
 from benchmarks.page.made_timeline import SLOTS, write_timeline
+from tests.unit.page.made_runs import write_run
 from tests.unit.page.serving import served
 
 
