@@ -105,7 +105,7 @@ def unlabelled(page: Page) -> list[str]:
             """() => {
               const named = (each) => each.getAttribute("aria-label") || each.labels?.length || each.textContent.trim()
                 || each.getAttribute("title");
-              const controls = [...document.querySelectorAll("a, button, input, select, summary")]
+              const controls = [...document.querySelectorAll("a, button, input:not([type=hidden]), select, summary")]
                 .filter((each) => !named(each));
               const tables = [...document.querySelectorAll("table")].filter((e) => !e.querySelector("th[scope]"));
               const figures = [...document.querySelectorAll(".drawing")].filter((e) => !e.getAttribute("aria-label"));
