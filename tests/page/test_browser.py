@@ -35,6 +35,8 @@ def test_every_tab_opens_without_errors_and_without_the_internet(runs: list[Path
 
 def test_figures_are_drawn_when_they_come_into_sight(runs: list[Path]) -> None:
     with served(runs[0]) as url, open_tab(url) as tab:
+        tab.page.set_viewport_size({"width": 600, "height": 300})
+        tab.page.reload()
         first = tab.drawn()
         tab.page.locator("figure").last.scroll_into_view_if_needed()
         tab.until(f"document.querySelectorAll('script[data-drawn]').length > {first}")

@@ -43,7 +43,7 @@ class Started:
         self.processes.append(psutil.Process(started.pid))
         return started
 
-    def ended(self, timeout_s: float = 10.0) -> bool:
+    def ended(self, timeout_s: float = 30.0) -> bool:
         _, left = psutil.wait_procs(self.processes, timeout=timeout_s)
         return not left
 
