@@ -163,19 +163,10 @@ def _run(
         stack.callback(view.close)
         view.note(f"run directory: {run_dir}")
         page = _open_page(stack, run, run_dir, view)
-        _tell(run, view)
-        history = History(steps_before=checked.start.step)
-        before = checked.start.before
-        view.note(_beginning(checked, plan, has_rows=(run_dir / METRICS_FILE).exists()))
-        for line in checked.start.changes:
-            view.note(line)
-            logger.info(line)
+        _tell(checked, plan, run_dir, view)
+        history, before = History(steps_before=checked.start.step), checked.start.before
         trackers = open_trackers(run, run_dir, run_dir / LOGS_FOLDER)
-        sinks = _sinks(run, run_dir, history, trackers)
-        if listener is not None:
-            listener.begin(run_dir)
-            sinks.append(listener)
-        reporter = Reporter(sinks, before.tokens if before else None)
+        reporter = Reporter(_sinks(run, run_dir, history, trackers, listener), before.tokens if before else None)
         stack.callback(reporter.close)
         rollouts = _rollout_files(run, run_dir)
         if rollouts is not None:
@@ -220,10 +211,14 @@ def _show(console: Console, what: RenderableType) -> None:
         logger.warning("the end of the run is not shown: %s", error)
 
 
-def _tell(run: RunConfig, view: View) -> None:
-    """Show the notes of the configuration, and write them to the log."""
-    for line in run.notes:
+def _tell(checked: Checked, plan: RunTargets, run_dir: Path, view: View) -> None:
+    """Show the notes of the configuration, where the run starts, and the settings that changed since the checkpoint."""
+    for line in checked.run.notes:
         view.note(f"note: {line}")
+        logger.info(line)
+    view.note(_beginning(checked, plan, has_rows=(run_dir / METRICS_FILE).exists()))
+    for line in checked.start.changes:
+        view.note(line)
         logger.info(line)
 
 
@@ -330,9 +325,18 @@ def _timeline(run: RunConfig, run_dir: Path) -> Iterator[Timeline]:
         timeline.close()
 
 
-def _sinks(run: RunConfig, run_dir: Path, history: History, trackers: Trackers) -> list[Sink]:
-    files: list[Sink] = [TensorBoardSink(run_dir)] if run.output.use_tensorboard else []
-    return [JsonlSink(run_dir), history, *files, *trackers.sinks]
+def _sinks(
+    run: RunConfig, run_dir: Path, history: History, trackers: Trackers, listener: Listener | None
+) -> list[Sink]:
+    """Return the destinations of rows, and tell the listener where the files are."""
+    sinks: list[Sink] = [JsonlSink(run_dir), history]
+    if run.output.use_tensorboard:
+        sinks.append(TensorBoardSink(run_dir))
+    sinks += trackers.sinks
+    if listener is not None:
+        listener.begin(run_dir)
+        sinks.append(listener)
+    return sinks
 
 
 def _rollout_files(run: RunConfig, run_dir: Path) -> RolloutFiles | None:
