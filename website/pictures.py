@@ -7,13 +7,13 @@ Needs Chromium.  The run should have some twenty steps, and ``model/`` for the t
 
 import argparse
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
+
+from benchmarks.page.program import page_of
 
 FOLDER = Path(__file__).parents[1] / "docs" / "guides" / "pictures"
 SIZE = {"width": 1280, "height": 760}
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write("error: Chromium is not installed (Debian's package chromium)\n")
         return 2
     FOLDER.mkdir(exist_ok=True)
-    with _page_of(run_dir) as url, sync_playwright() as playwright:
+    with page_of(run_dir) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": SIZE["width"], "height": SIZE["height"]})
         page.goto(url)
@@ -47,17 +47,6 @@ def main(argv: Sequence[str]) -> int:
         _keep(page, "sample")
         browser.close()
     return 0
-
-
-@contextmanager
-def _page_of(run_dir: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "asyncrl.page", str(run_dir)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None
-        try:
-            yield program.stdout.readline().strip()
-        finally:
-            program.terminate()
 
 
 def _visit(page: Page, tab: str) -> None:

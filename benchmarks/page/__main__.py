@@ -11,13 +11,11 @@ Chromium, the time until the figures of the overview are drawn is measured as we
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http.cookiejar import CookieJar
 from pathlib import Path
@@ -31,6 +29,7 @@ from benchmarks.common.circumstances import circumstances
 from benchmarks.common.command_line import add_option, parser_of
 from benchmarks.page.made_timeline import write_timeline
 from benchmarks.page.made_up_run import RunShape, write_step
+from benchmarks.page.program import page_of
 
 GROUP_SIZE = 4
 MAX_OPEN_S = 2.0
@@ -173,18 +172,6 @@ def drawn(url: str) -> Iterator[Measured]:
         page.locator("figure svg.main-svg").first.wait_for()
         yield Measured(what="overview drawn by Chromium", seconds=time.monotonic() - began, limit=MAX_OPEN_S)
         browser.close()
-
-
-@contextmanager
-def page_of(folder: Path) -> Iterator[str]:
-    """The address of the page of a run, in a separate process."""
-    command = [sys.executable, "-m", "asyncrl.page", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None
-        try:
-            yield program.stdout.readline().strip()
-        finally:
-            program.terminate()
 
 
 def table(found: Sequence[Measured]) -> Table:
