@@ -4,7 +4,8 @@ It joins the group as a server with our plug-in does, so the names that we hook 
 
     python -m tests.engines.megatron.weights.engine_process PORT TARGET
 
-Standard input has the buckets as one line of JSON.
+It prints the line "joins" once its imports, which can take longer than the deadline to join, are done.  Standard input
+has the buckets as one line of JSON.
 """
 
 import json
@@ -36,6 +37,8 @@ def joined(port: str) -> dist.ProcessGroup:
     direct.activate()
     HookRegistry.apply_hooks()
     updater = SimpleNamespace(tp_rank=0, _model_update_group={})
+    sys.stdout.write("joins\n")
+    sys.stdout.flush()
     join = weight_updater.WeightUpdater.init_weights_update_group
     assert join(updater, "127.0.0.1", int(port), 1, 2, "weights", "gloo")[0]
     assert made_with == ["1"]
