@@ -32,7 +32,8 @@ PORTS = range(20_000, 32_000)
 They lie between Ray's range for its workers (to 19,999) and the kernel's for outgoing connections (from 32,768).  A
 server listens on its port only once it has loaded, and the port must still be free then.
 """
-_RESERVATIONS: list[socket.socket] = []
+_RESERVATIONS: list[int] = []
+"""Descriptors of sockets.  A socket object would warn when the process ends that nothing closed it."""
 
 
 class NetworkPlace:
@@ -51,7 +52,7 @@ class NetworkPlace:
         ends or calls it again: a server that did not start at the earlier ports no longer needs them.
         """
         while _RESERVATIONS:
-            _RESERVATIONS.pop().close()
+            os.close(_RESERVATIONS.pop())
         candidates = random.sample(PORTS, len(PORTS))
         found = tuple(islice((port for port in candidates if _is_free(port) and _reserved(port)), count))
         if len(found) < count:
@@ -143,5 +144,5 @@ def _reserved(port: int) -> bool:
     except OSError:
         reservation.close()
         return False
-    _RESERVATIONS.append(reservation)
+    _RESERVATIONS.append(reservation.detach())
     return True
