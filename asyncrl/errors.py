@@ -29,6 +29,7 @@
     ├── NonFiniteLoss          the loss is NaN or infinite; no weights were changed
     ├── FastStepWrong          a fast operation of the trainer differs from its plain form; nothing was trained
     ├── CheckpointFailed       a checkpoint could not be written or read; earlier ones are intact
+    ├── JournalDamaged         a record of a run's journal fails its checksum; the message names file and byte
     ├── LeaseLost              another run has taken over the folder of --save; nothing more is written to it
     ├── WeightUpdateFailed     engines and trainer no longer agree on the weights
     ├── InternalsChanged       an installed package differs from the version that asyncrl was written for
@@ -190,6 +191,21 @@ class FastStepWrong(AsyncRLError):
 
 class CheckpointFailed(AsyncRLError):
     """A checkpoint could not be written or read; earlier checkpoints are intact."""
+
+
+class JournalDamaged(AsyncRLError):
+    """The journal of a run cannot be read: a record in it is damaged, or a file is no journal.
+
+    ``file`` and ``offset`` name the place.
+    """
+
+    def __init__(self, text: str, file: str, offset: int) -> None:
+        super().__init__(text, file, offset)
+        self.file = file
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return f"{self.file}, byte {self.offset}: {self.args[0]}"
 
 
 class LeaseLost(AsyncRLError):

@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "alarms": set(),
     "algorithms": set(),
     "buffer": {"types", "token_columns", "errors"},
+    "buffer.journal": {"types", "token_columns", "errors", "daemon_threads", "unhurried", "buffer"},
     "capacity": CONFIG | {"errors", "models"},
     "commands": CONFIG | {"app", "app.ending", "doctor", "engines.megatron.weights", "page"},
     "config": {"errors", "config.areas", "config.slime"},

@@ -1,0 +1,43 @@
+"""The journal of a run: every event in the life of its groups, on the disk, for a restart without lost samples."""
+
+from asyncrl.buffer.journal.journal import Journal
+from asyncrl.buffer.journal.records import (
+    Admitted,
+    Delivered,
+    Evaluated,
+    Filtered,
+    Finished,
+    HeldGroup,
+    Left,
+    LeftOut,
+    PromptPlace,
+    Published,
+    Record,
+    Snapshot,
+    Taken,
+    Trained,
+    Wasted,
+)
+from asyncrl.buffer.journal.recovery import Counts, Recovered, recover
+
+__all__ = [
+    "Admitted",
+    "Counts",
+    "Delivered",
+    "Evaluated",
+    "Filtered",
+    "Finished",
+    "HeldGroup",
+    "Journal",
+    "Left",
+    "LeftOut",
+    "PromptPlace",
+    "Published",
+    "Record",
+    "Recovered",
+    "Snapshot",
+    "Taken",
+    "Trained",
+    "Wasted",
+    "recover",
+]
