@@ -23,9 +23,9 @@ import numpy as np
 import orjson
 
 from asyncrl.daemon_threads import DaemonThreads
-from asyncrl.rollout_log.unhurried import unhurried
 from asyncrl.rollout_log.whole_file import write_whole
 from asyncrl.types import Batch, ScoredGroup, ScoredSample, TrainReport
+from asyncrl.unhurried import unhurried
 
 logger = logging.getLogger(__name__)
 

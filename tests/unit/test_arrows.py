@@ -17,6 +17,7 @@ LEAVES = {"types", "token_columns", "errors", "episodes", "internals", "protocol
     "outages",
     "plain_text",
     "quick_imports",
+    "unhurried",
 }
 MODELS = {"models", "models.families"}
 CONFIG = {"config", "config.areas", "config.slime"}
@@ -38,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plain_text": set(),
     "protocols": {"types"},
     "quick_imports": set(),
+    "unhurried": set(),
     "alarms": set(),
     "algorithms": set(),
     "buffer": {"types", "token_columns", "errors"},

@@ -1,4 +1,4 @@
-from asyncrl.rollout_log.unhurried import PAUSE_S, WORK_S, unhurried
+from asyncrl.unhurried import PAUSE_S, WORK_S, unhurried
 
 
 def test_the_thread_sleeps_after_a_while_of_work() -> None:
