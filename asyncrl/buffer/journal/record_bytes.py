@@ -1,0 +1,144 @@
+"""Records as bytes: JSON for small ones, ``groups`` for groups."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import orjson
+
+from asyncrl.buffer.journal.frames import Kind
+from asyncrl.buffer.journal.groups import GroupWriter, NoteFn, decoded
+from asyncrl.buffer.journal.json_text import dumps, is_storable, loads, storable
+from asyncrl.buffer.journal.records import (
+    Admitted,
+    Delivered,
+    Evaluated,
+    Filtered,
+    Finished,
+    HeldGroup,
+    Left,
+    LeftOut,
+    PromptPlace,
+    Published,
+    Record,
+    Snapshot,
+    Taken,
+    Trained,
+    Wasted,
+)
+from asyncrl.types import GroupId, Prompt
+
+KINDS: Mapping[type[Record], Kind] = {
+    Snapshot: Kind.SNAPSHOT,
+    Admitted: Kind.ADMITTED,
+    Finished: Kind.FINISHED,
+    Filtered: Kind.FILTERED,
+    Left: Kind.LEFT,
+    LeftOut: Kind.LEFT_OUT,
+    Wasted: Kind.WASTED,
+    Taken: Kind.TAKEN,
+    Trained: Kind.TRAINED,
+    Published: Kind.PUBLISHED,
+    Evaluated: Kind.EVALUATED,
+    Delivered: Kind.DELIVERED,
+}
+_GROUPS_AT_ONCE = 64
+"""Groups of a snapshot that one step converts."""
+_CLASSES = {kind: each for each, kind in KINDS.items()}
+
+
+class RecordWriter:
+    """The body of one record.  ``steps`` must be exhausted before ``buffers`` is read."""
+
+    def __init__(self, record: Record, note: NoteFn) -> None:
+        """``note`` is called with the names of values that JSON does not have."""
+        self._record = record
+        self._note = note
+        self._group = GroupWriter(record, note) if isinstance(record, Finished) else None
+        self._buffers: list[Any] = []
+
+    def steps(self) -> Iterator[None]:
+        """Convert the record, and yield between steps of work.  Raises what ``dumps`` raises."""
+        if self._group is not None:
+            yield from self._group.steps()
+            self._buffers = self._group.buffers()
+        else:
+            values = {each.name: getattr(self._record, each.name) for each in fields(self._record)}
+            if "place" in values:
+                values["place"] = _storable_place(values["place"], self._note)
+            if "held" in values:
+                values["held"] = yield from self._parts(values["held"])
+            self._buffers = [dumps(values)]
+            yield
+
+    def _parts(self, held: Sequence[HeldGroup]) -> Generator[None, None, list[orjson.Fragment]]:
+        """Convert the groups of a snapshot part by part, because there may be thousands."""
+        parts = []
+        for start in range(0, len(held), _GROUPS_AT_ONCE):
+            part = held[start : start + _GROUPS_AT_ONCE]
+            parts.append(orjson.Fragment(dumps([_storable_held(each, self._note) for each in part])))
+            yield
+        return parts
+
+    def buffers(self) -> list[Any]:
+        """Return the bytes, in pieces."""
+        return self._buffers
+
+
+def _storable_held(held: HeldGroup, note: NoteFn) -> HeldGroup:
+    return held if held.place.prompt is None else replace(held, place=_storable_place(held.place, note))
+
+
+def _storable_place(place: PromptPlace, note: NoteFn) -> PromptPlace:
+    """Return the place with a prompt that JSON has."""
+    prompt = place.prompt
+    if prompt is None or is_storable(prompt):
+        return place
+    metadata, names = storable(prompt.metadata)
+    kept, more = storable({"label": prompt.label, "messages": prompt.messages})
+    note(names + more)
+    return replace(place, prompt=replace(prompt, **{"label": None, "messages": None, "metadata": metadata} | kept))
+
+
+def record_of(kind: Kind, body: memoryview) -> Record:
+    """Return the record in a body.  Raises KeyError, TypeError or ValueError for other bytes."""
+    if kind is Kind.FINISHED:
+        return decoded(body)
+    values: dict[str, Any] = loads(bytes(body))
+    changed = {name: change(values[name]) for name, change in _CHANGES.items() if name in values}
+    return _CLASSES[kind](**values | changed)
+
+
+def _place(values: Mapping[str, Any]) -> PromptPlace:
+    prompt = values["prompt"]
+    return PromptPlace(epoch=values["epoch"], row=values["row"], prompt=None if prompt is None else _prompt(prompt))
+
+
+def _prompt(values: Mapping[str, Any]) -> Prompt:
+    messages = values["messages"]
+    changed = {
+        "token_ids": tuple(values["token_ids"]),
+        "messages": None if messages is None else tuple(messages),
+    }
+    return Prompt(**{**values, **changed})
+
+
+def _held(parts: list[list[Mapping[str, Any]]]) -> tuple[HeldGroup, ...]:
+    return tuple(HeldGroup(**{**group, "place": _place(group["place"])}) for part in parts for group in part)
+
+
+def _pair(values: list[int] | None) -> tuple[int, int] | None:
+    return None if values is None else (values[0], values[1])
+
+
+def _ids(values: list[int]) -> tuple[GroupId, ...]:
+    return tuple(map(GroupId, values))
+
+
+_CHANGES: Mapping[str, Callable[[Any], Any]] = {
+    "place": _place,
+    "held": _held,
+    "last_taken": _pair,
+    "group_ids": _ids,
+}
+"""Fields that JSON has in another form."""
