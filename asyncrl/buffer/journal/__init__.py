@@ -1,6 +1,8 @@
 """The journal of a run: every event in the life of its groups, on the disk, for a restart without lost samples."""
 
+from asyncrl.buffer.journal.fake import MemoryJournal
 from asyncrl.buffer.journal.journal import Journal
+from asyncrl.buffer.journal.reader import read
 from asyncrl.buffer.journal.records import (
     Admitted,
     Delivered,
@@ -18,7 +20,8 @@ from asyncrl.buffer.journal.records import (
     Trained,
     Wasted,
 )
-from asyncrl.buffer.journal.recovery import Counts, Recovered, recover
+from asyncrl.buffer.journal.recovery import recover
+from asyncrl.buffer.journal.replay import Counts, Recovered
 
 __all__ = [
     "Admitted",
@@ -31,6 +34,7 @@ __all__ = [
     "Journal",
     "Left",
     "LeftOut",
+    "MemoryJournal",
     "PromptPlace",
     "Published",
     "Record",
@@ -39,5 +43,6 @@ __all__ = [
     "Taken",
     "Trained",
     "Wasted",
+    "read",
     "recover",
 ]

@@ -6,11 +6,12 @@ it.  Anything else that fails its checksum is damage.
 
 import logging
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.buffer.journal.frames import (
+    FRAME_BYTES,
     MARKER,
     SEGMENT_BYTES,
     Frame,
@@ -21,7 +22,7 @@ from asyncrl.buffer.journal.frames import (
 )
 from asyncrl.buffer.journal.groups import group_id_of
 from asyncrl.buffer.journal.record_bytes import record_of
-from asyncrl.buffer.journal.records import Record
+from asyncrl.buffer.journal.records import Record, Snapshot
 from asyncrl.buffer.journal.segments import Segment, header_of, segments
 from asyncrl.errors import JournalDamaged
 from asyncrl.types import GroupId
@@ -38,6 +39,28 @@ class OpenSegment:
     data: memoryview
     may_be_torn: bool
     """Whether its journal ended in it."""
+    num_uncounted: int
+    """Files directly before it that do not count: refused, or without a header."""
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the snapshot with which the segment begins; None if it begins with another record, or is torn."""
+        frame = frame_at(self.data, SEGMENT_BYTES)
+        if frame is None or frame.kind is not Kind.SNAPSHOT:
+            return None
+        record = self.record(frame)
+        assert isinstance(record, Snapshot), "the kind is known"
+        return record
+
+    def finished_frames(self, group_ids: Set[GroupId]) -> Iterator[Frame]:
+        """Yield the ``Finished`` records of some groups.  Raises JournalDamaged if one of them is damaged."""
+        for kind, start, stop in skimmed(self.data):
+            if kind == Kind.FINISHED and group_id_of(self.data[start:stop]) in group_ids:
+                frame = frame_at(self.data, start - FRAME_BYTES)
+                if frame is None:
+                    if self.may_be_torn:
+                        return
+                    raise self.damaged(start, "the record of a group is damaged")
+                yield frame
 
     def frames(self) -> Iterator[Frame]:
         """Yield the frames in order, without those of a torn end.  Raises JournalDamaged."""
@@ -95,12 +118,15 @@ def opened(folder: Path) -> list[OpenSegment]:
         raise FileNotFoundError(f"{folder} has no segment of a journal")
     headed = _without_refused([(each, _header(each)) for each in found])
     kept = list[OpenSegment]()
+    numbers = [each.number for each in found]
     for place, (segment, header) in enumerate(headed):
         following = next((each for _, each in headed[place + 1 :] if each is not None), None)
         if header is None:
             _check_headless(segment, is_last=following is None or following.size_before is not None)
         else:
-            kept.append(_until_the_next(segment, header, following))
+            last = kept[-1].segment.number if kept else 0
+            num_uncounted = sum(last < number < segment.number for number in numbers)
+            kept.append(_until_the_next(segment, header, following, num_uncounted))
     return kept
 
 
@@ -125,14 +151,16 @@ def _without_refused(headed: list[_Headed]) -> list[_Headed]:
     return kept
 
 
-def _until_the_next(segment: Segment, header: SegmentHeader, following: SegmentHeader | None) -> OpenSegment:
+def _until_the_next(
+    segment: Segment, header: SegmentHeader, following: SegmentHeader | None, num_uncounted: int
+) -> OpenSegment:
     """Open a segment, without what its run wrote after another one had begun."""
     data = _mapped(segment.path)
     size = None if following is None else following.size_before
     if following is not None and size is not None and following.number == segment.number + 1:
         data = data[:size]
     ends = following is None or size is not None
-    return OpenSegment(segment=segment, header=header, data=data, may_be_torn=ends)
+    return OpenSegment(segment=segment, header=header, data=data, may_be_torn=ends, num_uncounted=num_uncounted)
 
 
 def _header(segment: Segment) -> SegmentHeader | None:

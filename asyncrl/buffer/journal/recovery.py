@@ -1,91 +1,88 @@
 """The state of a run as its journal has it, from a checkpoint on."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from asyncrl.buffer.journal.records import Admitted, Evaluated, Finished, PromptPlace, Published
-from asyncrl.types import Batch, GroupId, JsonValue
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Events after the snapshot.  Together with its state they restore the accounts.
-
-    The groups of recorded batches are in no count but ``admitted``: they are trained again.
-    """
-
-    admitted: int = 0
-    """Groups that were started for the first time."""
-    filtered: int = 0
-    filtered_tokens: int = 0
-    stale: int = 0
-    stale_tokens: int = 0
-    """Tokens of stale groups, without ``wasted``."""
-    failed: int = 0
-    failed_tokens: int = 0
-    observed_tokens: int = 0
-    """Tokens of observations in groups that were dropped after their score."""
-    left_out: int = 0
-    """Prompts of rows in quarantine."""
-    wasted: int = 0
-    """Tokens that arrived late; they count as stale."""
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    """Groups that filters dropped, by reason, in order of the first."""
-    verdicts: tuple[bool, ...] = ()
-    """The filter's verdicts in order; True if it kept the group."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
-    """The state of a run at the end of its journal, with a checkpoint as its beginning."""
-
-    step: int
-    """The checkpoint's step."""
-    state: Mapping[str, JsonValue]
-    """The state of the snapshot."""
-    batches: tuple[Batch, ...]
-    """The recorded batches of the steps from ``step`` on, in order, trained or not.
-
-    The groups are as they were finished: masks for old tokens, and changes by hooks, must be made again.
-    """
-    skipped: frozenset[int]
-    """Steps that were recorded as skipped."""
-    trained: frozenset[int]
-    """Steps that were recorded as trained, skipped ones included."""
-    buffered: tuple[Finished, ...]
-    """The groups that wait for a batch, oldest dispatch first."""
-    in_flight: tuple[Admitted, ...]
-    """The groups that were neither finished nor left, in order of their ids.
-
-    A group of the snapshot has 0 ``prompts_taken`` and no ``last_taken``.
-    """
-    returned: tuple[PromptPlace, ...]
-    """Prompts that were returned after the snapshot and have not started again, in order."""
-    started: tuple[PromptPlace, ...]
-    """Prompts that started after the snapshot, or were left out, and had not been returned after it.
-
-    They came from the source or from the prompts that the snapshot's state has as returned.
-    """
-    counts: Counts
-    next_group_id: GroupId | None
-    """The id after the largest one admitted since the snapshot; None: none was."""
-    prompts_taken: int | None
-    """Prompts taken from the source, as recorded last; None: none since the snapshot."""
-    last_taken: tuple[int, int] | None
-    published: Published | None
-    """The version published last; None: none since the snapshot."""
-    evaluated: tuple[Evaluated, ...]
-    """Evaluations that ended since the snapshot."""
-    delivered: int | None
-    """Tokens delivered in all, as recorded last; None: not since the snapshot."""
-    num_torn_bytes: int = 0
-    """Bytes of incomplete records at the end of the journal, which were ignored."""
+from asyncrl.buffer.journal.frames import SEGMENT_BYTES, Frame, Kind
+from asyncrl.buffer.journal.groups import group_id_of
+from asyncrl.buffer.journal.reader import OpenSegment, opened
+from asyncrl.buffer.journal.records import Snapshot
+from asyncrl.buffer.journal.replay import Content, Recovered, Replay
+from asyncrl.errors import JournalDamaged
+from asyncrl.types import GroupId
 
 
 def recover(folder: Path, step: int) -> Recovered | None:
     """Return the state of the run from the checkpoint of ``step`` on; None without a snapshot of that step.
 
-    Raises JournalDamaged.
+    Of several such snapshots, the last one counts.  Records after a snapshot of an earlier step do not: the run was
+    then resumed from before ``step``.  Raises JournalDamaged.
     """
-    raise NotImplementedError
+    try:
+        found = opened(folder)
+    except FileNotFoundError:
+        return None
+    base = last_snapshot(found, lambda each: each == step)
+    return None if base is None else replayed(found, base).recovered()
+
+
+def last_snapshot(found: Sequence[OpenSegment], is_wanted: Callable[[int], bool]) -> int | None:
+    """Return the place of the last segment whose snapshot has a wanted step; None without one."""
+    for place in reversed(range(len(found))):
+        if (snapshot := found[place].snapshot()) is not None and is_wanted(snapshot.step):
+            return place
+    return None
+
+
+def replayed(found: Sequence[OpenSegment], base: int, until: int | None = None) -> Replay:
+    """Apply the records from the snapshot of segment ``base`` on.
+
+    ``until`` ends with the record after which so many steps were trained.  Raises JournalDamaged.
+    """
+    snapshot = found[base].snapshot()
+    assert snapshot is not None, "the segment begins with a snapshot"
+    _check_complete(found[base:])
+    replay = Replay(snapshot, _contents_before(found[:base], snapshot))
+    for segment in found[base:]:
+        stop = SEGMENT_BYTES
+        for frame in segment.frames():
+            if _is_over(replay, segment, frame, until):
+                return replay
+            replay.apply(segment, frame)
+            stop = frame.stop
+        replay.num_torn_bytes += len(segment.data) - stop
+    return replay
+
+
+def _is_over(replay: Replay, segment: OpenSegment, frame: Frame, until: int | None) -> bool:
+    """Return whether the history that began with the snapshot ends before ``frame``."""
+    if until is not None and (replay.steps_done >= until):
+        return True
+    if frame.kind is not Kind.SNAPSHOT:
+        return False
+    snapshot = segment.record(frame)
+    return isinstance(snapshot, Snapshot) and snapshot.step < replay.snapshot.step
+
+
+def _check_complete(found: Sequence[OpenSegment]) -> None:
+    for before, after in pairwise(found):
+        missing = after.segment.number - before.segment.number - 1
+        if missing > after.num_uncounted:
+            raise after.damaged(0, f"{missing} segments before it are missing")
+
+
+def _contents_before(found: Sequence[OpenSegment], snapshot: Snapshot) -> dict[GroupId, Content]:
+    """Find the last content of each group that was buffered at the snapshot."""
+    needed = {held.group_id for held in snapshot.held if held.is_buffered}
+    contents = dict[GroupId, Content]()
+    for segment in found:
+        for frame in segment.finished_frames(needed):
+            contents[group_id_of(frame.body)] = Content(segment=segment, frame=frame)
+    if missing := sorted(needed - contents.keys()):
+        raise JournalDamaged(
+            f"no segment has the content of {len(missing)} groups, such as {missing[0]}",
+            str(found[-1].segment.path.parent if found else "the journal"),
+            0,
+        )
+    return contents
