@@ -123,9 +123,9 @@ class GroupWriter:
             "spans": [[span.weights.version, span.weights.step, span.start, span.stop] for span in sample.spans],
             "turns": [_turn(turn) for turn in sample.turns],
             "finish": sample.finish.value,
-            "resumed_at": sample.resumed_at or None,
+            "resumed_at": sample.resumed_at,
             "rollout": sample.rollout_index,
-            "outcome": scored.outcome is not None or None,
+            "outcome": scored.outcome is not None,
             "metadata": dict(sample.metadata),
             "reward_parts": dict(scored.reward_parts),
             "routes": self._routes(sample.routes),
@@ -253,5 +253,9 @@ def _text(data: memoryview) -> str:
 
 
 def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is empty or None, which a reader takes for granted."""
-    return {name: value for name, value in values.items() if value is not None and value != [] and value != {}}
+    """Leave out what a reader takes for granted."""
+    return {name: value for name, value in values.items() if value is not None and (value or name not in _MAY_LACK)}
+
+
+_MAY_LACK = {"metadata", "reward_parts", "spans", "turns", "resumed_at", "outcome"}
+"""Values whose empty form is the default."""

@@ -67,6 +67,7 @@ class RecordWriter:
             if "place" in values:
                 values["place"] = _storable_place(values["place"], self._note)
             if "held" in values:
+                values["state"] = orjson.Fragment(dumps(values["state"]))
                 values["held"] = yield from self._parts(values["held"])
             self._buffers = [dumps(values)]
             yield
