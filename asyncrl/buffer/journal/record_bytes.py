@@ -8,7 +8,7 @@ import orjson
 
 from asyncrl.buffer.journal.frames import Kind
 from asyncrl.buffer.journal.groups import GroupWriter, NoteFn, decoded
-from asyncrl.buffer.journal.json_text import dumps, is_storable, loads, storable
+from asyncrl.buffer.journal.json_text import ODD, dumps, is_storable, loads, storable
 from asyncrl.buffer.journal.records import (
     Admitted,
     Delivered,
@@ -67,9 +67,9 @@ class RecordWriter:
             if "place" in values:
                 values["place"] = _storable_place(values["place"], self._note)
             if "held" in values:
-                values["state"] = orjson.Fragment(dumps(values["state"]))
                 values["held"] = yield from self._parts(values["held"])
-            self._buffers = [dumps(values)]
+                values["state"] = self._fragment(values["state"])
+            self._buffers.append(dumps(values))
             yield
 
     def _parts(self, held: Sequence[HeldGroup]) -> Generator[None, None, list[orjson.Fragment]]:
@@ -77,9 +77,16 @@ class RecordWriter:
         parts = []
         for start in range(0, len(held), _GROUPS_AT_ONCE):
             part = held[start : start + _GROUPS_AT_ONCE]
-            parts.append(orjson.Fragment(dumps([_storable_held(each, self._note) for each in part])))
+            parts.append(self._fragment([_storable_held(each, self._note) for each in part]))
             yield
         return parts
+
+    def _fragment(self, value: Any) -> orjson.Fragment:
+        """Return a part of the text; an odd one makes the whole text odd."""
+        text = dumps(value)
+        if text.startswith(ODD) and not self._buffers:
+            self._buffers.append(ODD)
+        return orjson.Fragment(text)
 
     def buffers(self) -> list[Any]:
         """Return the bytes, in pieces."""
